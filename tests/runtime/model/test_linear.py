@@ -43,10 +43,10 @@ def test_rows_can_be_strided():
     torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("native")
 def test_weight_is_stored_only_in_packed_form():
     layer = Linear(torch.randn(8, 16))
-    if not isinstance(layer.weight, ops.Packed):
-        pytest.skip("no C++ compiler")
+    assert isinstance(layer.weight, ops.Packed)
     assert not layer.is_onednn
     assert layer.weight.panels.numel() < 2 * 64 * 16
 
@@ -78,12 +78,11 @@ def test_broken_onednn_op_falls_back_to_f_linear(failure, monkeypatch):
 # ---- weights in 8 bits ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("n_rows", [1, 7, 200])
 @pytest.mark.parametrize(("n_in", "n_out"), [(40, 33), (600, 130)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
 def test_int8_linear_equals_the_dequantized_product(n_rows, n_in, n_out, dtype, tolerance):
-    if not isinstance(ops.pack(torch.randn(8, 16)), ops.Packed):
-        pytest.skip("no C++ compiler")
     g = torch.Generator().manual_seed(0)
     weight, x = torch.randn(n_out, n_in, generator=g).to(dtype), torch.randn(n_rows, n_in, generator=g).to(dtype)
     weight[3] = 0.0  # a row without a scale
@@ -99,9 +98,8 @@ def test_int8_linear_equals_the_dequantized_product(n_rows, n_in, n_out, dtype, 
     assert (numbers.float() * scale[:, None] - weight.float()).abs().amax() <= scale.amax() * 0.51
 
 
+@pytest.mark.usefixtures("native")
 def test_row_of_an_int8_product_is_independent_of_other_rows():
-    if not isinstance(ops.pack(torch.randn(8, 16)), ops.Packed):
-        pytest.skip("no C++ compiler")
     layer, x = Linear(torch.randn(70, 600), is_int8=True), torch.randn(200, 600)
     assert torch.equal(layer(x)[:1], layer(x[:1]))
 

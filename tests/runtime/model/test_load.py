@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from banyan.kernels import ops
 from banyan.runtime.errors import BadModel, ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
 from banyan.runtime.model.load import load
@@ -88,10 +87,9 @@ def test_loaded_weights_are_independent_of_the_file(family, tiny, tiny_model, tm
     assert torch.equal(tiny.Paged(model).run(ids, chunk=20), expected)
 
 
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("tied", [True, False])
 def test_int8_weights_give_similar_logits(tied, tiny, tiny_model):
-    if not isinstance(ops.pack(torch.randn(8, 16)), ops.Packed):
-        pytest.skip("no C++ compiler")
     path, ids = tiny_model(tie_word_embeddings=tied), list(range(3, 40))
     quantized = load(path, weight_dtype="int8")
     linears = [

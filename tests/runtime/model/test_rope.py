@@ -90,30 +90,20 @@ def test_reach_is_the_extended_context(scaling, context):
 
 
 @pytest.mark.parametrize(
-    ("scaling", "message"),
+    ("scaling", "error", "message"),
     [
-        ({"rope_type": "mrope", "mrope_section": [1, 2]}, "'mrope'"),
-        ({"rope_type": "default", "mrope_section": [1, 2]}, "'mrope_section'"),
-        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "'beta_fast'"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
-        ({"full_attention": {"rope_type": "default"}, "rope_type": None}, "'full_attention'"),
+        ({"rope_type": "mrope", "mrope_section": [1, 2]}, Unsupported, "'mrope'"),
+        ({"rope_type": "default", "mrope_section": [1, 2]}, Unsupported, "'mrope_section'"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, Unsupported, "'beta_fast'"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, Unsupported, "'partial_rotary_factor'"),
+        ({"full_attention": {"rope_type": "default"}, "rope_type": None}, Unsupported, "'full_attention'"),
+        ({"rope_type": "linear"}, BadModel, "`factor`"),
+        ({"rope_type": "linear", "factor": "two"}, BadModel, r"\$.factor"),
+        ({"rope_type": "llama3", "factor": 2.0}, BadModel, "`low_freq_factor`"),
     ],
 )
-def test_unknown_setting_is_named(scaling, message):
-    with pytest.raises(Unsupported, match=message):
-        parse_rope({"rope_scaling": scaling, "max_position_embeddings": 4096})
-
-
-@pytest.mark.parametrize(
-    ("scaling", "message"),
-    [
-        ({"rope_type": "linear"}, "`factor`"),
-        ({"rope_type": "linear", "factor": "two"}, r"\$.factor"),
-        ({"rope_type": "llama3", "factor": 2.0}, "`low_freq_factor`"),
-    ],
-)
-def test_invalid_setting_raises_bad_model(scaling, message):
-    with pytest.raises(BadModel, match=message):
+def test_unknown_or_invalid_setting_is_named(scaling, error, message):
+    with pytest.raises(error, match=message):
         parse_rope({"rope_scaling": scaling, "max_position_embeddings": 4096})
 
 

@@ -296,19 +296,6 @@ def test_turn_without_a_chat_template_fails(bench: Any, greedy: Sampler, role: S
     assert "no chat template" in b.failed(0).message
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ((BeginTurn("user"), BeginTurn("user")), "do not nest"),
-        ((EndTurn(),), "none is open"),
-    ],
-)
-def test_unbalanced_turns_fail(bench: Any, greedy: Sampler, parts: tuple[wire.Part, ...], message: str) -> None:
-    b = bench()
-    b.submit(Append(0, parts), Gen(0, 0, greedy()))
-    assert message in b.failed(0).message
-
-
 # ---- select --------------------------------------------------------------------------------------------------------
 
 
@@ -365,26 +352,23 @@ def test_sampled_select_is_reproducible_by_its_seed(bench: Any, temperature: flo
 
 
 @pytest.mark.parametrize(
-    ("select", "message"),
+    ("ops", "message"),
     [
-        (Select(0, 0, ()), "no choices"),
-        (Select(0, 0, ("a",), temperature=-1.0), "temperature"),
-        (Select(0, 0, ("a",), temperature=float("nan")), "temperature"),
-        (Select(0, 0, ("a",), "greedy_token_selection", temperature=1.0), "temperature=0"),
+        ((Append(0, (BeginTurn("user"), BeginTurn("user"))), Gen(0, 0)), "do not nest"),
+        ((Append(0, (EndTurn(),)), Gen(0, 0)), "none is open"),
+        ((Append(0, ("a",)), Select(0, 0, ())), "no choices"),
+        ((Append(0, ("a",)), Select(0, 0, ("a",), temperature=-1.0)), "temperature"),
+        ((Append(0, ("a",)), Select(0, 0, ("a",), temperature=float("nan"))), "temperature"),
+        ((Append(0, ("a",)), Select(0, 0, ("a",), "greedy_token_selection", temperature=1.0)), "temperature=0"),
+        ((Append(0, ("a",)), Gen(0, 0, wire.Sampling(n=0))), "n is 0"),
+        ((Append(0, ("a",)), Gen(0, 0, wire.Sampling(stop=("",)))), "stop string is empty"),
     ],
 )
-def test_invalid_select_fails(bench: Any, select: Select, message: str) -> None:
+def test_invalid_turn_gen_or_select_fails(bench: Any, ops: tuple[wire.Op, ...], message: str) -> None:
     b = bench()
-    b.submit(Append(0, ("a",)), select)
+    b.submit(*ops)
     assert message in b.failed(0).message
     assert not b.engine.runs
-
-
-@pytest.mark.parametrize(("sampling", "message"), [({"n": 0}, "n is 0"), ({"stop": ("",)}, "stop string is empty")])
-def test_invalid_gen_fails(bench: Any, sampling: dict[str, Any], message: str) -> None:
-    b = bench()
-    b.submit(Append(0, ("a",)), Gen(0, 0, wire.Sampling(**sampling)))
-    assert message in b.failed(0).message
 
 
 def test_logprob_start_selects_the_logprobs_of_the_prompt(bench: Any, words: Tokenizer, greedy: Sampler) -> None:

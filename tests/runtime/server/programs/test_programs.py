@@ -13,8 +13,6 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, Arg, BeginTurn, Drop, EndTurn, Fork, Gen, Join, Mark, Read, Ref, Use
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
-IM_START, IM_END = 1, 2
-
 Sampler = Callable[..., wire.Sampling]
 
 
@@ -178,6 +176,7 @@ def test_failed_sample_fails_the_gen_and_aborts_the_other_samples(bench: Any) ->
         ((Read(0, 1), Read(0, 1)), "value 1"),
         ((Join(0, (0,)),), "state 0"),
         ((Join(0, (5,)),), "state 5"),
+        ((Fork(0, (1, 2)), Join(0, (1, 2), adopt=True)), "adopts 2 states"),
     ],
 )
 def test_invalid_program_fails_as_a_whole(bench: Any, ops: tuple[wire.Op, ...], message: str) -> None:
@@ -188,10 +187,20 @@ def test_invalid_program_fails_as_a_whole(bench: Any, ops: tuple[wire.Op, ...], 
     assert len(b.programs) == 0
 
 
-def test_unknown_mark_fails_the_read(bench: Any) -> None:
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ((Read(0, 0, mark=9),), "mark 9"),
+        (
+            (Fork(0, (1,)), Append(1, (EndTurn(),)), Join(0, (1,), adopt=True), Read(0, 0)),
+            "a turn ends where none is open",
+        ),
+    ],
+)
+def test_invalid_state_fails_its_read(bench: Any, ops: tuple[wire.Op, ...], message: str) -> None:
     b = bench()
-    b.submit(Read(0, 0, mark=9))
-    assert "mark 9" in b.failed(0).message
+    b.submit(*ops)
+    assert message in b.failed(0).message
 
 
 def test_cyclic_references_fail(bench: Any) -> None:
@@ -352,18 +361,6 @@ def test_adopt_keeps_the_tokens_of_the_branch(bench: Any, greedy: Sampler, role:
     ids = b.ids(n)
     adopted_ids = b.words.encode([TextSpan("gone")])
     assert any(ids[k : k + len(adopted_ids)] == adopted_ids for k in range(len(ids)))
-
-
-def test_adopt_of_two_states_fails(bench: Any, greedy: Sampler) -> None:
-    b = bench()
-    b.submit(Fork(0, (1, 2)), Join(0, (1, 2), adopt=True))
-    assert "adopts 2 states" in b.failed(None).message
-
-
-def test_adopt_of_a_failed_branch_fails(bench: Any, greedy: Sampler) -> None:
-    b = bench()
-    b.submit(Fork(0, (1,)), Append(1, (EndTurn(),)), Join(0, (1,), adopt=True), Read(0, 0))
-    assert "a turn ends where none is open" in b.failed(0).message
 
 
 def test_drop_tree_drops_the_subtree(bench: Any, greedy: Sampler) -> None:

@@ -25,22 +25,29 @@ def test_choice_has_the_highest_mean_over_tokens() -> None:
     assert choice == (0, (-1.0, -1.25), (1.0, 0.0))
 
 
-def test_logprob_of_zero_is_included() -> None:
-    # Without the zeros, the mean of the first choice would be -3.0, and the second select would divide by zero.
-    assert decide("token_length_normalized", [[0.0, -3.0], [-2.0, -2.0]]).chosen == 0
-    assert decide("token_length_normalized", [[-1.0], [0.0, 0.0]]).chosen == 1
+@pytest.mark.parametrize(
+    ("logprobs", "chosen"),
+    [
+        ([[0.0, -3.0], [-2.0, -2.0]], 0),  # without the zero, the mean of the first choice would be -3.0
+        ([[-1.0], [0.0, 0.0]], 1),
+        ([[-0.5, -5.0], [-0.5, -1.0, -9.0], [-0.6, 0.0]], 2),
+    ],
+)
+def test_mean_includes_every_token(logprobs: list[list[float]], chosen: int) -> None:
+    assert decide("token_length_normalized", logprobs).chosen == chosen
 
 
-def test_greedy_compares_token_by_token() -> None:
-    logprobs = [[-0.5, -5.0], [-0.5, -1.0, -9.0], [-0.6, 0.0]]
-    assert decide("greedy_token_selection", logprobs).chosen == 1
-    assert decide("token_length_normalized", logprobs).chosen == 2
-
-
-def test_greedy_compares_an_ended_choice_by_its_mean() -> None:
-    assert decide("greedy_token_selection", [[-0.5], [-0.5, -0.4]]).chosen == 1
-    assert decide("greedy_token_selection", [[-0.5], [-0.5, -0.6]]).chosen == 0
-    assert decide("greedy_token_selection", [[-0.5], [-0.5]]).chosen == 0
+@pytest.mark.parametrize(
+    ("logprobs", "chosen"),
+    [
+        ([[-0.5, -5.0], [-0.5, -1.0, -9.0], [-0.6, 0.0]], 1),
+        ([[-0.5], [-0.5, -0.4]], 1),  # an ended choice has its mean
+        ([[-0.5], [-0.5, -0.6]], 0),
+        ([[-0.5], [-0.5]], 0),
+    ],
+)
+def test_greedy_compares_token_by_token(logprobs: list[list[float]], chosen: int) -> None:
+    assert decide("greedy_token_selection", logprobs).chosen == chosen
 
 
 def test_unconditional_method_subtracts_the_unconditional_likelihood() -> None:
