@@ -25,7 +25,7 @@ BATCHES = {
 }
 
 
-def run(case: Case) -> None:
+def check_paths(case: Case) -> None:
     """Checks both paths, the compiled one only with a compiler."""
     args = case[:4]
     case.check(torch_cpu.attention(*args, AttentionOptions(**case.options)))
@@ -65,7 +65,7 @@ def test_long_reads_are_split_among_threads_and_merged(dtype: torch.dtype, monke
 def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
     q_lens, kv_lens = BATCHES[batch]
     case = attention_case(1, q_lens, kv_lens, **options)
-    run(case)
+    check_paths(case)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -73,7 +73,7 @@ def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
 @pytest.mark.parametrize("heads", [(1, 1), (6, 2), (8, 1), (70, 1), (3, 3)])
 def test_dtypes_and_head_shapes_agree(dtype: torch.dtype, dim: int, heads: tuple[int, int]) -> None:
     case = attention_case(2, [1, 7, 1], [40, 33, 18], heads=heads, dim=dim, dtype=dtype)
-    run(case)
+    check_paths(case)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -83,7 +83,7 @@ def test_all_options_together_agree(kv: str, page_size: int, dtype: torch.dtype)
     case = attention_case(
         3, [1, 40, 1], [100, 95, 33], page_size=page_size, dtype=dtype, kv=kv, window=30, softcap=3.0, sinks=True
     )
-    run(case)
+    check_paths(case)
 
 
 def test_shared_subtree_is_read_once_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +91,8 @@ def test_shared_subtree_is_read_once_with_the_same_result(monkeypatch: pytest.Mo
     case = attention_case(8, [1] * n, [1500 + 7 * i for i in range(n)], shared_pages=40)
     unshared = case._replace(ragged=case.ragged._replace(subtrees=(), plans={}))
     assert [(len(tree.requests), tree.n_keys) for tree in case.ragged.subtrees] == [(12, 640), (6, 960)]
-    run(case)
-    run(unshared)
+    check_paths(case)
+    check_paths(unshared)
     if build.library() is not None:
         shared, single = ([w for key, w in c.ragged.plans.items() if key[0] == "native"] for c in (case, unshared))
         assert single[0].n_partials == 0
@@ -103,7 +103,7 @@ def test_shared_subtree_is_read_once_with_the_same_result(monkeypatch: pytest.Mo
 def test_draft_trees_agree(options: dict) -> None:
     tree = [-1, 0, 0, 1, -1, 4, 2]
     for kv_lens in ([7, 30], [90, 50]):  # no context, and more keys than the mask covers
-        run(attention_case(7, [7, 2], kv_lens, parents=[tree, None], **options))
+        check_paths(attention_case(7, [7, 2], kv_lens, parents=[tree, None], **options))
 
 
 def test_row_of_a_tree_equals_the_end_of_its_chain() -> None:
@@ -153,13 +153,13 @@ calls = st.fixed_dictionaries(
 )
 
 
-def run_random(call: dict) -> None:
+def check_random(call: dict) -> None:
     q_lens, contexts = [q for q, _ in call["requests"]], [c for _, c in call.pop("requests")]
     if call.pop("trees") and not 0 < call["window"] < max(q_lens):
         call["parents"] = random_trees(call["seed"], q_lens)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MERGE_KEYS, "cpu", 0.0)
-        run(
+        check_paths(
             attention_case(
                 q_lens=q_lens, kv_lens=[q + c for q, c in zip(q_lens, contexts, strict=True)], dim=16, **call
             )
@@ -169,7 +169,7 @@ def run_random(call: dict) -> None:
 @settings(max_examples=200, deadline=None)
 @given(call=calls)
 def test_random_batches_agree(call: dict) -> None:
-    run_random(call)
+    check_random(call)
 
 
 @pytest.mark.long
@@ -177,14 +177,14 @@ def test_random_batches_agree(call: dict) -> None:
 @settings(max_examples=2000, deadline=None)
 @given(call=calls)
 def test_many_random_batches_agree(call: dict) -> None:
-    run_random(call)
+    check_random(call)
 
 
 def test_layers_with_different_windows_share_a_batch() -> None:
     wide = attention_case(5, [1, 5], [60, 40])
     narrow = wide._replace(options=wide.options | {"window": 8})
     for case in (wide, narrow, wide, narrow):
-        run(case)
+        check_paths(case)
 
 
 @pytest.mark.usefixtures("native")

@@ -40,7 +40,7 @@ calls = st.fixed_dictionaries(
 )
 
 
-def run(case: Case) -> None:
+def check(case: Case) -> None:
     case.check(ops.attention(*case[:4], **case.options))
 
 
@@ -52,19 +52,19 @@ def test_random_batches_agree(call: dict, device: str) -> None:
     if trees and not 0 < options.get("window", 0) < max(q_lens):
         call["parents"] = random_trees(call["seed"], q_lens)
     kv_lens = [q + context for q, context in requests]
-    run(attention_case(q_lens=q_lens, kv_lens=kv_lens, device=device, **call, **options))
+    check(attention_case(q_lens=q_lens, kv_lens=kv_lens, device=device, **call, **options))
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_long_reads_agree(options: dict, device: str) -> None:
-    run(attention_case(1, [1, 1, 64], [5000, 17, 3000], heads=(8, 2), device=device, **options))
+    check(attention_case(1, [1, 1, 64], [5000, 17, 3000], heads=(8, 2), device=device, **options))
 
 
 @pytest.mark.parametrize("heads", [(8, 2), (16, 1)])
 def test_window_over_a_tree_of_many_tiles(heads: tuple[int, int], device: str) -> None:
     """A row near the root may follow a deep row, and its window starts at an earlier key."""
     parents = [[-1, *range(9), *([0] * 30)]]
-    run(attention_case(3, [40], [300], heads=heads, window=41, parents=parents, device=device))
+    check(attention_case(3, [40], [300], heads=heads, window=41, parents=parents, device=device))
 
 
 def test_captured_steps_agree_with_the_model(device: str, tiny_model: Callable[..., Path]) -> None:

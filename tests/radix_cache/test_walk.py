@@ -24,7 +24,7 @@ from banyan.radix_cache.pagefile import PageFile
 from banyan.radix_cache.policy import POLICIES
 from banyan.radix_cache.quarantine import quarantine
 
-PAGE, N_PAGES, N_HOST, N_MOST = 4, 60, 48, 44
+PAGE, N_PAGES, N_HOST, MAX_TOKENS = 4, 60, 48, 44
 SLOT = 8  # bytes
 NAMESPACES = b"", b"tenant"
 
@@ -109,7 +109,7 @@ class Walk:
         if len(self.running) < 6:
             base = self.rng.choice(self.prompts)
             ids = base[: 4 * self.rng.randrange(len(base) // 4 + 1)] + self.tokens(self.rng.randrange(1, 12))
-            self.admit(self.rng.choice(NAMESPACES), ids[: 4 * N_MOST])
+            self.admit(self.rng.choice(NAMESPACES), ids[: 4 * MAX_TOKENS])
 
     def admit(self, namespace: bytes, ids: bytes) -> None:
         n = len(ids) // 4
@@ -127,7 +127,7 @@ class Walk:
     def step(self) -> None:
         scheduled = [(request, self.rng.randrange(1, 20)) for request in self.running if self.rng.random() < 0.7]
         for request, _ in scheduled:
-            if request.n_computed == request.n < N_MOST and request.lease.grow(request.n + 1):
+            if request.n_computed == request.n < MAX_TOKENS and request.lease.grow(request.n + 1):
                 request.ids += self.tokens(1)
         self.forward(scheduled)
         for request, _ in scheduled:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="session")
-def any_program(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+def reference(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     """Random programs and their reference interpreter, from the test of the server."""
     return module_at(ROOT / "tests/runtime/server/programs/test_any_program.py")
 
@@ -87,14 +87,14 @@ def outcomes(program: LocalProgram, ops: list[wire.Op]) -> dict[int, Any]:
     return {ref: f.exception() or f.result().samples[0].text for ref, f in futures.items()}
 
 
-checked = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+check_settings = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@checked
+@check_settings
 @given(data=st.data())
-def test_values_and_streams_agree_with_the_reference(any_program: ModuleType, data: st.DataObject) -> None:
-    ops = data.draw(any_program.program(may_drop=False))
-    backend = ManualBackend(any_program.answer)
+def test_values_and_streams_agree_with_the_reference(reference: ModuleType, data: st.DataObject) -> None:
+    ops = data.draw(reference.program(may_drop=False))
+    backend = ManualBackend(reference.answer)
     program = run_ops(backend, ops, data)
     streamed: dict[int, str] = {}
     for op in ops:
@@ -104,17 +104,17 @@ def test_values_and_streams_agree_with_the_reference(any_program: ModuleType, da
             )
     finish(backend)
     values = outcomes(program, ops)
-    assert values == any_program.interpret(ops, chosen=lambda ref: values[ref])
+    assert values == reference.interpret(ops, chosen=lambda ref: values[ref])
     assert streamed == {op.ref: values[op.ref] for op in ops if isinstance(op, wire.Gen) and op.stream}
 
 
-@checked
+@check_settings
 @given(data=st.data(), may_cancel=st.booleans())
 def test_every_value_resolves_when_states_are_dropped_or_cancelled(
-    any_program: ModuleType, data: st.DataObject, may_cancel: bool
+    reference: ModuleType, data: st.DataObject, may_cancel: bool
 ) -> None:
-    ops = data.draw(any_program.program(may_drop=True))
-    backend = ManualBackend(any_program.answer)
+    ops = data.draw(reference.program(may_drop=True))
+    backend = ManualBackend(reference.answer)
     program = run_ops(backend, ops, data)
     if may_cancel:
         program.cancel()
@@ -125,7 +125,7 @@ def test_every_value_resolves_when_states_are_dropped_or_cancelled(
     values = outcomes(program, ops)
     assert {type(value) for value in values.values()} <= {str, bn.Cancelled}
     if not any(isinstance(op, wire.Select) for op in ops):
-        expected = any_program.interpret(ops, chosen=lambda ref: "")
+        expected = reference.interpret(ops, chosen=lambda ref: "")
         assert all(value == expected[ref] for ref, value in values.items() if isinstance(value, str))
 
 

@@ -25,7 +25,7 @@ BATCHES = {
 }
 
 
-def run(case: Case) -> None:
+def check(case: Case) -> None:
     case.check(kernel.attention(*case[:4], AttentionOptions(**case.options)))
 
 
@@ -47,14 +47,14 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("batch", BATCHES)
 def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
     q_lens, kv_lens = BATCHES[batch]
-    run(attention_case(1, q_lens, kv_lens, dim=16, **options))
+    check(attention_case(1, q_lens, kv_lens, dim=16, **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
 @pytest.mark.usefixtures("splits")
 def test_split_reads_are_merged(options: dict) -> None:
     case = attention_case(2, [1, 1, 40], [200, 5, 110], dim=16, **options)
-    run(case)
+    check(case)
     (*_, merges, n_partials) = next(iter(case.ragged.plans.values()))
     assert len(merges) > 1
     assert n_partials > 2
@@ -65,7 +65,7 @@ def test_shared_subtree_is_read_once(options: dict, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
     case = attention_case(6, [1, 1, 3, 1, 1], [100, 90, 95, 120, 9], dim=16, shared_pages=4, **options)
     assert len(case.ragged.subtrees) == 3
-    run(case)
+    check(case)
     small, large, *_ = next(iter(case.ragged.plans.values()))
     assert len(small) + len(large) > 5
 
@@ -74,18 +74,18 @@ def test_shared_subtree_is_read_once(options: dict, monkeypatch: pytest.MonkeyPa
 def test_draft_trees_agree(options: dict) -> None:
     tree = [-1, 0, 0, 1, -1, 4, 2]
     for kv_lens in ([7, 30], [90, 50]):  # no context, and more keys than the mask covers
-        run(attention_case(7, [7, 2], kv_lens, dim=16, parents=[tree, None], **options))
+        check(attention_case(7, [7, 2], kv_lens, dim=16, parents=[tree, None], **options))
 
 
 def test_window_over_a_tree_of_many_tiles() -> None:
     """A row near the root may follow a deep row, and its window starts at an earlier key."""
-    run(attention_case(3, [8], [140], heads=(16, 1), dim=16, window=9, parents=[[-1, 0, 1, 2, 0, 0, 0, 0]]))
+    check(attention_case(3, [8], [140], heads=(16, 1), dim=16, window=9, parents=[[-1, 0, 1, 2, 0, 0, 0, 0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "dim"), [((4, 2), 64), ((3, 1), 80), ((2, 2), 112), ((20, 1), 32), ((2, 1), 256)])
 def test_dtypes_and_head_shapes_agree(dtype: torch.dtype, heads: tuple[int, int], dim: int) -> None:
-    run(attention_case(3, [1, 6], [40, 33], heads=heads, dim=dim, dtype=dtype))
+    check(attention_case(3, [1, 6], [40, 33], heads=heads, dim=dim, dtype=dtype))
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
@@ -93,13 +93,13 @@ def test_dtypes_and_head_shapes_agree(dtype: torch.dtype, heads: tuple[int, int]
 @pytest.mark.usefixtures("splits")
 def test_all_options_together_agree(kv: str, page_size: int) -> None:
     options = {"kv": kv, "window": 30, "softcap": 3.0, "sinks": True}
-    run(attention_case(4, [1, 20, 1], [100, 55, 33], dim=32, page_size=page_size, **options))
+    check(attention_case(4, [1, 20, 1], [100, 55, 33], dim=32, page_size=page_size, **options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_fp8_bits_are_read_without_hardware_support(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_kv, "pool_args", lambda pool, arch: (pool.bits, pool.scale, write_kv.FP8_BITS))
-    run(attention_case(8, [1, 20], [40, 33], dtype=dtype, kv="fp8"))
+    check(attention_case(8, [1, 20], [40, 33], dtype=dtype, kv="fp8"))
 
 
 def test_q_can_be_a_view_of_a_wider_tensor() -> None:
@@ -143,7 +143,7 @@ calls = st.fixed_dictionaries(
 )
 
 
-def run_random(call: dict, min_split: int, trees: bool) -> None:
+def check_random(call: dict, min_split: int, trees: bool) -> None:
     requests = call.pop("requests")
     q_lens = [q for q, _ in requests]
     if trees and not 0 < call["window"] < max(q_lens):
@@ -151,13 +151,13 @@ def run_random(call: dict, min_split: int, trees: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         split_often(patch, min_split)
         patch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
-        run(attention_case(q_lens=q_lens, kv_lens=[q + c for q, c in requests], dim=16, **call))
+        check(attention_case(q_lens=q_lens, kv_lens=[q + c for q, c in requests], dim=16, **call))
 
 
 @settings(max_examples=25, deadline=None)
 @given(call=calls, min_split=st.sampled_from([32, 256]), trees=st.booleans())
 def test_random_batches_agree(call: dict, min_split: int, trees: bool) -> None:
-    run_random(call, min_split, trees)
+    check_random(call, min_split, trees)
 
 
 @pytest.mark.long
@@ -165,4 +165,4 @@ def test_random_batches_agree(call: dict, min_split: int, trees: bool) -> None:
 @settings(max_examples=500, deadline=None)
 @given(call=calls, min_split=st.sampled_from([32, 256]), trees=st.booleans())
 def test_many_random_batches_agree(call: dict, min_split: int, trees: bool) -> None:
-    run_random(call, min_split, trees)
+    check_random(call, min_split, trees)

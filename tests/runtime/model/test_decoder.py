@@ -54,7 +54,7 @@ VARIANTS = {
 } | {f"rope-{name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()}  # fmt: skip
 
 
-def some_ids(n: int, seed: int = 0) -> list[int]:
+def random_ids(n: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, 320), k=n)
 
 
@@ -65,7 +65,7 @@ def test_logits_equal_transformers(variant, page, tiny, tiny_model, reference):
     path = tiny_model(family, **overrides)
     model = load(path)
     assert isinstance(model, Decoder)
-    ids = some_ids(80)
+    ids = random_ids(80)
     actual = tiny.Paged(model, page, n_pages=80).run(ids, chunk=33)
     torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
@@ -75,7 +75,7 @@ def test_logits_equal_transformers(variant, page, tiny, tiny_model, reference):
 def test_greedy_tokens_equal_transformers(variant, page, tiny, tiny_model, reference):
     family, overrides = VARIANTS[variant]
     path = tiny_model(family, **overrides)
-    prompt = some_ids(40, seed=1)
+    prompt = random_ids(40, seed=1)
     actual = tiny.Paged(load(path), page, n_pages=80).greedy(prompt, 30, chunk=13)
     assert actual == tiny.reference_greedy(reference(path), prompt, 30)
     assert len(set(actual)) > 3  # not the repetition of one token
@@ -83,7 +83,7 @@ def test_greedy_tokens_equal_transformers(variant, page, tiny, tiny_model, refer
 
 def test_requests_in_one_batch_are_independent(tiny, tiny_model):
     model = load(tiny_model("mistral"))
-    a, b, c = some_ids(50, 1), some_ids(30, 2), some_ids(5, 3)
+    a, b, c = random_ids(50, 1), random_ids(30, 2), random_ids(5, 3)
     expected = {name: tiny.Paged(model).run(ids, chunk=64) for name, ids in {"a": a, "b": b, "c": c}.items()}
     batched = tiny.Paged(model)
     first = batched.step({"a": a[:20], "b": b[:29]})
@@ -100,7 +100,7 @@ def test_requests_in_one_batch_are_independent(tiny, tiny_model):
 
 def test_requested_rows_are_returned_in_their_order(tiny, tiny_model):
     model = load(tiny_model())
-    ids = some_ids(12)
+    ids = random_ids(12)
     all_logits = tiny.Paged(model).run(ids, chunk=12)
     kv = tiny.Paged(model).kv
     batch = ragged([12], [12], [[3]], page_size=16)
@@ -114,7 +114,7 @@ def test_longrope_factors_follow_the_configured_context(max_context, tiny, tiny_
     path = tiny_model("llama", rope_parameters=rope)
     model = load(path, max_context=max_context)
     # Transformers chooses by the sequence length: short factors up to 64 tokens, then long factors.
-    ids = some_ids(64 if max_context == 64 else 100)
+    ids = random_ids(64 if max_context == 64 else 100)
     actual = tiny.Paged(model).run(ids, chunk=30)
     torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
@@ -137,7 +137,7 @@ def test_half_precision_is_close(dtype, tiny, tiny_model, reference):
     path = tiny_model("qwen3")
     model = load(path, dtype=dtype)
     assert model.spec.dtype == dtype
-    ids = some_ids(40)
+    ids = random_ids(40)
     actual, expected = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
     assert ((actual - expected).norm() / expected.norm()) < (0.05 if dtype == "bfloat16" else 0.01)
 
@@ -155,7 +155,7 @@ def test_deterministic_logits_are_bitwise_equal_in_every_batch(variant, dtype, t
     model = load(tiny_model(family, **({"head_dim": 32} | options)), dtype=dtype)
     if reason := why_not_deterministic("cpu", getattr(torch, dtype), model.spec.head_dim):
         pytest.skip(reason)
-    ids, other = torch.tensor([some_ids(600, seed) for seed in (1, 2)])
+    ids, other = torch.tensor([random_ids(600, seed) for seed in (1, 2)])
 
     def pools():
         shape = 90, 16, model.spec.n_kv_heads, model.spec.head_dim
@@ -221,7 +221,7 @@ def test_fused_layers_are_bitwise_equal_to_single_ops(
             batch = ragged(q_lens, kv_lens, pages, 16, "cpu", parents, deterministic, wanted)
             assert (batch.tail is None) == (wanted is None)
             n = sum(q_lens)
-            ids, position = torch.tensor(some_ids(n)), batch.position.long()
+            ids, position = torch.tensor(random_ids(n)), batch.position.long()
             rows = torch.arange(n) if wanted is None else torch.tensor([13, 14, 15])
             logits.append(model.forward(ids, position, batch, pools, rows))
         return [*logits, *pool_parts]
@@ -255,7 +255,7 @@ def test_last_layer_skips_unwanted_rows(variant, is_fused, wanted, tree, tiny_mo
     def run(wanted):
         pools = [tuple(pair.clone()) for pair in before]
         batch = ragged(q_lens, kv_lens, [range(8), range(8, 16), range(16, 24)], 16, "cpu", parents, False, wanted)
-        logits = model.forward(torch.tensor(some_ids(sum(q_lens))), batch.position.long(), batch, pools, rows)
+        logits = model.forward(torch.tensor(random_ids(sum(q_lens))), batch.position.long(), batch, pools, rows)
         return logits, batch, [pool for pair in pools for pool in pair]
 
     ends = [99, 139, 203]

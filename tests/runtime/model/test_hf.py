@@ -24,7 +24,7 @@ RULES = {  # family -> the expected (window, softcap) of each layer
 }
 
 
-def some_ids(n: int, seed: int = 0) -> list[int]:
+def random_ids(n: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, 320), k=n)
 
 
@@ -35,17 +35,17 @@ def test_logits_and_greedy_tokens_equal_transformers(family, page, tiny, tiny_mo
     model, expected_model = load(path), reference(path)
     assert isinstance(model, HfModel)
     assert [tuple(model.rules[i]) for i in range(2)] == RULES[family]
-    ids = some_ids(70)
+    ids = random_ids(70)
     actual = tiny.Paged(model, page, n_pages=80).run(ids, chunk=29)
     torch.testing.assert_close(actual, tiny.reference_logits(expected_model, ids), atol=1e-4, rtol=1e-4)
-    prompt = some_ids(40, seed=1)
+    prompt = random_ids(40, seed=1)
     answer = tiny.Paged(model, page, n_pages=80).greedy(prompt, 30, chunk=13)
     assert answer == tiny.reference_greedy(expected_model, prompt, 30)
 
 
 def test_requests_in_one_batch_are_independent(tiny, tiny_model):
     model = load(tiny_model("gemma2"))
-    a, b = some_ids(40, 1), some_ids(20, 2)
+    a, b = random_ids(40, 1), random_ids(20, 2)
     expected = {name: tiny.Paged(model).run(ids, chunk=64) for name, ids in {"a": a, "b": b}.items()}
     batched = tiny.Paged(model)
     first, second = batched.step({"a": a[:25], "b": b[:19]}), batched.step({"b": b[19:], "a": a[25:]})
@@ -59,7 +59,7 @@ def test_longrope_factors_follow_the_configured_context(max_context, tiny, tiny_
             "short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)]}  # fmt: skip
     path = tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=64)
     model = load(path, max_context=max_context)
-    ids = some_ids(64 if max_context == 64 else 100)  # transformers chooses by the sequence length
+    ids = random_ids(64 if max_context == 64 else 100)  # transformers chooses by the sequence length
     actual = tiny.Paged(model).run(ids, chunk=30)
     torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
@@ -82,7 +82,7 @@ def test_half_precision_is_close(tiny, tiny_model, reference):
     path = tiny_model("gemma2")
     model = load(path, dtype="bfloat16")
     assert model.spec.dtype == "bfloat16"
-    ids = some_ids(40)
+    ids = random_ids(40)
     actual, expected = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
     assert ((actual - expected).norm() / expected.norm()) < 0.1
 

@@ -20,8 +20,7 @@ from banyan.runtime.errors import BadProgram, BanyanError, ConfigError, RuntimeL
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.programs import journal
 from banyan.runtime.server.programs.journal import Grew, Journal, records
-from waits import join as join_threads
-from waits import wait_until
+from waits import join, wait_until
 
 Start = Callable[..., launch.ServerProcess]
 TWOS, THREES = " two" * 60, " three" * 20
@@ -47,13 +46,13 @@ def restart(
 
 
 @pytest.fixture
-def go(tmp_path: Path) -> Callable[[], None]:
+def resume_engines(tmp_path: Path) -> Callable[[], None]:
     """From now on, engines do not pause."""
     return (tmp_path / "model" / "go").touch
 
 
 @pytest.fixture
-def join() -> Iterator[Callable[[launch.ServerProcess], client.Client]]:
+def connect() -> Iterator[Callable[[launch.ServerProcess], client.Client]]:
     with contextlib.ExitStack() as stack:
         yield lambda server: stack.enter_context(contextlib.closing(client.connect(server.socket, 60)))
 
@@ -63,7 +62,7 @@ def kill(server: launch.ServerProcess) -> None:
     server.wait(30)
 
 
-def durable(c: client.Client, *ops: wire.Op, key: str = "k", last: bool = True) -> client.ProgramHandle:
+def submit_durable(c: client.Client, *ops: wire.Op, key: str = "k", last: bool = True) -> client.ProgramHandle:
     program = c.program(key)
     program.limit(wire.ProgramLimits(durable=key))
     program.submit(list(ops), last=last)
@@ -100,15 +99,15 @@ GREEDY = wire.Sampling(max_tokens=400, temperature=0.0)
 
 
 def test_durable_program_continues_after_a_kill_and_others_fail(
-    restart: Start, join: Any, go: Callable[[], None]
+    restart: Start, connect: Any, resume_engines: Callable[[], None]
 ) -> None:
     server = restart()
-    c = join(server)
+    c = connect(server)
     ops = (
         wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY), wire.Fork(0, (1, 2)), wire.Append(1, (" two",)),
         wire.Gen(1, 1, GREEDY), wire.Append(2, ("!", wire.Ref(1), "one")), wire.Gen(2, 2, GREEDY),
     )  # fmt: skip
-    program = durable(c, *ops)
+    program = submit_durable(c, *ops)
     other = c.program()
     other.submit([wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)])
     wait_for_tokens(server, 10)
@@ -120,7 +119,7 @@ def test_durable_program_continues_after_a_kill_and_others_fail(
         other.future(0).result(30)
     assert not program.future(0).done()
     n_before = len(journal_tokens(server))
-    go()
+    resume_engines()
     server = restart()
     assert text(program, 0) == TWOS
     assert text(program, 1) == THREES
@@ -151,14 +150,14 @@ sys.exit(main(sys.argv[1:], engine=[sys.executable, __file__]))
 
 
 def test_sampled_tokens_and_logprobs_survive_a_kill(
-    restart: Start, join: Any, tiny_model: Callable[..., Path], tmp_path: Path
+    restart: Start, connect: Any, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     (tmp_path / "boot.py").write_text(PAUSING)
     command = [sys.executable, str(tmp_path / "boot.py")]
     options = {"model": str(tiny_model("llama")), "threads": 1, "kv_memory": "16MB", "device": "cpu"}
     server = restart(options, command)
     drawn = wire.Sampling(max_tokens=400, temperature=1.5, ignore_eos=True, logprobs=True)
-    program = durable(join(server), wire.Append(0, ("the quick brown",)), wire.Gen(0, 0, drawn))
+    program = submit_durable(connect(server), wire.Append(0, ("the quick brown",)), wire.Gen(0, 0, drawn))
     wait_for_tokens(server, 29)
     kill(server)
     before = journal_tokens(server)
@@ -171,54 +170,58 @@ def test_sampled_tokens_and_logprobs_survive_a_kill(
     assert len({one.logprob for one in sample.logprobs[: len(before)]}) > 20
 
 
-def test_durable_program_survives_kills_of_server_and_engine(restart: Start, join: Any, go: Callable[[], None]) -> None:
+def test_durable_program_survives_kills_of_server_and_engine(
+    restart: Start, connect: Any, resume_engines: Callable[[], None]
+) -> None:
     server = restart()
-    program = durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     for k in (5, 20, 35):  # each engine generates 15 tokens
         wait_for_tokens(server, k)
         kill(server)
         server = restart()
-    os.kill(join(server).ask("info")["engine_pid"], signal.SIGKILL)
-    go()
+    os.kill(connect(server).ask("info")["engine_pid"], signal.SIGKILL)
+    resume_engines()
     assert text(program, 0) == TWOS
 
 
-def test_reconnected_client_finds_its_tokens(restart: Start, join: Any, go: Callable[[], None]) -> None:
+def test_reconnected_client_finds_its_tokens(restart: Start, connect: Any, resume_engines: Callable[[], None]) -> None:
     server = restart()
     ops = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
-    first = join(server)
-    durable(first, *ops, key="job")
+    first = connect(server)
+    submit_durable(first, *ops, key="job")
     wait_for_tokens(server, 10)
     first.close()
-    second = join(server)
+    second = connect(server)
     wait_until(lambda: second.ask("stats")["server"]["programs"] == 0, "the end of the first client's program")
     n_before = len(journal_tokens(server))
     assert len(files(server)) == 1, "the journal is kept for a new client"
-    go()
-    assert text(durable(second, *ops, key="job"), 0) == TWOS
+    resume_engines()
+    assert text(submit_durable(second, *ops, key="job"), 0) == TWOS
     assert n_before > 10
     wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
 
 
-def test_later_program_with_the_same_key_takes_over(restart: Start, go: Callable[[], None]) -> None:
+def test_later_program_with_the_same_key_takes_over(restart: Start, resume_engines: Callable[[], None]) -> None:
     server = restart()
     ops = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     with contextlib.closing(client.connect(server.socket, 60)) as c:
-        first = durable(c, *ops, key="same")
+        first = submit_durable(c, *ops, key="same")
         wait_for_tokens(server, 5)
-        second = durable(c, *ops, key="same")
+        second = submit_durable(c, *ops, key="same")
         with pytest.raises(RuntimeLost, match="took this durable program over"):
             first.future(0).result(30)
-        go()
+        resume_engines()
         assert text(second, 0) == TWOS
         c.ask("check")
 
 
 @pytest.mark.parametrize("is_answered", [False, True])
-def test_client_is_asked_once_per_attempt(restart: Start, join: Any, go: Callable[[], None], is_answered: bool) -> None:
+def test_client_is_asked_once_per_attempt(
+    restart: Start, connect: Any, resume_engines: Callable[[], None], is_answered: bool
+) -> None:
     """A gen with retries: the answer of the client counts, before or after the server is killed."""
     server = restart(pause=15, say={"two": " three"})
-    program = join(server).program("k")
+    program = connect(server).program("k")
     program.limit(wire.ProgramLimits(durable="k"))
     calls: list[wire.Called] = []
     program.on_call(0, calls.append)
@@ -231,10 +234,10 @@ def test_client_is_asked_once_per_attempt(restart: Start, join: Any, go: Callabl
         n = len(journal_tokens(server))
         wait_for_tokens(server, n + 5)
     kill(server)
-    go()
+    resume_engines()
     server = restart()
     if not is_answered:
-        other = join(server)
+        other = connect(server)
         wait_until(lambda: other.ask("stats")["server"]["programs"], "the program", alive=lambda: server.is_alive)
         program.submit([rejection])
     wait_until(lambda: len(calls) > 1, "the second question", alive=lambda: server.is_alive)
@@ -243,25 +246,25 @@ def test_client_is_asked_once_per_attempt(restart: Start, join: Any, go: Callabl
     assert [called.round for called in calls] == [0, 1]
 
 
-def test_templates_and_limits_survive_a_kill(restart: Start, join: Any, go: Callable[[], None]) -> None:
+def test_templates_and_limits_survive_a_kill(restart: Start, connect: Any, resume_engines: Callable[[], None]) -> None:
     from banyan.runtime.protocol.op_template import ProgramTemplate
 
     server = restart()
-    c = join(server)
+    c = connect(server)
     number = c.define(ProgramTemplate((wire.Append(0, (wire.Arg(0),)), wire.Gen(0, 0, GREEDY))))
     program = c.program("k")
     program.limit(wire.ProgramLimits(durable="k", timeout=80.0, left=80.0, budget=1000))
     program.submit([wire.Use(0, number, ("one",))], last=True)
     wait_for_tokens(server, 5)
     kill(server)
-    go()
+    resume_engines()
     restart()
     assert text(program, 0) == TWOS
 
 
-def test_cancel_works_without_a_server(restart: Start, join: Any) -> None:
+def test_cancel_works_without_a_server(restart: Start, connect: Any) -> None:
     server = restart()
-    program = durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     wait_for_tokens(server, 5)
     kill(server)
     wait_until(lambda: program._futures._connection.lost is not None, "the news of the server's death")
@@ -271,11 +274,11 @@ def test_cancel_works_without_a_server(restart: Start, join: Any) -> None:
 
 
 def test_lost_server_raises_after_the_reconnect_timeout(
-    restart: Start, join: Any, monkeypatch: pytest.MonkeyPatch
+    restart: Start, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("banyan.runtime.client.client.RECONNECT_TIMEOUT", 1.0)
     server = restart()
-    program = durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
     wait_for_tokens(server, 5)
     kill(server)
     with pytest.raises(RuntimeLost, match="did not come back within 1 s"):
@@ -292,7 +295,7 @@ def chain(s: bn.State) -> str:
 
 
 @pytest.mark.parametrize("name", [True, "nightly"])
-def test_durable_is_an_option_of_run(restart: Start, go: Callable[[], None], name: bool | str) -> None:
+def test_durable_is_an_option_of_run(restart: Start, resume_engines: Callable[[], None], name: bool | str) -> None:
     server = restart()
     done: list[str] = []
     with bn.connect(server.socket, 60) as endpoint:
@@ -300,9 +303,9 @@ def test_durable_is_an_option_of_run(restart: Start, go: Callable[[], None], nam
         thread.start()
         wait_for_tokens(server, 10)
         kill(server)
-        go()
+        resume_engines()
         server = restart()
-        join_threads(thread)
+        join(thread)
     assert done == [TWOS + THREES]
     wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
 
@@ -321,33 +324,33 @@ def test_durable_refuses_incompatible_options() -> None:
 
 
 def test_durable_needs_a_server_that_clients_can_reconnect_to(
-    serve: Callable[..., launch.ServerProcess], restart: Start, join: Any
+    serve: Callable[..., launch.ServerProcess], restart: Start, connect: Any
 ) -> None:
     private = serve(say={})
     with contextlib.closing(client.connect(private.socket, 60)) as c, pytest.raises(Unsupported, match="banyan serve"):
-        durable(c, wire.Append(0, ("a",)), wire.Gen(0, 0)).future(0).result(30)
+        submit_durable(c, wire.Append(0, ("a",)), wire.Gen(0, 0)).future(0).result(30)
     server = restart({"isolate": "connection"})
     with pytest.raises(Unsupported, match="isolates connections"):
-        durable(join(server), wire.Append(0, ("a",)), wire.Gen(0, 0)).future(0).result(30)
+        submit_durable(connect(server), wire.Append(0, ("a",)), wire.Gen(0, 0)).future(0).result(30)
     assert not files(server)
 
 
-def test_invalid_durable_programs_are_refused(restart: Start, join: Any) -> None:
+def test_invalid_durable_programs_are_refused(restart: Start, connect: Any) -> None:
     server = restart()
-    c = join(server)
+    c = connect(server)
     with pytest.raises(Unsupported, match="cannot stream"):
-        durable(c, wire.Gen(0, 0, stream=True)).future(0).result(30)
+        submit_durable(c, wire.Gen(0, 0, stream=True)).future(0).result(30)
     with pytest.raises(BadProgram, match="a name of 300 characters; 256"):
-        durable(c, wire.Gen(0, 0), key="k" * 300).future(0).result(30)
+        submit_durable(c, wire.Gen(0, 0), key="k" * 300).future(0).result(30)
     wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
     with pytest.raises(ConfigError, match="as a size in memory"):
         config.make(durable_bytes="some")
 
 
-def test_full_journal_fails_with_its_limit(restart: Start, join: Any) -> None:
+def test_full_journal_fails_with_its_limit(restart: Start, connect: Any) -> None:
     server = restart({"durable_bytes": "500B"})
     with pytest.raises(BanyanError, match=r"the journal of durable programs has \d+ bytes, and 500 are the most"):
-        durable(join(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)).future(0).result(60)
+        submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)).future(0).result(60)
 
 
 # ---- the files -----------------------------------------------------------------------------------------------------
