@@ -181,10 +181,10 @@ def test_tree_of_thought_finds_a_solution_with_forks(
     for numbers, target in module.PUZZLES:
         path = re.search(rf"Reach {target} from .*\n(?:   .*\n)+  (.*)\n", out)
         assert path
-        assert reaches(path[1].split(", then "), numbers, target)
+        assert reaches_target(path[1].split(", then "), numbers, target)
 
 
-def reaches(steps: list[str], numbers: tuple[int, ...], target: int) -> bool:
+def reaches_target(steps: list[str], numbers: tuple[int, ...], target: int) -> bool:
     remaining = list(numbers)
     for step in steps:
         a, sign, b = re.fullmatch(r"(\d+)([+*])(\d+)", step).groups()  # type: ignore[union-attr]

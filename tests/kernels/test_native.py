@@ -20,14 +20,14 @@ COMPILER = shutil.which("c++") or ""
 
 
 @pytest.fixture
-def fresh():
+def clear_library_cache():
     """Clears the cache of `build.library` before and after the test."""
     build.library.cache_clear()
     yield
     build.library.cache_clear()
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("clear_library_cache")
 def test_missing_compiler_falls_back_to_torch_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -42,7 +42,7 @@ def test_missing_compiler_falls_back_to_torch_with_one_warning(
     assert "no C++ compiler" in caplog.text
 
 
-@pytest.mark.usefixtures("native", "fresh")
+@pytest.mark.usefixtures("native", "clear_library_cache")
 def test_failed_build_is_logged_and_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -126,7 +126,7 @@ def test_why_not_deterministic_names_the_reason() -> None:
     assert "heads of 24" in dispatch_report.why_not_deterministic("cpu", torch.float32, 24)
 
 
-@pytest.mark.usefixtures("fresh")
+@pytest.mark.usefixtures("clear_library_cache")
 def test_why_not_deterministic_names_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "C++ compiler" in dispatch_report.why_not_deterministic("cpu", torch.float32, 64)

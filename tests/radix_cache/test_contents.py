@@ -52,7 +52,7 @@ def decode(ids: bytes) -> Tokens:
     return tuple(array("i", ids))
 
 
-class Running:
+class Request:
     """The engine's state of one lease."""
 
     def __init__(self, lease: Lease, namespace: bytes, tokens: Tokens) -> None:
@@ -93,7 +93,7 @@ class Machine(RuleBasedStateMachine):
         self.handles: list[KVHint] = []
         self.now = 0
         self.kv: Slots = {}
-        self.running: list[Running] = []
+        self.running: list[Request] = []
         self.published: set[tuple[bytes, Tokens]] = set()  # since the last eviction
         self.n_evicted = 0
 
@@ -128,7 +128,7 @@ class Machine(RuleBasedStateMachine):
         self.note_evictions()
         assert grown or not is_single, "a single lease has room for all of its tokens"
         if grown:
-            self.running.append(Running(lease, namespace, tokens))
+            self.running.append(Request(lease, namespace, tokens))
         else:
             lease.close()
 
@@ -155,7 +155,7 @@ class Machine(RuleBasedStateMachine):
             if publishes >> i & 3:
                 self.publish(request)
 
-    def forward(self, request: Running, n: int) -> None:
+    def forward(self, request: Request, n: int) -> None:
         self.do_moves()
         self.read(request, self.kv)
         end = min(request.n_computed + n, len(request.tokens), request.lease.n_slots)
@@ -194,7 +194,7 @@ class Machine(RuleBasedStateMachine):
         assert lease.n_cached <= n_known
         if self.enabled and self.n_evicted == 0:
             assert lease.n_cached in (n_known, n_known // self.page * self.page)
-        self.running.append(Running(lease, request.namespace, request.tokens[: lease.n_cached]))
+        self.running.append(Request(lease, request.namespace, request.tokens[: lease.n_cached]))
 
     @rule(i=index, publish=st.booleans())
     @precondition(lambda self: self.running)
@@ -334,7 +334,7 @@ class Machine(RuleBasedStateMachine):
 
     # ---- the engine ------------------------------------------------------------------------------------------------
 
-    def slot(self, request: Running, i: int) -> tuple[int, int]:
+    def slot(self, request: Request, i: int) -> tuple[int, int]:
         return request.lease.pages[i // self.page], i % self.page
 
     def do_moves(self) -> None:
@@ -364,7 +364,7 @@ class Machine(RuleBasedStateMachine):
         self.move(device, dict(self.host), self.cache.host.moves)
         return device
 
-    def do_copies(self, request: Running) -> None:
+    def do_copies(self, request: Request) -> None:
         self.do_moves()
         if request.copies is None:
             request.copies = request.lease.take_copies()
@@ -373,7 +373,7 @@ class Machine(RuleBasedStateMachine):
                 for i in range(n_slots):
                     self.kv[destination, i] = self.kv[source, i]
 
-    def grow(self, request: Running, n_slots: int) -> None:
+    def grow(self, request: Request, n_slots: int) -> None:
         cache, before = self.cache, (list(request.lease.pages), self.cache.stats())
         n_needed = -(-n_slots // self.page) - len(request.lease.pages)
         n_available = cache.n_available
@@ -382,7 +382,7 @@ class Machine(RuleBasedStateMachine):
             assert (request.lease.pages, cache.stats()) == before
         self.note_evictions()
 
-    def publish(self, request: Running) -> None:
+    def publish(self, request: Request) -> None:
         self.do_copies(request)
         tokens = request.tokens[: request.n_computed]
         request.lease.publish(encode(tokens))
@@ -390,7 +390,7 @@ class Machine(RuleBasedStateMachine):
         self.published.add((request.namespace, tokens))
         assert not self.enabled or self.longest(request.namespace, tokens) == len(tokens)
 
-    def read(self, request: Running, device: Slots) -> None:
+    def read(self, request: Request, device: Slots) -> None:
         for i in range(request.n_computed):
             assert device[self.slot(request, i)] == (request.namespace, request.tokens[: i + 1]), (
                 f"wrong KV at token {i}"

@@ -34,7 +34,7 @@ def content(namespace: bytes, ids: bytes) -> bytes:
     return blake2b(ids, digest_size=SLOT, key=namespace).digest()
 
 
-class Running:
+class Request:
     def __init__(self, lease: Lease, namespace: bytes, ids: bytes) -> None:
         self.lease, self.namespace, self.ids = lease, namespace, ids
         self.n_computed = lease.n_cached
@@ -59,7 +59,7 @@ class Walk:
         self.file = PageFile(self.path, N_HOST, PAGE, PAGE * SLOT, bytes(32))
         self.cache = Cache(N_PAGES, PAGE, policy=self.policy, n_host=N_HOST, file=self.file)
         self.memory = bytearray(N_PAGES * PAGE * SLOT)
-        self.running: list[Running] = []
+        self.running: list[Request] = []
         self.handles: list[KVHint] = []
         self.now = 0
 
@@ -82,7 +82,7 @@ class Walk:
                 self.memory[self.slots(move.device)] = pages[self.slots(move.host)]
             self.counts["out" if move.is_out else "in"] += 1
 
-    def forward(self, scheduled: list[tuple[Running, int]]) -> None:
+    def forward(self, scheduled: list[tuple[Request, int]]) -> None:
         self.do_moves(self.cache.take_moves())
         for request, _ in scheduled:
             for source, destination, n in [] if request.has_copied else request.lease.take_copies():
@@ -95,7 +95,7 @@ class Walk:
                 self.memory[offset : offset + SLOT] = content(request.namespace, request.ids[: 4 * i + 4])
                 request.n_computed = i + 1
 
-    def read(self, request: Running) -> None:
+    def read(self, request: Request) -> None:
         """Verifies all slots that a forward pass of the request reads."""
         for i in range(request.n_computed):
             offset = (request.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
@@ -117,7 +117,7 @@ class Walk:
         self.counts["hit"] += lease.n_cached
         self.counts["host hit"] += lease.n_host
         if lease.grow(n):
-            self.running.append(Running(lease, namespace, ids))
+            self.running.append(Request(lease, namespace, ids))
         else:
             assert self.running or self.cache.quarantined, "a single lease has room for all of its tokens"
             if not self.running:
@@ -134,19 +134,19 @@ class Walk:
             if self.rng.random() < 0.7:
                 self.publish(request)
 
-    def publish(self, request: Running) -> None:
+    def publish(self, request: Request) -> None:
         if request.has_copied:
             request.lease.publish(request.ids[: 4 * request.n_computed])
             if self.rng.random() < 0.1:
                 self.prompts = [*self.prompts[-40:], request.ids]
 
-    def choose(self) -> Running | None:
+    def choose(self) -> Request | None:
         return self.rng.choice(self.running) if self.running else None
 
     def fork(self) -> None:
         if (request := self.choose()) and len(self.running) < 6:
             lease = request.lease.fork()
-            self.running.append(Running(lease, request.namespace, request.ids[: 4 * lease.n_cached]))
+            self.running.append(Request(lease, request.namespace, request.ids[: 4 * lease.n_cached]))
 
     def close(self) -> None:
         """Ends or cancels a request."""

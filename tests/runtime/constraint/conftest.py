@@ -56,7 +56,7 @@ class Bench:
         guide.fill(row)
         return set(bits(row))
 
-    def takes(self, guide: Guide, text: str | bytes) -> bool:
+    def accepts(self, guide: Guide, text: str | bytes) -> bool:
         """Whether the guide accepts the whole text and can stop after it. Does not change the guide."""
         ids = self.ids(text)
         n = guide.accept(ids)

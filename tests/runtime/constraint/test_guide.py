@@ -129,7 +129,7 @@ def test_refused_token_does_not_change_the_state(bench: Any) -> None:
     assert guide.accept(bench.ids("x")) == 0
     assert guide.accept([*bench.ids("a"), *bench.ids("x"), *bench.ids("b")]) == 1
     assert guide.can_stop
-    assert bench.takes(guide, "bbb")
+    assert bench.accepts(guide, "bbb")
 
 
 @settings(max_examples=60, deadline=None)
@@ -207,8 +207,8 @@ def test_guides_of_one_constraint_are_independent(bench: Any) -> None:
 
 def test_flexible_whitespace_is_bounded(bench: Any) -> None:
     guide = bench.guide("json_schema", {"type": "array", "items": {"type": "integer"}}, style="flexible")
-    assert bench.takes(guide, "[\n\t 1 ,\n 2]")
-    assert not bench.takes(guide, "[" + " " * 60 + "1]")
+    assert bench.accepts(guide, "[\n\t 1 ,\n 2]")
+    assert not bench.accepts(guide, "[" + " " * 60 + "1]")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_style_determines_the_whitespace(bench: Any, style: str, text: str) -> N
     schema = {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}
     texts = {'{"a": [1, 2]}', '{"a":[1,2]}', '{ "a" :[1,\n2]}'}
     guide = bench.guide("json_schema", schema, style=style)
-    assert {candidate for candidate in texts if bench.takes(guide, candidate)} == (
+    assert {candidate for candidate in texts if bench.accepts(guide, candidate)} == (
         texts if style == "flexible" else {text}
     )
 
@@ -226,8 +226,8 @@ def test_style_determines_the_whitespace(bench: Any, style: str, text: str) -> N
 def test_end_is_part_of_the_constraint(bench: Any, allowed_by: Callable[[Any], list[int]]) -> None:
     for kind, text, value in (("regex", "[ab]", "a"), ("choices", ["a"], "a"), ("json_schema", {"const": 7}, "7")):
         guide = bench.guide(kind, text, end="\n</tool_call>")
-        assert bench.takes(guide, value + "\n</tool_call>")
-        assert not bench.takes(guide, value)
+        assert bench.accepts(guide, value + "\n</tool_call>")
+        assert not bench.accepts(guide, value)
         guide.accept(bench.ids(value + "\n</tool_call>"))
         assert guide.must_stop
         row = bench.row()

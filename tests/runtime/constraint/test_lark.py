@@ -71,12 +71,12 @@ def test_invalid_grammar_raises(bench: Any, text: str) -> None:
 def test_grammar_constrains_the_output(bench: Any) -> None:
     guide = bench.guide("grammar", SUM)
     for text in ("1+2*3", "(-1 + 2) * <there>"):
-        assert bench.takes(guide, text.encode()), text
-    assert not bench.takes(guide, b"1+")
+        assert bench.accepts(guide, text.encode()), text
+    assert not bench.accepts(guide, b"1+")
     guide = bench.guide("grammar", 'start: "[" item ("," item)* "]"\nitem: %json {"type": "array", "maxItems": 2}')
-    assert bench.takes(guide, b"[[1, 2],[]]")
-    assert not bench.takes(guide, b"[[1,2]]")
-    assert bench.takes(bench.guide("grammar", "start: %json {}", style="compact"), b"[1,2]")
+    assert bench.accepts(guide, b"[[1, 2],[]]")
+    assert not bench.accepts(guide, b"[[1,2]]")
+    assert bench.accepts(bench.guide("grammar", "start: %json {}", style="compact"), b"[1,2]")
 
 
 def test_embedded_schema_follows_the_rules_of_schemas(bench: Any) -> None:
@@ -85,4 +85,4 @@ def test_embedded_schema_follows_the_rules_of_schemas(bench: Any) -> None:
     guide = bench.guide(
         "grammar", 'start: %json {"x-guidance": {"lenient": true, "key_separator": "="}, "const": {"a": 1}}'
     )
-    assert bench.takes(guide, b'{"a": 1}')
+    assert bench.accepts(guide, b'{"a": 1}')

@@ -13,50 +13,50 @@ from banyan.runtime.model.load import load
 
 
 @pytest.fixture
-def change(tiny_model, tmp_path):
-    """`change(edit, family) -> Path`: a model directory whose tensors went through `edit`."""
+def edited_model(tiny_model, tmp_path):
+    """`edited_model(edit, family) -> Path`: a model directory with tensors changed by `edit`."""
 
-    def changed_model(edit, family="llama", **overrides):
+    def make(edit, family="llama", **overrides):
         path = shutil.copytree(tiny_model(family, **overrides), tmp_path / "model")
         tensors = load_file(path / "model.safetensors")
         edit(tensors)
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
         return path
 
-    return changed_model
+    return make
 
 
 NORM, BIAS = "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.q_proj.bias"
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_missing_tensor_is_named(family, change):
+def test_missing_tensor_is_named(family, edited_model):
     name = "model.layers.1.mlp.down_proj.weight"
     with pytest.raises(BadModel, match=f"no tensor {name}"):
-        load(change(lambda tensors: tensors.pop(name), family))
+        load(edited_model(lambda tensors: tensors.pop(name), family))
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_wrong_shape_raises_bad_model(family, change):
+def test_wrong_shape_raises_bad_model(family, edited_model):
     def cut(tensors):
         tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
 
     with pytest.raises(BadModel, match=r"model.norm.weight has shape \[63\]|mismatch"):
-        load(change(cut, family))
+        load(edited_model(cut, family))
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_unused_weights_are_named(family, change):
+def test_unused_weights_are_named(family, edited_model):
     with pytest.raises(Unsupported, match=BIAS):
-        load(change(lambda tensors: tensors.update({BIAS: torch.zeros(64)}), family))
+        load(edited_model(lambda tensors: tensors.update({BIAS: torch.zeros(64)}), family))
 
 
-def test_obsolete_tensors_of_older_checkpoints_are_ignored(change, tiny, tiny_model):
+def test_obsolete_tensors_of_older_checkpoints_are_ignored(edited_model, tiny, tiny_model):
     def add(tensors):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
         tensors["lm_head.weight"] = torch.zeros(320, 64)  # ignored: the head is tied
 
-    path = change(add, tie_word_embeddings=True)
+    path = edited_model(add, tie_word_embeddings=True)
     ids = list(range(3, 20))
     expected = tiny.Paged(load(tiny_model(tie_word_embeddings=True))).run(ids, chunk=20)
     assert torch.equal(tiny.Paged(load(path)).run(ids, chunk=20), expected)

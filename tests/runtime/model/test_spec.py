@@ -21,13 +21,13 @@ from banyan.runtime.model.spec import ModelSpec, read_spec, resolve
 def copy(tiny_model, tmp_path):
     """`copy(family, **fields) -> Path`: a model directory with fields of its config.json changed (... removes one)."""
 
-    def modified_copy(family: str = "llama", **fields) -> Path:
+    def make(family: str = "llama", **fields) -> Path:
         path = shutil.copytree(tiny_model(family), tmp_path / "model", dirs_exist_ok=True)
         config = json.loads((path / "config.json").read_text()) | fields
         (path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
         return path
 
-    return modified_copy
+    return make
 
 
 def test_spec_has_the_sizes_of_the_model(tiny_model, reference):

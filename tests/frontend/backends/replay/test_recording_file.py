@@ -31,7 +31,7 @@ def conversation(s: bn.State, topic: str, temperature: float = 1.0) -> None:
     s += bn.gen("e")
 
 
-class Counting(bn.Mock):
+class NumberedMock(bn.Mock):
     """Numbers its answers, and adds usage, scores and logprobs."""
 
     def start(self, job: Any) -> None:
@@ -61,7 +61,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_replay_returns_the_recorded_run(path: Path) -> None:
-    with bn.Record(Counting(), path) as recorder:
+    with bn.Record(NumberedMock(), path) as recorder:
         assert "Record of <Mock" in repr(recorder)
         first = snapshot(conversation.run("trees", backend=recorder, return_logprob=True))
         assert bn.get_server_info(recorder) == {"model": "mock", "n_calls": 7, "n_submits": 2}
@@ -76,7 +76,7 @@ def test_replay_returns_the_recorded_run(path: Path) -> None:
 
 
 def test_recording_of_a_replay_is_identical(path: Path) -> None:
-    with bn.Record(Counting(), path) as recorder:
+    with bn.Record(NumberedMock(), path) as recorder:
         conversation.run("trees", backend=recorder).sync()
     copy = path.with_name("copy")
     with bn.Record(bn.Replay(path), copy) as recorder:
@@ -85,7 +85,7 @@ def test_recording_of_a_replay_is_identical(path: Path) -> None:
 
 
 def test_replay_streams_the_recorded_pieces(path: Path) -> None:
-    with bn.Record(Counting(), path) as recorder:
+    with bn.Record(NumberedMock(), path) as recorder:
         state = conversation.run("trees", backend=recorder, stream=True)
         first = list(state.text_iter("a"))
         state.sync()
@@ -108,14 +108,14 @@ def test_batch_is_replayed_in_any_order(path: Path) -> None:
 
 def test_shared_prompt_is_stored_once(path: Path) -> None:
     @bn.function
-    def long(s: bn.State) -> None:
+    def long_program(s: bn.State) -> None:
         for _ in range(50):
             s += bn.user("x" * 200) + bn.assistant(bn.gen("a"))
 
     with bn.Record(bn.Mock("y"), path) as recorder:
-        long.run(backend=recorder).sync()
+        long_program.run(backend=recorder).sync()
     assert path.stat().st_size < 50 * 700
-    assert long.run(backend=bn.Replay(path))["a"] == "y"
+    assert long_program.run(backend=bn.Replay(path))["a"] == "y"
 
 
 def test_failures_are_recorded(path: Path) -> None:
@@ -139,7 +139,7 @@ def test_failures_are_recorded(path: Path) -> None:
 
 @pytest.fixture
 def replay(path: Path) -> bn.Replay:
-    with bn.Record(Counting(), path) as recorder:
+    with bn.Record(NumberedMock(), path) as recorder:
         conversation.run("trees", backend=recorder).sync()
     return bn.Replay(path)
 
@@ -305,11 +305,11 @@ def with_wrong_tool(program: Any, add: Any) -> Any:
     """The same program with a tool of other results."""
 
     @bn.tool(name="add", description="Adds.")
-    def wrong(a: int, b: int) -> int:
+    def negative_add(a: int, b: int) -> int:
         return -1
 
     def sums(s: bn.State) -> None:
-        s += bn.user("1+2+3?") + bn.assistant(bn.gen("a", tools=[wrong]))
+        s += bn.user("1+2+3?") + bn.assistant(bn.gen("a", tools=[negative_add]))
 
     return sums
 

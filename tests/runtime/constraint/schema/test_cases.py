@@ -34,7 +34,7 @@ CASE_IDS = [(name, i) for name, cases in CASES.items() for i in range(len(cases)
 def accepts(bench: Any, compiled: Any, value: Any) -> bool:
     """Whether a guide accepts the value in the style `spaced`."""
     text = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
-    return bool(bench.takes(compiled.guide(), text))
+    return bool(bench.accepts(compiled.guide(), text))
 
 
 @pytest.mark.parametrize(("name", "i"), CASE_IDS, ids=lambda value: str(value))

@@ -291,7 +291,7 @@ def test_encoding_that_ends_after_its_program_is_ignored(bench: Any, greedy: Sam
     assert not b.engine.runs
 
 
-def test_cost_of_a_waiting_state_is_independent_of_their_number(bench: Any, greedy: Sampler) -> None:
+def test_cost_of_waiting_states_is_linear(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "b"})
     n = 300
     children = tuple(range(1, n + 1))
