@@ -9,17 +9,15 @@ import weakref
 from collections.abc import Iterable
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from banyan.backends.base import OpenProgram
 from banyan.execution.clock import clock
 from banyan.execution.futures import when_all_done
 from banyan.lang.sampling import Options
 from banyan.runtime.errors import BadProgram, BudgetExceeded, DeadlineExceeded
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
-
-if TYPE_CHECKING:
-    from banyan.execution.program_record import ProgramRecord
 
 GRACE = 0.5
 """Seconds after a timeout before the client acts itself. The server (for a gen) and the body (for a batch) report the
@@ -31,6 +29,16 @@ _MIN_DEADLINE = 1e-6
 _batch_numbers = count()
 
 
+class LimitedRecord(Protocol):
+    """The part of a ProgramRecord that limits act on."""
+
+    program: OpenProgram
+
+    @property
+    def is_settled(self) -> bool: ...
+    def stop(self, error: Exception) -> None: ...
+
+
 class TokenBudget:
     """Counts the tokens that a run, or all runs of a batch, generate, and stops them when the budget is exceeded."""
 
@@ -38,9 +46,9 @@ class TokenBudget:
         """scope: "run" or "batch", for the error message."""
         self._scope, self._budget, self._spent = scope, budget, 0
         self._lock = threading.Lock()
-        self._records: weakref.WeakSet[ProgramRecord] = weakref.WeakSet()
+        self._records: weakref.WeakSet[LimitedRecord] = weakref.WeakSet()
 
-    def add_record(self, record: ProgramRecord) -> None:
+    def add_record(self, record: LimitedRecord) -> None:
         self._records.add(record)
         self._check()
 
@@ -74,7 +82,7 @@ class RunLimits:
 
     __slots__ = ("_alarm", "_budgets")
 
-    def __init__(self, record: ProgramRecord, options: Options, batch: BatchLimits | None = None) -> None:
+    def __init__(self, record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> None:
         """Start the timers and send the limits to the backend."""
         self._alarm = None  # set first: `__del__` reads it even if the backend refuses the limits
         now = time.monotonic()
@@ -120,7 +128,7 @@ class RunLimits:
             self._alarm.cancel()
 
 
-def begin(record: ProgramRecord, options: Options, batch: BatchLimits | None = None) -> RunLimits | None:
+def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> RunLimits | None:
     """Start the limits of a run; None if it has none."""
     own = options.timeout, options.budget, options.priority, options.deadline, options.durable or None
     shared = () if batch is None else (batch.timeout, batch.budget, batch.due)
@@ -134,7 +142,7 @@ def _durable_name(durable: bool | str, in_batch: bool) -> str:
     return secrets.token_hex(16) if durable is True else durable or ""
 
 
-def limit_gen(record: ProgramRecord, ref: int, kind: str, timeout: float, before: Iterable[ValueFuture[Any]]) -> None:
+def limit_gen(record: LimitedRecord, ref: int, kind: str, timeout: float, before: Iterable[ValueFuture[Any]]) -> None:
     """Stop the run GRACE seconds after `timeout`, counted once all futures in `before` are done, if the server did not.
 
     kind: "gen" or "select", whose value is `ref`.
@@ -153,6 +161,6 @@ def limit_gen(record: ProgramRecord, ref: int, kind: str, timeout: float, before
     when_all_done([future for future in before if not future.done()], start)
 
 
-def _stop(record: weakref.ref[ProgramRecord], error: DeadlineExceeded) -> None:
+def _stop(record: weakref.ref[LimitedRecord], error: DeadlineExceeded) -> None:
     if (found := record()) is not None and not found.is_settled:
         found.stop(error)

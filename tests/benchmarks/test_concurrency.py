@@ -1,4 +1,4 @@
-"""Many programs at once: how many threads they take, and how much memory."""
+"""Threads and memory of many concurrent programs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def concurrency(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(FILE)
 
 
-def test_threads_are_those_of_the_pool_and_four_more(concurrency: ModuleType) -> None:
+def test_number_of_threads_is_at_most_the_pool_and_four(concurrency: ModuleType) -> None:
     assert concurrency.apart("threads") <= concurrency.N_THREADS + 4
 
 
-def test_an_async_program_takes_less_than_20_kilobytes(concurrency: ModuleType) -> None:
+def test_async_program_needs_less_than_20_kilobytes(concurrency: ModuleType) -> None:
     assert concurrency.apart("memory", 1000)["KB"] < 20
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_so_do_ten_thousand(concurrency: ModuleType) -> None:
+def test_each_of_ten_thousand_async_programs_needs_less_than_20_kilobytes(concurrency: ModuleType) -> None:
     assert concurrency.apart("memory", 10_000)["KB"] < 20

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py without a GPU: each of its rows is computed, in the interpreter."""
+"""benchmarks/gpu.py without a GPU: the interpreter computes each row."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_every_row_runs() -> None:
     pytest.importorskip("triton")
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--dry"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    lines = result.stdout.splitlines()
     assert [row for row in ROWS if not any(row in line for line in lines)] == []
     for peer in ("SDPA, contiguous", "flex_attention, contiguous"):
         assert sum(f"| {peer} |" in line for line in lines) >= 7, f"{peer} was left out"

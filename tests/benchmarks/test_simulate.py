@@ -1,4 +1,4 @@
-"""The simulator: its optimum, and the hit rate that the engine's scheduler and tree reach."""
+"""The simulator: its optimum, and the hit rates of the scheduler and the tree of the engine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def day(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 SMALL = {"few-shot": 60, "chat": 12, "tree of thought": 6, "agents": 8, "agents with tool waits": 8}
 
 
-def test_the_optimum_is_what_a_dictionary_of_all_prefixes_finds(work: ModuleType) -> None:
+def test_optimum_equals_a_dictionary_of_all_prefixes(work: ModuleType) -> None:
     prompts: list[tuple[int, ...]] = []
     texts: list[tuple[int, ...]] = []
 
@@ -43,29 +43,29 @@ def test_the_optimum_is_what_a_dictionary_of_all_prefixes_finds(work: ModuleType
         yield work.Gen(n)
         texts.append(tuple(state.ids))
 
-    def parting(state: Any) -> Any:
+    def forking(state: Any) -> Any:
         yield from ask(state, [1, 2, 3], 2)
         yield work.Fork([lambda s: ask(s, [7, 8, 9], 3), lambda s: ask(s, [7, 8, 4], 1)])
         yield from ask(state, [5], 4)
 
-    bodies = [parting, lambda s: ask(s, [1, 2, 3], 1), lambda s: ask(s, [1, 2], 1), parting]
+    bodies = [forking, lambda s: ask(s, [1, 2, 3], 1), lambda s: ask(s, [1, 2], 1), forking]
     best = work.Optimum(bodies)
-    known: set[tuple[int, ...]] = set()
+    known_prefixes: set[tuple[int, ...]] = set()
     n_found = 0
     for prompt, text in zip(prompts, texts, strict=True):
-        n_found += max(n for n in range(len(prompt)) if not n or prompt[:n] in known)
-        known |= {text[:n] for n in range(1, len(text) + 1)}
-    assert (best.n_prompt, best.n_found, best.n_all) == (sum(map(len, prompts)), n_found, len(known))
+        n_found += max(n for n in range(len(prompt)) if not n or prompt[:n] in known_prefixes)
+        known_prefixes |= {text[:n] for n in range(1, len(text) + 1)}
+    assert (best.n_prompt, best.n_found, best.n_all) == (sum(map(len, prompts)), n_found, len(known_prefixes))
 
 
-def test_a_state_waits_for_its_children_and_for_its_tools(work: ModuleType) -> None:
+def test_state_waits_for_children_and_tools(work: ModuleType) -> None:
     machine = work.Machine(n_pages=100)
     events: list[tuple[str, float]] = []
 
     def child(n: int) -> Any:
         def body(state: Any) -> Any:
             yield work.Gen(n)
-            events.append((f"said {n}", machine.now))
+            events.append((f"generated {n}", machine.now))
 
         return body
 
@@ -78,7 +78,7 @@ def test_a_state_waits_for_its_children_and_for_its_tools(work: ModuleType) -> N
 
     crowd = work.Crowd(machine, [(3.0, parent)], foresees=True)
     crowd.run()
-    assert [name for name, _ in events] == ["said 5", "said 40", "waited"]
+    assert [name for name, _ in events] == ["generated 5", "generated 40", "waited"]
     assert events[2][1] == pytest.approx(events[1][1] + 50.0)
     assert not crowd.present
     assert not machine.cache.hints
@@ -87,52 +87,52 @@ def test_a_state_waits_for_its_children_and_for_its_tools(work: ModuleType) -> N
 
 @pytest.mark.parametrize("is_online", [False, True])
 @pytest.mark.parametrize("shape", SMALL)
-def test_a_cache_that_holds_all_finds_what_the_optimum_does(hits: ModuleType, shape: str, is_online: bool) -> None:
-    made = shape, is_online, SMALL[shape]
-    best = hits.Optimum(hits.bodies(*made))
-    outcome = hits.play(hits.bodies(*made), 2 * best.n_all, "aware", seconds=20.0 * is_online)
+def test_unbounded_cache_reaches_the_optimum(hits: ModuleType, shape: str, is_online: bool) -> None:
+    arguments = shape, is_online, SMALL[shape]
+    best = hits.Optimum(hits.bodies(*arguments))
+    outcome = hits.play(hits.bodies(*arguments), 2 * best.n_all, "aware", seconds=20.0 * is_online)
     assert outcome.hit_rate == pytest.approx(best.hit_rate, rel=2e-3)
     assert outcome.hit_rate <= best.hit_rate
 
 
-def test_a_small_cache_finds_less(hits: ModuleType) -> None:
-    made = "chat", False, 12
-    best = hits.Optimum(hits.bodies(*made))
-    assert hits.play(hits.bodies(*made), best.n_all // 4, "lru", schedule="fcfs").hit_rate < 0.9 * best.hit_rate
+def test_small_cache_is_below_the_optimum(hits: ModuleType) -> None:
+    arguments = "chat", False, 12
+    best = hits.Optimum(hits.bodies(*arguments))
+    assert hits.play(hits.bodies(*arguments), best.n_all // 4, "lru", schedule="fcfs").hit_rate < 0.9 * best.hit_rate
 
 
-def test_what_is_present_is_counted_once(work: ModuleType) -> None:
+def test_shared_prefix_is_counted_once(work: ModuleType) -> None:
     texts = [[1, 2, 3], [1, 2, 3, 4], [1, 5], [1, 2, 3]]
     assert work.n_distinct(array("i", text).tobytes() for text in texts) == 5
 
 
-def test_the_same_seed_gives_the_same_programs(hits: ModuleType) -> None:
-    one, two, other = (hits.Optimum(hits.bodies("agents", False, 4, seed)) for seed in (0, 0, 1))
-    assert (one.n_prompt, one.n_found) == (two.n_prompt, two.n_found) != (other.n_prompt, other.n_found)
+def test_programs_are_reproducible_by_seed(hits: ModuleType) -> None:
+    first, second, other = (hits.Optimum(hits.bodies("agents", False, 4, seed)) for seed in (0, 0, 1))
+    assert (first.n_prompt, first.n_found) == (second.n_prompt, second.n_found) != (other.n_prompt, other.n_found)
     assert Random("agents 0").random() != Random("agents 1").random()
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_with_all_queued_half_of_the_working_set_is_enough_for_96_percent_of_the_optimum(hits: ModuleType) -> None:
-    reached = []
+def test_half_of_the_working_set_reaches_96_percent_of_the_optimum(hits: ModuleType) -> None:
+    percentages = []
     for name in hits.SHAPES:
         shape = hits.Shape(name, False, hits.N[name])
         shape.play(0.5, "aware")
-        reached.append(shape.of_optimum(0.5, "aware"))
-    assert statistics.mean(reached) >= 96, reached
+        percentages.append(shape.of_optimum(0.5, "aware"))
+    assert statistics.mean(percentages) >= 96, percentages
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_who_knows_what_waits_recomputes_three_quarters_of_what_lru_does(hits: ModuleType) -> None:
+def test_aware_policy_recomputes_at_most_three_quarters_of_lru(hits: ModuleType) -> None:
     shape = hits.Shape(hits.WAITS, True, hits.N[hits.WAITS])
     for policy in ("lru", "aware"):
         shape.play(0.5, policy)
     assert 0 < shape.recomputed(0.5, "aware") <= 0.75 * shape.recomputed(0.5, "lru")
 
 
-def test_a_day_on_a_small_tree_ends_as_it_began(day: ModuleType) -> None:
+def test_simulated_day_does_not_grow_memory_or_time(day: ModuleType) -> None:
     tenths = day.Day(20_000, scale=0.02).tenths()
     first, last = tenths[3], tenths[-1]
     assert last.n_nodes < 1.5 * first.n_nodes

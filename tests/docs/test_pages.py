@@ -1,4 +1,4 @@
-"""The pages of docs/ say what happens: their Python runs and prints what they show; the reference is of today."""
+"""The examples of docs/ run and print the shown output, and the reference is up to date."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ def reference(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 
 @pytest.mark.parametrize("page", ["language.md", "migrating-from-sglang.md"])
 @pytest.mark.timeout(300)
-def test_every_example_runs_and_prints_what_is_shown(refresh: ModuleType, page: str) -> None:
+def test_examples_of_a_page_print_the_shown_output(refresh: ModuleType, page: str) -> None:
     path = ROOT / "docs" / page
     assert str(path.relative_to(ROOT)) in refresh.PAGES
     try:
         for block, printed in refresh.played(path):
-            where = f"{page}:{block.line}"
-            assert printed == "" or block.output is not None, f"{where} prints, and the page does not show it"
+            location = f"{page}:{block.line}"
+            assert printed == "" or block.output is not None, f"{location} prints, but the page shows no output"
             if block.output is not None and not block.is_example:
-                assert block.output.rstrip() == printed, f"{where}: `make readme` writes what it prints now"
+                assert block.output.rstrip() == printed, f"{location}: `make readme` updates the output"
             elif block.output is not None:
-                assert block.output.strip(), f"{where}: the page shows nothing of what it may print"
+                assert block.output.strip(), f"{location}: the page shows no example of its output"
     finally:
         bn.set_default_backend(None)
 
 
-def test_a_page_has_no_other_python(refresh: ModuleType) -> None:
+def test_every_python_block_of_a_page_is_tested(refresh: ModuleType) -> None:
     for name in ("language.md", "migrating-from-sglang.md"):
         text = (ROOT / "docs" / name).read_text()
         assert text.count("```python") == len(refresh.blocks(text))
         assert text.count("```text") == sum(block.output is not None for block in refresh.blocks(text))
 
 
-def test_a_block_that_is_wrong_is_found(refresh: ModuleType, tmp_path: Path) -> None:
+def test_wrong_output_and_exceptions_of_a_block_are_found(refresh: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A page\n\n```python\nprint(1 + 1)\n```\n```text\n3\n```\n\n```python\n1 / 0\n```\n")
     played = refresh.played(page)
@@ -68,32 +68,32 @@ def test_a_block_that_is_wrong_is_found(refresh: ModuleType, tmp_path: Path) -> 
 # ---- the reference -------------------------------------------------------------------------------------------------
 
 
-def test_the_reference_is_up_to_date(reference: ModuleType) -> None:
+def test_reference_is_up_to_date(reference: ModuleType) -> None:
     assert reference.PAGE.read_text() == reference.page(), "run `python docs/reference.py`"
 
 
-def test_every_public_name_stands_in_it_once(reference: ModuleType) -> None:
+def test_reference_has_every_public_name_once(reference: ModuleType) -> None:
     names = [name for names in reference.grouped().values() for name in names]
     assert sorted(names) == sorted(bn.__all__)
-    assert "Others" not in reference.grouped(), "name them in GROUPS"
+    assert "Others" not in reference.grouped(), "add them to GROUPS"
 
 
 @pytest.mark.parametrize("name", bn.__all__)
 def test_every_public_name_has_a_docstring(reference: ModuleType, name: str) -> None:
-    thing = getattr(bn, name)
-    assert not isinstance(thing, types.ModuleType), "a module of the same name hides it"
-    if isinstance(thing, type) or callable(thing):
-        assert reference.documented(thing) or issubclass(thing, Exception)
-    if isinstance(thing, type) and not issubclass(thing, Exception):
-        without = [
+    value = getattr(bn, name)
+    assert not isinstance(value, types.ModuleType), "hidden by a module of the same name"
+    if isinstance(value, type) or callable(value):
+        assert reference.documented(value) or issubclass(value, Exception)
+    if isinstance(value, type) and not issubclass(value, Exception):
+        undocumented = [
             method
-            for method, value in reference.members(thing)
-            if not (value.fget if isinstance(value, property) else getattr(value, "__func__", value)).__doc__
+            for method, member in reference.members(value)
+            if not (member.fget if isinstance(member, property) else getattr(member, "__func__", member)).__doc__
             and not reference.shared_doc(method)
         ]
-        assert not without
-    if not callable(thing):
-        assert reference.attribute_docs(__import__("sys").modules[bn._HOME[name]]).get(name) or type(thing).__doc__
+        assert not undocumented
+    if not callable(value):
+        assert reference.attribute_docs(__import__("sys").modules[bn._HOME[name]]).get(name) or type(value).__doc__
 
 
 # ---- the migration page --------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ METHODS = (
 )
 
 
-def test_the_migration_page_knows_every_name_of_sglang() -> None:
+def test_migration_page_has_every_name_of_sglang() -> None:
     page = (ROOT / "docs/migrating-from-sglang.md").read_text()
     named = set(re.findall(r"`(\w+)`", page))
     assert set(SGLANG) <= named
@@ -122,7 +122,7 @@ def test_the_migration_page_knows_every_name_of_sglang() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_of_a_page_exist(page: str) -> None:
     text = (ROOT / "docs" / page).read_text()
     targets = re.findall(r"\]\(([^)#:]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     assert not [target for target in targets if not (ROOT / "docs" / target).exists()]

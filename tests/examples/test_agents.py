@@ -1,4 +1,4 @@
-"""The examples do what they say: each on a scripted Mock, and on the pocket model through the whole path."""
+"""Each example on a scripted Mock, and on the pocket model through the whole path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = sorted(path.stem for path in AGENTS.glob("*.py") if path.stem != "common
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """`example("chat")`: the module, with what its folder gives it when it is run as a script."""
+    """`example("chat")`: the module, with its folder on the import path as for a script."""
     monkeypatch.syspath_prepend(AGENTS)
 
     def load(name: str) -> ModuleType:
@@ -46,8 +46,8 @@ def pocket() -> Iterator[bn.Runtime]:
 
 
 @pytest.fixture
-def play(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
-    """`play(module, backend)`: the exit status of its main, and what it printed."""
+def run_main(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
+    """`run_main(module, backend)`: the exit status and the output of main."""
 
     def run(module: ModuleType, backend: object) -> tuple[int, str]:
         bn.set_default_backend(backend)
@@ -75,23 +75,23 @@ REACT = [
 ]
 
 
-def test_react_tools_runs_each_call_and_says_its_result(
-    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+def test_react_tools_runs_each_call_and_prints_its_result(
+    example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]]
 ) -> None:
-    status, out = play(example("react_tools"), bn.Mock(REACT))
+    status, out = run_main(example("react_tools"), bn.Mock(REACT))
     assert status == 0
     assert "  model: calculator(expression='12.5*48')\n  tool:  600\n  model: The answer is 600.\n" in out
     assert "tool:  2027-03-06\n" in out
     assert out.endswith("5 of 5 right\n")
 
 
-def test_react_tools_gives_a_bad_call_back_to_the_model_and_admits_a_wrong_answer(
-    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+def test_react_tools_returns_errors_to_the_model_and_reports_wrong_answers(
+    example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]]
 ) -> None:
     mock = bn.Mock(
         lambda prompt, name: "7" if "<|im_start|>tool\n" in prompt else {"calculator": {"expression": "1/0"}}
     )
-    status, out = play(example("react_tools"), mock)
+    status, out = run_main(example("react_tools"), mock)
     assert status == 1
     assert "tool:  error: ZeroDivisionError: division by zero" in out
     assert "wrong: it is 600" in out
@@ -99,10 +99,10 @@ def test_react_tools_gives_a_bad_call_back_to_the_model_and_admits_a_wrong_answe
     assert "division by zero<|im_end|>" in mock.calls[1].prompt
 
 
-def test_react_tools_admits_that_a_model_never_answers(
-    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+def test_react_tools_reports_a_model_that_never_answers(
+    example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]]
 ) -> None:
-    status, out = play(
+    status, out = run_main(
         example("react_tools"), bn.Mock(lambda prompt, name: {"lookup": {"table": "prices", "key": "x"}})
     )
     assert status == 1
@@ -110,17 +110,20 @@ def test_react_tools_admits_that_a_model_never_answers(
 
 
 @pytest.mark.parametrize(
-    "bad", [{"rm": {}}, {"calculator": {"expression": "open(1)"}}, {"lookup": {"key": 1}}, {"add_days": {"date": "?"}}]
+    "invalid_call",
+    [{"rm": {}}, {"calculator": {"expression": "open(1)"}}, {"lookup": {"key": 1}}, {"add_days": {"date": "?"}}],
 )
-def test_react_tools_answers_any_call(bad: dict[str, dict[str, object]], example: Callable[..., ModuleType]) -> None:
-    state = example("react_tools").agent.run("?", backend=bn.Mock([bad, "never mind"]))
+def test_react_tools_answers_an_invalid_call_with_an_error(
+    invalid_call: dict[str, dict[str, object]], example: Callable[..., ModuleType]
+) -> None:
+    state = example("react_tools").agent.run("?", backend=bn.Mock([invalid_call, "never mind"]))
     (call,) = state.tool_calls("answer")
     assert call.is_error
     assert call.result.startswith("error: ")
 
 
-def test_few_shot_counts_its_right_labels(
-    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+def test_few_shot_counts_correct_labels(
+    example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]]
 ) -> None:
     module = example("few_shot")
     labels = {note["text"]: note["label"] for note in module.REST}
@@ -130,40 +133,40 @@ def test_few_shot_counts_its_right_labels(
         text = re.findall(r"Text: (.*)\nLabel:<", prompt)[0]
         return "music" if "trumpet" in text else labels[text]
 
-    status, out = play(module, bn.Mock(script))
-    wrong = sum("trumpet" in text and label != "music" for text, label in labels.items())
+    status, out = run_main(module, bn.Mock(script))
+    n_wrong = sum("trumpet" in text and label != "music" for text, label in labels.items())
     assert status == 0
-    assert f"{len(labels) - wrong} of {len(labels)} right" in out
+    assert f"{len(labels) - n_wrong} of {len(labels)} right" in out
 
 
 def test_extract_compares_values_not_text(
-    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+    example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]]
 ) -> None:
     module = example("extract")
-    known = {text: record for _, text, record in module.TEXTS}
+    expected = {text: record for _, text, record in module.TEXTS}
 
     def script(prompt: str, name: str) -> str:
         text = re.findall(r"Text: (.*)<\|im_end\|>", prompt)[0]
-        return "no JSON" if "Helen" in text else str(known[text]).replace("'", '"').replace(", ", " ,\n")
+        return "no JSON" if "Helen" in text else str(expected[text]).replace("'", '"').replace(", ", " ,\n")
 
-    status, out = play(module, bn.Mock(script))
+    status, out = run_main(module, bn.Mock(script))
     assert status == 1
     assert out.endswith("3 of 4 right\n")
 
 
-def test_chat_is_one_program_and_one_message(
-    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+def test_chat_is_one_program_in_one_message(
+    example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]]
 ) -> None:
     module = example("chat")
-    mock = bn.Mock([known or "I will remember that." for known in module.TURNS.values()])
-    status, out = play(module, mock)
+    mock = bn.Mock([expected or "I will remember that." for expected in module.TURNS.values()])
+    status, out = run_main(module, mock)
     assert status == 0
     assert len(mock.submits) == 1
     assert out.count("model  ") == len(module.TURNS)
 
 
-def test_tree_of_thought_finds_a_way_by_forks(
-    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]]
+def test_tree_of_thought_finds_a_solution_with_forks(
+    example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]]
 ) -> None:
     turn = itertools.count()
 
@@ -173,32 +176,32 @@ def test_tree_of_thought_finds_a_way_by_forks(
         return ["nonsense", *steps][next(turn) % (len(steps) + 1)]
 
     module = example("tree_of_thought")
-    status, out = play(module, bn.Mock(script))
+    status, out = run_main(module, bn.Mock(script))
     assert status == 0
     for numbers, target in module.PUZZLES:
         path = re.search(rf"Reach {target} from .*\n(?:   .*\n)+  (.*)\n", out)
         assert path
-        assert reaches(path[1].split(", then "), numbers, target)
+        assert reaches_target(path[1].split(", then "), numbers, target)
 
 
-def reaches(steps: list[str], numbers: tuple[int, ...], target: int) -> bool:
-    left = list(numbers)
+def reaches_target(steps: list[str], numbers: tuple[int, ...], target: int) -> bool:
+    remaining = list(numbers)
     for step in steps:
         a, sign, b = re.fullmatch(r"(\d+)([+*])(\d+)", step).groups()  # type: ignore[union-attr]
-        left.remove(int(a))
-        left.remove(int(b))
-        left.append(int(a) * int(b) if sign == "*" else int(a) + int(b))
-    return left[-1] == target
+        remaining.remove(int(a))
+        remaining.remove(int(b))
+        remaining.append(int(a) * int(b) if sign == "*" else int(a) + int(b))
+    return remaining[-1] == target
 
 
 # ---- on the pocket model: the whole path ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_example_is_right_on_the_pocket_model(
-    name: str, example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]], pocket: bn.Runtime
+def test_example_is_correct_on_the_pocket_model(
+    name: str, example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]], pocket: bn.Runtime
 ) -> None:
-    status, out = play(example(name), pocket)
+    status, out = run_main(example(name), pocket)
     assert status == 0, out
     prompt, cached, computed = map(int, re.findall(r"prompt (\d+) tokens = (\d+) cached \+ (\d+) computed", out)[-1])
     assert prompt == cached + computed
@@ -206,19 +209,18 @@ def test_each_example_is_right_on_the_pocket_model(
     pocket.ask("check")
 
 
-def test_react_tools_computes_nothing_twice(example: Callable[..., ModuleType], pocket: bn.Runtime) -> None:
+def test_react_tools_computes_only_new_tokens(example: Callable[..., ModuleType], pocket: bn.Runtime) -> None:
     tokenizer = Tokenizer.from_file(str(SHIPPED / "pocket" / "tokenizer.json"))
-    state = example("react_tools").agent.run(
-        "What is 17.5 times 36?", backend=pocket
-    )  # no example's question: nothing of it lies in the tree
+    # not in the tree: no example asks this question
+    state = example("react_tools").agent.run("What is 17.5 times 36?", backend=pocket)
     first, second = state.get_meta_info("answer")["rounds"]
     new = "<|im_end|>\n<|im_start|>tool\n630<|im_end|>\n<|im_start|>assistant\n"
     assert second["prompt_tokens"] == first["prompt_tokens"] + first["completion_tokens"] + len(tokenizer.encode(new))
     assert second["prompt_tokens"] - second["cached_tokens"] == len(tokenizer.encode(new))
 
 
-def test_few_shot_computes_its_prefix_once_and_then_one_token_a_request(
-    example: Callable[..., ModuleType], play: Callable[..., tuple[int, str]], pocket: bn.Runtime
+def test_few_shot_computes_its_prefix_once_and_repeats_cost_one_token_per_request(
+    example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]], pocket: bn.Runtime
 ) -> None:
     module = example("few_shot")
     tokenizer = Tokenizer.from_file(str(SHIPPED / "pocket" / "tokenizer.json"))
@@ -229,26 +231,26 @@ def test_few_shot_computes_its_prefix_once_and_then_one_token_a_request(
         for note in module.REST
     ]
     n_shared = next(i for i, ids in enumerate(zip(*prompts, strict=False)) if len(set(ids)) > 1)
-    needed = n_shared + sum(len(ids) - n_shared for ids in prompts)
+    n_needed = n_shared + sum(len(ids) - n_shared for ids in prompts)
     pocket.ask("flush")
-    _, out = play(module, pocket)
+    _, out = run_main(module, pocket)
     (prompt, _, first), (_, _, second) = (
-        map(int, found) for found in re.findall(r"prompt (\d+) tokens = (\d+) cached \+ (\d+) computed", out)
+        map(int, counts) for counts in re.findall(r"prompt (\d+) tokens = (\d+) cached \+ (\d+) computed", out)
     )
     assert prompt == sum(map(len, prompts))
-    assert first <= 1.05 * needed
+    assert first <= 1.05 * n_needed
     assert second <= len(prompts)
     assert min(map(int, re.findall(r"(\d+) of 120 right", out))) >= 108
 
 
-def test_an_example_runs_from_the_command_line_against_a_running_server(pocket: bn.Runtime) -> None:
+def test_example_runs_from_the_command_line_with_a_running_server(pocket: bn.Runtime) -> None:
     command = [sys.executable, str(AGENTS / "extract.py"), "--socket", str(pocket.socket)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("4 of 4 right\n")
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith("4 of 4 right\n")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_example_says_how_to_run_it(name: str) -> None:
-    about = ast.get_docstring(ast.parse((AGENTS / f"{name}.py").read_text())) or ""
-    assert f"python examples/agents/{name}.py [--model MODEL | --socket PATH]" in about
+def test_docstring_of_each_example_has_its_command(name: str) -> None:
+    docstring = ast.get_docstring(ast.parse((AGENTS / f"{name}.py").read_text())) or ""
+    assert f"python examples/agents/{name}.py [--model MODEL | --socket PATH]" in docstring

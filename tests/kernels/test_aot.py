@@ -1,4 +1,4 @@
-"""Every variant of every kernel, compiled through its launcher for GPUs that need not be present."""
+"""Every variant of every kernel compiles through its launcher for GPUs that need not be present."""
 
 from itertools import product
 from typing import Any
@@ -24,7 +24,7 @@ from forms import short_form
 aot = pytest.importorskip("kernel_support.aot")
 occupancy = pytest.importorskip("kernel_support.occupancy")
 
-pytestmark = pytest.mark.timeout(600)  # a compiler on a busy machine
+pytestmark = pytest.mark.timeout(600)  # compilation on a busy machine
 
 TARGETS = ["sm_80", "sm_90", "gfx942"]
 ALL_OPTIONS = {"window": 4096, "softcap": 30.0, "sinks": True, "tree": True}
@@ -43,16 +43,16 @@ def compile_attention(
     pool = empty((8, page_size, heads[1], dim), KINDS.get(options.pop("kv", ""), dtype), "meta")
     if options.pop("sinks", False):
         options["sinks"] = torch.empty(heads[0], device="meta")
-    found = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, AttentionOptions(0.1, **options))
+    kernels = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, AttentionOptions(0.1, **options))
     shapes = ["large", "merge"] if deterministic else ["small", "large", "merge"]
-    assert [c.kernel for c in found] == [*["_attend"] * (len(shapes) - 1), "_merge"]
-    for compiled in found:
+    assert [c.kernel for c in kernels] == [*["_attend"] * (len(shapes) - 1), "_merge"]
+    for compiled in kernels:
         compiled.check()
-    return dict(zip(shapes, found, strict=True))
+    return dict(zip(shapes, kernels, strict=True))
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_half_precision_runs_on_tensor_cores_and_is_pipelined(target: str) -> None:
+def test_half_precision_uses_tensor_cores_and_pipelining(target: str) -> None:
     kernels = compile_attention(target, torch.bfloat16, (8, 2), 64)
     if target == "gfx942":
         assert kernels["small"].counts["mfma"] > 0
@@ -67,7 +67,7 @@ def test_half_precision_runs_on_tensor_cores_and_is_pipelined(target: str) -> No
 
 
 @pytest.mark.parametrize("target", short_form(product(TARGETS), lambda target: target == "sm_90"))
-def test_trees_of_drafts_spill_nothing(target: str) -> None:
+def test_draft_trees_do_not_spill(target: str) -> None:
     compile_attention(target, torch.bfloat16, (8, 2), 128, tree=True)
 
 
@@ -75,7 +75,7 @@ def test_trees_of_drafts_spill_nothing(target: str) -> None:
     ("target", "kv"),
     short_form(product(TARGETS, KINDS), lambda *case: case in (("sm_80", "int8"), ("sm_90", "fp8"), ("gfx942", "fp8"))),
 )
-def test_pools_of_8_bits_are_pipelined_and_spill_nothing(kv: str, target: str) -> None:
+def test_8_bit_pools_are_pipelined_and_do_not_spill(kv: str, target: str) -> None:
     kernels = compile_attention(target, torch.bfloat16, (32, 8), 128, kv=kv)
     assert sum(kernels["small"].counts[name] for name in ("hmma", "mfma") if name in kernels["small"].counts) > 0
     if target != "gfx942":
@@ -83,7 +83,7 @@ def test_pools_of_8_bits_are_pipelined_and_spill_nothing(kv: str, target: str) -
         assert kernels["small"].counts["async copy"] > 0
 
 
-def test_float32_keeps_its_precision() -> None:
+def test_float32_does_not_use_tensor_cores() -> None:
     kernels = compile_attention("sm_90", torch.float32, (8, 2), 64)
     for name in ("small", "large"):
         assert kernels[name].counts["hmma"] == kernels[name].counts["hgmma"] == 0, "tensor cores round to tf32"
@@ -115,11 +115,11 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("target", short_form(product(TARGETS), lambda target: target != "sm_80"))
-def test_the_ops_around_attention(target: str) -> None:
-    found = aot.compile_launcher(target, launch_small_ops)
+def test_small_ops_compile(target: str) -> None:
+    kernels = aot.compile_launcher(target, launch_small_ops)
     names = "_write _copy _copy _edit _mask _draw _norm _norm _norm _rope_kv _rope_kv _silu_mul"
-    assert [c.kernel for c in found] == names.split()
-    for compiled in found:
+    assert [c.kernel for c in kernels] == names.split()
+    for compiled in kernels:
         compiled.check()
 
 
@@ -131,8 +131,8 @@ def test_the_ops_around_attention(target: str) -> None:
     ),
     ids=str,
 )
-def test_what_memory_bounds_asks_for_enough_of_it(target: str, dtype: torch.dtype) -> None:
-    """In every dtype, nothing spills, and a multiprocessor's programs keep enough bytes in flight."""
+def test_memory_bound_kernels_keep_enough_bytes_in_flight(target: str, dtype: torch.dtype) -> None:
+    """No kernel spills, and the programs of a multiprocessor keep enough bytes in flight."""
     pools, x, weight = meta(4, 9, 16, 8, 128, dtype=dtype), meta(64, 4096, dtype=dtype), meta(4096, dtype=dtype)
     slots, pages = meta(3, 8, dtype=torch.int64), meta(3, 3, dtype=torch.int32)
     logits, masks = meta(64, 151936, dtype=dtype), meta(3, 4748, dtype=torch.int32)
@@ -154,7 +154,7 @@ def test_what_memory_bounds_asks_for_enough_of_it(target: str, dtype: torch.dtyp
 @pytest.mark.parametrize("kv", ["", *KINDS])
 @pytest.mark.parametrize("dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (8, 8), (64, 1)], ids=str)
-def test_every_head_shape(target: str, kv: str, dim: int, heads: tuple[int, int]) -> None:
+def test_attention_compiles_for_every_head_shape(target: str, kv: str, dim: int, heads: tuple[int, int]) -> None:
     if (target, kv, dim, heads) == ("sm_80", "", 256, (64, 1)) and not aot.IS_TUNED:
         pytest.skip("64 heads of 256 over one KV head: before Triton 3.9 this spills 700 B and more")
     compile_attention(target, torch.bfloat16, heads, dim, kv=kv)
@@ -167,5 +167,5 @@ def test_every_head_shape(target: str, kv: str, dim: int, heads: tuple[int, int]
     [{"deterministic": True}, {"window": 4096}, {"softcap": 30.0}, {"sinks": True}, {"tree": True}, ALL_OPTIONS],
     ids=str,
 )
-def test_every_option(options: dict[str, Any], page_size: int, kv: str) -> None:
+def test_attention_compiles_with_every_option(options: dict[str, Any], page_size: int, kv: str) -> None:
     compile_attention("sm_90", torch.bfloat16, (32, 8), 128, page_size, kv=kv, **options)

@@ -1,4 +1,4 @@
-"""Both CPU paths of attention, compiled and plain torch, against the float64 reference."""
+"""The two CPU paths of attention, compiled and torch, agree with the float64 reference."""
 
 import pytest
 import torch
@@ -25,8 +25,8 @@ BATCHES = {
 }
 
 
-def run(case: Case) -> None:
-    """Checks both paths; the compiled one only if there is a compiler."""
+def check_paths(case: Case) -> None:
+    """Checks both paths, the compiled one only with a compiler."""
     args = case[:4]
     case.check(torch_cpu.attention(*args, AttentionOptions(**case.options)))
     library = build.library()
@@ -35,7 +35,7 @@ def run(case: Case) -> None:
 
 
 @pytest.mark.usefixtures("native")
-def test_the_compiled_path_is_taken_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supported_shapes_use_the_compiled_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_cpu, "attention", None)
     for dtype in build.DTYPES:
         case = attention_case(1, [1, 20], [40, 33], dtype=dtype, window=30, softcap=3.0, sinks=True)
@@ -43,7 +43,7 @@ def test_the_compiled_path_is_taken_where_it_is_known(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("dtype", "dim"), [(torch.float16, 64), (torch.float32, 24)], ids=str)
-def test_what_the_library_does_not_know_goes_to_torch(dtype: torch.dtype, dim: int) -> None:
+def test_unsupported_shapes_use_torch(dtype: torch.dtype, dim: int) -> None:
     case = attention_case(1, [1, 20], [40, 33], dtype=dtype, dim=dim)
     case.check(cpu.attention(*case[:4], AttentionOptions(**case.options)))
 
@@ -62,52 +62,52 @@ def test_long_reads_are_split_among_threads_and_merged(dtype: torch.dtype, monke
     "options", [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}, {"kv": "int8"}, {"kv": "fp8"}], ids=str
 )
 @pytest.mark.parametrize("batch", BATCHES)
-def test_every_option_on_every_kind_of_batch(batch: str, options: dict) -> None:
+def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
     q_lens, kv_lens = BATCHES[batch]
     case = attention_case(1, q_lens, kv_lens, **options)
-    run(case)
+    check_paths(case)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dim", [16, 80, 96, 112, 128, 256])
 @pytest.mark.parametrize("heads", [(1, 1), (6, 2), (8, 1), (70, 1), (3, 3)])
-def test_dtypes_and_head_shapes(dtype: torch.dtype, dim: int, heads: tuple[int, int]) -> None:
+def test_dtypes_and_head_shapes_agree(dtype: torch.dtype, dim: int, heads: tuple[int, int]) -> None:
     case = attention_case(2, [1, 7, 1], [40, 33, 18], heads=heads, dim=dim, dtype=dtype)
-    run(case)
+    check_paths(case)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 @pytest.mark.parametrize("kv", ["", "int8", "fp8"])
-def test_all_options_at_once(kv: str, page_size: int, dtype: torch.dtype) -> None:
+def test_all_options_together_agree(kv: str, page_size: int, dtype: torch.dtype) -> None:
     case = attention_case(
         3, [1, 40, 1], [100, 95, 33], page_size=page_size, dtype=dtype, kv=kv, window=30, softcap=3.0, sinks=True
     )
-    run(case)
+    check_paths(case)
 
 
-def test_a_shared_subtree_is_read_once_and_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_subtree_is_read_once_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     n = 12
     case = attention_case(8, [1] * n, [1500 + 7 * i for i in range(n)], shared_pages=40)
-    alone = case._replace(ragged=case.ragged._replace(subtrees=(), plans={}))
+    unshared = case._replace(ragged=case.ragged._replace(subtrees=(), plans={}))
     assert [(len(tree.requests), tree.n_keys) for tree in case.ragged.subtrees] == [(12, 640), (6, 960)]
-    run(case)
-    run(alone)
+    check_paths(case)
+    check_paths(unshared)
     if build.library() is not None:
-        shared, single = ([w for key, w in c.ragged.plans.items() if key[0] == "native"] for c in (case, alone))
+        shared, single = ([w for key, w in c.ragged.plans.items() if key[0] == "native"] for c in (case, unshared))
         assert single[0].n_partials == 0
         assert shared[0].n_partials > n
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 12}, {"softcap": 5.0}, {"sinks": True}], ids=str)
-def test_trees_of_drafts(options: dict) -> None:
+def test_draft_trees_agree(options: dict) -> None:
     tree = [-1, 0, 0, 1, -1, 4, 2]
-    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more keys than its mask covers
-        run(attention_case(7, [7, 2], kv_lens, parents=[tree, None], **options))
+    for kv_lens in ([7, 30], [90, 50]):  # no context, and more keys than the mask covers
+        check_paths(attention_case(7, [7, 2], kv_lens, parents=[tree, None], **options))
 
 
-def test_a_tree_row_equals_the_chain_that_it_ends() -> None:
-    """Against plain causal attention over the row's path: the meaning of a tree, without masks."""
+def test_row_of_a_tree_equals_the_end_of_its_chain() -> None:
+    """The reference is causal attention over the path of the row, without masks."""
     n, context, dim = 6, 20, 64
     parents = [-1, 0, 0, 2, -1, 3]
     k, v = torch.randn(2, context + n, 2, dim)
@@ -115,20 +115,22 @@ def test_a_tree_row_equals_the_chain_that_it_ends() -> None:
     pools = [t.view(1, -1, 2, dim).contiguous() for t in (k, v)]
     page = context + n
     tree = ragged([n], [context + n], [[0]], page, parents=[parents])
-    got = ops.attention(q, *pools, tree, scale=0.1)
+    actual = ops.attention(q, *pools, tree, scale=0.1)
     for row in range(n):
-        path, at = [row], row
-        while parents[at] >= 0:
-            at = parents[at]
-            path.insert(0, at)
+        path, node = [row], row
+        while parents[node] >= 0:
+            node = parents[node]
+            path.insert(0, node)
         keys = [*range(context), *(context + j for j in path)]
         chain = ragged([1], [len(keys)], [[0]], len(keys))
-        own = [pool[:, keys].contiguous() for pool in pools]
-        torch.testing.assert_close(got[row : row + 1], ops.attention(q[row : row + 1], *own, chain, scale=0.1))
+        chain_pools = [pool[:, keys].contiguous() for pool in pools]
+        torch.testing.assert_close(
+            actual[row : row + 1], ops.attention(q[row : row + 1], *chain_pools, chain, scale=0.1)
+        )
         assert tree.position[row] == context + len(path) - 1
 
 
-def test_a_window_smaller_than_a_tree_is_refused() -> None:
+def test_window_smaller_than_a_tree_is_refused() -> None:
     case = attention_case(9, [3], [20], parents=[[-1, 0, 0]])
     with pytest.raises(ValueError, match="window of 2 is smaller than a tree of 3"):
         ops.attention(*case[:4], scale=0.1, window=2)
@@ -151,13 +153,13 @@ calls = st.fixed_dictionaries(
 )
 
 
-def run_random(call: dict) -> None:
+def check_random(call: dict) -> None:
     q_lens, contexts = [q for q, _ in call["requests"]], [c for _, c in call.pop("requests")]
     if call.pop("trees") and not 0 < call["window"] < max(q_lens):
         call["parents"] = random_trees(call["seed"], q_lens)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(MERGE_KEYS, "cpu", 0.0)
-        run(
+        check_paths(
             attention_case(
                 q_lens=q_lens, kv_lens=[q + c for q, c in zip(q_lens, contexts, strict=True)], dim=16, **call
             )
@@ -166,23 +168,23 @@ def run_random(call: dict) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(call=calls)
-def test_random_batches(call: dict) -> None:
-    run_random(call)
+def test_random_batches_agree(call: dict) -> None:
+    check_random(call)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @settings(max_examples=2000, deadline=None)
 @given(call=calls)
-def test_many_random_batches(call: dict) -> None:
-    run_random(call)
+def test_many_random_batches_agree(call: dict) -> None:
+    check_random(call)
 
 
-def test_layers_with_and_without_window_share_a_batch() -> None:
+def test_layers_with_different_windows_share_a_batch() -> None:
     wide = attention_case(5, [1, 5], [60, 40])
     narrow = wide._replace(options=wide.options | {"window": 8})
     for case in (wide, narrow, wide, narrow):
-        run(case)
+        check_paths(case)
 
 
 @pytest.mark.usefixtures("native")
@@ -191,7 +193,7 @@ def test_layers_with_and_without_window_share_a_batch() -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"window": 90}, {"window": 400, "softcap": 5.0, "sinks": torch.ones(4)}], ids=str
 )
-def test_a_deterministic_row_has_the_same_bits_in_every_batch(
+def test_deterministic_row_is_bitwise_equal_in_every_batch(
     options: dict, n_threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "_n_threads", n_threads)
@@ -204,23 +206,25 @@ def test_a_deterministic_row_has_the_same_bits_in_every_batch(
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}], ids=str)
 @pytest.mark.parametrize("kv", [None, *KINDS])
-def test_in_float32_a_row_has_the_same_bits_among_few_and_among_many(
+def test_float32_row_is_bitwise_equal_for_few_and_many_rows(
     kv: str | None, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few and many rows have different code. A text that was decoded may be computed again as a chunk."""
-    monkeypatch.setattr(threads, "_n_threads", 1)  # else reads are split
+    """Few and many rows take different code paths. Decoded tokens may be computed again as a chunk."""
+    monkeypatch.setattr(threads, "_n_threads", 1)  # more threads would split reads
     for heads, n_kv_heads, dim in ((6, 2, 80), (8, 8, 64)):
         k, v = torch.randn(2, 32, 16, n_kv_heads, dim)
         pools = (k, v) if kv is None else [Quantized(*quantize(pool, KINDS[kv])) for pool in (k, v)]
         q = torch.randn(61, heads, dim)
         many = cpu.attention(q, *pools, ragged([61], [500], [range(32)], 16), AttentionOptions(0.3, **options))
         for i in (0, 30, 60):
-            one = ragged([1], [440 + i], [range(32)], 16)
-            assert torch.equal(cpu.attention(q[i : i + 1], *pools, one, AttentionOptions(0.3, **options))[0], many[i])
+            single = ragged([1], [440 + i], [range(32)], 16)
+            assert torch.equal(
+                cpu.attention(q[i : i + 1], *pools, single, AttentionOptions(0.3, **options))[0], many[i]
+            )
 
 
 @pytest.mark.parametrize("kv", ["", "int8"])
-def test_plain_attention_outside_inference_mode_behind_one_in_it(kv: str) -> None:
+def test_torch_attention_works_after_a_call_in_inference_mode(kv: str) -> None:
     case = attention_case(8, [3], [20], kv=kv)
     torch_cpu._buffers.__dict__.clear()
     with torch.inference_mode():
@@ -228,7 +232,7 @@ def test_plain_attention_outside_inference_mode_behind_one_in_it(kv: str) -> Non
     assert torch.equal(torch_cpu.attention(*case[:4], AttentionOptions(**case.options)), first)
 
 
-def test_without_a_compiler_attention_is_not_deterministic_and_says_so() -> None:
+def test_deterministic_attention_without_a_compiler_raises() -> None:
     case = attention_case(1, [1], [30])
     with pytest.raises(ValueError, match="install a C"):
         torch_cpu.attention(*case[:3], case.ragged._replace(deterministic=True), AttentionOptions(**case.options))

@@ -1,4 +1,4 @@
-"""Triton decides at import whether kernels are compiled or interpreted: the interpreter gets processes of its own."""
+"""Runs the tests of `interpreted/` in their own processes: Triton selects its interpreter at import."""
 
 import os
 import subprocess
@@ -13,17 +13,17 @@ FILES = {path.name for path in FOLDER.glob("test_*.py")}
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("files", [{"test_attention.py"}, FILES - {"test_attention.py"}], ids=["attention", "others"])
-def test_in_the_interpreter(files: set[str], pytestconfig: pytest.Config) -> None:
+def test_interpreted_kernels(files: set[str], pytestconfig: pytest.Config) -> None:
     interpret(files, "not long", pytestconfig.rootpath)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_the_long_form_in_the_interpreter(pytestconfig: pytest.Config) -> None:
+def test_interpreted_kernels_in_the_long_form(pytestconfig: pytest.Config) -> None:
     interpret(FILES, "long", pytestconfig.rootpath)
 
 
-def interpret(files: set[str], marked: str, root: Path) -> None:
+def interpret(files: set[str], marks: str, root: Path) -> None:
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)
@@ -35,8 +35,8 @@ def interpret(files: set[str], marked: str, root: Path) -> None:
         *(str(FOLDER / name) for name in sorted(files)),
         "-q",
         "-m",
-        marked,
+        marks,
     ]
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout

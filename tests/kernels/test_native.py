@@ -1,4 +1,4 @@
-"""The build of the CPU library: once, checked, and with a fallback."""
+"""The CPU library is built once and checked, with torch as the fallback."""
 
 import logging
 import shutil
@@ -20,15 +20,15 @@ COMPILER = shutil.which("c++") or ""
 
 
 @pytest.fixture
-def fresh():
+def clear_library_cache():
     """Clears the cache of `build.library` before and after the test."""
     build.library.cache_clear()
     yield
     build.library.cache_clear()
 
 
-@pytest.mark.usefixtures("fresh")
-def test_without_a_compiler_torch_serves_and_a_line_says_so(
+@pytest.mark.usefixtures("clear_library_cache")
+def test_missing_compiler_falls_back_to_torch_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -42,8 +42,8 @@ def test_without_a_compiler_torch_serves_and_a_line_says_so(
     assert "no C++ compiler" in caplog.text
 
 
-@pytest.mark.usefixtures("native", "fresh")
-def test_a_build_that_fails_is_said_and_left(
+@pytest.mark.usefixtures("native", "clear_library_cache")
+def test_failed_build_is_logged_and_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     source = tmp_path / "ops.cpp"
@@ -57,7 +57,7 @@ def test_a_build_that_fails_is_said_and_left(
 
 
 @pytest.mark.usefixtures("native")
-def test_a_build_is_tried_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_is_checked_before_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-pthread", "-fPIC", "-shared", "-w"))
 
     def refuse(library: object) -> None:
@@ -67,7 +67,7 @@ def test_a_build_is_tried_before_it_gets_its_name(tmp_path: Path, monkeypatch: p
         build.load(COMPILER, tmp_path, check=refuse)
     assert not list(tmp_path.iterdir())
 
-    library = build.load(COMPILER, tmp_path)  # the narrowest vectors, no optimiser: the same answers
+    library = build.load(COMPILER, tmp_path)  # the narrowest vectors, not optimised: the same results
     case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
     case.check(native.attend(library, *case[:4], AttentionOptions(**case.options)))
 
@@ -81,8 +81,8 @@ def test_a_build_is_tried_before_it_gets_its_name(tmp_path: Path, monkeypatch: p
 _run = subprocess.run
 
 
-def _version_only(command: list[str], otherwise: object, **options: object) -> object:
-    return _run(command, **options) if "--version" in command else otherwise(command)
+def _version_only(command: list[str], run_other: object, **options: object) -> object:
+    return _run(command, **options) if "--version" in command else run_other(command)
 
 
 LIBRARY_IN_THREADS = """
@@ -94,11 +94,11 @@ from banyan.kernels.native import threads as counts
 counts.PRODUCT_WORK = 0
 torch.set_num_threads(4)
 x, weight = torch.randn(3, 40), torch.randn(900, 40)
-packed, want = ops.pack(weight), x @ weight.T
+packed, expected = ops.pack(weight), x @ weight.T
 
 def work():
     for _ in range(300):
-        torch.testing.assert_close(ops.linear(x, packed), want, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(ops.linear(x, packed), expected, atol=1e-4, rtol=1e-4)
     done.append(1)
 
 done = []
@@ -114,30 +114,30 @@ sys.exit(0 if os.waitpid(child, 0)[1] == 0 and len(done) == 3 else 1)
 
 
 @pytest.mark.usefixtures("native")
-def test_helping_threads_serve_callers_in_parallel_and_are_not_missed_in_a_forked_child() -> None:
+def test_worker_threads_serve_concurrent_callers_and_a_forked_child() -> None:
     subprocess.run([sys.executable, "-c", LIBRARY_IN_THREADS], check=True, timeout=300)
 
 
 @pytest.mark.usefixtures("native")
-def test_what_cannot_be_deterministic_is_told() -> None:
+def test_why_not_deterministic_names_the_reason() -> None:
     assert dispatch_report.why_not_deterministic("cpu", torch.float32, 64) == ""
     assert "vendor" in dispatch_report.why_not_deterministic("cuda", torch.bfloat16, 64)
     assert "float16" in dispatch_report.why_not_deterministic("cpu", torch.float16, 64)
     assert "heads of 24" in dispatch_report.why_not_deterministic("cpu", torch.float32, 24)
 
 
-@pytest.mark.usefixtures("fresh")
-def test_without_a_compiler_nothing_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("clear_library_cache")
+def test_why_not_deterministic_names_a_missing_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert "C++ compiler" in dispatch_report.why_not_deterministic("cpu", torch.float32, 64)
 
 
-def test_the_library_has_its_own_number_of_threads() -> None:
-    n_of_torch = torch.get_num_threads()
-    threads.use(n_of_torch + 2)
+def test_library_has_its_own_number_of_threads() -> None:
+    n_torch_threads = torch.get_num_threads()
+    threads.use(n_torch_threads + 2)
     try:
-        assert threads.for_rows(1 << 20) == n_of_torch + 2
-        assert torch.get_num_threads() == n_of_torch
+        assert threads.for_rows(1 << 20) == n_torch_threads + 2
+        assert torch.get_num_threads() == n_torch_threads
     finally:
         threads.use(0)
-    assert threads.for_rows(1 << 20) == n_of_torch
+    assert threads.for_rows(1 << 20) == n_torch_threads

@@ -1,4 +1,4 @@
-"""Attention on --device: the compiled Triton kernels on a GPU, else the CPU path."""
+"""Attention on --device: the compiled Triton kernels on a GPU, otherwise the CPU path."""
 
 from __future__ import annotations
 
@@ -40,34 +40,34 @@ calls = st.fixed_dictionaries(
 )
 
 
-def run(case: Case) -> None:
+def check(case: Case) -> None:
     case.check(ops.attention(*case[:4], **case.options))
 
 
 @settings(max_examples=40, deadline=None)
 @given(call=calls)
-def test_random_batches(call: dict, device: str) -> None:
+def test_random_batches_agree(call: dict, device: str) -> None:
     requests, options, trees = call.pop("requests"), call.pop("options"), call.pop("trees")
     q_lens = [q for q, _ in requests]
     if trees and not 0 < options.get("window", 0) < max(q_lens):
         call["parents"] = random_trees(call["seed"], q_lens)
     kv_lens = [q + context for q, context in requests]
-    run(attention_case(q_lens=q_lens, kv_lens=kv_lens, device=device, **call, **options))
+    check(attention_case(q_lens=q_lens, kv_lens=kv_lens, device=device, **call, **options))
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_long_reads_are_split(options: dict, device: str) -> None:
-    run(attention_case(1, [1, 1, 64], [5000, 17, 3000], heads=(8, 2), device=device, **options))
+def test_long_reads_agree(options: dict, device: str) -> None:
+    check(attention_case(1, [1, 1, 64], [5000, 17, 3000], heads=(8, 2), device=device, **options))
 
 
 @pytest.mark.parametrize("heads", [(8, 2), (16, 1)])
-def test_a_window_over_a_tree_of_many_tiles(heads: tuple[int, int], device: str) -> None:
-    """A row with a high index can be near the tree's root, and attend to keys that the row before it does not."""
+def test_window_over_a_tree_of_many_tiles(heads: tuple[int, int], device: str) -> None:
+    """A row near the root may follow a deep row, and its window starts at an earlier key."""
     parents = [[-1, *range(9), *([0] * 30)]]
-    run(attention_case(3, [40], [300], heads=heads, window=41, parents=parents, device=device))
+    check(attention_case(3, [40], [300], heads=heads, window=41, parents=parents, device=device))
 
 
-def test_captured_steps_are_right(device: str, tiny_model: Callable[..., Path]) -> None:
+def test_captured_steps_agree_with_the_model(device: str, tiny_model: Callable[..., Path]) -> None:
     """Graphs of decode steps on a GPU; `interpreted/test_graph_batch.py` tests the same on a CPU."""
     if device != "cuda":
         pytest.skip("CUDA graphs need --device=cuda")
@@ -76,16 +76,16 @@ def test_captured_steps_are_right(device: str, tiny_model: Callable[..., Path]) 
     runner = ModelRunner(model, store, Graphs(model, store, 256, cuda_capture()))
     for n in (3, 4, 1, 3):
         batch = decodes(n, store)
-        got = runner(batch, ()).clone()
-        want = model.forward(batch.ids, batch.positions, batch.ragged, store.kv, batch.rows)
-        torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+        actual = runner(batch, ()).clone()
+        expected = model.forward(batch.ids, batch.positions, batch.ragged, store.kv, batch.rows)
+        torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["captured", "deterministic"])
-def test_a_step_ahead_says_what_one_that_waits_says(
+def test_steps_ahead_give_the_same_outputs(
     device: str, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType], deterministic: bool
 ) -> None:
-    """The engine loop on a real device; elsewhere `runtime/engine/late.py` simulates one."""
+    """The engine loop on a real device; `runtime/engine/late.py` simulates one for other tests."""
     engine_tests = Path(__file__).parents[1] / "runtime" / "engine"
     fake, late = module_at(engine_tests / "fake.py"), module_at(engine_tests / "late.py")
     model = load(tiny_model(head_dim=16), device=device)
@@ -95,13 +95,13 @@ def test_a_step_ahead_says_what_one_that_waits_says(
         Sampling(temperature=0.0, frequency_penalty=1.0, logprobs=True, max_tokens=20),
     ]
     runs = [fake.run(i, range(3, 20 + 9 * i), kinds[i % 3], seed=i) for i in range(6)]
-    said = []
+    outputs = []
     for is_ahead in (False, device == "cuda"):
         resolved = Resolved(device=device, dtype="float32", context=256, n_pages=64, n_host=0, threads=1, decisions=())
         e = EngineLoop(configs.make(speculate="off", step_tokens=32, deterministic=deterministic), model, resolved)
         e.plans_ahead = is_ahead
         box = late.loop(e, {2 * i: [run] for i, run in enumerate(runs)})
-        said.append((box.outputs, {rid: len(tops) for rid, tops in box.logprobs.items()}))
+        outputs.append((box.outputs, {rid: len(tops) for rid, tops in box.logprobs.items()}))
         assert not box.failed
         assert (e.scheduler.counts["steps_ahead"] > 0.8 * e.scheduler.counts["steps"]) == is_ahead
-    assert said[0] == said[1]
+    assert outputs[0] == outputs[1]

@@ -1,4 +1,4 @@
-"""Work items cover every (row, key) that attention must read, once."""
+"""Work items cover each (row, key) pair of attention exactly once."""
 
 import itertools
 import subprocess
@@ -25,7 +25,7 @@ PAGE = 16
     merge_keys=st.sampled_from([0.0, 20.0, 1e9]),
     deterministic=st.booleans(),
 )
-def test_items_cover_what_rows_see(
+def test_items_cover_every_visible_key_once(
     requests: list[tuple[int, int]],
     tiles: Tiles,
     window: int,
@@ -37,31 +37,33 @@ def test_items_cover_what_rows_see(
     q_lens, kv_lens = [q for q, _ in requests], [q + context for q, context in requests]
     table = page_table(kv_lens, common)
     shared = plan.subtrees(table, [context for _, context in requests], PAGE)
-    made = plan.plan(
+    work = plan.plan(
         q_lens, kv_lens, tiles=tiles, programs=(2, 2), n_processors=n_processors, window=window, shared=shared,
         merge_keys=merge_keys, deterministic=deterministic,
     )  # fmt: skip
     owner = [request for request, n in enumerate(q_lens) for _ in range(n)]
     first_row = [sum(q_lens[:i]) for i in range(len(q_lens))]
     reads: dict[int, list[tuple[int, int, int]]] = {}  # row of q: (first key, end, index of its partial result)
-    for items, size in ((made.small, tiles.small), (made.large, max(tiles.large, tiles.shared))):
+    for items, size in ((work.small, tiles.small), (work.large, max(tiles.large, tiles.shared))):
         for first, n, request, start, end, position, tail, _ in items.tolist():
             assert 1 <= n <= size
             assert start < end
-            assert not deterministic or (start % plan.CHUNK == 0 and end - start <= plan.CHUNK), "no absolute chunk"
-            entries = made.rows[first : first + n].tolist()
-            is_whole = {part < 0 for _, part in entries}
-            assert len(is_whole) == 1, "some rows whole, some in part"
+            assert not deterministic or (start % plan.CHUNK == 0 and end - start <= plan.CHUNK), "not an absolute chunk"
+            entries = work.rows[first : first + n].tolist()
+            is_complete = {part < 0 for _, part in entries}
+            assert len(is_complete) == 1, "the rows of an item are all complete or all partial"
             for j, (row, part) in enumerate(entries):
-                own = owner[row]
-                stands = kv_lens[own] - q_lens[own] + row - first_row[own]
-                is_own = own == request and position + j == stands and tail == kv_lens[own] - plan.MAX_DRAFT
-                is_shared = end <= position == tail <= kv_lens[own] - q_lens[own] and merge_keys < 1e9
-                read = slice(start // PAGE, -(-end // PAGE))
-                assert is_own or is_shared
-                assert (table[own, read] == table[request, read]).all()
+                owner_id = owner[row]
+                row_position = kv_lens[owner_id] - q_lens[owner_id] + row - first_row[owner_id]
+                is_own_item = (
+                    owner_id == request and position + j == row_position and tail == kv_lens[owner_id] - plan.MAX_DRAFT
+                )
+                is_shared_item = end <= position == tail <= kv_lens[owner_id] - q_lens[owner_id] and merge_keys < 1e9
+                pages_read = slice(start // PAGE, -(-end // PAGE))
+                assert is_own_item or is_shared_item
+                assert (table[owner_id, pages_read] == table[request, pages_read]).all()
                 reads.setdefault(row, []).append((start, end, part))
-    check_reads(made, reads, q_lens, kv_lens, window)
+    check_reads(work, reads, q_lens, kv_lens, window)
 
 
 def page_table(kv_lens: list[int], common: list[int]) -> np.ndarray:
@@ -74,52 +76,52 @@ def page_table(kv_lens: list[int], common: list[int]) -> np.ndarray:
 
 
 def check_reads(
-    made: AttentionPlan,
+    work: AttentionPlan,
     reads: dict[int, list[tuple[int, int, int]]],
     q_lens: list[int],
     kv_lens: list[int],
     window: int,
 ) -> None:
-    merged = {row: [part + i for i in range(n)] for row, part, n, _ in made.merges.tolist()}
-    assert len(merged) == len(made.merges)
+    merged = {row: [part + i for i in range(n)] for row, part, n, _ in work.merges.tolist()}
+    assert len(merged) == len(work.merges)
     row = 0
     for q_len, kv_len in zip(q_lens, kv_lens, strict=True):
         for position in range(kv_len - q_len, kv_len):
-            own = sorted(reads.pop(row))
+            row_reads = sorted(reads.pop(row))
             oldest = max(0, position - window + 1) if window else 0
-            for a, b in itertools.pairwise(own):
-                assert a[1] == b[0] or a[1] < b[0] <= oldest, "a key twice, or not at all"
-            assert own[0][0] <= oldest
-            assert own[-1][1] > position
-            assert own[-1][1] <= kv_len
-            parts = [part for *_, part in own]  # merged in the order of their keys
+            for a, b in itertools.pairwise(row_reads):
+                assert a[1] == b[0] or a[1] < b[0] <= oldest, "a key is read twice or not at all"
+            assert row_reads[0][0] <= oldest
+            assert row_reads[-1][1] > position
+            assert row_reads[-1][1] <= kv_len
+            parts = [part for *_, part in row_reads]  # merged in the order of their keys
             assert parts == merged.pop(row, [-1])
             row += 1
     assert not reads
     assert not merged
-    used = [part for _, part in made.rows.tolist() if part >= 0]
-    assert sorted(used) == list(range(made.n_partials))
+    used = [part for _, part in work.rows.tolist() if part >= 0]
+    assert sorted(used) == list(range(work.n_partials))
 
 
-def test_a_subtree_is_shared_where_it_pays() -> None:
+def test_subtree_is_shared_above_the_threshold() -> None:
     shared = [plan.Subtree((0, 1, 2, 3), 320), plan.Subtree((2, 3), 2000)]
 
     def reads(merge_keys: float) -> list[tuple[int, int, int]]:
-        made = plan.plan([1] * 4, [2100] * 4, tiles=Tiles(1, 8, 8, 1), programs=(1, 1), n_processors=1, shared=shared,
+        work = plan.plan([1] * 4, [2100] * 4, tiles=Tiles(1, 8, 8, 1), programs=(1, 1), n_processors=1, shared=shared,
                          merge_keys=merge_keys)  # fmt: skip
-        return [(n, start, end) for _, n, _, start, end, *_ in made.large.tolist()]
+        return [(n, start, end) for _, n, _, start, end, *_ in work.large.tolist()]
 
     assert reads(100.0) == [(2, 320, 2000), (4, 0, 320)]  # 240 keys saved for each of four rows, 840 for each of two
-    assert reads(300.0) == [(2, 0, 2000)]  # the upper subtree does not pay: its keys go to the one below
+    assert reads(300.0) == [(2, 0, 2000)]  # below the threshold: the keys of the upper subtree go to the lower one
     assert reads(1100.0) == []
 
 
-def test_one_long_read_is_cut_for_the_whole_machine_and_many_are_not() -> None:
+def test_only_few_long_reads_are_split_over_the_processors() -> None:
     def n_items(kv_lens: list[int], n_processors: int = 132) -> int:
-        made = plan.plan(
+        work = plan.plan(
             [1] * len(kv_lens), kv_lens, tiles=Tiles(1, 8, 8, 1), programs=(8, 8), n_processors=n_processors
         )  # fmt: skip
-        return len(made.small)
+        return len(work.small)
 
     assert n_items([32768]) >= 60
     assert n_items([4096] * 256) == 256
@@ -127,7 +129,7 @@ def test_one_long_read_is_cut_for_the_whole_machine_and_many_are_not() -> None:
     assert n_items([32768], n_processors=1) == 1
 
 
-def test_planning_needs_no_torch() -> None:
+def test_plan_does_not_import_torch() -> None:
     code = (
         "import importlib.util, sys\n"
         f"spec = importlib.util.spec_from_file_location('plan', {plan.__file__!r})\n"

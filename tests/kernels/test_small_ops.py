@@ -1,4 +1,4 @@
-"""All ops except attention on --device (default: the CPU), and the table of ops."""
+"""The ops except attention on --device (default: the CPU), and the table of ops."""
 
 import pytest
 import torch
@@ -14,11 +14,13 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 @pytest.mark.parametrize("check", small_ops.CHECKS, ids=lambda check: check.__name__)
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(DTYPES))
-def test_random_shapes(check: small_ops.Check, seed: int, dtype: torch.dtype, device: str) -> None:
+def test_op_agrees_with_its_reference_on_random_shapes(
+    check: small_ops.Check, seed: int, dtype: torch.dtype, device: str
+) -> None:
     check(seed, dtype, device)
 
 
-def test_the_table_names_every_op() -> None:
+def test_table_names_every_op() -> None:
     assert sorted(ops.TABLE) == sorted(
         name for name in ops.__all__ if name.islower() and name not in ("pack", "ragged")
     )

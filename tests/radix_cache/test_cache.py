@@ -1,35 +1,25 @@
-"""The behaviour of leases, one property per test. test_contents.py tests that a lease never reads wrong KV."""
+"""The properties of leases. test_contents.py tests that a lease never reads wrong KV."""
 
 from __future__ import annotations
-
-from array import array
 
 import pytest
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check
+from cache_support import ids, open_published
 
 
-def ids(*tokens: int) -> bytes:
-    return array("i", tokens).tobytes()
+def open_run(cache: Cache, prompt: bytes, namespace: bytes = b"") -> Lease:
+    return open_published(cache, prompt, namespace, len(prompt) // 4 - 1)
 
 
-def run(cache: Cache, some: bytes, namespace: bytes = b"") -> Lease:
-    """Opens a lease that has computed and published a prompt."""
-    lease = cache.open(some, namespace, len(some) // 4 - 1)
-    assert lease.grow(len(some) // 4)
-    lease.take_copies()
-    lease.publish(some)
-    return lease
-
-
-PROMPT = ids(*range(10))  # two pages of 4 and half of a third
+PROMPT = ids(*range(10))  # two and a half pages of 4
 
 
 # ---- open ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_cache_gives_an_empty_lease() -> None:
+def test_lease_on_an_empty_cache_is_empty() -> None:
     cache = Cache(8, 4)
     lease = cache.open(PROMPT)
     assert (lease.n_cached, lease.pages, lease.n_slots, lease.take_copies()) == (0, [], 0, [])
@@ -37,9 +27,9 @@ def test_an_empty_cache_gives_an_empty_lease() -> None:
 
 
 @pytest.mark.parametrize("limit", range(11))
-def test_a_second_run_has_all_that_it_may_have(limit: int) -> None:
+def test_second_lease_reuses_the_prefix_up_to_its_limit(limit: int) -> None:
     cache = Cache(8, 4)
-    run(cache, PROMPT).close()
+    open_run(cache, PROMPT).close()
     lease = cache.open(PROMPT, limit=limit)
     assert lease.n_cached == limit
     copies = lease.take_copies()
@@ -48,39 +38,39 @@ def test_a_second_run_has_all_that_it_may_have(limit: int) -> None:
     check(cache)
 
 
-def test_a_limit_below_nothing_is_nothing() -> None:
+def test_negative_limit_is_zero() -> None:
     cache = Cache(8, 4)
-    run(cache, PROMPT).close()
+    open_run(cache, PROMPT).close()
     assert cache.open(PROMPT, limit=-1).n_cached == 0
 
 
-def test_two_runs_at_once_share_to_the_token() -> None:
+def test_concurrent_leases_share_to_the_token() -> None:
     """The first lease is filling its last page, so the second copies the filled part."""
     cache = Cache(8, 4)
-    one = run(cache, PROMPT)
-    two = cache.open(PROMPT + ids(77), limit=10)
-    assert two.n_cached == 10
-    assert two.pages[:2] == one.pages[:2]
-    assert two.take_copies() == [(one.pages[2], two.pages[2], 2)]
-    assert two.take_copies() == [], "each is given once"
+    first = open_run(cache, PROMPT)
+    second = cache.open(PROMPT + ids(77), limit=10)
+    assert second.n_cached == 10
+    assert second.pages[:2] == first.pages[:2]
+    assert second.take_copies() == [(first.pages[2], second.pages[2], 2)]
+    assert second.take_copies() == [], "each copy is returned once"
 
 
-def test_who_goes_on_where_nobody_is_fills_the_page() -> None:
+def test_continuation_fills_the_partial_page_of_a_closed_lease() -> None:
     cache = Cache(8, 4)
-    run(cache, PROMPT).close()
-    turn = cache.open(PROMPT + ids(10, 11), limit=11)
-    assert (turn.n_cached, turn.take_copies(), cache.stats().n_leased) == (10, [], 0)
-    turn.grow(12)
-    turn.publish(PROMPT + ids(10, 11))
-    turn.close()
+    open_run(cache, PROMPT).close()
+    continuation = cache.open(PROMPT + ids(10, 11), limit=11)
+    assert (continuation.n_cached, continuation.take_copies(), cache.stats().n_leased) == (10, [], 0)
+    continuation.grow(12)
+    continuation.publish(PROMPT + ids(10, 11))
+    continuation.close()
     assert cache.stats().n_cached == 3
     assert cache.open(ids(*range(12))).n_cached == 12
     check(cache)
 
 
-def test_a_copy_has_its_source_until_the_first_publish() -> None:
+def test_source_of_a_copy_is_locked_until_the_first_publish() -> None:
     cache = Cache(8, 4)
-    run(cache, PROMPT).close()
+    open_run(cache, PROMPT).close()
     lease = cache.open(PROMPT, limit=9)
     assert lease.take_copies()
     assert cache.n_available == 8 - 4, "two pages of the path, the source, the destination"
@@ -90,19 +80,19 @@ def test_a_copy_has_its_source_until_the_first_publish() -> None:
     check(cache)
 
 
-def test_a_copy_has_its_source_until_the_close() -> None:
+def test_source_of_a_copy_is_locked_until_the_close() -> None:
     cache = Cache(8, 4)
-    run(cache, PROMPT).close()
+    open_run(cache, PROMPT).close()
     cache.open(PROMPT, limit=9).close()
     assert cache.n_available == 8
     check(cache)
 
 
 @pytest.mark.parametrize(("n_pages", "n_ids", "n_cached"), [(3, 11, 8), (4, 11, 9), (4, 14, 8), (5, 14, 9)])
-def test_alone_a_lease_can_grow_to_all_of_its_ids(n_pages: int, n_ids: int, n_cached: int) -> None:
-    """If the pool can hold them. A copy is not made if its source would take the room."""
+def test_single_lease_can_grow_to_all_of_its_ids(n_pages: int, n_ids: int, n_cached: int) -> None:
+    """If the pool can hold them. No copy is made if its source needs the last free page."""
     cache = Cache(n_pages, 4)
-    run(cache, PROMPT).close()
+    open_run(cache, PROMPT).close()
     lease = cache.open(PROMPT + bytes(4 * (n_ids - 10)), limit=9)
     assert lease.n_cached == n_cached
     assert cache.n_available >= -(-n_ids // 4) - len(lease.pages)
@@ -110,9 +100,9 @@ def test_alone_a_lease_can_grow_to_all_of_its_ids(n_pages: int, n_ids: int, n_ca
     check(cache)
 
 
-def test_open_claims_no_page_but_for_a_copy() -> None:
+def test_open_takes_a_page_only_for_a_copy() -> None:
     cache = Cache(8, 4)
-    run(cache, PROMPT).close()
+    open_run(cache, PROMPT).close()
     n_free = cache.stats().n_free
     with cache.open(PROMPT, limit=8):
         assert cache.stats().n_free == n_free
@@ -120,29 +110,29 @@ def test_open_claims_no_page_but_for_a_copy() -> None:
         assert cache.stats().n_free == n_free - 1
 
 
-@pytest.mark.parametrize("some", [b"\1\0\0", PROMPT + b"\1"])
-def test_ids_are_whole_numbers(some: bytes) -> None:
+@pytest.mark.parametrize("prompt", [b"\1\0\0", PROMPT + b"\1"])
+def test_ids_of_partial_tokens_are_refused(prompt: bytes) -> None:
     with pytest.raises(ValueError, match="not a multiple of 4"):
-        Cache(8, 4).open(some)
+        Cache(8, 4).open(prompt)
 
 
 # ---- grow, shrink --------------------------------------------------------------------------------------------------
 
 
-def test_grow_evicts_what_it_must() -> None:
+def test_grow_evicts_only_the_pages_it_needs() -> None:
     cache = Cache(4, 4)
-    run(cache, PROMPT).close()
+    open_run(cache, PROMPT).close()
     lease = cache.open(ids(99))
     assert lease.grow(8)
     assert cache.stats().n_evicted_pages == 1
-    assert lease.grow(5), "there is room already"
+    assert lease.grow(5), "the lease has these slots"
     assert lease.n_slots == 8
 
 
-def test_a_grow_that_cannot_be_changes_nothing() -> None:
+def test_failed_grow_changes_nothing() -> None:
     cache = Cache(4, 4)
-    holder = run(cache, ids(*range(8)))
-    run(cache, ids(50)).close()
+    holder = open_run(cache, ids(*range(8)))
+    open_run(cache, ids(50)).close()
     lease = cache.open(ids(99))
     before = cache.stats()
     assert not lease.grow(12)
@@ -152,26 +142,26 @@ def test_a_grow_that_cannot_be_changes_nothing() -> None:
     holder.close()
 
 
-def test_shrink_gives_back_pages_of_its_own() -> None:
+def test_shrink_frees_private_pages_only() -> None:
     cache = Cache(8, 4)
-    lease = run(cache, PROMPT)
+    lease = open_run(cache, PROMPT)
     assert lease.grow(25)
     assert (lease.n_slots, lease.n_private) == (28, 4)
     lease.shrink(13)
     assert (lease.n_slots, lease.n_private) == (16, 1)
     lease.shrink(0)
-    assert lease.n_slots == 12, "what is published stays"
+    assert lease.n_slots == 12, "published pages stay"
     copier = cache.open(PROMPT, limit=9)
     copier.grow(20)
     copier.shrink(0)
-    assert copier.n_slots == 12, "what is copied stays"
+    assert copier.n_slots == 12, "the destination of a copy stays"
     check(cache)
 
 
 # ---- publish -------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_published_is_found_chunk_by_chunk() -> None:
+def test_every_published_chunk_is_found() -> None:
     cache = Cache(8, 4)
     with cache.open(PROMPT) as lease:
         lease.grow(10)
@@ -182,7 +172,7 @@ def test_what_is_published_is_found_chunk_by_chunk() -> None:
             check(cache)
 
 
-def test_the_chunks_of_one_lease_are_one_node() -> None:
+def test_chunks_of_one_lease_form_one_node() -> None:
     cache = Cache(64, 4)
     lease = cache.open(ids(*range(100)))
     lease.grow(100)
@@ -192,20 +182,20 @@ def test_the_chunks_of_one_lease_are_one_node() -> None:
     assert lease.n_private == 0
 
 
-def test_what_another_has_published_is_taken_over() -> None:
+def test_publish_adopts_the_pages_of_another_lease() -> None:
     cache = Cache(16, 4)
-    one, two = cache.open(PROMPT), cache.open(PROMPT + ids(10, 11, 12))
-    one.grow(10)
-    two.grow(13)
-    one.publish(PROMPT)
-    two.publish(PROMPT + ids(10, 11, 12))
-    assert two.pages[:2] == one.pages[:2]
-    assert two.pages[2] != one.pages[2], "the first is filling it"
+    first, second = cache.open(PROMPT), cache.open(PROMPT + ids(10, 11, 12))
+    first.grow(10)
+    second.grow(13)
+    first.publish(PROMPT)
+    second.publish(PROMPT + ids(10, 11, 12))
+    assert second.pages[:2] == first.pages[:2]
+    assert second.pages[2] != first.pages[2], "the first lease writes to this page"
     assert cache.stats()[1:4] == (16 - 5, 0, 5)
     check(cache)
 
 
-def test_what_was_not_published_is_not_kept() -> None:
+def test_unpublished_tokens_are_not_kept() -> None:
     cache = Cache(8, 4)
     with cache.open(PROMPT) as lease:
         lease.grow(10)
@@ -214,16 +204,16 @@ def test_what_was_not_published_is_not_kept() -> None:
     assert cache.open(PROMPT).n_cached == 5
 
 
-def test_to_publish_more_than_there_is_room_for_is_an_error() -> None:
+def test_publish_beyond_the_slots_raises() -> None:
     with Cache(8, 4).open(PROMPT) as lease:
         lease.grow(8)
         with pytest.raises(ValueError, match="10 tokens are published, but the lease has 8 slots"):
             lease.publish(PROMPT)
 
 
-def test_to_publish_before_copying_is_an_error() -> None:
+def test_publish_before_copying_raises() -> None:
     cache = Cache(8, 4)
-    run(cache, PROMPT).close()
+    open_run(cache, PROMPT).close()
     with cache.open(PROMPT, limit=9) as lease, pytest.raises(ValueError, match="copies"):
         lease.publish(PROMPT)
 
@@ -232,7 +222,7 @@ def test_to_publish_before_copying_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 10])
-def test_a_fork_has_what_is_published(n: int) -> None:
+def test_fork_has_the_published_tokens(n: int) -> None:
     cache = Cache(8, 4)
     parent = cache.open(PROMPT)
     parent.grow(12)
@@ -245,9 +235,9 @@ def test_a_fork_has_what_is_published(n: int) -> None:
     check(cache)
 
 
-def test_a_fork_of_what_was_only_found_has_that() -> None:
+def test_fork_of_an_unpublished_lease_has_its_cached_prefix() -> None:
     cache = Cache(8, 4)
-    run(cache, PROMPT).close()
+    open_run(cache, PROMPT).close()
     parent = cache.open(PROMPT, limit=9)
     child = parent.fork()
     assert child.n_cached == 9
@@ -258,7 +248,7 @@ def test_a_fork_of_what_was_only_found_has_that() -> None:
 # ---- close ---------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_leaks() -> None:
+def test_closed_leases_leak_no_pages() -> None:
     cache = Cache(64, 4)
     for i in range(50):
         leases = [cache.open(PROMPT + ids(i, j, j), limit=12) for j in range(3)]
@@ -276,8 +266,8 @@ def test_nothing_leaks() -> None:
     assert cache.stats().n_free == 64
 
 
-def test_the_end_of_a_cache_closes_its_leases_in_the_order_they_were_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a cache leaves in host memory depends only on the calls, not on the addresses of its leases."""
+def test_close_of_the_cache_closes_leases_in_the_order_of_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contents of host memory depend only on the calls, not on the addresses of the leases."""
     closed, close = list[int](), Lease.close
     monkeypatch.setattr(Lease, "close", lambda self: (closed.append(len(self._ids) // 4), close(self)))
     for _ in range(5):
@@ -289,31 +279,31 @@ def test_the_end_of_a_cache_closes_its_leases_in_the_order_they_were_opened(monk
         assert closed == [n for n in range(1, 17) if n != 8]
 
 
-def test_to_close_twice_does_nothing() -> None:
+def test_second_close_does_nothing() -> None:
     cache = Cache(8, 4)
-    one, two = run(cache, PROMPT), cache.open(PROMPT)
-    one.close()
+    first, second = open_run(cache, PROMPT), cache.open(PROMPT)
+    first.close()
     before = cache.stats()
-    one.close()
+    first.close()
     assert cache.stats() == before
-    two.close()
+    second.close()
     check(cache)
 
 
-def test_a_closed_lease_does_nothing_more() -> None:
+def test_closed_lease_refuses_every_call() -> None:
     lease = Cache(8, 4).open(PROMPT)
     lease.close()
-    for act in (lambda: lease.grow(1), lambda: lease.publish(PROMPT), lease.fork):
+    for call in (lambda: lease.grow(1), lambda: lease.publish(PROMPT), lease.fork):
         with pytest.raises(ValueError, match="the lease is closed"):
-            act()
+            call()
 
 
 # ---- the cache -----------------------------------------------------------------------------------------------------
 
 
-def test_a_cache_that_is_off_finds_and_keeps_nothing() -> None:
+def test_disabled_cache_finds_and_keeps_nothing() -> None:
     cache = Cache(8, 4, enabled=False)
-    lease = run(cache, PROMPT)
+    lease = open_run(cache, PROMPT)
     assert cache.stats()[1:4] == (5, 3, 0)
     assert cache.open(PROMPT).n_cached == 0
     assert lease.fork().n_cached == 0
@@ -321,10 +311,10 @@ def test_a_cache_that_is_off_finds_and_keeps_nothing() -> None:
     assert cache.stats().n_free == 8
 
 
-def test_reset_forgets_what_nobody_holds() -> None:
+def test_reset_removes_unlocked_nodes() -> None:
     cache = Cache(16, 4)
-    run(cache, ids(50, 51)).close()
-    lease = run(cache, PROMPT)
+    open_run(cache, ids(50, 51)).close()
+    lease = open_run(cache, PROMPT)
     cache.reset()
     assert cache.stats().n_cached == 3
     lease.close()
@@ -332,17 +322,17 @@ def test_reset_forgets_what_nobody_holds() -> None:
     assert cache.stats().n_free == 16
 
 
-def test_the_statistics_count_a_lease_when_it_has_run() -> None:
+def test_statistics_count_a_lease_at_its_first_publish() -> None:
     cache = Cache(16, 4)
-    run(cache, PROMPT).close()
+    open_run(cache, PROMPT).close()
     for _ in range(5):
-        cache.open(PROMPT).close()  # a waiting request tries repeatedly
-    run(cache, PROMPT).close()
+        cache.open(PROMPT).close()  # the admission of a waiting request is tried repeatedly
+    open_run(cache, PROMPT).close()
     assert cache.stats().n_query_tokens == 20
     assert cache.stats().n_hit_tokens == 9
 
 
 @pytest.mark.parametrize(("n_pages", "page"), [(-1, 16), (8, 0), (8, 12)])
-def test_a_cache_has_pages_of_a_power_of_two(n_pages: int, page: int) -> None:
+def test_page_size_other_than_a_power_of_two_is_refused(n_pages: int, page: int) -> None:
     with pytest.raises(ValueError, match="power of two"):
         Cache(n_pages, page)

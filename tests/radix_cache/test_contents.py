@@ -1,9 +1,9 @@
-"""A lease never reads keys and values of other tokens: a random walk over everything that a lease can do.
+"""A lease never reads keys and values of other tokens: a stateful test of all operations of a lease.
 
-A plain dict holds the slots. A forward pass writes into a slot the whole prefix that its keys and values depend on. The
-oracle is a list of all published prefixes, and a search of the whole tree for the longest one that a prompt shares.
-Copies are delayed as long as possible, and steps of several leases interleave. In between, the process dies, and
-another one continues with the second tier's file.
+A dict holds the slots. A forward pass writes into a slot the prefix that its keys and values depend on. The oracle is a
+list of all published prefixes, and a search of the whole tree for the longest common prefix. Copies are delayed as
+long as possible, and steps of several leases interleave. The process crashes, and the next one starts with the file of
+the second tier.
 """
 
 from __future__ import annotations
@@ -36,32 +36,32 @@ from banyan.radix_cache.policy import POLICIES
 Tokens = tuple[int, ...]
 Slots = dict[tuple[int, int], tuple[bytes, Tokens] | None]  # (page, slot): the prefix that was computed into it
 
-pick = st.integers(0, 2**16)  # an index into a list, modulo its length
+index = st.integers(0, 2**16)  # an index into a list, modulo its length
 bits = st.integers(0, 2**70 - 1)  # tokens, or other choices between two
 
 
-def as_tokens(number: int, n: int) -> Tokens:
+def tokens_from_bits(number: int, n: int) -> Tokens:
     return tuple(number >> i & 1 for i in range(n))
 
 
-def as_ids(tokens: Tokens) -> bytes:
+def encode(tokens: Tokens) -> bytes:
     return array("i", tokens).tobytes()
 
 
-def as_tokens_of(ids: bytes) -> Tokens:
+def decode(ids: bytes) -> Tokens:
     return tuple(array("i", ids))
 
 
-class Running:
+class Request:
     """The engine's state of one lease."""
 
     def __init__(self, lease: Lease, namespace: bytes, tokens: Tokens) -> None:
         self.lease = lease
         self.namespace = namespace
         self.tokens = tokens
-        self.n_computed = lease.n_cached  # in KV, once the copies are done
+        self.n_computed = lease.n_cached  # in KV after the copies
         self.n_published = 0
-        self.copies: list[tuple[int, int, int]] | None = None  # taken, to be executed before its next write
+        self.copies: list[tuple[int, int, int]] | None = None  # taken; done before the next write
 
 
 class Machine(RuleBasedStateMachine):
@@ -76,16 +76,16 @@ class Machine(RuleBasedStateMachine):
         n_host=st.sampled_from((0, 0, 1, 5, 20)),
         has_file=st.booleans(),
     )
-    def begin(self, n_pages: int, trunk: int, n: int, policy: str, n_host: int, has_file: bool) -> None:
+    def initialize_machine(self, n_pages: int, trunk: int, n: int, policy: str, n_host: int, has_file: bool) -> None:
         self.options = n_pages, self.page, self.enabled, policy, n_host
-        self.home = TemporaryDirectory(prefix="banyan-")  # removed with the state machine, also if that fails
+        self.home = TemporaryDirectory(prefix="banyan-")  # removed with the state machine
         self.path = Path(self.home.name) / "kv" if has_file and n_host else None
         self.host: Slots = {}  # survives the process if there is a file
-        self.prompts = [as_tokens(trunk, min(n * self.page + 2, n_pages * self.page))]
-        self.begin_process()
+        self.prompts = [tokens_from_bits(trunk, min(n * self.page + 2, n_pages * self.page))]
+        self.start_process()
         self.start(b"", self.prompts[0], len(self.prompts[0]))
 
-    def begin_process(self) -> None:
+    def start_process(self) -> None:
         """Creates a cache with the pages of the file."""
         n_host = self.options[-1]
         self.file = None if self.path is None else PageFile(self.path, n_host, self.page, 16, bytes(32))
@@ -93,130 +93,133 @@ class Machine(RuleBasedStateMachine):
         self.handles: list[KVHint] = []
         self.now = 0
         self.kv: Slots = {}
-        self.running: list[Running] = []
+        self.running: list[Request] = []
         self.published: set[tuple[bytes, Tokens]] = set()  # since the last eviction
         self.n_evicted = 0
 
-    # ---- what a request does ---------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------------------------
 
-    @rule(i=pick, cut=pick, tail=bits, n_tail=st.integers(0, 20), spare=st.integers(0, 2), elsewhere=st.integers(0, 7))
+    @rule(i=index, cut=index, tail=bits, n_tail=st.integers(0, 20), spare=st.integers(0, 2), other=st.integers(0, 7))
     @precondition(lambda self: len(self.running) < 5)
-    def open(self, i: int, cut: int, tail: int, n_tail: int, spare: int, elsewhere: int) -> None:
+    def open(self, i: int, cut: int, tail: int, n_tail: int, spare: int, other: int) -> None:
         """Opens a lease for a prompt that shares a prefix with an earlier one. `spare`: tokens left to compute."""
         base = self.prompts[i % len(self.prompts)]
-        tokens = (base[: cut % (len(base) + 1)] + as_tokens(tail, n_tail))[: self.cache.n_pages * self.page]
+        tokens = (base[: cut % (len(base) + 1)] + tokens_from_bits(tail, n_tail))[: self.cache.n_pages * self.page]
         if len(tokens) > spare:
             self.prompts.append(tokens)
-            self.start(b"" if elsewhere else b"tenant", tokens, len(tokens) - spare)
+            self.start(b"" if other else b"tenant", tokens, len(tokens) - spare)
 
     def start(self, namespace: bytes, tokens: Tokens, limit: int) -> None:
-        cache, alone, is_spoiled = self.cache, not self.running, self.is_spoiled
-        found = self.longest(namespace, tokens)
+        cache, is_single, is_corrupted = self.cache, not self.running, self.is_corrupted
+        longest = self.longest(namespace, tokens)
         n_before = cache.stats().n_evicted_pages
-        lease = cache.open(as_ids(tokens), namespace, limit, priority=len(tokens) % 3)
-        expected = min(found, limit)
-        whole = expected // self.page * self.page
-        if cache.host is None or (alone and not is_spoiled):
-            assert lease.n_cached in (expected, whole)
+        lease = cache.open(encode(tokens), namespace, limit, priority=len(tokens) % 3)
+        expected = min(longest, limit)
+        full_pages = expected // self.page * self.page
+        if cache.host is None or (is_single and not is_corrupted):
+            assert lease.n_cached in (expected, full_pages)
             n_more = -(-len(tokens) // self.page) - len(lease.pages)
-            assert lease.n_cached == expected or n_more > cache.stats().n_free, "the copy had room"
+            assert lease.n_cached == expected or n_more > cache.stats().n_free, "the copy has room"
         assert lease.n_host <= lease.n_cached <= expected
         if cache.host is None:
-            assert cache.stats().n_evicted_pages - n_before <= 1, "it claims one page, for a copy, and no more"
+            assert cache.stats().n_evicted_pages - n_before <= 1, "open takes at most one page, for a copy"
         self.note_evictions()
         grown = lease.grow(len(tokens))
         self.note_evictions()
-        assert grown or not alone, "a lease that is alone has room for all of its tokens"
+        assert grown or not is_single, "a single lease has room for all of its tokens"
         if grown:
-            self.running.append(Running(lease, namespace, tokens))
+            self.running.append(Request(lease, namespace, tokens))
         else:
             lease.close()
 
     @rule(
-        order=st.permutations(range(5)), ns=st.lists(st.integers(0, 20), min_size=5, max_size=5), draws=bits, late=bits
+        order=st.permutations(range(5)),
+        ns=st.lists(st.integers(0, 20), min_size=5, max_size=5),
+        samples=bits,
+        publishes=bits,
     )
-    def step(self, order: list[int], ns: list[int], draws: int, late: int) -> None:
-        """A forward pass over some leases: reads earlier slots, writes the next ones, draws at the end of prompts."""
-        at_work = [(self.running[i], ns[i]) for i in order if i < len(self.running) and ns[i]]
-        for one, _ in at_work:
-            self.do_copies(one)
-        for i, (one, n) in enumerate(at_work):
-            if one.n_computed == len(one.tokens):
-                self.grow(one, len(one.tokens) + 1)
-                if one.lease.n_slots <= len(one.tokens):
+    def step(self, order: list[int], ns: list[int], samples: int, publishes: int) -> None:
+        """A forward pass over some leases: reads earlier slots, writes the next ones, samples after the prompt."""
+        scheduled = [(self.running[i], ns[i]) for i in order if i < len(self.running) and ns[i]]
+        for request, _ in scheduled:
+            self.do_copies(request)
+        for i, (request, n) in enumerate(scheduled):
+            if request.n_computed == len(request.tokens):
+                self.grow(request, len(request.tokens) + 1)
+                if request.lease.n_slots <= len(request.tokens):
                     continue
-                one.tokens += (draws >> i & 1,)
-                self.prompts.append(one.tokens)
-            self.forward(one, n)
-        for i, (one, _) in enumerate(at_work):
-            if late >> i & 3:
-                self.publish(one)
+                request.tokens += (samples >> i & 1,)
+                self.prompts.append(request.tokens)
+            self.forward(request, n)
+        for i, (request, _) in enumerate(scheduled):
+            if publishes >> i & 3:
+                self.publish(request)
 
-    def forward(self, one: Running, n: int) -> None:
+    def forward(self, request: Request, n: int) -> None:
         self.do_moves()
-        self.read(one, self.kv)
-        reach = min(one.n_computed + n, len(one.tokens), one.lease.n_slots)
-        for i in range(one.n_computed, reach):
-            self.kv[self.slot(one, i)] = one.namespace, one.tokens[: i + 1]
-        one.n_computed = reach
+        self.read(request, self.kv)
+        end = min(request.n_computed + n, len(request.tokens), request.lease.n_slots)
+        for i in range(request.n_computed, end):
+            self.kv[self.slot(request, i)] = request.namespace, request.tokens[: i + 1]
+        request.n_computed = end
 
-    @rule(i=pick)
+    @rule(i=index)
     @precondition(lambda self: self.running)
     def publish_late(self, i: int) -> None:
-        one = self.running[i % len(self.running)]
-        if one.copies is not None:  # it has run a forward pass
-            self.publish(one)
+        request = self.running[i % len(self.running)]
+        if request.copies is not None:  # after a forward pass
+            self.publish(request)
 
-    @rule(i=pick, n=st.integers(1, 20))
+    @rule(i=index, n=st.integers(1, 20))
     @precondition(lambda self: self.running)
     def draft(self, i: int, n: int) -> None:
-        """Grows for a draft, writes its keys and values, and rejects all of it."""
-        one = self.running[i % len(self.running)]
-        n_slots = one.lease.n_slots
-        self.grow(one, len(one.tokens) + n)
-        self.do_copies(one)
-        for slot in range(one.n_computed, min(len(one.tokens) + n, one.lease.n_slots)):
-            self.kv[self.slot(one, slot)] = None
-        one.lease.shrink(len(one.tokens))
-        assert one.lease.n_slots <= max(n_slots, -(-len(one.tokens) // self.page) * self.page)
-        assert one.lease.n_slots >= one.n_computed
+        """Grows for a draft, writes its keys and values, and rejects the whole draft."""
+        request = self.running[i % len(self.running)]
+        n_slots = request.lease.n_slots
+        self.grow(request, len(request.tokens) + n)
+        self.do_copies(request)
+        for slot in range(request.n_computed, min(len(request.tokens) + n, request.lease.n_slots)):
+            self.kv[self.slot(request, slot)] = None
+        request.lease.shrink(len(request.tokens))
+        assert request.lease.n_slots <= max(n_slots, -(-len(request.tokens) // self.page) * self.page)
+        assert request.lease.n_slots >= request.n_computed
 
-    @rule(i=pick)
+    @rule(i=index)
     @precondition(lambda self: self.running and len(self.running) < 5)
     def fork(self, i: int) -> None:
-        one = self.running[i % len(self.running)]
-        lease = one.lease.fork()
+        request = self.running[i % len(self.running)]
+        lease = request.lease.fork()
         self.note_evictions()
-        known = max(one.n_published, one.lease.n_cached)
-        assert lease.n_cached <= known
+        n_known = max(request.n_published, request.lease.n_cached)
+        assert lease.n_cached <= n_known
         if self.enabled and self.n_evicted == 0:
-            assert lease.n_cached in (known, known // self.page * self.page)
-        self.running.append(Running(lease, one.namespace, one.tokens[: lease.n_cached]))
+            assert lease.n_cached in (n_known, n_known // self.page * self.page)
+        self.running.append(Request(lease, request.namespace, request.tokens[: lease.n_cached]))
 
-    @rule(i=pick, publish=st.booleans())
+    @rule(i=index, publish=st.booleans())
     @precondition(lambda self: self.running)
     def close(self, i: int, publish: bool) -> None:
-        """The end of a request, or its cancellation."""
-        one = self.running[i % len(self.running)]
-        if publish and one.copies is not None:
-            self.publish(one)
-        self.running.remove(one)
-        one.lease.close()
+        """Ends or cancels a request."""
+        request = self.running[i % len(self.running)]
+        if publish and request.copies is not None:
+            self.publish(request)
+        self.running.remove(request)
+        request.lease.close()
 
-    @rule(i=pick)
+    @rule(i=index)
     @precondition(lambda self: self.running)
     def retract(self, i: int) -> None:
-        """Closes a lease and opens it again with all its tokens: what it had computed is still there."""
-        one = self.running[i % len(self.running)]
-        if one.copies is not None and one.tokens:
-            self.publish(one)
-            self.running.remove(one)
-            one.lease.close()
+        """Closes a lease and opens it again with all its tokens: the computed tokens are still cached."""
+        request = self.running[i % len(self.running)]
+        if request.copies is not None and request.tokens:
+            self.publish(request)
+            self.running.remove(request)
+            request.lease.close()
             if self.enabled:
-                assert self.longest(one.namespace, one.tokens) >= one.n_computed
-            self.start(one.namespace, one.tokens, len(one.tokens) - 1)
+                assert self.longest(request.namespace, request.tokens) >= request.n_computed
+            self.start(request.namespace, request.tokens, len(request.tokens) - 1)
 
-    # ---- what happens to the tree ----------------------------------------------------------------------------------
+    # ---- eviction --------------------------------------------------------------------------------------------------
 
     @rule(n=st.sampled_from((1, 1, 1, 2, 2, 3, 3, 1000)))
     @precondition(lambda self: self.cache.stats().n_evictable)
@@ -226,120 +229,120 @@ class Machine(RuleBasedStateMachine):
         assert n_freed == min(n, n_evictable) or (self.cache.host and n_freed > n)
         self.note_evictions()
 
-    # ---- what programs say -----------------------------------------------------------------------------------------
+    # ---- hints -----------------------------------------------------------------------------------------------------
 
-    @rule(i=pick, cut=pick, elsewhere=st.integers(0, 7))
+    @rule(i=index, cut=index, other=st.integers(0, 7))
     @precondition(lambda self: len(self.handles) < 6)
-    def handle(self, i: int, cut: int, elsewhere: int) -> None:
-        """A hint on a prompt or a prefix of it, whether it is stored or not."""
+    def handle(self, i: int, cut: int, other: int) -> None:
+        """A hint on a prefix of a prompt, stored or not."""
         tokens = self.prompts[i % len(self.prompts)]
         tokens = tokens[: cut % (2 * len(tokens) + 1)]
-        self.handles.append(self.cache.handle(as_ids(tokens), b"" if elsewhere else b"tenant"))
+        self.handles.append(self.cache.handle(encode(tokens), b"" if other else b"tenant"))
 
-    @rule(i=pick, what=st.sampled_from(("expect", "pin", "release", "drop", "prefetch")), n=st.integers(0, 9))
+    @rule(i=index, action=st.sampled_from(("expect", "pin", "release", "drop", "prefetch")), n=st.integers(0, 9))
     @precondition(lambda self: self.handles)
-    def steer(self, i: int, what: str, n: int) -> None:
-        one = self.handles[i % len(self.handles)]
-        if what == "prefetch":
-            before, is_spoiled = self.cache.stats(), self.is_spoiled
-            n_tokens = one.prefetch()
+    def change_hint(self, i: int, action: str, n: int) -> None:
+        hint = self.handles[i % len(self.handles)]
+        if action == "prefetch":
+            before, is_corrupted = self.cache.stats(), self.is_corrupted
+            n_tokens = hint.prefetch()
             after = self.cache.stats()
             self.note_evictions()
-            assert n_tokens <= self.longest(one.namespace, as_tokens_of(one.ids))
+            assert n_tokens <= self.longest(hint.namespace, decode(hint.ids))
             for reason in ("expected", "pinned"):
-                assert after.evicted.get(reason) == before.evicted.get(reason), "it takes nothing that is held"
+                assert after.evicted.get(reason) == before.evicted.get(reason), "prefetch evicts no held page"
             assert after.n_leased == before.n_leased
-            again = one.prefetch()
-            assert again == n_tokens or (again < n_tokens and is_spoiled)
+            again = hint.prefetch()
+            assert again == n_tokens or (again < n_tokens and is_corrupted)
             self.note_evictions()
             return
         before = self.cache.stats()
-        if what == "expect":
-            one.expect(n)
-        elif what == "pin":
-            one.pin(self.now + n)
-        elif what == "release":
-            one.release()
+        if action == "expect":
+            hint.expect(n)
+        elif action == "pin":
+            hint.pin(self.now + n)
+        elif action == "release":
+            hint.release()
         else:
-            one.drop(n)
-            self.handles.remove(one)
+            hint.drop(n)
+            self.handles.remove(hint)
             if self.cache.host:
                 self.published.clear()
         after = self.cache.stats()
         assert after.n_leased == before.n_leased
-        assert after.n_cached <= before.n_cached, "a leaf that says nothing may go"
-        assert not one.is_held or what in ("expect", "pin")
+        assert after.n_cached <= before.n_cached, "a redundant leaf may be removed"
+        assert not hint.is_held or action in ("expect", "pin")
 
     @rule(n=st.integers(1, 5))
     def tick(self, n: int) -> None:
         self.now += n
         self.cache.tick(self.now, self.now)
 
-    # ---- the end of a process --------------------------------------------------------------------------------------
+    # ---- end of the process ----------------------------------------------------------------------------------------
 
     @rule(n=st.integers(0, 12), is_torn=st.booleans(), lost=st.integers(0, 40))
     @precondition(lambda self: self.path is not None)
     def crash(self, n: int, is_torn: bool, lost: int) -> None:
-        """The process dies after n of its moves, in the middle of another one. Perhaps the machine dies too, before all
-        writes have reached the disk."""
+        """The process crashes after n moves, perhaps inside the next one. The machine may crash too, before all writes
+        have reached the disk."""
         assert self.file is not None
         moves = self.cache.take_moves()
         self.move(self.kv, self.host, moves[:n], self.file)
         if is_torn and n < len(moves) and moves[n].is_out:
             self.file.begin(moves[n].host)
             self.file.pages[16 * moves[n].host] ^= 1
-            self.spoil(moves[n].host)
+            self.corrupt(moves[n].host)
         if lost < self.options[-1]:
             self.file.pages[16 * lost + 3] = (self.file.pages[16 * lost + 3] + 1) % 256
-            self.spoil(lost)
-        self.go_on()
+            self.corrupt(lost)
+        self.restart()
 
     @rule()
     @precondition(lambda self: self.path is not None)
     def end(self) -> None:
         """The process ends normally, and saves the pages that fit."""
-        for one in self.running:
-            self.do_copies(one)
+        for request in self.running:
+            self.do_copies(request)
         self.cache.close()
         self.do_moves()
-        self.go_on()
+        self.restart()
 
-    def spoil(self, page: int) -> None:
-        """Corrupts the slots."""
+    def corrupt(self, page: int) -> None:
+        """Marks the slots of a page of the file as corrupted."""
         self.host.update({(page, i): None for i in range(self.page)})
 
     @property
-    def is_spoiled(self) -> bool:
-        """Whether a page of the file is corrupted: matches end before it once it was read."""
+    def is_corrupted(self) -> bool:
+        """Whether a page of the file is corrupted: after a read, matches end before it."""
         return None in self.host.values()
 
-    def go_on(self) -> None:
+    def restart(self) -> None:
         assert self.file is not None
         self.file.close()
-        self.begin_process()
+        self.start_process()
         assert self.file is not None
         for namespace, root in self.cache.tree.roots.items():
             stack: list[Node] = list(root.children.values())
             while stack:
                 node = stack.pop()
-                ids = as_tokens_of(node.path)
+                ids = decode(node.path)
                 for i in range(node.start, node.end):
                     page = node.host[(i - node.start) // self.page]
                     if self.file.is_sound(page):
-                        assert self.host[page, i % self.page] == (namespace, ids[: i + 1]), "a file with wrong KV"
+                        assert self.host[page, i % self.page] == (namespace, ids[: i + 1]), "wrong KV in the file"
                 stack += node.children.values()
 
-    # ---- the engine's part -----------------------------------------------------------------------------------------
+    # ---- the engine ------------------------------------------------------------------------------------------------
 
-    def slot(self, one: Running, i: int) -> tuple[int, int]:
-        return one.lease.pages[i // self.page], i % self.page
+    def slot(self, request: Request, i: int) -> tuple[int, int]:
+        return request.lease.pages[i // self.page], i % self.page
 
     def do_moves(self) -> None:
         self.move(self.kv, self.host, self.cache.take_moves(), self.file)
         assert not self.cache.take_moves()
 
     def move(self, device: Slots, host: Slots, moves: list[Move], file: PageFile | None = None) -> None:
-        """file: executes the moves there too. A page's bytes in the file are a digest of its slots."""
+        """Also moves the pages of `file`, where the bytes of a page are a digest of its slots."""
         for move in moves:
             if file is not None and move.is_out:
                 file.begin(move.host)
@@ -349,52 +352,54 @@ class Machine(RuleBasedStateMachine):
                 else:
                     device[move.device, i] = host[move.host, i]
             if file is not None and move.is_out:
-                held = repr([host[move.host, i] for i in range(self.page)])
-                file.pages[16 * move.host : 16 * move.host + 16] = blake2b(held.encode(), digest_size=16).digest()
+                slots = repr([host[move.host, i] for i in range(self.page)])
+                file.pages[16 * move.host : 16 * move.host + 16] = blake2b(slots.encode(), digest_size=16).digest()
                 file.seal(move.host, move.label)
 
-    def seen(self) -> Slots:
-        """The device's contents after all ordered moves."""
+    def device_after_moves(self) -> Slots:
+        """The contents of the device after all pending moves."""
         if self.cache.host is None:
             return self.kv
         device = dict(self.kv)
         self.move(device, dict(self.host), self.cache.host.moves)
         return device
 
-    def do_copies(self, one: Running) -> None:
+    def do_copies(self, request: Request) -> None:
         self.do_moves()
-        if one.copies is None:
-            one.copies = one.lease.take_copies()
-            assert not one.lease.take_copies()
-            for source, destination, n_slots in one.copies:
+        if request.copies is None:
+            request.copies = request.lease.take_copies()
+            assert not request.lease.take_copies()
+            for source, destination, n_slots in request.copies:
                 for i in range(n_slots):
                     self.kv[destination, i] = self.kv[source, i]
 
-    def grow(self, one: Running, n_slots: int) -> None:
-        cache, before = self.cache, (list(one.lease.pages), self.cache.stats())
-        need = -(-n_slots // self.page) - len(one.lease.pages)
+    def grow(self, request: Request, n_slots: int) -> None:
+        cache, before = self.cache, (list(request.lease.pages), self.cache.stats())
+        n_needed = -(-n_slots // self.page) - len(request.lease.pages)
         n_available = cache.n_available
-        assert one.lease.grow(n_slots) == (need <= n_available)
-        if need > n_available:
-            assert (one.lease.pages, cache.stats()) == before
+        assert request.lease.grow(n_slots) == (n_needed <= n_available)
+        if n_needed > n_available:
+            assert (request.lease.pages, cache.stats()) == before
         self.note_evictions()
 
-    def publish(self, one: Running) -> None:
-        self.do_copies(one)
-        tokens = one.tokens[: one.n_computed]
-        one.lease.publish(as_ids(tokens))
-        one.n_published = one.n_computed
-        self.published.add((one.namespace, tokens))
-        assert not self.enabled or self.longest(one.namespace, tokens) == len(tokens)
+    def publish(self, request: Request) -> None:
+        self.do_copies(request)
+        tokens = request.tokens[: request.n_computed]
+        request.lease.publish(encode(tokens))
+        request.n_published = request.n_computed
+        self.published.add((request.namespace, tokens))
+        assert not self.enabled or self.longest(request.namespace, tokens) == len(tokens)
 
-    def read(self, one: Running, device: Slots) -> None:
-        for i in range(one.n_computed):
-            assert device[self.slot(one, i)] == (one.namespace, one.tokens[: i + 1]), f"wrong KV at token {i}"
+    def read(self, request: Request, device: Slots) -> None:
+        for i in range(request.n_computed):
+            assert device[self.slot(request, i)] == (request.namespace, request.tokens[: i + 1]), (
+                f"wrong KV at token {i}"
+            )
 
     # ---- the oracle ------------------------------------------------------------------------------------------------
 
-    def stored(self, namespace: bytes) -> list[bytes]:
-        """The token ids of every path in a tree."""
+    def stored_paths(self, namespace: bytes) -> list[bytes]:
+        """The token ids of every path in the tree."""
         paths: list[bytes] = []
 
         def walk(node: Node, ids: bytes) -> None:
@@ -407,8 +412,8 @@ class Machine(RuleBasedStateMachine):
         return paths
 
     def longest(self, namespace: bytes, tokens: Tokens) -> int:
-        ids, best = as_ids(tokens), 0
-        for path in self.stored(namespace):
+        ids, best = encode(tokens), 0
+        for path in self.stored_paths(namespace):
             while 4 * best < len(ids) and path.startswith(ids[: 4 * best + 4]):
                 best += 1
         return best
@@ -426,17 +431,19 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def every_lease_reads_its_own_prefix(self) -> None:
-        device = self.seen()
-        for one in self.running:
-            if one.copies is None:
-                n = one.lease.n_cached // self.page * self.page
+        device = self.device_after_moves()
+        for request in self.running:
+            if request.copies is None:
+                n = request.lease.n_cached // self.page * self.page
                 for i in range(n):
-                    assert device[self.slot(one, i)] == (one.namespace, one.tokens[: i + 1]), f"wrong KV at token {i}"
+                    assert device[self.slot(request, i)] == (request.namespace, request.tokens[: i + 1]), (
+                        f"wrong KV at token {i}"
+                    )
             else:
-                self.read(one, device)
+                self.read(request, device)
 
     @invariant()
-    def what_was_published_is_found(self) -> None:
+    def published_prefixes_are_found(self) -> None:
         if self.enabled:
             for namespace, tokens in self.published:
                 assert self.longest(namespace, tokens) == len(tokens)
@@ -444,8 +451,8 @@ class Machine(RuleBasedStateMachine):
             assert not self.cache.tree.n_pages
 
     def teardown(self) -> None:
-        for one in self.running:
-            one.lease.close()
+        for request in self.running:
+            request.lease.close()
         check(self.cache)
         self.cache.reset()
         assert self.cache.stats().n_free == self.cache.n_pages
@@ -464,6 +471,6 @@ LONG = settings(SHORT, max_examples=1000, stateful_step_count=60)
 
 @pytest.mark.parametrize(("page", "enabled"), [(1, True), (4, True), (16, True), (4, False)])
 @pytest.mark.parametrize("length", [SHORT, pytest.param(LONG, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
-def test_no_lease_reads_what_is_not_its_own(page: int, enabled: bool, length: settings) -> None:
+def test_lease_never_reads_wrong_kv(page: int, enabled: bool, length: settings) -> None:
     machine = type("Machine", (Machine,), {"page": page, "enabled": enabled})
     run_state_machine_as_test(machine, settings=length)

@@ -1,9 +1,8 @@
-"""Properties of the tree that `check` does not assert: matches change nothing, ages are exact, eviction is by page."""
+"""Properties of the tree that `check` does not assert: pure matches, exact eviction order, eviction by page."""
 
 from __future__ import annotations
 
 import random
-from array import array
 
 import pytest
 
@@ -11,85 +10,76 @@ from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.check import check
 from banyan.radix_cache.node import Node, n_common
 from banyan.radix_cache.policy import POLICIES
+from cache_support import ids, n_shared, open_published
 
 
-def ids(*tokens: int) -> bytes:
-    return array("i", tokens).tobytes()
+def store(cache: Cache, prompt: bytes, namespace: bytes = b"") -> None:
+    open_published(cache, prompt, namespace).close()
 
 
-def n_shared(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def store(cache: Cache, some: bytes, namespace: bytes = b"") -> None:
-    """Computes and publishes a prompt, and closes the lease."""
-    with cache.open(some, namespace) as lease:
-        assert lease.grow(len(some) // 4)
-        lease.take_copies()
-        lease.publish(some)
-
-
-def found(cache: Cache, some: bytes, namespace: bytes = b"") -> int:
+def n_found(cache: Cache, prompt: bytes, namespace: bytes = b"") -> int:
     root = cache.tree.roots.get(namespace)
-    return cache.tree.match(root, some, len(some) // 4)[1] if root else 0
+    return cache.tree.match(root, prompt, len(prompt) // 4)[1] if root else 0
 
 
-def picture(cache: Cache) -> object:
-    """The whole state of a tree: its nodes with keys, pages and locks, and their order of age."""
+def state(cache: Cache) -> object:
+    """The nodes of a tree with keys, pages and locks, its order of eviction, and its counters."""
 
-    def draw(node: Node) -> object:
-        return node.key, node.start, tuple(node.pages), node.n_locks, [draw(node.children[key]) for key in node.order]
+    def describe(node: Node) -> object:
+        children = [describe(node.children[key]) for key in node.order]
+        return node.key, node.start, tuple(node.pages), node.n_locks, children
 
-    return {name: draw(root) for name, root in cache.tree.roots.items()}, age(cache), cache.stats()
+    roots = {namespace: describe(root) for namespace, root in cache.tree.roots.items()}
+    return roots, eviction_order(cache), cache.stats()
 
 
-def age(cache: Cache) -> list[bytes]:
-    """The keys of unused nodes in the order of eviction."""
-    order = []
+def eviction_order(cache: Cache) -> list[bytes]:
+    """The keys of the unlocked nodes."""
+    keys = []
     for queue in cache.tree.queues:
         node: Node = queue
         while (node := node.next) is not queue:
-            order.append(node.key)
-    return order
+            keys.append(node.key)
+    return keys
 
 
 # ---- match ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
-def test_a_match_is_exact_to_the_token_wherever_it_ends(page: int) -> None:
+def test_match_is_exact_to_the_token(page: int) -> None:
     cache, tokens = Cache(64, page), list(range(1, 43))
     store(cache, ids(*tokens))
     store(cache, ids(*tokens[:20], 99, 98, 97))
     for n in range(43):
-        assert found(cache, ids(*tokens[:n])) == n
-        assert found(cache, ids(*tokens[:n], 77, 78)) == n
+        assert n_found(cache, ids(*tokens[:n])) == n
+        assert n_found(cache, ids(*tokens[:n], 77, 78)) == n
         assert cache.tree.match(cache.tree.roots[b""], ids(*tokens), n)[1] == n
-    assert found(cache, ids(*tokens[:20], 99, 98, 55)) == 22
+    assert n_found(cache, ids(*tokens[:20], 99, 98, 55)) == 22
 
 
-def test_a_match_changes_nothing() -> None:
+def test_match_changes_nothing() -> None:
     cache = Cache(64, 4)
     for tail in range(5):
         store(cache, ids(1, 2, 3, 4, 5, 6, 7, 8, tail, tail, 9))
-    before = picture(cache)
+    before = state(cache)
     for n in range(12):
         for tail in range(6):
-            found(cache, ids(1, 2, 3, 4, 5, 6, 7, 8, tail, tail, 9)[: 4 * n] + ids(tail))
-    assert picture(cache) == before
+            n_found(cache, ids(1, 2, 3, 4, 5, 6, 7, 8, tail, tail, 9)[: 4 * n] + ids(tail))
+    assert state(cache) == before
 
 
-def test_of_children_that_share_less_than_a_page_the_closest_is_found() -> None:
-    """Among many children, the closest is found at any place."""
-    chance = random.Random(0)
+def test_match_finds_the_closest_of_many_children() -> None:
+    """They share less than a page with the prompt."""
+    rng = random.Random(0)
     cache = Cache(4000, 16)
-    prompts = {tuple(chance.randrange(2) for _ in range(16)) for _ in range(500)}
-    for prompt in prompts:
-        store(cache, ids(*prompt))
+    stored_prompts = {tuple(rng.randrange(2) for _ in range(16)) for _ in range(500)}
+    for stored in stored_prompts:
+        store(cache, ids(*stored))
     for _ in range(200):
-        wanted = tuple(chance.randrange(2) for _ in range(15))
-        best = max(n_shared(wanted, prompt) for prompt in prompts)
-        assert found(cache, ids(*wanted)) == best
+        prompt = tuple(rng.randrange(2) for _ in range(15))
+        best = max(n_shared(prompt, stored) for stored in stored_prompts)
+        assert n_found(cache, ids(*prompt)) == best
 
 
 @pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 1000])
@@ -97,16 +87,16 @@ def test_n_common_counts_tokens_not_bytes(n: int) -> None:
     same = ids(*range(n))
     assert n_common(same, 0, same) == n
     assert n_common(ids(7) + same, 4, same + ids(1)) == n
-    assert n_common(same + ids(0x01020304), 0, same + ids(0x05020304)) == n, "the lower bytes are equal"
+    assert n_common(same + ids(0x01020304), 0, same + ids(0x05020304)) == n, "the tokens differ in one byte only"
     assert n_common(same + ids(5, 6), 0, same + ids(4, 6)) == n
 
 
-def test_namespaces_share_nothing_and_leave_nothing() -> None:
-    cache, some = Cache(16, 4), ids(*range(10))
-    store(cache, some, b"one")
-    assert found(cache, some, b"one") == 10
-    assert found(cache, some, b"two") == 0
-    cache.open(some, b"two").close()
+def test_namespaces_share_no_nodes_and_leave_no_empty_root() -> None:
+    cache, prompt = Cache(16, 4), ids(*range(10))
+    store(cache, prompt, b"one")
+    assert n_found(cache, prompt, b"one") == 10
+    assert n_found(cache, prompt, b"two") == 0
+    cache.open(prompt, b"two").close()
     assert list(cache.tree.roots) == [b"one"]
     cache.reset()
     assert not cache.tree.roots
@@ -115,7 +105,7 @@ def test_namespaces_share_nothing_and_leave_nothing() -> None:
 # ---- split ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_split_keeps_pages_locks_and_age() -> None:
+def test_split_keeps_pages_locks_and_eviction_order() -> None:
     cache = Cache(64, 4)
     store(cache, ids(*range(16)))
     store(cache, ids(50, 51, 52, 53))
@@ -125,85 +115,85 @@ def test_a_split_keeps_pages_locks_and_age() -> None:
     assert cache.stats().n_nodes == 3
     check(cache)
     lease.close()
-    assert age(cache) == [ids(50, 51, 52, 53), ids(*range(8, 16))], "the lower half is free, the upper still locked"
+    assert eviction_order(cache) == [ids(50, 51, 52, 53), ids(*range(8, 16))], "the lower half is unlocked"
     other.close()
-    assert age(cache)[-1] == ids(*range(8))
+    assert eviction_order(cache)[-1] == ids(*range(8))
     check(cache)
 
 
 # ---- eviction ------------------------------------------------------------------------------------------------------
 
 
-def test_the_longest_unused_goes_first() -> None:
+def test_least_recently_used_is_evicted_first() -> None:
     cache = Cache(8, 4)
     prompts = [ids(*[name] * 8) for name in range(4)]
     for prompt in prompts:
         store(cache, prompt)
     cache.open(prompts[0]).close()
-    found(cache, prompts[1])  # a match is not a use
-    for left in ([8, 0, 8, 8], [8, 0, 0, 8], [8, 0, 0, 0], [0, 0, 0, 0]):
+    n_found(cache, prompts[1])  # a match is not a use
+    for expected in ([8, 0, 8, 8], [8, 0, 0, 8], [8, 0, 0, 0], [0, 0, 0, 0]):
         assert cache.evict(2) == 2
-        assert [found(cache, prompt) for prompt in prompts] == left
+        assert [n_found(cache, prompt) for prompt in prompts] == expected
     assert cache.evict(2) == 0
     assert cache.stats().n_evicted_pages == 8
 
 
-def test_a_tail_is_taken_page_by_page() -> None:
+def test_leaf_is_evicted_page_by_page_from_its_end() -> None:
     cache, prompt = Cache(8, 4), ids(*range(18))
     store(cache, prompt)
-    for left in (16, 12, 8, 4, 0):
+    for expected in (16, 12, 8, 4, 0):
         assert cache.evict(1) == 1
-        assert found(cache, prompt) == left
+        assert n_found(cache, prompt) == expected
         check(cache)
 
 
-def test_a_parent_outlives_its_children() -> None:
+def test_children_are_evicted_before_their_parent() -> None:
     cache = Cache(32, 4)
     trunk = list(range(8))
     for branch in range(4):
         store(cache, ids(*trunk, *[branch] * 4))
     for n_left in (4, 3, 2, 1):
-        assert found(cache, ids(*trunk)) == 8
+        assert n_found(cache, ids(*trunk)) == 8
         assert cache.stats().n_cached == 2 + n_left
         cache.evict(1)
     cache.evict(1)
-    assert found(cache, ids(*trunk)) == 4
+    assert n_found(cache, ids(*trunk)) == 4
 
 
-def test_a_lock_keeps_the_path_and_only_the_path() -> None:
+def test_lock_protects_only_the_path() -> None:
     cache, trunk = Cache(32, 4), list(range(8))
     store(cache, ids(*trunk, 1, 1, 1, 1))
     store(cache, ids(*trunk, 2, 2, 2, 2))
     lease = cache.open(ids(*trunk, 1, 1, 1, 1))
     assert cache.n_available == 32 - 3
     assert cache.evict(100) == 1
-    assert found(cache, ids(*trunk, 1, 1, 1, 1)) == 12
+    assert n_found(cache, ids(*trunk, 1, 1, 1, 1)) == 12
     lease.close()
     assert cache.n_available == 32
 
 
-def test_a_long_leaf_is_trimmed_at_a_cost_that_does_not_grow_with_it() -> None:
-    """Measured without a clock: an eviction copies the key of the leaf, so that must almost always be short."""
+def test_cost_of_trimming_a_leaf_is_independent_of_its_length() -> None:
+    """An eviction copies the key of the leaf, so the key must almost always be short."""
     cache, prompt = Cache(1000, 4), ids(*range(4000))
     store(cache, prompt)
     n_long = 0
     for n in range(1, 1001):
-        n_long += len(age(cache)[0]) > 64 * 16
+        n_long += len(eviction_order(cache)[0]) > 64 * 16
         assert cache.evict(1) == 1
-        assert found(cache, prompt) == 4000 - 4 * n
+        assert n_found(cache, prompt) == 4000 - 4 * n
     assert n_long <= 1000 // 64 + 1
     check(cache)
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_dead_node_that_was_held_goes_before_what_stands_above_it(policy: str) -> None:
-    cache, some = Cache(64, 4, policy=policy), ids(*range(17))
-    store(cache, some[:8])
-    store(cache, some)
-    whole = cache.handle(some)
-    cache.handle(some[:4]).drop(1)
-    whole.expect(0)
-    whole.release()
+def test_dead_node_is_evicted_before_its_ancestors_after_its_hold_ends(policy: str) -> None:
+    cache, prompt = Cache(64, 4, policy=policy), ids(*range(17))
+    store(cache, prompt[:8])
+    store(cache, prompt)
+    handle = cache.handle(prompt)
+    cache.handle(prompt[:4]).drop(1)
+    handle.expect(0)
+    handle.release()
     check(cache)
     while cache.evict(1):
         check(cache)
@@ -212,7 +202,7 @@ def test_a_dead_node_that_was_held_goes_before_what_stands_above_it(policy: str)
 # ---- pages that are not full ---------------------------------------------------------------------------------------
 
 
-def test_what_a_longer_page_says_too_is_not_kept_twice() -> None:
+def test_leaf_is_removed_when_a_longer_page_contains_it() -> None:
     cache = Cache(16, 4)
     store(cache, ids(1, 2))
     assert cache.stats().n_cached == 1
@@ -220,33 +210,33 @@ def test_what_a_longer_page_says_too_is_not_kept_twice() -> None:
         assert lease.grow(5)
         assert lease.take_copies()
         lease.publish(ids(1, 2, 3, 4, 5))
-        assert cache.stats().n_cached == 2, "the leaf [1, 2] went when [1, 2, 3, 4] came"
+        assert cache.stats().n_cached == 2, "[1, 2, 3, 4] replaces the leaf [1, 2]"
     store(cache, ids(1, 2, 3))
     assert cache.stats().n_cached == 2
     check(cache)
 
 
-def test_a_page_that_another_has_finished_is_shared() -> None:
+def test_second_lease_shares_a_page_that_the_first_has_filled() -> None:
     """Two leases fill their copies of one page with the same tokens. The later one gets the page of the earlier."""
     cache = Cache(16, 4)
-    one, two = cache.open(ids(1, 2)), cache.open(ids(1, 2))
-    for lease, n in ((one, 2), (two, 2), (two, 4), (one, 4)):
+    first, second = cache.open(ids(1, 2)), cache.open(ids(1, 2))
+    for lease, n in ((first, 2), (second, 2), (second, 4), (first, 4)):
         lease.grow(n)
         lease.publish(ids(1, 2, 3, 4)[: 4 * n])
         check(cache)
-    assert one.pages == two.pages
+    assert first.pages == second.pages
     assert cache.stats()[1:4] == (15, 0, 1), "free, leased, cached"
 
 
-def test_a_leaf_that_says_nothing_goes_with_its_last_lock() -> None:
+def test_redundant_leaf_is_removed_with_its_last_lock() -> None:
     cache = Cache(16, 4)
-    one, two = cache.open(ids(1, 2)), cache.open(ids(1, 2))
-    one.grow(2)
-    one.publish(ids(1, 2))
-    two.grow(3)
-    two.publish(ids(1, 2, 3))
-    assert cache.stats().n_cached == 2, "each of them writes to its page"
-    one.close()
+    first, second = cache.open(ids(1, 2)), cache.open(ids(1, 2))
+    first.grow(2)
+    first.publish(ids(1, 2))
+    second.grow(3)
+    second.publish(ids(1, 2, 3))
+    assert cache.stats().n_cached == 2, "each lease writes to its own page"
+    first.close()
     assert cache.stats().n_cached == 1
     check(cache)
-    assert found(cache, ids(1, 2)) == 2
+    assert n_found(cache, ids(1, 2)) == 2

@@ -1,8 +1,8 @@
 """A long random walk over a cache with a second tier in a file, with crashes and repairs.
 
-A forward pass writes into each slot a digest of the whole prefix that its keys and values depend on, so that every read
-can be verified. In between, the process dies: at any point of a list of moves, in the middle of a page, or with the
-file's last writes lost. The bookkeeping is also corrupted and repaired.
+A forward pass writes into each slot a digest of the prefix that its keys and values depend on, so every read is
+verified. The process crashes: between moves, inside a page, or with the last writes to the file lost. The bookkeeping
+is corrupted and repaired.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from banyan.radix_cache.pagefile import PageFile
 from banyan.radix_cache.policy import POLICIES
 from banyan.radix_cache.quarantine import quarantine
 
-PAGE, N_PAGES, N_HOST, N_MOST = 4, 60, 48, 44
+PAGE, N_PAGES, N_HOST, MAX_TOKENS = 4, 60, 48, 44
 SLOT = 8  # bytes
 NAMESPACES = b"", b"tenant"
 
 
 def content(namespace: bytes, ids: bytes) -> bytes:
-    """The content of the slot of the last token of `ids`."""
+    """The expected content of the slot of the last token of `ids`."""
     return blake2b(ids, digest_size=SLOT, key=namespace).digest()
 
 
-class Running:
+class Request:
     def __init__(self, lease: Lease, namespace: bytes, ids: bytes) -> None:
         self.lease, self.namespace, self.ids = lease, namespace, ids
         self.n_computed = lease.n_cached
@@ -47,24 +47,24 @@ class Running:
 
 class Walk:
     def __init__(self, seed: int, path: Path) -> None:
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.path = path
         self.counts: Counter[str] = Counter()
         self.prompts = [self.tokens(30)]
-        self.policy = self.chance.choice(sorted(POLICIES))
+        self.policy = self.rng.choice(sorted(POLICIES))
         self.start()
 
     def start(self) -> None:
-        """A process starts with the pages of the file."""
+        """Starts a process with the pages of the file."""
         self.file = PageFile(self.path, N_HOST, PAGE, PAGE * SLOT, bytes(32))
         self.cache = Cache(N_PAGES, PAGE, policy=self.policy, n_host=N_HOST, file=self.file)
         self.memory = bytearray(N_PAGES * PAGE * SLOT)
-        self.running: list[Running] = []
+        self.running: list[Request] = []
         self.handles: list[KVHint] = []
         self.now = 0
 
     def tokens(self, n: int) -> bytes:
-        return array("i", (self.chance.randrange(2) for _ in range(n))).tobytes()
+        return array("i", (self.rng.randrange(2) for _ in range(n))).tobytes()
 
     # ---- the engine ------------------------------------------------------------------------------------------------
 
@@ -82,110 +82,112 @@ class Walk:
                 self.memory[self.slots(move.device)] = pages[self.slots(move.host)]
             self.counts["out" if move.is_out else "in"] += 1
 
-    def forward(self, at_work: list[tuple[Running, int]]) -> None:
+    def forward(self, scheduled: list[tuple[Request, int]]) -> None:
         self.do_moves(self.cache.take_moves())
-        for one, _ in at_work:
-            for source, destination, n in [] if one.has_copied else one.lease.take_copies():
+        for request, _ in scheduled:
+            for source, destination, n in [] if request.has_copied else request.lease.take_copies():
                 self.memory[self.slots(destination, n)] = self.memory[self.slots(source, n)]
-            one.has_copied = True
-        for one, n in at_work:
-            self.read(one)
-            for i in range(one.n_computed, min(one.n_computed + n, one.n, one.lease.n_slots)):
-                o = (one.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
-                self.memory[o : o + SLOT] = content(one.namespace, one.ids[: 4 * i + 4])
-                one.n_computed = i + 1
+            request.has_copied = True
+        for request, n in scheduled:
+            self.read(request)
+            for i in range(request.n_computed, min(request.n_computed + n, request.n, request.lease.n_slots)):
+                offset = (request.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
+                self.memory[offset : offset + SLOT] = content(request.namespace, request.ids[: 4 * i + 4])
+                request.n_computed = i + 1
 
-    def read(self, one: Running) -> None:
-        """Verifies all slots that a forward pass of a lease reads."""
-        for i in range(one.n_computed):
-            o = (one.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
-            assert self.memory[o : o + SLOT] == content(one.namespace, one.ids[: 4 * i + 4]), f"wrong KV at token {i}"
+    def read(self, request: Request) -> None:
+        """Verifies all slots that a forward pass of the request reads."""
+        for i in range(request.n_computed):
+            offset = (request.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
+            assert self.memory[offset : offset + SLOT] == content(request.namespace, request.ids[: 4 * i + 4]), (
+                f"wrong KV at token {i}"
+            )
 
-    # ---- what happens ----------------------------------------------------------------------------------------------
+    # ---- actions ---------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
         if len(self.running) < 6:
-            base = self.chance.choice(self.prompts)
-            ids = base[: 4 * self.chance.randrange(len(base) // 4 + 1)] + self.tokens(self.chance.randrange(1, 12))
-            self.admit(self.chance.choice(NAMESPACES), ids[: 4 * N_MOST])
+            base = self.rng.choice(self.prompts)
+            ids = base[: 4 * self.rng.randrange(len(base) // 4 + 1)] + self.tokens(self.rng.randrange(1, 12))
+            self.admit(self.rng.choice(NAMESPACES), ids[: 4 * MAX_TOKENS])
 
     def admit(self, namespace: bytes, ids: bytes) -> None:
         n = len(ids) // 4
-        lease = self.cache.open(ids, namespace, n - 1, self.chance.randrange(3), owner=self.chance.randrange(9))
+        lease = self.cache.open(ids, namespace, n - 1, self.rng.randrange(3), owner=self.rng.randrange(9))
         self.counts["hit"] += lease.n_cached
         self.counts["host hit"] += lease.n_host
         if lease.grow(n):
-            self.running.append(Running(lease, namespace, ids))
+            self.running.append(Request(lease, namespace, ids))
         else:
-            assert self.running or self.cache.quarantined, "a lease that is alone has room for all of its tokens"
+            assert self.running or self.cache.quarantined, "a single lease has room for all of its tokens"
             if not self.running:
                 self.cache.readmit()
             lease.close()
 
     def step(self) -> None:
-        at_work = [(one, self.chance.randrange(1, 20)) for one in self.running if self.chance.random() < 0.7]
-        for one, _ in at_work:
-            if one.n_computed == one.n < N_MOST and one.lease.grow(one.n + 1):
-                one.ids += self.tokens(1)
-        self.forward(at_work)
-        for one, _ in at_work:
-            if self.chance.random() < 0.7:
-                self.publish(one)
+        scheduled = [(request, self.rng.randrange(1, 20)) for request in self.running if self.rng.random() < 0.7]
+        for request, _ in scheduled:
+            if request.n_computed == request.n < MAX_TOKENS and request.lease.grow(request.n + 1):
+                request.ids += self.tokens(1)
+        self.forward(scheduled)
+        for request, _ in scheduled:
+            if self.rng.random() < 0.7:
+                self.publish(request)
 
-    def publish(self, one: Running) -> None:
-        if one.has_copied:
-            one.lease.publish(one.ids[: 4 * one.n_computed])
-            if self.chance.random() < 0.1:
-                self.prompts = [*self.prompts[-40:], one.ids]
+    def publish(self, request: Request) -> None:
+        if request.has_copied:
+            request.lease.publish(request.ids[: 4 * request.n_computed])
+            if self.rng.random() < 0.1:
+                self.prompts = [*self.prompts[-40:], request.ids]
 
-    def pick(self) -> Running | None:
-        return self.chance.choice(self.running) if self.running else None
+    def choose(self) -> Request | None:
+        return self.rng.choice(self.running) if self.running else None
 
     def fork(self) -> None:
-        if (one := self.pick()) and len(self.running) < 6:
-            lease = one.lease.fork()
-            self.running.append(Running(lease, one.namespace, one.ids[: 4 * lease.n_cached]))
+        if (request := self.choose()) and len(self.running) < 6:
+            lease = request.lease.fork()
+            self.running.append(Request(lease, request.namespace, request.ids[: 4 * lease.n_cached]))
 
     def close(self) -> None:
-        """The end of a request, or its cancellation."""
-        if one := self.pick():
-            if self.chance.random() < 0.6:
-                self.publish(one)
-            self.running.remove(one)
-            one.lease.close()
+        """Ends or cancels a request."""
+        if request := self.choose():
+            if self.rng.random() < 0.6:
+                self.publish(request)
+            self.running.remove(request)
+            request.lease.close()
 
     def retract(self) -> None:
-        if (one := self.pick()) and one.n > 0:
-            self.publish(one)
-            self.running.remove(one)
-            one.lease.close()
-            self.admit(one.namespace, one.ids)
+        if (request := self.choose()) and request.n > 0:
+            self.publish(request)
+            self.running.remove(request)
+            request.lease.close()
+            self.admit(request.namespace, request.ids)
 
     def draft(self) -> None:
-        """Grows for a draft, writes its keys and values, and rejects all of it."""
-        if one := self.pick():
-            one.lease.grow(one.n + self.chance.randrange(1, 12))
-            self.forward([(one, 0)])
-            for i in range(one.n_computed, one.lease.n_slots):
-                o = (one.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
-                self.memory[o : o + SLOT] = b"refused!"
-            one.lease.shrink(one.n)
+        """Grows for a draft, writes its keys and values, and rejects the whole draft."""
+        if request := self.choose():
+            request.lease.grow(request.n + self.rng.randrange(1, 12))
+            self.forward([(request, 0)])
+            for i in range(request.n_computed, request.lease.n_slots):
+                offset = (request.lease.pages[i // PAGE] * PAGE + i % PAGE) * SLOT
+                self.memory[offset : offset + SLOT] = b"rejected"
+            request.lease.shrink(request.n)
 
-    def steer(self) -> None:
+    def change_hints(self) -> None:
         if len(self.handles) < 6:
-            base = self.chance.choice([*self.prompts, *(one.ids for one in self.running)])
-            cut = self.chance.choice((len(base), 4 * self.chance.randrange(len(base) // 4 + 1)))
-            self.handles.append(self.cache.handle(base[:cut], self.chance.choice(NAMESPACES)))
-        handle = self.chance.choice(self.handles)
-        what = self.chance.randrange(7)
-        if what < 3:
-            handle.expect(self.chance.randrange(20))
-        elif what == 3:
-            handle.pin(self.now + self.chance.randrange(9))
-        elif what == 4:
+            base = self.rng.choice([*self.prompts, *(request.ids for request in self.running)])
+            cut = self.rng.choice((len(base), 4 * self.rng.randrange(len(base) // 4 + 1)))
+            self.handles.append(self.cache.handle(base[:cut], self.rng.choice(NAMESPACES)))
+        handle = self.rng.choice(self.handles)
+        action = self.rng.randrange(7)
+        if action < 3:
+            handle.expect(self.rng.randrange(20))
+        elif action == 3:
+            handle.pin(self.now + self.rng.randrange(9))
+        elif action == 4:
             handle.prefetch()
         else:
-            handle.release() if what == 5 else handle.drop(self.chance.randrange(20))
+            handle.release() if action == 5 else handle.drop(self.rng.randrange(20))
             self.handles.remove(handle)
 
     def tick(self) -> None:
@@ -193,51 +195,51 @@ class Walk:
         self.cache.tick(self.now, self.now)
 
     def evict(self) -> None:
-        self.cache.evict(self.chance.randrange(1, 6))
+        self.cache.evict(self.rng.randrange(1, 6))
 
     def end(self) -> None:
-        """The process ends normally, and another one continues with the pages that fit."""
+        """The process ends normally, and the next one starts with the pages that fit."""
         self.cache.close()
         self.do_moves(self.cache.take_moves())
-        self.counts["kept"] += self.cache.stats().n_host_cached
+        self.counts["saved"] += self.cache.stats().n_host_cached
         self.restart()
 
     def crash(self) -> None:
-        """The process dies in the middle of its moves, or the machine does, before all writes have reached the disk."""
+        """The process or the machine crashes between moves, before all writes have reached the disk."""
         self.cache.evict(2)
         moves = self.cache.take_moves()
-        n = self.chance.randrange(len(moves) + 1)
+        n = self.rng.randrange(len(moves) + 1)
         self.do_moves(moves[:n])
         if n < len(moves) and moves[n].is_out:
             self.file.begin(moves[n].host)
             half = slice(self.slots(moves[n].host).start, self.slots(moves[n].host).start + 9)
             self.file.pages[half] = self.memory[self.slots(moves[n].device)][:9]
             self.counts["torn"] += 1
-        if self.chance.random() < 0.3:
-            for i in self.chance.sample(range(N_HOST), 3):
-                self.file.pages[self.slots(i).start + self.chance.randrange(PAGE * SLOT)] ^= 1
+        if self.rng.random() < 0.3:
+            for i in self.rng.sample(range(N_HOST), 3):
+                self.file.pages[self.slots(i).start + self.rng.randrange(PAGE * SLOT)] ^= 1
                 self.counts["lost"] += 1
         self.restart()
 
     def corrupt(self) -> None:
-        """A bug or a flipped bit: `check` finds it, and `quarantine` withdraws what is in doubt."""
-        cache, chance = self.cache, self.chance
+        """Corrupts the bookkeeping: `check` finds it, and `quarantine` removes the pages in doubt."""
+        cache, rng = self.cache, self.rng
         nodes = [node for root in cache.tree.roots.values() for node in root.children.values() if node.pages]
         if not nodes:
             return
-        node = chance.choice(nodes)
-        while (children := [child for child in node.children.values() if child.pages]) and chance.random() < 0.7:
-            node = chance.choice(children)
-        what = chance.randrange(6)
-        if what == 0:
+        node = rng.choice(nodes)
+        while (children := [child for child in node.children.values() if child.pages]) and rng.random() < 0.7:
+            node = rng.choice(children)
+        action = rng.randrange(6)
+        if action == 0:
             cache.pool.free.append(node.pages[0])
-        elif what == 1:
+        elif action == 1:
             node.pages.pop()
-        elif what == 2:
+        elif action == 2:
             node.n_locks += 1
-        elif what == 3:
+        elif action == 3:
             node.start += 1
-        elif what == 4 and cache.pool.free:
+        elif action == 4 and cache.pool.free:
             cache.pool.free.pop()
         elif node.n_locks or node.n_holds:
             node.n_holds += 1
@@ -246,7 +248,7 @@ class Walk:
         with pytest.raises(Corrupt):
             check(cache)
         ended = quarantine(cache)
-        self.running = [one for one in self.running if one.lease not in ended]
+        self.running = [request for request in self.running if request.lease not in ended]
         self.counts["withdrawn"] += len(cache.quarantined)
         self.counts["ended"] += len(ended)
         if not self.running:
@@ -258,33 +260,44 @@ class Walk:
         self.counts["restored"] += self.cache.stats().n_host_cached
         check(self.cache)
         for root in self.cache.tree.roots.values():
-            self.look(root, root.namespace)
+            self.verify_host(root, root.namespace)
 
-    def look(self, node: Node, namespace: bytes) -> None:
-        """Every sound page that the file gave back has the right content."""
+    def verify_host(self, node: Node, namespace: bytes) -> None:
+        """Every sound page of the file has the expected content."""
         ids, first = node.path, node.start // PAGE
         for k, page in enumerate(node.host):
             if self.file.is_sound(page):
-                at = [content(namespace, ids[: 4 * i + 4]) for i in range((first + k) * PAGE, (first + k + 1) * PAGE)]
-                assert self.file.pages[self.slots(page)] == b"".join(at)
+                expected = [
+                    content(namespace, ids[: 4 * i + 4]) for i in range((first + k) * PAGE, (first + k + 1) * PAGE)
+                ]
+                assert self.file.pages[self.slots(page)] == b"".join(expected)
         for child in node.children.values():
-            self.look(child, namespace)
+            self.verify_host(child, namespace)
 
-    def go(self, n: int) -> None:
-        often = (self.open, self.step, self.step, self.step, self.publish_one, self.close, self.steer, self.tick)
-        some = (self.fork, self.retract, self.draft, self.evict)
+    def run(self, n: int) -> None:
+        frequent = (
+            self.open,
+            self.step,
+            self.step,
+            self.step,
+            self.publish_one,
+            self.close,
+            self.change_hints,
+            self.tick,
+        )
+        rare = (self.fork, self.retract, self.draft, self.evict)
         for k in range(n):
-            r = self.chance.random()
+            r = self.rng.random()
             if r < 0.01:
-                self.chance.choice((self.end, self.crash, self.crash, self.corrupt, self.corrupt))()
+                self.rng.choice((self.end, self.crash, self.crash, self.corrupt, self.corrupt))()
             else:
-                self.chance.choice(some if r < 0.2 else often)()
+                self.rng.choice(rare if r < 0.2 else frequent)()
             assert self.cache.conserved()
             if k % 17 == 0:
                 check(self.cache)
         check(self.cache)
-        for one in self.running:
-            one.lease.close()
+        for request in self.running:
+            request.lease.close()
         self.cache.reset()
         check(self.cache)
         stats = self.cache.stats()
@@ -292,18 +305,18 @@ class Walk:
         self.file.close()
 
     def publish_one(self) -> None:
-        if one := self.pick():
-            self.publish(one)
+        if request := self.choose():
+            self.publish(request)
 
 
 @pytest.mark.parametrize(
-    ("n_walks", "n"), [(10, 5000), pytest.param(40, 25000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
+    ("n_walks", "n_steps"), [(10, 5000), pytest.param(40, 25000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 )
-def test_whatever_happens_no_lease_reads_what_is_not_its_own(n_walks: int, n: int, tmp_path: Path) -> None:
+def test_random_walk_never_reads_wrong_kv(n_walks: int, n_steps: int, tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     for seed in range(n_walks):
         walk = Walk(seed, tmp_path / str(seed))
-        walk.go(n)
+        walk.run(n_steps)
         counts += walk.counts
-    for what in ("hit", "host hit", "out", "in", "torn", "lost", "kept", "restored", "withdrawn", "ended"):
-        assert counts[what] > 0, f"the walk has not seen {what}"
+    for event in ("hit", "host hit", "out", "in", "torn", "lost", "saved", "restored", "withdrawn", "ended"):
+        assert counts[event] > 0, f"the walk has no event {event!r}"

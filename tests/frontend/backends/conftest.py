@@ -1,4 +1,4 @@
-"""A server that stands in for OpenAI's API, and backends on it."""
+"""A fake server of OpenAI's API, and backends that use it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def fake(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 @pytest.fixture
 def serve(fake: ModuleType) -> Iterator[Callable[..., Any]]:
     """`serve(answer, **options) -> (api, backend)`"""
-    made = []
+    pairs = []
 
     def start(answer: Callable[[str, Any], Any], model: str = "m", **options: Any) -> tuple[Any, bn.OpenAI]:
         api = fake.FakeApi(answer)
         backend = bn.OpenAI(model, base_url=api.url, api_key="key", **options)
-        made.append((api, backend))
+        pairs.append((api, backend))
         return api, backend
 
     yield start
-    for api, backend in made:
+    for api, backend in pairs:
         backend.close()
         api.close()

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's HTTP API, on this machine's loopback, by a script."""
+"""A scripted server of OpenAI's HTTP API on the loopback interface."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Refusal(Exception):
 
 
 class FakeApi:
-    """answer(path, body) -> the response's JSON, or a list of chunks where body["stream"]. It may raise Refusal.
+    """answer(path, body) -> the JSON of the response, or a list of chunks if body["stream"]. It may raise Refusal.
 
-    n_now, n_most: requests that are being answered, and the most of them at one time.
+    n_active, n_most: the number of active requests, and its maximum.
     """
 
     def __init__(self, answer: Callable[[str, Body], Any]) -> None:
@@ -32,7 +32,7 @@ class FakeApi:
         self.bodies: list[Body] = []
         self.paths: list[str] = []
         self.headers: list[dict[str, str]] = []
-        self.n_now = self.n_most = 0
+        self.n_active = self.n_most = 0
         self._server = _Server(self)
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
@@ -66,29 +66,29 @@ class _Handler(BaseHTTPRequestHandler):
         api.bodies.append(body)
         api.paths.append(self.path)
         api.headers.append({key.lower(): value for key, value in self.headers.items()})
-        api.n_now += 1
-        api.n_most = max(api.n_most, api.n_now)
+        api.n_active += 1
+        api.n_most = max(api.n_most, api.n_active)
         try:
             self._answer(body)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the client left
         finally:
-            api.n_now -= 1
+            api.n_active -= 1
 
     def _answer(self, body: Body) -> None:
         try:
-            told = self.server.api.answer(self.path, body)
+            response = self.server.api.answer(self.path, body)
         except Refusal as e:
             error = {"error": {"message": str(e), "code": e.code, "type": "x", "param": None}}
             self._send(e.status, json.dumps(error).encode(), **e.headers)
             return
         if body.get("stream"):
-            self._stream(told)
+            self._stream(response)
         else:
-            self._send(200, json.dumps(told).encode())
+            self._send(200, json.dumps(response).encode())
 
     def _stream(self, chunks: Iterable[Body | float]) -> None:
-        """Numbers among the chunks are pauses."""
+        """Floats among the chunks are pauses in seconds."""
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
@@ -146,12 +146,12 @@ def completion(*texts: str, logprobs: list[Any] | None = None) -> Body:
 
 
 def scored(prompt: str, logprob_of: Callable[[str], float]) -> Body:
-    """Log-probabilities of a prompt cut into words, as `echo` gives them."""
-    tokens, offsets, at = [], [], 0
+    """Log-probabilities of the words of a prompt, as `echo` returns them."""
+    tokens, offsets, offset = [], [], 0
     for word in re.findall(r" ?[^ ]+", prompt):
         tokens.append(word)
-        offsets.append(at)
-        at += len(word)
+        offsets.append(offset)
+        offset += len(word)
     return {
         "tokens": tokens,
         "token_logprobs": [None, *(logprob_of(token) for token in tokens[1:])],

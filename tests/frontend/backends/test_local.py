@@ -1,4 +1,4 @@
-"""The executor that Mock, OpenAI and Replay share, against a plain reading of the ops: answers in any order."""
+"""The executor of Mock, OpenAI and Replay agrees with a reference interpreter, with answers in any order."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="session")
-def any_program(module_at: Callable[[Path], ModuleType]) -> ModuleType:
-    """Random programs and what they say, as the server's own test has them."""
+def reference(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    """Random programs and their reference interpreter, from the test of the server."""
     return module_at(ROOT / "tests/runtime/server/programs/test_any_program.py")
 
 
-class Slow:
-    """Holds jobs until it is told to answer one."""
+class ManualBackend:
+    """Holds jobs until the test answers one."""
 
-    welcome = wire.Welcome(version=wire.VERSION, model="slow", max_context=1, chat=CHATML)
+    welcome = wire.Welcome(version=wire.VERSION, model="manual", max_context=1, chat=CHATML)
 
     def __init__(self, answer: Callable[[str], str]) -> None:
         self.jobs: list[Job] = []
@@ -45,36 +45,36 @@ class Slow:
 
     def start(self, job: Job) -> None:
         self.jobs.append(job)
-        job.on_stop(lambda: self._stopped(job))
+        job.on_stop(lambda: self._record_stop(job))
 
-    def _stopped(self, job: Job) -> None:
+    def _record_stop(self, job: Job) -> None:
         self.n_stopped += 1
         self.jobs.remove(job)
 
-    def go_on(self, i: int) -> None:
+    def answer_job(self, i: int) -> None:
         job = self.jobs.pop(i)
         text = job.op.choices[0] if isinstance(job.op, wire.Select) else self._answer(job.text)
         if isinstance(job.op, wire.Gen) and job.op.stream:
-            for letter in text:
-                job.deliver(letter)
+            for character in text:
+                job.deliver(character)
         job.finish(GenOutcome((wire.Sample(text, "stop"),)))
 
 
-def play(slow: Slow, ops: list[wire.Op], data: st.DataObject) -> LocalProgram:
-    program = LocalProgram(slow, "test")
+def run_ops(backend: ManualBackend, ops: list[wire.Op], data: st.DataObject) -> LocalProgram:
+    program = LocalProgram(backend, "test")
     while ops:
         n = data.draw(st.integers(1, len(ops)), label="ops in this message")
         program.submit(ops[:n])
         ops = ops[n:]
         for _ in range(data.draw(st.integers(0, 3), label="answers")):
-            if slow.jobs:
-                slow.go_on(data.draw(st.integers(0, len(slow.jobs) - 1)))
+            if backend.jobs:
+                backend.answer_job(data.draw(st.integers(0, len(backend.jobs) - 1)))
     return program
 
 
-def finish(slow: Slow) -> None:
-    while slow.jobs:
-        slow.go_on(0)
+def finish(backend: ManualBackend) -> None:
+    while backend.jobs:
+        backend.answer_job(0)
 
 
 def refs_of(ops: list[wire.Op]) -> list[int]:
@@ -87,48 +87,50 @@ def outcomes(program: LocalProgram, ops: list[wire.Op]) -> dict[int, Any]:
     return {ref: f.exception() or f.result().samples[0].text for ref, f in futures.items()}
 
 
-checked = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+check_settings = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@checked
+@check_settings
 @given(data=st.data())
-def test_every_value_is_what_the_ops_say(any_program: ModuleType, data: st.DataObject) -> None:
-    ops = data.draw(any_program.program(may_drop=False))
-    slow = Slow(any_program.answer)
-    program = play(slow, ops, data)
-    heard: dict[int, str] = {}
+def test_values_and_streams_agree_with_the_reference(reference: ModuleType, data: st.DataObject) -> None:
+    ops = data.draw(reference.program(may_drop=False))
+    backend = ManualBackend(reference.answer)
+    program = run_ops(backend, ops, data)
+    streamed: dict[int, str] = {}
     for op in ops:
         if isinstance(op, wire.Gen) and op.stream:
-            program.on_delta(op.ref, lambda one: heard.__setitem__(one.ref, heard.get(one.ref, "") + one.text))
-    finish(slow)
+            program.on_delta(
+                op.ref, lambda delta: streamed.__setitem__(delta.ref, streamed.get(delta.ref, "") + delta.text)
+            )
+    finish(backend)
     values = outcomes(program, ops)
-    assert values == any_program.plain(ops, chosen=lambda ref: values[ref])
-    assert heard == {op.ref: values[op.ref] for op in ops if isinstance(op, wire.Gen) and op.stream}
+    assert values == reference.interpret(ops, chosen=lambda ref: values[ref])
+    assert streamed == {op.ref: values[op.ref] for op in ops if isinstance(op, wire.Gen) and op.stream}
 
 
-@checked
+@check_settings
 @given(data=st.data(), may_cancel=st.booleans())
-def test_every_value_resolves_also_where_states_are_dropped(
-    any_program: ModuleType, data: st.DataObject, may_cancel: bool
+def test_every_value_resolves_when_states_are_dropped_or_cancelled(
+    reference: ModuleType, data: st.DataObject, may_cancel: bool
 ) -> None:
-    ops = data.draw(any_program.program(may_drop=True))
-    slow = Slow(any_program.answer)
-    program = play(slow, ops, data)
+    ops = data.draw(reference.program(may_drop=True))
+    backend = ManualBackend(reference.answer)
+    program = run_ops(backend, ops, data)
     if may_cancel:
         program.cancel()
-        assert not slow.jobs
+        assert not backend.jobs
         program.submit([wire.Append(0, ("more",)), wire.Read(0, 999)])
         assert isinstance(program.future(999).exception(), bn.Cancelled)
-    finish(slow)
+    finish(backend)
     values = outcomes(program, ops)
     assert {type(value) for value in values.values()} <= {str, bn.Cancelled}
     if not any(isinstance(op, wire.Select) for op in ops):
-        expected = any_program.plain(ops, chosen=lambda ref: "")
+        expected = reference.interpret(ops, chosen=lambda ref: "")
         assert all(value == expected[ref] for ref, value in values.items() if isinstance(value, str))
 
 
-def test_answers_from_other_threads() -> None:
-    class Threaded(Slow):
+def test_answers_from_other_threads_give_the_same_text() -> None:
+    class Threaded(ManualBackend):
         def start(self, job: Job) -> None:
             text = f"<{len(job.text)}>"
             threading.Thread(target=lambda: job.finish(GenOutcome((wire.Sample(text, "stop"),)))).start()
@@ -141,41 +143,41 @@ def test_answers_from_other_threads() -> None:
                 fork += "x" + bn.gen("a")
         forks.join("concate_and_append")
 
-    alone = program.run(backend=bn.Mock(lambda prompt, name: f"<{len(prompt)}>")).text()
+    expected = program.run(backend=bn.Mock(lambda prompt, name: f"<{len(prompt)}>")).text()
     for _ in range(20):
-        assert program.run(backend=Threaded(str)).text() == alone
+        assert program.run(backend=Threaded(str)).text() == expected
 
 
-def test_a_backend_that_raises_fails_its_gen() -> None:
-    class Broken(Slow):
+def test_exception_in_a_backend_fails_the_gen() -> None:
+    class Broken(ManualBackend):
         def start(self, job: Job) -> None:
-            raise OSError("no wire")
+            raise OSError("no connection")
 
     @bn.function
     def program(s: bn.State) -> None:
         s += "Q" + bn.gen("a") + bn.gen("b")
 
-    with pytest.raises(bn.ProgramError, match="OSError: no wire") as raised:
+    with pytest.raises(bn.ProgramError, match="OSError: no connection") as raised:
         program.run(backend=Broken(str))["b"]
     assert isinstance(raised.value.__cause__, OSError)
     assert (raised.value.gen, raised.value.prompt_tail) == ("a", "Q")
 
 
-def test_a_stop_that_comes_late_is_heard() -> None:
-    slow = Slow(str)
-    program = LocalProgram(slow, "")
+def test_stop_callback_after_cancel_is_called_at_once() -> None:
+    backend = ManualBackend(str)
+    program = LocalProgram(backend, "")
     program.submit([wire.Gen(0, 0)])
-    (job,) = slow.jobs
+    (job,) = backend.jobs
     program.cancel()
-    assert slow.n_stopped == 1
-    told: list[bool] = []
-    job.on_stop(lambda: told.append(True))
-    assert told == [True], "also one who asks afterwards"
+    assert backend.n_stopped == 1
+    stops: list[bool] = []
+    job.on_stop(lambda: stops.append(True))
+    assert stops == [True], "a callback registered after the stop"
     job.finish(GenOutcome((wire.Sample("late", "stop"),)))
     assert isinstance(program.future(0).exception(), bn.Cancelled)
 
 
-def test_a_callback_that_raises_fails_its_gen() -> None:
+def test_exception_in_a_callback_fails_the_gen() -> None:
     mock = bn.Mock("x")
     program = mock.program()
     program.on_call(0, lambda called: 1 / 0)
@@ -185,7 +187,7 @@ def test_a_callback_that_raises_fails_its_gen() -> None:
     assert program.future(1).done()
 
 
-def test_ops_that_wait_for_each_other_fail() -> None:
+def test_cyclic_references_fail() -> None:
     program = bn.Mock("x").program()
     program.submit([wire.Fork(0, (1,)), wire.Append(0, (wire.Ref(1),)), wire.Gen(0, 0)])
     program.submit([wire.Append(1, (wire.Ref(0),)), wire.Gen(1, 1)], last=True)

@@ -1,4 +1,4 @@
-"""The Mock: every kind of script, and the semantics that a runtime has."""
+"""The Mock: every kind of script, with the semantics of a runtime."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from banyan.runtime.protocol import wire
 
 
 @bn.function
-def asks(s: bn.State) -> None:
+def questions(s: bn.State) -> None:
     s += "Q" + bn.gen("a") + "|" + bn.gen("b", stop=["\n", "END"])
     s += "|" + bn.gen("a")
 
@@ -34,19 +34,19 @@ def sampled(text: str) -> wire.Sample:
         ({"a": "A", "b": "xENDy\n"}, "QA|x|A"),
     ],
 )
-def test_scripts(script: Any, text: str) -> None:
-    assert asks.run(backend=bn.Mock(script)).text() == text
+def test_script_answers_every_gen(script: Any, text: str) -> None:
+    assert questions.run(backend=bn.Mock(script)).text() == text
 
 
-def test_calls_tell_what_was_asked_for() -> None:
+def test_calls_record_prompt_name_and_options() -> None:
     mock = bn.Mock("x")
-    asks.run(temperature=0, backend=mock)
+    questions.run(temperature=0, backend=mock)
     assert [(call.prompt, call.name) for call in mock.calls] == [("Q", "a"), ("Qx|", "b"), ("Qx|x|", "a")]
     assert isinstance(op := mock.calls[1].op, wire.Gen)
     assert (op.sampling.temperature, op.sampling.stop) == (0, ("\n", "END"))
 
 
-def test_a_turn_ends_where_its_marker_does() -> None:
+def test_turn_ends_at_its_marker() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.assistant(bn.gen("a"))
@@ -57,7 +57,7 @@ def test_a_turn_ends_where_its_marker_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "cause", "why"),
+    ("script", "cause", "message"),
     [
         ([], LookupError, "only 0 answers"),
         ({"b": "x"}, LookupError, "no answer for 'a', only for b"),
@@ -66,15 +66,15 @@ def test_a_turn_ends_where_its_marker_does() -> None:
         (lambda prompt, name: 1 / 0, ZeroDivisionError, "division by zero"),
     ],
 )
-def test_scripts_that_fail(script: Any, cause: type[Exception], why: str) -> None:
-    state = asks.run(backend=bn.Mock(script))
-    with pytest.raises(bn.ProgramError, match=why) as raised:
+def test_failing_script_raises_program_error(script: Any, cause: type[Exception], message: str) -> None:
+    state = questions.run(backend=bn.Mock(script))
+    with pytest.raises(bn.ProgramError, match=message) as raised:
         state["b"]
     assert isinstance(raised.value.__cause__, cause)
     assert raised.value.gen == "a"
 
 
-def test_a_select_is_answered_by_a_choice() -> None:
+def test_select_accepts_only_a_choice() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.select("c", ["yes", "no"])
@@ -84,7 +84,7 @@ def test_a_select_is_answered_by_a_choice() -> None:
         program.run(backend=bn.Mock("maybe"))["c"]
 
 
-def test_without_chat_markers_there_are_no_turns() -> None:
+def test_turn_without_chat_markers_raises() -> None:
     @bn.function
     def program(s: bn.State, role: str) -> None:
         s += bn.role(role, "x") + bn.gen("a")
@@ -94,14 +94,14 @@ def test_without_chat_markers_there_are_no_turns() -> None:
             program.run(role, backend=backend)["a"]
 
 
-def test_questions() -> None:
+def test_info_counts_calls_and_submits() -> None:
     mock = bn.Mock("x")
-    asks.run(backend=mock)
+    questions.run(backend=mock)
     assert mock.ask("info") == {"model": "mock", "n_calls": 3, "n_submits": 1}
     assert mock.welcome.model == "mock"
 
 
-def test_join_and_ref_pass_a_failure_on() -> None:
+def test_join_and_ref_propagate_a_failure() -> None:
     def script(prompt: str, name: str) -> str:
         return name if name != "bad" else str(1 / 0)
 
@@ -119,33 +119,33 @@ def test_join_and_ref_pass_a_failure_on() -> None:
 # ---- names, patterns, functions, failures --------------------------------------------------------------------------
 
 
-def test_a_dict_by_name_and_by_pattern() -> None:
+def test_dict_script_matches_names_and_patterns() -> None:
     script = {
         "b": lambda prompt, name: f"{name}{len(prompt)}",
         re.compile(r"^Q$"): ["first", "second"],
         re.compile("Q"): "later",
     }
     mock = bn.Mock(script)
-    assert asks.run(backend=mock).text() == "Qfirst|b7|later"
-    assert asks.run(backend=mock)["a"] == "later"
-    state = asks.run(backend=mock)
+    assert questions.run(backend=mock).text() == "Qfirst|b7|later"
+    assert questions.run(backend=mock)["a"] == "later"
+    state = questions.run(backend=mock)
     with pytest.raises(bn.ProgramError, match=r"only 2 answers for '\^Q\$'"):
         state["b"]
 
 
-def test_a_dict_says_what_it_has() -> None:
-    state = asks.run(backend=bn.Mock({"b": "x", re.compile("never"): "y"}))
+def test_dict_script_without_an_answer_lists_its_keys() -> None:
+    state = questions.run(backend=bn.Mock({"b": "x", re.compile("never"): "y"}))
     with pytest.raises(bn.ProgramError, match="no answer for 'a', only for b, and none of its 1 patterns"):
         state["a"]
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.01])
-def test_failures_are_scripted(latency: float) -> None:
+def test_script_can_raise_failures(latency: float) -> None:
     lost = bn.RuntimeLost("gone")
-    state = asks.run(backend=bn.Mock({"a": "A", "b": lost}, latency=latency))
+    state = questions.run(backend=bn.Mock({"a": "A", "b": lost}, latency=latency))
     with pytest.raises(bn.RuntimeLost, match="gone"):
         state["b"]
-    state = asks.run(backend=bn.Mock(["x", ValueError("no")], latency=latency))
+    state = questions.run(backend=bn.Mock(["x", ValueError("no")], latency=latency))
     with pytest.raises(bn.ProgramError, match="ValueError: no") as raised:
         state["b"]
     assert (raised.value.gen, raised.value.prompt_tail) == ("b", "Qx|")
@@ -154,7 +154,7 @@ def test_failures_are_scripted(latency: float) -> None:
 # ---- latency -------------------------------------------------------------------------------------------------------
 
 
-def test_latency_is_waited_for_by_who_reads_and_states_wait_side_by_side() -> None:
+def test_latencies_of_branches_overlap() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         forks = s.fork(20)
@@ -164,23 +164,23 @@ def test_latency_is_waited_for_by_who_reads_and_states_wait_side_by_side() -> No
     start = time.monotonic()
     state = program.run(backend=bn.Mock("x", latency=1.0))
     assert state["a"] == ["x"] * 20
-    assert 1.0 <= time.monotonic() - start < 20.0, "not 20 times 1 s"
+    assert 1.0 <= time.monotonic() - start < 20.0, "the latencies overlap"
 
 
-def test_latency_of_each_call() -> None:
-    seen: list[tuple[str, str]] = []
+def test_latency_function_receives_each_call() -> None:
+    calls: list[tuple[str, str]] = []
 
     def latency(call: Any) -> float:
-        seen.append((call.prompt, call.name))
+        calls.append((call.prompt, call.name))
         return 0.01 if call.name == "a" else 0.0
 
-    assert asks.run(backend=bn.Mock("x", latency=latency)).text() == "Qx|x|x"
-    assert seen == [("Q", "a"), ("Qx|", "b"), ("Qx|x|", "a")]
+    assert questions.run(backend=bn.Mock("x", latency=latency)).text() == "Qx|x|x"
+    assert calls == [("Q", "a"), ("Qx|", "b"), ("Qx|x|", "a")]
     with pytest.raises(bn.ConfigError, match="latency is -1"):
         bn.Mock("x", latency=-1)
 
 
-def test_what_streams_is_spread_over_the_latency() -> None:
+def test_stream_is_spread_over_the_latency() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += "Q" + bn.gen("a")
@@ -192,9 +192,9 @@ def test_what_streams_is_spread_over_the_latency() -> None:
     assert 0.1 <= arrivals[0][1] < arrivals[1][1] < arrivals[2][1]
 
 
-def test_cancel_does_not_wait_for_a_slow_answer() -> None:
+def test_cancel_does_not_wait_for_an_answer() -> None:
     mock = bn.Mock("x", latency=60)
-    state = asks.run(backend=mock)
+    state = questions.run(backend=mock)
     state._record.flush()
     state.cancel()
     with pytest.raises(bn.Cancelled):
@@ -202,7 +202,7 @@ def test_cancel_does_not_wait_for_a_slow_answer() -> None:
     assert len(mock.calls) == 1
 
 
-def test_a_dropped_branch_is_stopped() -> None:
+def test_dropped_branch_is_stopped() -> None:
     mock = bn.Mock({"slow": "x", "go": "y"}, latency=lambda call: 60 if call.name == "slow" else 0)
 
     @bn.function
@@ -219,7 +219,7 @@ def test_a_dropped_branch_is_stopped() -> None:
     assert not state._record.program._executor.running
 
 
-def test_a_thousand_gens_in_a_row_are_no_recursion() -> None:
+def test_many_sequential_gens_do_not_recurse() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         for _ in range(3000):
@@ -237,7 +237,7 @@ def test_a_thousand_gens_in_a_row_are_no_recursion() -> None:
         ({"stop_regex": "nothing"}, "a 12 bb cc", None),
     ],
 )
-def test_an_answer_ends_behind_the_first_match_of_a_pattern(options: Any, text: str, matched: str | None) -> None:
+def test_answer_ends_after_the_first_match_of_stop_regex(options: Any, text: str, matched: str | None) -> None:
     state = bn.function(lambda s: s.__iadd__(bn.gen("x", **options))).run(backend=bn.Mock("a 12 bb cc"))
     assert state["x"] == text
     assert state.get_meta_info("x")["finish_reason"].get("matched") == matched

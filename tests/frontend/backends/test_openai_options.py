@@ -1,4 +1,4 @@
-"""Every option on OpenAI's API: sent, or refused by name; and what fails there, tried again or not."""
+"""Options of OpenAI's API: each is sent or refused by name. Failures: only transient ones are retried."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def chat(s: bn.State) -> None:
 
 # ---- every option --------------------------------------------------------------------------------------------------
 
-# Option of a gen -> a value that is not its default, and what the body then holds (None: it is refused).
+# Option of a gen -> a value other than its default, and its fields in the body (None: it is refused).
 OPTIONS: dict[str, tuple[Any, dict[str, Any] | None]] = {
     "max_tokens": (7, {"max_tokens": 7}),
     "min_tokens": (2, None),
@@ -51,12 +51,12 @@ OPTIONS: dict[str, tuple[Any, dict[str, Any] | None]] = {
 }
 
 
-def name_of(option: str, value: Any) -> str:
-    """What users call it."""
+def public_name(option: str, value: Any) -> str:
+    """The name of the option in the API."""
     return value.kind if isinstance(value, wire.ConstraintSpec) else NAMES.get(option, option)
 
 
-def ask(backend: bn.OpenAI, sampling: wire.Sampling) -> wire.Value:
+def generate(backend: bn.OpenAI, sampling: wire.Sampling) -> wire.Value:
     program = backend.program()
     turn = (wire.BeginTurn("assistant"),) if backend.kind == "chat" else ("Q",)
     program.submit([wire.Append(0, turn), wire.Gen(0, 0, sampling)])
@@ -65,19 +65,19 @@ def ask(backend: bn.OpenAI, sampling: wire.Sampling) -> wire.Value:
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
 @pytest.mark.parametrize("option", [field.name for field in fields(wire.Sampling)])
-def test_every_option_is_sent_or_refused_by_name(serve: Any, fake: ModuleType, option: str, kind: str) -> None:
+def test_option_is_sent_or_refused_by_name(serve: Any, fake: ModuleType, option: str, kind: str) -> None:
     value, expected = OPTIONS[option]
-    also = {"logprobs": True} if option == "top_logprobs" else {}
-    sampling = wire.Sampling(**{option: value}, **also)
-    told = fake.chat("x") if kind == "chat" else fake.completion("x")
-    api, backend = serve(lambda path, body: told, is_chat_model=kind == "chat")
+    other_options = {"logprobs": True} if option == "top_logprobs" else {}
+    sampling = wire.Sampling(**{option: value}, **other_options)
+    response = fake.chat("x") if kind == "chat" else fake.completion("x")
+    api, backend = serve(lambda path, body: response, is_chat_model=kind == "chat")
     if expected is None:
-        named = name_of(option, value)
-        with pytest.raises(bn.Unsupported, match=rf"^{named}: OpenAI's {kind} API has no such thing; use "):
-            ask(backend, sampling)
+        option_name = public_name(option, value)
+        with pytest.raises(bn.Unsupported, match=rf"^{option_name}: OpenAI's {kind} API has no such thing; use "):
+            generate(backend, sampling)
         assert api.bodies == []
         return
-    ask(backend, sampling)
+    generate(backend, sampling)
     (body,) = api.bodies
     assert {"max_tokens": 128} | expected.get(kind, expected) == {
         key: value for key, value in body.items() if key not in ("model", "messages", "prompt")
@@ -91,28 +91,28 @@ EXTENSIONS = ["top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_
 def test_extensions_are_sent_by_name(serve: Any, fake: ModuleType, option: str) -> None:
     value, _ = OPTIONS[option]
     api, backend = serve(lambda path, body: fake.chat("x"), extensions=[option])
-    ask(backend, wire.Sampling(**{option: value}))
+    generate(backend, wire.Sampling(**{option: value}))
     assert api.bodies[0][option] == (list(value) if isinstance(value, tuple) else value)
 
 
 @bn.function
-def begun(s: bn.State) -> None:
+def continued_turn(s: bn.State) -> None:
     s += bn.user("?") + bn.assistant("Well, " + bn.gen("a"))
 
 
-def test_a_turn_that_has_begun(serve: Any, fake: ModuleType) -> None:
+def test_continued_turn_needs_the_prefix_extension(serve: Any, fake: ModuleType) -> None:
     api, backend = serve(lambda path, body: fake.chat("x"))
     with pytest.raises(bn.Unsupported, match=r"^prefix: .* or OpenAI\(..., extensions=\[\"prefix\"\]\)"):
-        begun.run(backend=backend)["a"]
+        continued_turn.run(backend=backend)["a"]
     api, backend = serve(lambda path, body: fake.chat("yes"), extensions={"prefix"})
-    assert begun.run(backend=backend)["a"] == "yes"
+    assert continued_turn.run(backend=backend)["a"] == "yes"
     body = api.bodies[0]
     assert body["messages"][-1] == {"role": "assistant", "content": "Well, "}
     assert (body["continue_final_message"], body["add_generation_prompt"]) == (True, False)
 
 
 @pytest.mark.parametrize(
-    ("expr", "named"),
+    ("expr", "construct"),
     [
         ("text" + bn.assistant(bn.gen("a")), "text"),
         (bn.gen("a"), "gen"),
@@ -121,9 +121,9 @@ def test_a_turn_that_has_begun(serve: Any, fake: ModuleType) -> None:
         (bn.assistant(bn.gen("a", max_tokens=0)), "max_tokens=0"),
     ],
 )
-def test_what_a_chat_model_cannot_read(serve: Any, fake: ModuleType, expr: Any, named: str) -> None:
+def test_chat_model_refuses_unsupported_constructs(serve: Any, fake: ModuleType, expr: Any, construct: str) -> None:
     _, backend = serve(lambda path, body: fake.chat("x"))
-    with pytest.raises(bn.Unsupported, match=f"^{named}: .*; use "):
+    with pytest.raises(bn.Unsupported, match=f"^{construct}: .*; use "):
         bn.function(lambda s: s.__iadd__(expr)).run(backend=backend)["a"]
 
 
@@ -144,40 +144,40 @@ def test_what_a_chat_model_cannot_read(serve: Any, fake: ModuleType, expr: Any, 
         (422, None, 1, bn.ProgramError),
     ],
 )
-def test_only_what_may_pass_is_tried_again(
+def test_only_transient_failures_are_retried(
     serve: Any, fake: ModuleType, status: int, code: str | None, n_tries: int, error: type[Exception]
 ) -> None:
     def answer(path: str, body: Any) -> Any:
-        raise fake.Refusal(status, "what went wrong", code, retry_after_ms="1")
+        raise fake.Refusal(status, "reason of failure", code, retry_after_ms="1")
 
     api, backend = serve(answer)
-    with pytest.raises(error, match="what went wrong") as raised:
+    with pytest.raises(error, match="reason of failure") as raised:
         chat.run(backend=backend)["a"]
     assert type(raised.value) is error
     assert raised.value.__cause__ is not None
     assert len(api.bodies) == n_tries
 
 
-def test_a_failure_that_passes_is_not_seen(serve: Any, fake: ModuleType) -> None:
+def test_retry_hides_a_transient_failure(serve: Any, fake: ModuleType) -> None:
     def answer(path: str, body: Any) -> Any:
         if len(api.bodies) < 3:
             raise fake.Refusal(503, retry_after_ms="1")
-        return fake.chat("at last")
+        return fake.chat("success")
 
     api, backend = serve(answer)
-    assert chat.run(backend=backend)["a"] == "at last"
+    assert chat.run(backend=backend)["a"] == "success"
     api, backend = serve(answer, max_retries=1)
     with pytest.raises(bn.RuntimeLost):
         chat.run(backend=backend)["a"]
 
 
-def test_nobody_there() -> None:
+def test_unreachable_server_raises_runtime_lost() -> None:
     backend = bn.OpenAI("m", base_url="http://127.0.0.1:9/v1", api_key="x", max_retries=0)
     with pytest.raises(bn.RuntimeLost, match=r"127.0.0.1:9/v1/ cannot be reached"):
         chat.run(backend=backend)["a"]
 
 
-def test_a_server_that_does_not_answer(serve: Any, fake: ModuleType) -> None:
+def test_timeout_raises_deadline_exceeded(serve: Any, fake: ModuleType) -> None:
     done = threading.Event()
     _, backend = serve(lambda path, body: done.wait(30), timeout=0.2, max_retries=0)
     with pytest.raises(bn.DeadlineExceeded, match="did not answer in time"):
@@ -186,7 +186,7 @@ def test_a_server_that_does_not_answer(serve: Any, fake: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "why"),
+    ("construct", "message"),
     [
         (lambda: bn.OpenAI("m", api_key="x", extensions=["top_x"]), "none called 'top_x'"),
         (lambda: bn.OpenAI("m", api_key="x", max_in_flight=0), "at least 1"),
@@ -195,72 +195,74 @@ def test_a_server_that_does_not_answer(serve: Any, fake: ModuleType) -> None:
         (lambda: bn.OpenAI("m", is_azure=True, api_key="x"), "azure|api_version|AZURE|OPENAI"),
     ],
 )
-def test_what_cannot_be_made(make: Callable[[], Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_constructor_arguments_raise(
+    construct: Callable[[], Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AZURE_OPENAI_ENDPOINT", "OPENAI_API_VERSION"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(bn.ConfigError, match=why):
-        make()
+    with pytest.raises(bn.ConfigError, match=message):
+        construct()
 
 
-def test_no_key_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_api_key_raises_in_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(bn.ConfigError, match="api_key"):
         bn.OpenAI("m")
 
 
-def test_azure_is_made_with_its_own_arguments() -> None:
+def test_azure_backend_accepts_its_own_arguments() -> None:
     backend = bn.OpenAI("m", is_azure=True, api_key="x", api_version="1", azure_endpoint="http://a.example")
     assert backend.base_url.startswith("http://a.example/openai/deployments") or "a.example" in backend.base_url
     assert backend._max_tokens_as == "max_completion_tokens"
 
 
-def test_a_flush_is_refused(serve: Any, fake: ModuleType) -> None:
+def test_flush_is_refused(serve: Any, fake: ModuleType) -> None:
     _, backend = serve(lambda path, body: fake.chat("x"))
     with pytest.raises(bn.Unsupported, match="flush"):
         bn.flush_cache(backend)
 
 
-def test_the_package_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(bn.ConfigError, match=r"pip install 'banyan\[http\]'"):
         bn.OpenAI("m")
 
 
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_what_is_refused_is_declared(serve: Any, fake: ModuleType, kind: str) -> None:
+def test_refuses_lists_the_unsupported_options(serve: Any, fake: ModuleType, kind: str) -> None:
     _, backend = serve(lambda path, body: fake.chat("x"), is_chat_model=kind == "chat")
     for option, (value, expected) in OPTIONS.items():
-        named = name_of(option, value)
-        assert (named in backend.refuses) == (expected is None), option
+        option_name = public_name(option, value)
+        assert (option_name in backend.refuses) == (expected is None), option
     others = {"image", "json_schema", "tools"}
     turns = {"gen", "text", "raw", "prefix", "unconditional_likelihood_normalized"}
     assert backend.refuses & others == (others if kind == "completion" else set())
     assert backend.refuses & turns == (turns if kind == "chat" else set())
-    _, more = serve(lambda path, body: fake.chat("x"), is_chat_model=kind == "chat", extensions=["top_k"])
-    assert backend.refuses - more.refuses == {"top_k"}
+    _, extended = serve(lambda path, body: fake.chat("x"), is_chat_model=kind == "chat", extensions=["top_k"])
+    assert backend.refuses - extended.refuses == {"top_k"}
 
 
 @pytest.mark.parametrize("option", [field.name for field in fields(wire.Sampling)])
 @pytest.mark.parametrize("kind", ["mock", "record", "replay"])
-def test_backends_without_a_model_of_their_own_take_every_option(tmp_path: Path, option: str, kind: str) -> None:
+def test_mock_record_and_replay_accept_every_option(tmp_path: Path, option: str, kind: str) -> None:
     value, _ = OPTIONS[option]
     sampling = wire.Sampling(**{option: value}, **({"logprobs": True} if option == "top_logprobs" else {}))
 
-    def answered(backend: Any) -> str:
+    def generate_text(backend: Any) -> str:
         program = backend.program()
         program.submit([wire.Append(0, ("Q",)), wire.Gen(0, 0, sampling)])
         return str(program.future(0).result(30).samples[0].text)
 
     mock = bn.Mock("a")
     if kind == "mock":
-        assert answered(mock) == "a"
+        assert generate_text(mock) == "a"
     else:
         with bn.Record(mock, tmp_path / "run") as recorder:
-            assert answered(recorder) == "a"
+            assert generate_text(recorder) == "a"
     assert isinstance(op := mock.calls[0].op, wire.Gen)
-    assert op.sampling == sampling, "it arrives, and a test can look at it"
+    assert op.sampling == sampling, "the mock records the options"
     if kind == "replay":
-        assert answered(bn.Replay(tmp_path / "run")) == "a"
+        assert generate_text(bn.Replay(tmp_path / "run")) == "a"
         plain = bn.Replay(tmp_path / "run").program()
         plain.submit([wire.Append(0, ("Q",)), wire.Gen(0, 0)])
         error = plain.future(0).exception()
@@ -269,29 +271,29 @@ def test_backends_without_a_model_of_their_own_take_every_option(tmp_path: Path,
 
 
 @pytest.mark.parametrize("option", [field.name for field in fields(wire.Sampling)])
-def test_a_mock_refuses_by_name_what_it_is_told_to(tmp_path: Path, option: str) -> None:
+def test_mock_refuses_configured_options_by_name(tmp_path: Path, option: str) -> None:
     value, _ = OPTIONS[option]
-    named = name_of(option, value)
-    mock = bn.Mock("a", refuses=[named])
+    option_name = public_name(option, value)
+    mock = bn.Mock("a", refuses=[option_name])
     with bn.Record(mock, tmp_path / "run") as recorder:
-        assert recorder.refuses == mock.refuses == {named}
+        assert recorder.refuses == mock.refuses == {option_name}
         program = recorder.program()
         sampling = wire.Sampling(**{option: value})
         program.submit([wire.Append(0, ("Q",)), wire.Fork(0, (1,)), wire.Gen(0, 0, sampling), wire.Gen(1, 1)])
         error = program.future(0).exception(30)
         assert isinstance(error, bn.Unsupported)
-        assert str(error).startswith(f"{named}: ")
-        assert program.future(1).result(30).samples[0].text == "a", "what does not ask for it goes on"
+        assert str(error).startswith(f"{option_name}: ")
+        assert program.future(1).result(30).samples[0].text == "a", "a gen without the option succeeds"
 
 
 @bn.tool
-def look() -> str:
-    """Looks."""
-    return "seen"
+def lookup() -> str:
+    """Looks something up."""
+    return "found"
 
 
-ASKING: dict[str, Any] = {
-    "tools": lambda: bn.user("?") + bn.assistant(bn.gen("a", tools=[look])),
+CONSTRUCTS: dict[str, Any] = {
+    "tools": lambda: bn.user("?") + bn.assistant(bn.gen("a", tools=[lookup])),
     "select": lambda: bn.select("a", ["x", "y"]),
     "greedy_token_selection": lambda: bn.select("a", ["x", "y"], choices_method=bn.greedy_token_selection),
     "raw": lambda: bn.raw("<|im_end|>") + bn.gen("a"),
@@ -303,18 +305,18 @@ ASKING: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("what", ASKING)
-def test_so_it_does_where_a_program_asks(what: str) -> None:
+@pytest.mark.parametrize("name", CONSTRUCTS)
+def test_mock_refuses_configured_constructs(name: str) -> None:
     @bn.function
     def program(s: bn.State) -> None:
-        s += ASKING[what]()
+        s += CONSTRUCTS[name]()
 
-    assert what in ALL
-    with pytest.raises(bn.Unsupported, match=f"^{what}: this Mock"):
-        program.run(backend=bn.Mock("x", refuses={what}))["a"]
+    assert name in ALL
+    with pytest.raises(bn.Unsupported, match=f"^{name}: this Mock"):
+        program.run(backend=bn.Mock("x", refuses={name}))["a"]
 
 
-def test_a_stream_is_refused_too() -> None:
+def test_mock_refuses_streams() -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.gen("a")
@@ -323,6 +325,6 @@ def test_a_stream_is_refused_too() -> None:
         program.run(backend=bn.Mock("x", refuses={"stream"}), stream=True)["a"]
 
 
-def test_what_there_is_not_cannot_be_refused() -> None:
+def test_unknown_name_in_refuses_raises() -> None:
     with pytest.raises(bn.ConfigError, match=r"there is nothing called 'top_q'; there are .*top_p"):
         bn.Mock("a", refuses={"top_q"})

@@ -1,4 +1,4 @@
-"""The language over a real socket, to a server that is a Mock: no model, no torch, and all of the path between."""
+"""The language over a real socket to a server with a Mock: no model, no torch, but the whole path between."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from waits import wait_until
 
 
 class MockServer:
-    """Answers a client's messages as a server would, with what a Mock makes of them."""
+    """Answers the messages of a client like a server, with the answers of a Mock."""
 
     def __init__(self, path: Path, mock: bn.Mock) -> None:
         self.path, self.mock = path, mock
@@ -39,9 +39,9 @@ class MockServer:
             self._bound.set()
             while not self._stop.is_set():
                 if socket.poll(5):
-                    who, data = socket.recv_multipart()
+                    identity, data = socket.recv_multipart()
                     for answer in self._answers(wire.decode_client(data)):
-                        socket.send_multipart([who, wire.encode(answer)])
+                        socket.send_multipart([identity, wire.encode(answer)])
 
     def _answers(self, message: Any) -> Iterator[Any]:
         match message:
@@ -87,12 +87,12 @@ class MockServer:
 def server(tmp_path: Path) -> Iterator[MockServer]:
     def script(prompt: str, name: str) -> str:
         if name == "bad":
-            raise OSError("no luck")
+            raise OSError("failure of the backend")
         return f"<{name}> and more"
 
-    made = MockServer(tmp_path / "s", bn.Mock(script))
-    yield made
-    made.close()
+    mock_server = MockServer(tmp_path / "s", bn.Mock(script))
+    yield mock_server
+    mock_server.close()
 
 
 @bn.function
@@ -106,7 +106,7 @@ def program(s: bn.State) -> None:
     s += [s.ref("a"), bn.select("c", ["<c> and more", "x"])]
 
 
-def test_a_program_over_a_socket(server: MockServer) -> None:
+def test_program_over_a_socket_gives_the_same_state_as_directly(server: MockServer) -> None:
     with bn.connect(server.path) as endpoint:
         assert repr(endpoint) == f"<RuntimeEndpoint behind a socket at {server.path}>"
         direct = program.run(backend=bn.Mock(server.mock._script))
@@ -125,43 +125,43 @@ def test_a_program_over_a_socket(server: MockServer) -> None:
         assert bn.flush_cache(endpoint)
 
 
-def test_what_the_model_there_cannot_do_is_declared_and_refused(server: MockServer) -> None:
+def test_endpoint_refuses_what_its_model_lacks(server: MockServer) -> None:
     with bn.connect(server.path) as endpoint:
         assert endpoint.refuses == {"image"}
         chat = endpoint.welcome.chat
         assert chat is not None
         for welcome, refused in (
             (replace(endpoint.welcome, images=True), set()),
-            (replace(endpoint.welcome, chat=replace(chat, no_calls="it knows no tools")), {"image", "tools"}),
+            (replace(endpoint.welcome, chat=replace(chat, no_calls="no tools")), {"image", "tools"}),
             (replace(endpoint.welcome, chat=None), {"image", "tools", "roles"}),
         ):
             endpoint.client.welcome = welcome
             assert endpoint.refuses == refused
 
 
-def test_all_endpoints_of_a_socket_share_one_connection(server: MockServer) -> None:
+def test_endpoints_of_a_socket_share_one_connection(server: MockServer) -> None:
     for _ in range(20):
-        with bn.connect(server.path) as one, bn.connect(server.path) as other:
-            assert one.client is other.client
+        with bn.connect(server.path) as first, bn.connect(server.path) as second:
+            assert first.client is second.client
 
 
-def test_who_leaves_a_socket_leaves_the_others_there(server: MockServer) -> None:
-    stays = bn.connect(server.path)
-    with bn.connect(server.path) as leaves:
+def test_closed_endpoint_leaves_the_other_endpoints_open(server: MockServer) -> None:
+    open_endpoint = bn.connect(server.path)
+    with bn.connect(server.path) as closed_endpoint:
         pass
-    assert program.run(backend=stays)["a"] == "<a> and more"
-    leaves.close()
+    assert program.run(backend=open_endpoint)["a"] == "<a> and more"
+    closed_endpoint.close()
     with pytest.raises(bn.RuntimeLost, match=r"RuntimeEndpoint .* was closed"):
-        program.run(backend=leaves)
-    del leaves
-    stays.close()
+        program.run(backend=closed_endpoint)
+    del closed_endpoint
+    open_endpoint.close()
     with pytest.raises(bn.RuntimeLost):
-        stays.ask("info")
-    with bn.connect(server.path) as again:
-        assert again.ask("info")["model"] == "mock"
+        open_endpoint.ask("info")
+    with bn.connect(server.path) as new_endpoint:
+        assert new_endpoint.ask("info")["model"] == "mock"
 
 
-def test_failures_cross_the_socket(server: MockServer) -> None:
+def test_failure_names_program_gen_line_and_prompt_over_a_socket(server: MockServer) -> None:
     @bn.function
     def fails(s: bn.State) -> None:
         s += "prompt" + bn.gen("bad") + bn.gen("after")
@@ -169,14 +169,14 @@ def test_failures_cross_the_socket(server: MockServer) -> None:
     with bn.connect(server.path) as endpoint:
         for stream in (False, True):
             state = fails.run(backend=endpoint, stream=stream)
-            with pytest.raises(bn.ProgramError, match="no luck") as raised:
+            with pytest.raises(bn.ProgramError, match="failure of the backend") as raised:
                 state["after"]
             error = raised.value
             line = f"test_runtime.py:{fails.func.__code__.co_firstlineno + 2}"
             assert (error.program, error.gen, error.line, error.prompt_tail) == ("fails", "bad", line, "prompt")
 
 
-def test_a_state_that_nobody_holds_is_cancelled_there(server: MockServer) -> None:
+def test_unreferenced_state_is_cancelled_on_the_server(server: MockServer) -> None:
     with bn.connect(server.path) as endpoint:
         state = program.run(backend=endpoint)
         state.sync()
@@ -184,32 +184,32 @@ def test_a_state_that_nobody_holds_is_cancelled_there(server: MockServer) -> Non
         wait_until(lambda: server.cancelled, "the cancellation")
 
 
-LOOKS: dict[str, Callable[[bn.State], Any]] = {
+READS: dict[str, Callable[[bn.State], Any]] = {
     "a value": lambda s: s["a"],
     "text": lambda s: s.text(),
     "messages": lambda s: s.messages(),
     "sync": lambda s: s.sync(),
     "text_iter": lambda s: list(s.text_iter()),
-    "join and look": lambda s: s["b"],
+    "joined value": lambda s: s["b"],
 }
 
 
-@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_server_that_goes_away_is_an_error_and_no_hang(server: MockServer, look: str, stream: bool) -> None:
+def test_lost_server_raises_runtime_lost(server: MockServer, read: str, stream: bool) -> None:
     server.is_silent_to_programs = True
     with bn.connect(server.path) as endpoint:
         state = program.run(backend=endpoint, stream=stream)
         threading.Timer(0.03, server.close).start()
         with pytest.raises(bn.RuntimeLost, match="gone"):
-            LOOKS[look](state)
+            READS[read](state)
         assert isinstance(state.error(), bn.RuntimeLost)
         assert [type(s.error()) for s in program.run_batch([()] * 3, backend=endpoint, on_error="return")] == [
             bn.RuntimeLost
         ] * 3
 
 
-def test_a_batch_over_a_server_that_goes_away(server: MockServer) -> None:
+def test_lost_server_fails_every_item_of_a_batch(server: MockServer) -> None:
     server.is_silent_to_programs = True
     with bn.connect(server.path) as endpoint:
         threading.Timer(0.03, server.close).start()
@@ -218,7 +218,7 @@ def test_a_batch_over_a_server_that_goes_away(server: MockServer) -> None:
         assert isinstance(raised.value.__cause__, bn.RuntimeLost)
 
 
-def test_a_private_runtime(server: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_starts_and_closes_its_server(server: MockServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from banyan.runtime import launch
 
     class Process:
@@ -227,10 +227,10 @@ def test_a_private_runtime(server: MockServer, monkeypatch: pytest.MonkeyPatch) 
         def close(self) -> None:
             self.n_closed += 1
 
-    process, asked = Process(), []
+    process, starts = Process(), []
 
     def start(config: Any, timeout: float) -> Process:
-        asked.append((config, timeout))
+        starts.append((config, timeout))
         return process
 
     monkeypatch.setattr(launch, "start", start)
@@ -239,17 +239,17 @@ def test_a_private_runtime(server: MockServer, monkeypatch: pytest.MonkeyPatch) 
         assert (runtime.report, runtime.socket) == (("on a CPU",), server.path)
         assert repr(runtime) == f"<Runtime behind a socket at {server.path}>"
     assert process.n_closed == 1
-    ((config, timeout),) = asked
+    ((config, timeout),) = starts
     assert (config.model, config.device, timeout) == ("a/model", "cpu", 5.0)
     with pytest.raises(bn.RuntimeLost, match="closed"):
         program.run(backend=runtime)["a"]
     bn.Runtime().shutdown()
-    assert asked[1][0].model == "pocket"
+    assert starts[1][0].model == "pocket"
     assert process.n_closed == 2
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "why"),
+    ("construct", "error", "message"),
     [
         (lambda path: bn.Runtime(kv_memry="1GB"), bn.ConfigError, "did you mean 'kv_memory'"),
         (lambda path: bn.connect(path / "none"), bn.ConnectFailed, "none"),
@@ -264,6 +264,6 @@ def test_a_private_runtime(server: MockServer, monkeypatch: pytest.MonkeyPatch) 
         (lambda path: bn.RuntimeEndpoint(path, chat_template_name="x"), bn.Unsupported, "chat_template_name"),
     ],
 )
-def test_what_cannot_be_reached(tmp_path: Path, make: Any, error: type[Exception], why: str) -> None:
-    with pytest.raises(error, match=why):
-        make(tmp_path)
+def test_invalid_endpoint_raises(tmp_path: Path, construct: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        construct(tmp_path)

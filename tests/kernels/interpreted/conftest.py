@@ -16,7 +16,7 @@ def pytest_ignore_collect() -> bool | None:
 
 @pytest.fixture(autouse=True)
 def _poison_new_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fills the result of `torch.empty` with NaN, which reveals rows that a kernel does not write."""
+    """Fills the result of `torch.empty` with NaN to reveal rows that a kernel does not write."""
     import torch
 
     stock_empty, stock_empty_like = torch.empty, torch.empty_like

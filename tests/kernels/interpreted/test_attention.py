@@ -1,4 +1,4 @@
-"""The Triton kernels of attention, run as Python, against the float64 reference."""
+"""The interpreted Triton kernels of attention agree with the float64 reference."""
 
 from itertools import product
 
@@ -25,12 +25,12 @@ BATCHES = {
 }
 
 
-def run(case: Case) -> None:
+def check(case: Case) -> None:
     case.check(kernel.attention(*case[:4], AttentionOptions(**case.options)))
 
 
 def split_often(patch: pytest.MonkeyPatch, n_keys: int) -> None:
-    """Splits short reads, so that small inputs take the code path of long ones."""
+    """Splits short reads, so small inputs take the code path of long ones."""
     patch.setattr(plan, "MIN_SPLIT", n_keys)
     patch.setattr(plan, "ALIGN", 32)
     patch.setattr(plan, "WAVES", 1000)
@@ -45,64 +45,64 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> None:
     "options", [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}, {"kv": "int8"}, {"kv": "fp8"}], ids=str
 )
 @pytest.mark.parametrize("batch", BATCHES)
-def test_every_option_on_every_kind_of_batch(batch: str, options: dict) -> None:
+def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
     q_lens, kv_lens = BATCHES[batch]
-    run(attention_case(1, q_lens, kv_lens, dim=16, **options))
+    check(attention_case(1, q_lens, kv_lens, dim=16, **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
 @pytest.mark.usefixtures("splits")
-def test_split_reads(options: dict) -> None:
+def test_split_reads_are_merged(options: dict) -> None:
     case = attention_case(2, [1, 1, 40], [200, 5, 110], dim=16, **options)
-    run(case)
+    check(case)
     (*_, merges, n_partials) = next(iter(case.ragged.plans.values()))
     assert len(merges) > 1
     assert n_partials > 2
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
-def test_a_shared_subtree_is_read_once(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_subtree_is_read_once(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
     case = attention_case(6, [1, 1, 3, 1, 1], [100, 90, 95, 120, 9], dim=16, shared_pages=4, **options)
     assert len(case.ragged.subtrees) == 3
-    run(case)
+    check(case)
     small, large, *_ = next(iter(case.ragged.plans.values()))
     assert len(small) + len(large) > 5
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
-def test_trees_of_drafts(options: dict) -> None:
+def test_draft_trees_agree(options: dict) -> None:
     tree = [-1, 0, 0, 1, -1, 4, 2]
-    for kv_lens in ([7, 30], [90, 50]):  # nothing before the tree, and more keys than its mask covers
-        run(attention_case(7, [7, 2], kv_lens, dim=16, parents=[tree, None], **options))
+    for kv_lens in ([7, 30], [90, 50]):  # no context, and more keys than the mask covers
+        check(attention_case(7, [7, 2], kv_lens, dim=16, parents=[tree, None], **options))
 
 
-def test_a_window_over_a_tree_of_many_tiles() -> None:
-    """A row with a high index can be near the tree's root, and attend to keys that the row before it does not."""
-    run(attention_case(3, [8], [140], heads=(16, 1), dim=16, window=9, parents=[[-1, 0, 1, 2, 0, 0, 0, 0]]))
+def test_window_over_a_tree_of_many_tiles() -> None:
+    """A row near the root may follow a deep row, and its window starts at an earlier key."""
+    check(attention_case(3, [8], [140], heads=(16, 1), dim=16, window=9, parents=[[-1, 0, 1, 2, 0, 0, 0, 0]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("heads", "dim"), [((4, 2), 64), ((3, 1), 80), ((2, 2), 112), ((20, 1), 32), ((2, 1), 256)])
-def test_dtypes_and_head_shapes(dtype: torch.dtype, heads: tuple[int, int], dim: int) -> None:
-    run(attention_case(3, [1, 6], [40, 33], heads=heads, dim=dim, dtype=dtype))
+def test_dtypes_and_head_shapes_agree(dtype: torch.dtype, heads: tuple[int, int], dim: int) -> None:
+    check(attention_case(3, [1, 6], [40, 33], heads=heads, dim=dim, dtype=dtype))
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 @pytest.mark.parametrize("kv", ["", "int8", "fp8"])
 @pytest.mark.usefixtures("splits")
-def test_all_options_at_once(kv: str, page_size: int) -> None:
+def test_all_options_together_agree(kv: str, page_size: int) -> None:
     options = {"kv": kv, "window": 30, "softcap": 3.0, "sinks": True}
-    run(attention_case(4, [1, 20, 1], [100, 55, 33], dim=32, page_size=page_size, **options))
+    check(attention_case(4, [1, 20, 1], [100, 55, 33], dim=32, page_size=page_size, **options))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_chip_without_fp8_reads_its_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_bits_are_read_without_hardware_support(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_kv, "pool_args", lambda pool, arch: (pool.bits, pool.scale, write_kv.FP8_BITS))
-    run(attention_case(8, [1, 20], [40, 33], dtype=dtype, kv="fp8"))
+    check(attention_case(8, [1, 20], [40, 33], dtype=dtype, kv="fp8"))
 
 
-def test_q_may_be_a_view_of_a_wider_tensor() -> None:
+def test_q_can_be_a_view_of_a_wider_tensor() -> None:
     case = attention_case(5, [1, 7], [20, 30], dim=32)
     wide = torch.full((8, 4 + 9, 32), torch.nan)
     wide[:, :4] = case.q
@@ -118,7 +118,7 @@ def test_q_may_be_a_view_of_a_wider_tensor() -> None:
     ids=str,
 )
 @pytest.mark.usefixtures("splits")
-def test_a_deterministic_row_has_the_same_bits_in_every_batch(
+def test_deterministic_row_is_bitwise_equal_in_every_batch(
     dtype: torch.dtype, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "CHUNK", 32)
@@ -143,7 +143,7 @@ calls = st.fixed_dictionaries(
 )
 
 
-def run_random(call: dict, min_split: int, trees: bool) -> None:
+def check_random(call: dict, min_split: int, trees: bool) -> None:
     requests = call.pop("requests")
     q_lens = [q for q, _ in requests]
     if trees and not 0 < call["window"] < max(q_lens):
@@ -151,18 +151,18 @@ def run_random(call: dict, min_split: int, trees: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         split_often(patch, min_split)
         patch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
-        run(attention_case(q_lens=q_lens, kv_lens=[q + c for q, c in requests], dim=16, **call))
+        check(attention_case(q_lens=q_lens, kv_lens=[q + c for q, c in requests], dim=16, **call))
 
 
 @settings(max_examples=25, deadline=None)
 @given(call=calls, min_split=st.sampled_from([32, 256]), trees=st.booleans())
-def test_random_batches(call: dict, min_split: int, trees: bool) -> None:
-    run_random(call, min_split, trees)
+def test_random_batches_agree(call: dict, min_split: int, trees: bool) -> None:
+    check_random(call, min_split, trees)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 @settings(max_examples=500, deadline=None)
 @given(call=calls, min_split=st.sampled_from([32, 256]), trees=st.booleans())
-def test_many_random_batches(call: dict, min_split: int, trees: bool) -> None:
-    run_random(call, min_split, trees)
+def test_many_random_batches_agree(call: dict, min_split: int, trees: bool) -> None:
+    check_random(call, min_split, trees)

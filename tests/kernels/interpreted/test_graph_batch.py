@@ -1,6 +1,6 @@
-"""Batches at fixed addresses: a step that was captured once must be right for every batch that is filled in later.
+"""Batches at fixed addresses: a step that was captured once is right for every batch that is filled in later.
 
-Without a GPU: running the step again on the same tensors simulates the replay of a graph.
+No GPU is needed: the step runs again on the same tensors to simulate the replay of a graph.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kernel_support.cases import Case, attention_case
 ENGINE = Path(__file__).parents[2] / "runtime" / "engine"
 
 
-def again(run: Callable[[], Tensor]) -> Captured:
-    """Like a graph: nothing runs before the first replay, and each replay writes to the same result."""
+def simulated_capture(run: Callable[[], Tensor]) -> Captured:
+    """As in a graph, nothing runs before the first replay, and every replay writes to the same result."""
     captured = Captured(lambda: captured.out.set_(run()), torch.zeros(0))
     return captured
 
@@ -38,14 +38,14 @@ def decodes(seed: int, kv_lens: list[int], shared_pages: int = 0, window: int = 
 
 
 def attend(case: Case, fixed: GraphBatch) -> Tensor:
-    """Attention on the fixed batch, which has unused rows behind those of the case."""
+    """Attention on the fixed batch, which has unused rows after the rows of the case."""
     q = torch.full((len(fixed.ragged.slots), *case.q.shape[1:]), torch.nan)
     q[: len(case.q)] = case.q
     return kernel.attention(q, case.k_pool, case.v_pool, fixed.ragged, AttentionOptions(**case.options))[: len(case.q)]
 
 
 @pytest.mark.parametrize("window", [0, 20])
-def test_a_fixed_batch_takes_others_than_the_one_it_was_made_for(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_batch_accepts_other_batches(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7], window=window)
     first.check(kernel.attention(*first[:4], AttentionOptions(**first.options)))
@@ -58,43 +58,43 @@ def test_a_fixed_batch_takes_others_than_the_one_it_was_made_for(window: int, mo
     assert [t.data_ptr() for t in fixed.ragged if isinstance(t, Tensor)] == pointers
 
 
-def test_what_finds_no_room_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fill_beyond_the_capacity_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7])
     kernel.attention(*first[:4], AttentionOptions(**first.options))
     fixed = GraphBatch(first.ragged, 2, 30, spare=range(2))
-    assert not fixed.fill(decodes(2, [9, 9, 9]).ragged), "more rows than it has"
+    assert not fixed.fill(decodes(2, [9, 9, 9]).ragged), "more rows than the batch has"
     for tables in fixed._tables.values():
         tables.n_partials = 1
-    assert not fixed.fill(decodes(2, [70, 70], 3).ragged), "more partial results than it has"
+    assert not fixed.fill(decodes(2, [70, 70], 3).ragged), "more partial results than the batch has"
     first.check(attend(first, fixed))
 
 
 @pytest.mark.parametrize("n_layers", short_form(product([1, 2]), lambda n: n == 1))
-def test_an_engine_on_captured_steps_says_the_same(
+def test_engine_with_captured_steps_gives_the_same_outputs(
     n_layers: int, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
 ) -> None:
-    """Also if a step is launched before the previous step, whose draws it needs, has ended."""
+    """Also if a step is launched before the end of the previous step, whose samples it needs."""
     fake, late = module_at(ENGINE / "fake.py"), module_at(ENGINE / "late.py")
     model = load(tiny_model("llama", num_hidden_layers=n_layers))
-    said = []
+    ids = []
     for is_captured, is_ahead in ((False, False), (True, False), (True, True)):
         engine = fake.engine(model, n_pages=32, context=128, speculate="off")
         runner = engine.model
         if is_captured:
-            runner.graphs = Graphs(model, runner.store, 128, again)
+            runner.graphs = Graphs(model, runner.store, 128, simulated_capture)
             runner.warm_up(5, 2)
             assert sorted(runner.graphs.steps) == [1, 2]
         prompts = [list(range(10, 10 + n)) for n in (5, 20, 3)]
         runs = [fake.run(i, p, fake.Sampling(temperature=0.0, max_tokens=4 + 2 * i)) for i, p in enumerate(prompts)]
         if is_ahead:
             box = late.play(engine, {0: runs})
-            said.append([box.outputs[i] for i in range(3)])
+            ids.append([box.outputs[i] for i in range(3)])
             assert engine.scheduler.counts["steps_ahead"] > 5
         else:
             outputs = fake.drive(engine, runs)
-            said.append([outputs[i].ids for i in range(3)])
+            ids.append([outputs[i].ids for i in range(3)])
         if is_captured:
             assert sorted(runner.graphs.steps) == [1, 2, 4]
             assert runner.graphs.n_captured == 3
-    assert said[0] == said[1] == said[2]
+    assert ids[0] == ids[1] == ids[2]

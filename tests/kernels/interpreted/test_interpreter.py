@@ -1,4 +1,4 @@
-"""The fixes and checks of the interpreter support, with planted faults."""
+"""The fixes and checks of the interpreter support find planted faults."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def scalar_in_mask(p_to, n, lo, hi, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_dots_are_right_and_rounded_to_nearest(dtype: torch.dtype) -> None:
+def test_dot_is_rounded_to_nearest(dtype: torch.dtype) -> None:
     a, b = torch.randn(2, 16, 16).to(dtype)
     c = torch.empty(16, 16, dtype=dtype)
     dot[(1,)](a, b, c, N=16)
@@ -46,16 +46,16 @@ def test_dots_are_right_and_rounded_to_nearest(dtype: torch.dtype) -> None:
     assert torch.equal(bf16, wide.bfloat16())
 
 
-def test_integers_become_numbers_and_not_bits_of_them() -> None:
+def test_integers_are_converted_by_value() -> None:
     ints, numbers = torch.arange(-8, 8, dtype=torch.int8), torch.empty(16, dtype=torch.bfloat16)
     copy[(1,)](ints, numbers, 16, 0, BLOCK=16)
     assert numbers.tolist() == ints.tolist()
-    back = torch.empty_like(ints)
-    copy[(1,)](numbers, back, 16, 0, BLOCK=16)
-    assert torch.equal(back, ints)
+    restored = torch.empty_like(ints)
+    copy[(1,)](numbers, restored, 16, 0, BLOCK=16)
+    assert torch.equal(restored, ints)
 
 
-def test_an_access_out_of_bounds_is_caught() -> None:
+def test_access_out_of_bounds_raises() -> None:
     a, b = torch.zeros(2, 8)
     with pytest.raises(InterpreterError, match="out of bounds: load"):
         copy[(1,)](a[:4].clone(), b.clone(), 16, 0, BLOCK=16)
@@ -63,7 +63,7 @@ def test_an_access_out_of_bounds_is_caught() -> None:
         copy[(1,)](torch.zeros(64)[:8], torch.zeros(64)[:8], 16, 0, BLOCK=16)
 
 
-def test_races_are_caught() -> None:
+def test_races_raise() -> None:
     a, b = torch.zeros(32), torch.zeros(32)
     copy[(2,)](a, b, 32, 16, BLOCK=16)
     with pytest.raises(InterpreterError, match="race: store in program"):
@@ -76,7 +76,7 @@ def test_races_are_caught() -> None:
         copy[(2,)](a, b, 32, 8, BLOCK=16)
 
 
-def test_a_scalar_may_stand_in_a_mask() -> None:
+def test_scalar_in_a_mask() -> None:
     to = torch.full((16,), -1, dtype=torch.int32)
     scalar_in_mask[(1,)](to, 4, 0, 1, BLOCK=16)
     assert to.tolist() == [0, 1, 2, 3] + [-1] * 12

@@ -1,4 +1,4 @@
-"""The Triton kernels except attention, run as Python, against the float64 reference."""
+"""The interpreted Triton kernels except attention agree with the float64 reference."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from kernel_support import small_ops
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def test_this_process_serves_cpu_tensors_with_kernels() -> None:
+def test_kernels_serve_cpu_tensors_in_this_process() -> None:
     for name, op in ops.TABLE.items():
         assert op.on_gpu == ("reference" if name == "linear" else "kernel")
         assert ops.implementation(name, "cpu").__module__ == f"banyan.kernels.{name}.{op.on_gpu}"
@@ -19,12 +19,12 @@ def test_this_process_serves_cpu_tensors_with_kernels() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("check", small_ops.CHECKS, ids=lambda check: check.__name__)
-def test_every_op(check: small_ops.Check, dtype: torch.dtype) -> None:
+def test_op_agrees_with_its_reference(check: small_ops.Check, dtype: torch.dtype) -> None:
     check(1, dtype, "cpu")
 
 
 @pytest.mark.parametrize("check", small_ops.CHECKS, ids=lambda check: check.__name__)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from(DTYPES))
-def test_random_shapes(check: small_ops.Check, seed: int, dtype: torch.dtype) -> None:
+def test_op_agrees_with_its_reference_on_random_shapes(check: small_ops.Check, seed: int, dtype: torch.dtype) -> None:
     check(seed, dtype, "cpu")

@@ -20,7 +20,7 @@ from banyan.runtime.protocol.wire import ConstraintSpec
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
 
 N_VOCAB = 330
-"""Rows of the model's logits: more than the tokenizer has."""
+"""The number of logits, more than the tokenizer has tokens."""
 
 
 class Bench:
@@ -39,7 +39,7 @@ class Bench:
         return self.compile(kind, text, **options).guide()
 
     def ids(self, text: str | bytes) -> list[int]:
-        """The canonical tokens of a text; names of control tokens are those tokens."""
+        """The canonical tokens of a text. The name of a control token gives that token."""
         if isinstance(text, bytes):
             return list(self.vocabulary.llg.tokenize_bytes(text))
         return self.tokenizer.encode([TextSpan(text, meant=True)])
@@ -56,7 +56,7 @@ class Bench:
         guide.fill(row)
         return set(bits(row))
 
-    def takes(self, guide: Guide, text: str | bytes) -> bool:
+    def accepts(self, guide: Guide, text: str | bytes) -> bool:
         """Whether the guide accepts the whole text and can stop after it. Does not change the guide."""
         ids = self.ids(text)
         n = guide.accept(ids)

@@ -1,4 +1,4 @@
-"""Automata of outlines_core, compared with llguidance on the same patterns."""
+"""The automata of outlines_core agree with llguidance on the same patterns."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ PATTERNS = (
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_both_engines_allow_the_same(bench: Any, pattern: str) -> None:
-    """Along random outputs: masks, ends, forced runs."""
-    ours = bench.compile("regex", pattern, engine="outlines_core")
-    assert isinstance(ours, dfa.DfaConstraint)
-    other = bench.compile("regex", pattern)
+def test_engines_have_the_same_masks_and_ends(bench: Any, pattern: str) -> None:
+    compiled = bench.compile("regex", pattern, engine="outlines_core")
+    assert isinstance(compiled, dfa.DfaConstraint)
+    reference = bench.compile("regex", pattern)
     for seed in range(8):
-        chance, a, b = Random(seed), ours.guide(), other.guide()
+        rng, a, b = Random(seed), compiled.guide(), reference.guide()
         for _ in range(25):
             allowed = bench.allowed(a)
             assert allowed == bench.allowed(b)
             assert (a.can_stop, a.must_stop) == (b.can_stop, b.must_stop)
             if not allowed:
                 break
-            token = chance.choice(sorted(allowed))
+            token = rng.choice(sorted(allowed))
             assert a.accept([token]) == b.accept([token]) == 1
 
 
-def test_the_longer_of_two_alternatives_is_there(bench: Any) -> None:
-    """outlines_core 0.2.14 alone loses it."""
+def test_longer_alternative_is_allowed(bench: Any) -> None:
+    """outlines_core 0.2.14 by itself drops it."""
     for pattern, texts in {
         "(foo)(baz)?": ("foo", "foobaz"),
         "(yes|yes please|no)": ("yes", "yes please", "no"),
@@ -45,30 +44,33 @@ def test_the_longer_of_two_alternatives_is_there(bench: Any) -> None:
         "a*": ("", "a", "aaaa"),
     }.items():
         guide = bench.guide("regex", pattern, engine="outlines_core")
-        assert all(bench.takes(guide, text) for text in texts)
-        assert not bench.takes(guide, "foob")
+        assert all(bench.accepts(guide, text) for text in texts)
+        assert not bench.accepts(guide, "foob")
 
 
-def test_choices_are_text(bench: Any) -> None:
+def test_choices_are_literal_text(bench: Any) -> None:
     guide = bench.guide("choices", ["a.b", "a", "(x)|[y]", "the other\n", "é-^$&~#"], engine="outlines_core")
-    assert all(bench.takes(guide, text) for text in ("a.b", "a", "(x)|[y]", "the other\n", "é-^$&~#"))
-    assert not any(bench.takes(guide, text) for text in ("axb", "a.", "(x)", ""))
-    only = bench.guide("choices", ["the answer is 42"], engine="outlines_core")
-    assert bench.spell(only.forced_tokens(99)) == b"the answer is 42"
-    assert only.accept(only.forced_tokens(99)) > 0
-    assert only.must_stop
+    assert all(bench.accepts(guide, text) for text in ("a.b", "a", "(x)|[y]", "the other\n", "é-^$&~#"))
+    assert not any(bench.accepts(guide, text) for text in ("axb", "a.", "(x)", ""))
+    single = bench.guide("choices", ["the answer is 42"], engine="outlines_core")
+    assert bench.spell(single.forced_tokens(99)) == b"the answer is 42"
+    assert single.accept(single.forced_tokens(99)) > 0
+    assert single.must_stop
 
 
-NOT = ("(?=a)", r"\bword", "a^b", "a$b", "^a|b", "(?x) a", "[]a]", r"(a)\1", r"\x{10FFFF}", "[a", "\U0010ffff", "a(")
+UNSUPPORTED = (
+    "(?=a)", r"\bword", "a^b", "a$b", "^a|b", "(?x) a",
+    "[]a]", r"(a)\1", r"\x{10FFFF}", "[a", "\U0010ffff", "a(",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("pattern", NOT)
-def test_what_may_mean_something_else_is_not_taken(bench: Any, pattern: str) -> None:
+@pytest.mark.parametrize("pattern", UNSUPPORTED)
+def test_ambiguous_pattern_is_refused(bench: Any, pattern: str) -> None:
     with pytest.raises(ConstraintUnsupported):
         bench.compile("regex", pattern, engine="outlines_core")
 
 
-def test_too_large_and_empty(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_or_empty_pattern_is_refused(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automaton, "STATES", 50)
     for pattern, code in ((r"[a-z]{60}", "constraint_too_large"), ("[a&&b]", "constraint_unsupported")):
         with pytest.raises(BanyanError) as caught:
@@ -76,7 +78,7 @@ def test_too_large_and_empty(bench: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         assert caught.value.code == code
 
 
-def test_a_guide_goes_back(bench: Any) -> None:
+def test_guide_rolls_back(bench: Any) -> None:
     guide = bench.guide("regex", "[a-z ]{3,9}", engine="outlines_core")
     before = bench.allowed(guide)
     ids = bench.ids("the fox")
@@ -85,13 +87,13 @@ def test_a_guide_goes_back(bench: Any) -> None:
     assert bench.allowed(guide) == before
     with pytest.raises(IndexError):
         guide.rollback(1)
-    assert guide.accept([0, *ids]) == 0, "a control token is no text"
+    assert guide.accept([0, *ids]) == 0, "a control token is not text"
     assert guide.accept([10**6]) == 0
     guide.give_up("slow")
     assert guide.error == "slow"
 
 
-def test_masks_are_bounded(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_cached_masks_is_bounded(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dfa, "ROWS", 200)
     compiled = bench.compile("regex", "[0-9]{3}[a-z]{3}[A-Z]{3}", engine="outlines_core")
     assert [compiled.mask(state).any() for state in range(9)] == [True] * 9

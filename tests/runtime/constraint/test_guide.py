@@ -1,4 +1,4 @@
-"""Guides of all kinds: exact masks, rollback, and forced tokens."""
+"""Guides of all kinds have exact masks, rollback and forced tokens."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ def compiled(request: pytest.FixtureRequest, bench: Any) -> Any:
     return bench.compile(kind, text, **options)
 
 
-def walk(bench: Any, compiled: Any, chance: random.Random, n: int) -> tuple[Any, list[int]]:
+def walk(bench: Any, compiled: Any, rng: random.Random, n: int) -> tuple[Any, list[int]]:
     """A guide after at most n random allowed tokens."""
-    guide, taken = compiled.guide(), []
+    guide, tokens = compiled.guide(), []
     for _ in range(n):
         allowed = sorted(bench.allowed(guide))
         if not allowed:
             break
-        taken.append(chance.choice(allowed))
-        assert guide.accept(taken[-1:]) == 1
-    return guide, taken
+        tokens.append(rng.choice(allowed))
+        assert guide.accept(tokens[-1:]) == 1
+    return guide, tokens
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_mask_says_what_is_accepted(bench: Any, compiled: Any, seed: int) -> None:
-    chance = random.Random(seed)
-    guide, _ = walk(bench, compiled, chance, chance.randrange(12))
+def test_mask_allows_exactly_the_accepted_tokens(bench: Any, compiled: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    guide, _ = walk(bench, compiled, rng, rng.randrange(12))
     allowed = bench.allowed(guide)
     forced = guide.forced_tokens(1)
-    assert not forced or allowed == set(forced)  # another cut of the same text would be accepted, but is not drawn
+    assert not forced or allowed == set(forced)  # other tokenizations are accepted, but not sampled
     ends = set(bench.vocabulary.eos) | bench.vocabulary.special
     for token in set(range(bench.vocabulary.n_vocab)) - ends:
         n = guide.accept([token])
         assert n == (token in allowed) or (forced and n), bench.spell([token])
         guide.rollback(n)
     for token in range(bench.vocabulary.n_vocab):
-        is_taken = guide.accept_masked([token]) == 1
-        assert is_taken == (token in allowed), bench.spell([token])
-        guide.rollback(is_taken)
+        is_accepted = guide.accept_masked([token]) == 1
+        assert is_accepted == (token in allowed), bench.spell([token])
+        guide.rollback(is_accepted)
     assert bench.allowed(guide) == allowed
     assert not allowed & set(bench.vocabulary.eos)
     assert allowed or guide.must_stop
@@ -75,47 +75,47 @@ def test_a_mask_says_what_is_accepted(bench: Any, compiled: Any, seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_was_taken_back_never_happened(bench: Any, compiled: Any, seed: int) -> None:
-    chance = random.Random(100 + seed)
-    guide, taken = walk(bench, compiled, chance, 20)
-    n = chance.randint(0, len(taken))
+def test_rollback_restores_the_state(bench: Any, compiled: Any, seed: int) -> None:
+    rng = random.Random(100 + seed)
+    guide, tokens = walk(bench, compiled, rng, 20)
+    n = rng.randint(0, len(tokens))
     guide.rollback(n)
     fresh = compiled.guide()
-    assert fresh.accept(taken[: len(taken) - n]) == len(taken) - n
-    for one in (guide, fresh):
-        assert (one.can_stop, one.must_stop) == (fresh.can_stop, fresh.must_stop)
+    assert fresh.accept(tokens[: len(tokens) - n]) == len(tokens) - n
+    for other in (guide, fresh):
+        assert (other.can_stop, other.must_stop) == (fresh.can_stop, fresh.must_stop)
     assert bench.allowed(guide) == bench.allowed(fresh)
     assert guide.forced_tokens(99) == fresh.forced_tokens(99)
     with pytest.raises(IndexError):
-        guide.rollback(len(taken) - n + 1)
-    assert guide.accept(taken[len(taken) - n :]) == n
+        guide.rollback(len(tokens) - n + 1)
+    assert guide.accept(tokens[len(tokens) - n :]) == n
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_state_does_not_depend_on_its_history(bench: Any, compiled: Any, seed: int) -> None:
-    """Walks back and forth along diverging texts, and compares with a new guide that never rolled back."""
-    chance = random.Random(200 + seed)
-    texts = [walk(bench, compiled, chance, 16)[1] for _ in range(4)]
-    guide, at, text = compiled.guide(), 0, texts[0]
+def test_state_is_independent_of_its_history(bench: Any, compiled: Any, seed: int) -> None:
+    """Rolls back and accepts along diverging texts, and compares with a new guide."""
+    rng = random.Random(200 + seed)
+    texts = [walk(bench, compiled, rng, 16)[1] for _ in range(4)]
+    guide, position, text = compiled.guide(), 0, texts[0]
     for _ in range(40):
-        if chance.random() < 0.4:
-            back = chance.randint(0, at)
-            guide.rollback(back)
-            at -= back
-            text = chance.choice([other for other in texts if other[:at] == text[:at]])
-        n = chance.randint(0, len(text) - at)
-        assert (guide.accept_masked if chance.random() < 0.5 else guide.accept)(text[at : at + n]) == n
-        at += n
+        if rng.random() < 0.4:
+            n_back = rng.randint(0, position)
+            guide.rollback(n_back)
+            position -= n_back
+            text = rng.choice([other for other in texts if other[:position] == text[:position]])
+        n = rng.randint(0, len(text) - position)
+        assert (guide.accept_masked if rng.random() < 0.5 else guide.accept)(text[position : position + n]) == n
+        position += n
         fresh = compiled.guide()
-        assert fresh.accept(text[:at]) == at
-        if chance.random() < 0.5:
+        assert fresh.accept(text[:position]) == position
+        if rng.random() < 0.5:
             assert guide.forced_tokens(99) == fresh.forced_tokens(99)
-        if chance.random() < 0.3:
+        if rng.random() < 0.3:
             assert bench.allowed(guide) == bench.allowed(fresh)
             assert (guide.can_stop, guide.must_stop) == (fresh.can_stop, fresh.must_stop)
 
 
-def test_tokens_are_taken_as_far_as_masks_have_them(bench: Any) -> None:
+def test_accept_masked_stops_at_the_first_token_outside_the_mask(bench: Any) -> None:
     guide = bench.guide("regex", "yes please|no")
     (first, *rest) = guide.forced_tokens(99) or bench.ids("yes")
     assert guide.accept_masked([first, *rest, *bench.ids("!")]) == 1 + len(rest)
@@ -124,12 +124,12 @@ def test_tokens_are_taken_as_far_as_masks_have_them(bench: Any) -> None:
     assert guide.accept_masked([]) == 0
 
 
-def test_a_refused_token_leaves_the_state(bench: Any) -> None:
+def test_refused_token_does_not_change_the_state(bench: Any) -> None:
     guide = bench.guide("regex", "ab*")
     assert guide.accept(bench.ids("x")) == 0
     assert guide.accept([*bench.ids("a"), *bench.ids("x"), *bench.ids("b")]) == 1
     assert guide.can_stop
-    assert bench.takes(guide, "bbb")
+    assert bench.accepts(guide, "bbb")
 
 
 @settings(max_examples=60, deadline=None)
@@ -137,38 +137,37 @@ def test_a_refused_token_leaves_the_state(bench: Any) -> None:
     choices=st.lists(st.text('abé there\n"\\{', max_size=8), min_size=1, max_size=6, unique=True),
     seed=st.integers(0, 2**16),
 )
-def test_choices_against_their_prefixes(bench: Any, choices: list[str], seed: int) -> None:
+def test_choices_allow_every_continuation_of_a_prefix(bench: Any, choices: list[str], seed: int) -> None:
     """Oracle: a token is allowed if its text continues one of the choices."""
-    chance, whole = random.Random(seed), [choice.encode() for choice in choices]
-    guide, said = bench.guide("choices", choices), b""
+    rng, texts = random.Random(seed), [choice.encode() for choice in choices]
+    guide, output = bench.guide("choices", choices), b""
     while True:
-        assert guide.can_stop == (said in whole)
-        assert not guide.must_stop or said in whole
+        assert guide.can_stop == (output in texts)
+        assert not guide.must_stop or output in texts
         spelling = bench.vocabulary.spelling
-        may = {
+        continuations = {
             token
             for token, spelled in enumerate(spelling)
-            if spelled and token not in bench.vocabulary.special and any(w.startswith(said + spelled) for w in whole)
+            if spelled and token not in bench.vocabulary.special and any(w.startswith(output + spelled) for w in texts)
         }
         allowed, forced = bench.allowed(guide), guide.forced_tokens(99)
-        assert allowed <= may
-        if forced:  # then only the canonical token
+        assert allowed <= continuations
+        if forced:  # only the canonical token is allowed
             assert allowed == {forced[0]}
-            assert all(w.startswith(said + bench.spell(forced)) for w in whole if w.startswith(said))
+            assert all(w.startswith(output + bench.spell(forced)) for w in texts if w.startswith(output))
         else:
-            assert allowed == may
-        if not allowed or (guide.can_stop and chance.random() < 0.3):
+            assert allowed == continuations
+        if not allowed or (guide.can_stop and rng.random() < 0.3):
             break
-        token = chance.choice(sorted(allowed))
+        token = rng.choice(sorted(allowed))
         assert guide.accept([token]) == 1
-        said += spelling[token]
+        output += spelling[token]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_forced_tokens_are_what_drawing_gives(bench: Any, compiled: Any, seed: int) -> None:
-    """Drawing from the masks gives the forced tokens: each mask allows only the next of them."""
-    chance = random.Random(300 + seed)
-    guide, _ = walk(bench, compiled, chance, chance.randrange(15))
+def test_forced_tokens_are_the_only_allowed_tokens(bench: Any, compiled: Any, seed: int) -> None:
+    rng = random.Random(300 + seed)
+    guide, _ = walk(bench, compiled, rng, rng.randrange(15))
     forced = guide.forced_tokens(99)
     assert guide.forced_tokens(1) == forced[:1]
     for token in forced:
@@ -178,14 +177,14 @@ def test_forced_tokens_are_what_drawing_gives(bench: Any, compiled: Any, seed: i
     assert bench.spell(bench.ids(bench.spell(forced))) == bench.spell(forced)
 
 
-def test_every_token_can_be_cut_anywhere(bench: Any) -> None:
-    """A text is accepted with any tokenization, even with tokens that split characters."""
+def test_text_is_accepted_in_single_byte_tokens(bench: Any) -> None:
+    """Also with tokens that split characters. In a forced run, only the canonical tokens are accepted."""
     text = '{"name": "né🙂", "tall": true}'
     guide = bench.guide("json_schema", PERSON)
     single = {spelled: token for token, spelled in enumerate(bench.vocabulary.spelling) if len(spelled) == 1}
     ids = [single[bytes([b])] for b in text.encode()]
     n = 0
-    while n < len(ids):  # where a run is forced, only its canonical tokens are
+    while n < len(ids):
         run = guide.forced_tokens(99)
         if run:
             assert text.encode()[n:].startswith(bench.spell(run))
@@ -198,7 +197,7 @@ def test_every_token_can_be_cut_anywhere(bench: Any) -> None:
     assert json.loads(text)
 
 
-def test_a_guide_costs_nothing_to_make(bench: Any) -> None:
+def test_guides_of_one_constraint_are_independent(bench: Any) -> None:
     compiled = bench.compile("json_schema", PERSON)
     first, second = compiled.guide(), compiled.guide()
     assert first.accept(bench.ids('{"name')) > 0
@@ -206,27 +205,29 @@ def test_a_guide_costs_nothing_to_make(bench: Any) -> None:
     assert compiled.n_bytes > 0
 
 
-def test_flexible_space_ends(bench: Any) -> None:
+def test_flexible_whitespace_is_bounded(bench: Any) -> None:
     guide = bench.guide("json_schema", {"type": "array", "items": {"type": "integer"}}, style="flexible")
-    assert bench.takes(guide, "[\n\t 1 ,\n 2]")
-    assert not bench.takes(guide, "[" + " " * 60 + "1]")
+    assert bench.accepts(guide, "[\n\t 1 ,\n 2]")
+    assert not bench.accepts(guide, "[" + " " * 60 + "1]")
 
 
 @pytest.mark.parametrize(
     ("style", "text"), [("spaced", '{"a": [1, 2]}'), ("compact", '{"a":[1,2]}'), ("flexible", '{ "a" :[1,\n2]}')]
 )
-def test_styles(bench: Any, style: str, text: str) -> None:
+def test_style_determines_the_whitespace(bench: Any, style: str, text: str) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}
     texts = {'{"a": [1, 2]}', '{"a":[1,2]}', '{ "a" :[1,\n2]}'}
     guide = bench.guide("json_schema", schema, style=style)
-    assert {one for one in texts if bench.takes(guide, one)} == (texts if style == "flexible" else {text})
+    assert {candidate for candidate in texts if bench.accepts(guide, candidate)} == (
+        texts if style == "flexible" else {text}
+    )
 
 
-def test_the_end_belongs_to_what_is_forced(bench: Any, allowed_by: Callable[[Any], list[int]]) -> None:
+def test_end_is_part_of_the_constraint(bench: Any, allowed_by: Callable[[Any], list[int]]) -> None:
     for kind, text, value in (("regex", "[ab]", "a"), ("choices", ["a"], "a"), ("json_schema", {"const": 7}, "7")):
         guide = bench.guide(kind, text, end="\n</tool_call>")
-        assert bench.takes(guide, value + "\n</tool_call>")
-        assert not bench.takes(guide, value)
+        assert bench.accepts(guide, value + "\n</tool_call>")
+        assert not bench.accepts(guide, value)
         guide.accept(bench.ids(value + "\n</tool_call>"))
         assert guide.must_stop
         row = bench.row()
@@ -234,12 +235,12 @@ def test_the_end_belongs_to_what_is_forced(bench: Any, allowed_by: Callable[[Any
         assert allowed_by(row) == []
 
 
-def test_control_tokens_are_never_text(bench: Any) -> None:
+def test_control_tokens_are_not_text(bench: Any) -> None:
     """The name of a control token is plain text inside a value, and the token itself in `end`."""
     value = "<|im_end|></tool_call>"
-    for kind, text, said in (("json_schema", {"const": value}, json.dumps(value)), ("regex", "[a<].*", f"<{value}")):
+    for kind, text, output in (("json_schema", {"const": value}, json.dumps(value)), ("regex", "[a<].*", f"<{value}")):
         guide = bench.guide(kind, text, end="</tool_call>")
-        ids = bench.ids(said.encode())
+        ids = bench.ids(output.encode())
         assert not bench.vocabulary.control & set(ids)
         assert guide.accept(ids) == len(ids)
         assert not bench.vocabulary.control & bench.allowed(bench.compile(kind, text).guide())

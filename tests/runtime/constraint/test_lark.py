@@ -1,4 +1,4 @@
-"""Grammars of users: embedded schemas, and what is rejected."""
+"""Grammars of users: embedded schemas and refused features."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ atom: NUMBER | "-" atom | "(" sum ")" | /<[a-z]+>/
 """
 
 
-def test_a_plain_grammar_stays_as_it_is() -> None:
+def test_grammar_without_schemas_is_unchanged() -> None:
     assert lark.join(lark.split(SUM)) == SUM
 
 
-def test_schemas_are_found() -> None:
+def test_embedded_schemas_are_found() -> None:
     text = 'start: "%json {" x %json{"const": "}{ %json"} "<"\nx: %json {"type": "integer"}|"a"'
     schemas = [{"const": "}{ %json"}, {"type": "integer"}]
     assert [part for part in lark.split(text) if isinstance(part, dict)] == schemas
-    again = lark.join(lark.split(text))
-    assert [part for part in lark.split(again) if isinstance(part, dict)] == schemas
+    rejoined = lark.join(lark.split(text))
+    assert [part for part in lark.split(rejoined) if isinstance(part, dict)] == schemas
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "message"),
     [
         ('start: <|im_end|> "a"', "special tokens"),
         ('start: <[5]> "a"', "special tokens"),
@@ -47,15 +47,15 @@ def test_schemas_are_found() -> None:
         ("start: @other", "'@other'"),
     ],
 )
-def test_what_reaches_out_is_refused_by_name(text: str, what: str) -> None:
-    with pytest.raises(ConstraintUnsupported, match=what):
+def test_unsupported_feature_is_refused_by_name(text: str, message: str) -> None:
+    with pytest.raises(ConstraintUnsupported, match=message):
         lark.split(text)
 
 
 @pytest.mark.parametrize(
     "text", ["start: %json {", "start: %json [1]", "start: %json", "start: %json " + '{"a":' * 9999]
 )
-def test_bad_json_is_said(text: str) -> None:
+def test_invalid_embedded_json_raises(text: str) -> None:
     with pytest.raises(ConstraintSyntax, match=r"%json must be|%json is not valid JSON"):
         lark.split(text)
 
@@ -63,26 +63,26 @@ def test_bad_json_is_said(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "start: x", 'start: "a', "start: /a", "begin: 'a'", "start: 'a' ]", "\0", "start: ("]
 )
-def test_what_is_no_grammar_is_an_error(bench: Any, text: str) -> None:
+def test_invalid_grammar_raises(bench: Any, text: str) -> None:
     with pytest.raises(ConstraintError):
         bench.compile("grammar", text)
 
 
-def test_grammars_constrain(bench: Any) -> None:
+def test_grammar_constrains_the_output(bench: Any) -> None:
     guide = bench.guide("grammar", SUM)
     for text in ("1+2*3", "(-1 + 2) * <there>"):
-        assert bench.takes(guide, text.encode()), text
-    assert not bench.takes(guide, b"1+")
+        assert bench.accepts(guide, text.encode()), text
+    assert not bench.accepts(guide, b"1+")
     guide = bench.guide("grammar", 'start: "[" item ("," item)* "]"\nitem: %json {"type": "array", "maxItems": 2}')
-    assert bench.takes(guide, b"[[1, 2],[]]")
-    assert not bench.takes(guide, b"[[1,2]]")
-    assert bench.takes(bench.guide("grammar", "start: %json {}", style="compact"), b"[1,2]")
+    assert bench.accepts(guide, b"[[1, 2],[]]")
+    assert not bench.accepts(guide, b"[[1,2]]")
+    assert bench.accepts(bench.guide("grammar", "start: %json {}", style="compact"), b"[1,2]")
 
 
-def test_a_schema_inside_is_a_schema_like_any_other(bench: Any) -> None:
+def test_embedded_schema_follows_the_rules_of_schemas(bench: Any) -> None:
     with pytest.raises(ConstraintUnsupported, match="contains"):
         bench.compile("grammar", 'start: %json {"contains": {"type": "integer"}}')
     guide = bench.guide(
         "grammar", 'start: %json {"x-guidance": {"lenient": true, "key_separator": "="}, "const": {"a": 1}}'
     )
-    assert bench.takes(guide, b'{"a": 1}')
+    assert bench.accepts(guide, b'{"a": 1}')

@@ -1,4 +1,4 @@
-"""Outputs that the pocket model draws under random schemas, each checked by the jsonschema package."""
+"""Outputs that the pocket model samples under random schemas, each validated by the jsonschema package."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def bench(work: ModuleType) -> Any:
     return work.Bench()
 
 
-def check(found: Counter[str]) -> None:
-    """All are valid, except for a few that max_tokens cut."""
-    assert found.keys() <= {"valid", "length"}, found
-    assert found["length"] < 0.3 * found.total()
+def check(counts: Counter[str]) -> None:
+    """All outputs are valid, except for a few that max_tokens truncates."""
+    assert counts.keys() <= {"valid", "length"}, counts
+    assert counts["length"] < 0.3 * counts.total()
 
 
-def test_what_is_drawn_is_valid(work: ModuleType, bench: Any) -> None:
+def test_sampled_outputs_are_valid(work: ModuleType, bench: Any) -> None:
     check(work.sampled(bench, range(150), 2))
 
 
-def test_the_judge_is_strict(work: ModuleType) -> None:
+def test_judge_rejects_invalid_outputs(work: ModuleType) -> None:
     assert work.judge({"type": "integer"}, "1") == "valid"
     assert work.judge({"type": "integer"}, "1.5") != "valid"
     assert work.judge({"type": "string", "format": "date"}, '"2026-13-01"') != "valid"
@@ -42,6 +42,6 @@ def test_the_judge_is_strict(work: ModuleType) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_ten_thousand_are_valid(work: ModuleType, bench: Any) -> None:
+def test_ten_thousand_sampled_outputs_are_valid(work: ModuleType, bench: Any) -> None:
     for first in range(1000, 3500, 500):
         check(work.sampled(bench, range(first, first + 500), 4))

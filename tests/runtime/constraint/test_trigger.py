@@ -1,4 +1,4 @@
-"""Constraints with triggers: when they switch on, and what free text must not contain."""
+"""Constraints with triggers: where they start, and what free text must not contain."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ INT = {"type": "integer"}
 
 
 def accepts(bench: Any, guide: Any, text: str) -> bool:
-    """Accepts the text whole."""
+    """Whether the guide accepts the whole text."""
     ids = bench.ids(text)
     return bool(guide.accept(ids) == len(ids))
 
 
 @pytest.mark.parametrize("scope", ["must", "may", "repeat"])
-def test_free_text_is_free(bench: Any, scope: str) -> None:
+def test_text_before_the_trigger_is_unconstrained(bench: Any, scope: str) -> None:
     guide = bench.guide("json_schema", INT, scope=scope, **CALL)
     assert accepts(bench, guide, 'the "answer" is {42}\n')
     allowed = bench.allowed(guide)
@@ -32,7 +32,7 @@ def test_free_text_is_free(bench: Any, scope: str) -> None:
 
 @pytest.mark.parametrize("lead", ["", "\n", " \n\t "])
 @pytest.mark.parametrize("scope", ["must", "may", "repeat"])
-def test_then_comes_a_value(bench: Any, scope: str, lead: str) -> None:
+def test_value_after_the_trigger_is_constrained(bench: Any, scope: str, lead: str) -> None:
     guide = bench.guide("json_schema", INT, scope=scope, **CALL)
     assert accepts(bench, guide, f"hello <tool_call>{lead}42")
     assert not guide.can_stop
@@ -45,7 +45,7 @@ def test_then_comes_a_value(bench: Any, scope: str, lead: str) -> None:
         assert guide.accept(bench.ids("<tool_call>x")) == 1
 
 
-def test_a_trigger_is_found_however_it_is_cut(bench: Any) -> None:
+def test_trigger_is_found_in_every_tokenization(bench: Any) -> None:
     """As single characters, over several tokens, or in one token with the first bytes of the value."""
     single = {spelled: token for token, spelled in enumerate(bench.vocabulary.spelling) if len(spelled) == 1}
     for text in ("the other", "otothe other"):
@@ -58,7 +58,7 @@ def test_a_trigger_is_found_however_it_is_cut(bench: Any) -> None:
     assert guide.must_stop
 
 
-def test_a_token_that_goes_on_wrongly_is_forbidden(bench: Any) -> None:
+def test_token_with_an_invalid_continuation_of_the_trigger_is_forbidden(bench: Any) -> None:
     """` the` completes the trigger ` th`, but no value begins with `e`."""
     the = [bench.vocabulary.spelling.index(b" the")]
     guide = bench.guide("regex", "[0-9]", after=(" th",))
@@ -71,26 +71,26 @@ def test_a_token_that_goes_on_wrongly_is_forbidden(bench: Any) -> None:
     assert accepts(bench, guide, "x")
 
 
-def test_a_control_token_is_a_trigger(bench: Any) -> None:
+def test_control_token_can_be_a_trigger(bench: Any) -> None:
     guide = bench.guide("choices", ["b", "a"], after=("<|im_start|>",))
     assert accepts(bench, guide, "the<|im_start|>a")
     assert guide.must_stop
 
 
-def test_the_first_trigger_counts(bench: Any) -> None:
+def test_first_trigger_starts_the_constraint(bench: Any) -> None:
     guide = bench.guide("choices", ["cd", "d"], after=("abc", "b"))
     assert accepts(bench, guide, "xabcd")
     assert guide.must_stop
 
 
-def test_what_makes_no_sense_is_refused(bench: Any) -> None:
+def test_invalid_trigger_raises(bench: Any) -> None:
     with pytest.raises(ConstraintSyntax, match="empty"):
         bench.guide("regex", "a", after=("",))
     with pytest.raises(ConstraintSyntax, match='scope "may" needs a trigger'):
         bench.guide("regex", "a", scope="may")
 
 
-def test_before_since_nothing_counts(bench: Any) -> None:
+def test_triggers_before_since_are_ignored(bench: Any) -> None:
     guide = bench.guide("json_schema", INT, since="</think>", scope="repeat", **CALL)
     assert accepts(bench, guide, "a <tool_call>x</tool_call> </thin")
     assert accepts(bench, guide, "k>")
@@ -103,7 +103,7 @@ def test_before_since_nothing_counts(bench: Any) -> None:
         bench.guide("json_schema", INT, since="</think>")
 
 
-def test_one_token_may_end_the_thoughts_and_begin_a_value(bench: Any) -> None:
+def test_one_token_can_contain_since_trigger_and_value(bench: Any) -> None:
     single = {spelled: token for token, spelled in enumerate(bench.vocabulary.spelling) if len(spelled) == 1}
     guide = bench.guide("choices", ["her"], since="o", after=("t",))
     (other,) = (token for token, spelled in enumerate(bench.vocabulary.spelling) if spelled == b"other")

@@ -30,7 +30,7 @@ def bench(module_at: Callable[[Path], ModuleType], tiny_model: Callable[..., Pat
 
 @pytest.fixture(scope="module")
 def desk(hostile: ModuleType, bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    desk = hostile.Desk(bench.tokenizer, tmp_path_factory.mktemp("d") / "s")
+    desk = hostile.CheckerDriver(bench.tokenizer, tmp_path_factory.mktemp("d") / "s")
     yield desk
     desk.close()
 
@@ -63,7 +63,7 @@ def test_hostile_constraints_delay_no_other_request(bench: Any, desk: Any, hosti
 
 
 def mutants(hostile: ModuleType, seeds: range) -> list[ConstraintSpec]:
-    return [hostile.mutant(random.Random(seed)) for seed in seeds]
+    return [hostile.mutate(random.Random(seed)) for seed in seeds]
 
 
 @pytest.mark.timeout(400)

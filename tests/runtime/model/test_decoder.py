@@ -1,4 +1,4 @@
-"""The native decoder against transformers: same logits, same tokens, with any chunks, pages and batch."""
+"""The native decoder agrees with transformers in logits and tokens, for any chunks, pages and batches."""
 
 import random
 
@@ -30,7 +30,7 @@ ROPES = {
 ROPES = {
     name: {"rope_theta": 10000.0} | rope
     for name, rope in ROPES.items()
-    if rope["rope_type"] in {"default", *ROPE_INIT_FUNCTIONS}  # "proportional" came after transformers 5.0
+    if rope["rope_type"] in {"default", *ROPE_INIT_FUNCTIONS}  # transformers 5.0 has no "proportional"
 }
 
 VARIANTS = {
@@ -54,7 +54,7 @@ VARIANTS = {
 } | {f"rope-{name}": ("llama", {"rope_parameters": rope}) for name, rope in ROPES.items()}  # fmt: skip
 
 
-def some_ids(n: int, seed: int = 0) -> list[int]:
+def random_ids(n: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, 320), k=n)
 
 
@@ -65,9 +65,9 @@ def test_logits_equal_transformers(variant, page, tiny, tiny_model, reference):
     path = tiny_model(family, **overrides)
     model = load(path)
     assert isinstance(model, Decoder)
-    ids = some_ids(80)
-    got = tiny.Paged(model, page, n_pages=80).run(ids, chunk=33)
-    torch.testing.assert_close(got, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+    ids = random_ids(80)
+    actual = tiny.Paged(model, page, n_pages=80).run(ids, chunk=33)
+    torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("page", [1, 16])
@@ -75,107 +75,107 @@ def test_logits_equal_transformers(variant, page, tiny, tiny_model, reference):
 def test_greedy_tokens_equal_transformers(variant, page, tiny, tiny_model, reference):
     family, overrides = VARIANTS[variant]
     path = tiny_model(family, **overrides)
-    prompt = some_ids(40, seed=1)
-    got = tiny.Paged(load(path), page, n_pages=80).greedy(prompt, 30, chunk=13)
-    assert got == tiny.reference_greedy(reference(path), prompt, 30)
-    assert len(set(got)) > 3  # a model that repeats one token would prove little
+    prompt = random_ids(40, seed=1)
+    actual = tiny.Paged(load(path), page, n_pages=80).greedy(prompt, 30, chunk=13)
+    assert actual == tiny.reference_greedy(reference(path), prompt, 30)
+    assert len(set(actual)) > 3  # not the repetition of one token
 
 
-def test_requests_in_one_batch_do_not_see_each_other(tiny, tiny_model):
+def test_requests_in_one_batch_are_independent(tiny, tiny_model):
     model = load(tiny_model("mistral"))
-    a, b, c = some_ids(50, 1), some_ids(30, 2), some_ids(5, 3)
-    want = {name: tiny.Paged(model).run(ids, chunk=64) for name, ids in {"a": a, "b": b, "c": c}.items()}
-    together = tiny.Paged(model)
-    first = together.step({"a": a[:20], "b": b[:29]})
-    second = together.step({"c": c[:4], "b": b[29:], "a": a[20:49]})  # chunk, decode, chunk; in another order
-    third = together.step({"a": a[49:], "c": c[4:]})
-    got = {
+    a, b, c = random_ids(50, 1), random_ids(30, 2), random_ids(5, 3)
+    expected = {name: tiny.Paged(model).run(ids, chunk=64) for name, ids in {"a": a, "b": b, "c": c}.items()}
+    batched = tiny.Paged(model)
+    first = batched.step({"a": a[:20], "b": b[:29]})
+    second = batched.step({"c": c[:4], "b": b[29:], "a": a[20:49]})  # chunk, decode, chunk, in another order
+    third = batched.step({"a": a[49:], "c": c[4:]})
+    actual = {
         "a": torch.cat([first["a"], second["a"], third["a"]]),
         "b": torch.cat([first["b"], second["b"]]),
         "c": torch.cat([second["c"], third["c"]]),
     }
-    for name, logits in want.items():
-        torch.testing.assert_close(got[name], logits, atol=1e-4, rtol=1e-4)
+    for name, logits in expected.items():
+        torch.testing.assert_close(actual[name], logits, atol=1e-4, rtol=1e-4)
 
 
-def test_only_the_rows_asked_for_are_returned_in_their_order(tiny, tiny_model):
+def test_requested_rows_are_returned_in_their_order(tiny, tiny_model):
     model = load(tiny_model())
-    ids = some_ids(12)
-    every = tiny.Paged(model).run(ids, chunk=12)
+    ids = random_ids(12)
+    all_logits = tiny.Paged(model).run(ids, chunk=12)
     kv = tiny.Paged(model).kv
     batch = ragged([12], [12], [[3]], page_size=16)
-    got = model.forward(torch.tensor(ids), torch.arange(12), batch, kv, torch.tensor([9, 2]))
-    torch.testing.assert_close(got, every[[9, 2]], atol=1e-5, rtol=1e-5)
+    actual = model.forward(torch.tensor(ids), torch.arange(12), batch, kv, torch.tensor([9, 2]))
+    torch.testing.assert_close(actual, all_logits[[9, 2]], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("max_context", [64, 65])
-def test_longrope_is_chosen_by_the_configured_context(max_context, tiny, tiny_model, reference):
+def test_longrope_factors_follow_the_configured_context(max_context, tiny, tiny_model, reference):
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "factor": 8.0, **FACTORS, **LONG}
     path = tiny_model("llama", rope_parameters=rope)
     model = load(path, max_context=max_context)
-    # transformers chooses by the length of the sequence at hand: short factors up to 64 tokens, long ones beyond.
-    ids = some_ids(64 if max_context == 64 else 100)
-    got = tiny.Paged(model).run(ids, chunk=30)
-    torch.testing.assert_close(got, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+    # Transformers chooses by the sequence length: short factors up to 64 tokens, then long factors.
+    ids = random_ids(64 if max_context == 64 else 100)
+    actual = tiny.Paged(model).run(ids, chunk=30)
+    torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
 
-def test_dynamic_rope_ends_where_it_would_start_to_move(tiny_model):
+def test_dynamic_rope_does_not_extend_the_context(tiny_model):
     path = tiny_model("llama", rope_parameters=ROPES["dynamic"])
     assert load(path).spec.max_context == 512
     with pytest.raises(ConfigError, match=r"context is 513.*at most 512"):
         load(path, max_context=513)
 
 
-def test_a_window_that_hides_nothing_is_no_window(tiny_model):
+def test_window_of_the_whole_context_is_disabled(tiny_model):
     model = load(tiny_model("mistral"), max_context=24)
     assert [layer.window for layer in model.layers] == [0, 0]
     assert [layer.window for layer in load(tiny_model("mistral"), max_context=25).layers] == [24, 24]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_stays_near(dtype, tiny, tiny_model, reference):
+def test_half_precision_is_close(dtype, tiny, tiny_model, reference):
     path = tiny_model("qwen3")
     model = load(path, dtype=dtype)
     assert model.spec.dtype == dtype
-    ids = some_ids(40)
-    got, want = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
-    assert ((got - want).norm() / want.norm()) < (0.05 if dtype == "bfloat16" else 0.01)
+    ids = random_ids(40)
+    actual, expected = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
+    assert ((actual - expected).norm() / expected.norm()) < (0.05 if dtype == "bfloat16" else 0.01)
 
 
-def test_an_unknown_dtype_is_named(tiny_model):
+def test_unknown_dtype_is_named(tiny_model):
     with pytest.raises(ConfigError, match=r"'int4'.*float32"):
         load(tiny_model(), dtype="int4")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["llama", "qwen3-windows"])
-def test_deterministic_batches_give_a_row_the_same_bits(variant, dtype, tiny_model):
-    """With any chunks, batches and pages, the logits are bitwise those of a single prefill."""
+def test_deterministic_logits_are_bitwise_equal_in_every_batch(variant, dtype, tiny_model):
+    """The reference is a single prefill."""
     family, options = VARIANTS[variant]
     model = load(tiny_model(family, **({"head_dim": 32} | options)), dtype=dtype)
     if reason := why_not_deterministic("cpu", getattr(torch, dtype), model.spec.head_dim):
         pytest.skip(reason)
-    ids, other = torch.tensor([some_ids(600, seed) for seed in (1, 2)])
+    ids, other = torch.tensor([random_ids(600, seed) for seed in (1, 2)])
 
     def pools():
         shape = 90, 16, model.spec.n_kv_heads, model.spec.head_dim
         return [tuple(torch.zeros(2, *shape, dtype=getattr(torch, dtype))) for _ in range(model.spec.n_layers)]
 
     def run(kv, pieces):
-        """Each (ids, first, end, first page); the rows' logits."""
+        """The logits of each piece (ids, first, end, first page)."""
         q_lens, kv_lens = [end - first for _, first, end, _ in pieces], [end for *_, end, _ in pieces]
-        batch = ragged(q_lens, kv_lens, [range(at, at + 40) for *_, at in pieces], 16, deterministic=True)
-        of = torch.cat([text[first:end] for text, first, end, _ in pieces])
+        batch = ragged(q_lens, kv_lens, [range(page, page + 40) for *_, page in pieces], 16, deterministic=True)
+        ids = torch.cat([text[first:end] for text, first, end, _ in pieces])
         positions = torch.cat([torch.arange(first, end) for _, first, end, _ in pieces])
-        return model.forward(of, positions, batch, kv, torch.arange(sum(q_lens))).split(q_lens)
+        return model.forward(ids, positions, batch, kv, torch.arange(sum(q_lens))).split(q_lens)
 
-    (want,) = run(pools(), [(ids, 0, 600, 0)])
-    kv, at = pools(), 0
+    (expected,) = run(pools(), [(ids, 0, 600, 0)])
+    kv, position = pools(), 0
     for i, n in enumerate([1, 60, 300, 1, 7, 90, 1, 1, 100, 1, 38]):
-        got, *_ = run(kv, [(ids, at, at + n, 0), (other, 13 * i, 13 * i + 13, 45)][: 1 + i % 3])
-        assert torch.equal(got, want[at : at + n]), f"rows {at} to {at + n}"
-        at += n
-    assert at == 600
+        actual, *_ = run(kv, [(ids, position, position + n, 0), (other, 13 * i, 13 * i + 13, 45)][: 1 + i % 3])
+        assert torch.equal(actual, expected[position : position + n]), f"rows {position} to {position + n}"
+        position += n
+    assert position == 600
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -192,7 +192,7 @@ def test_deterministic_batches_give_a_row_the_same_bits(variant, dtype, tiny_mod
         ("qwen3-windows", "float32", "float32", "auto"),
     ],
 )
-def test_layers_in_one_call_give_the_bits_of_op_after_op(
+def test_fused_layers_are_bitwise_equal_to_single_ops(
     variant, dtype, kv, weights, deterministic, tiny_model, monkeypatch
 ):
     monkeypatch.setattr(batches, "MIN_SAVED_ROWS", 1)
@@ -204,13 +204,13 @@ def test_layers_in_one_call_give_the_bits_of_op_after_op(
     torch.manual_seed(0)
 
     def run():
-        """Returns logits and pools after a prompt and two chunks, then decodes and a draft tree."""
+        """Logits and pools after a prompt, chunks, decodes and a draft tree."""
         shape = 12, 16, model.spec.n_kv_heads, model.spec.head_dim
         pools = [tuple(empty(shape, KINDS.get(kv, getattr(torch, dtype))) for _ in "kv") for _ in model.layers]
-        of_all = [part for pair in pools for pool in pair for part in parts(pool)]
-        for part in of_all:
+        pool_parts = [part for pair in pools for pool in pair for part in parts(pool)]
+        for part in pool_parts:
             part.zero_()
-        found = []
+        logits = []
         tree = None if deterministic else [None, [-1, 0, 0, -1, 2], None]
         for q_lens, kv_lens, parents, wanted in (
             ([33, 1, 20], [33, 1, 20], None, None),
@@ -221,17 +221,17 @@ def test_layers_in_one_call_give_the_bits_of_op_after_op(
             batch = ragged(q_lens, kv_lens, pages, 16, "cpu", parents, deterministic, wanted)
             assert (batch.tail is None) == (wanted is None)
             n = sum(q_lens)
-            ids, at = torch.tensor(some_ids(n)), batch.position.long()
+            ids, position = torch.tensor(random_ids(n)), batch.position.long()
             rows = torch.arange(n) if wanted is None else torch.tensor([13, 14, 15])
-            found.append(model.forward(ids, at, batch, pools, rows))
-        return [*found, *of_all]
+            logits.append(model.forward(ids, position, batch, pools, rows))
+        return [*logits, *pool_parts]
 
-    got = run()
+    actual = run()
     model.fused = None
-    for mine, other in zip(got, run(), strict=True):
-        assert torch.equal(mine, other)
-    assert got[0].isfinite().all()
-    assert got[0].std() > 0.01
+    for actual_part, other in zip(actual, run(), strict=True):
+        assert torch.equal(actual_part, other)
+    assert actual[0].isfinite().all()
+    assert actual[0].std() > 0.01
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
@@ -240,10 +240,10 @@ def test_layers_in_one_call_give_the_bits_of_op_after_op(
     ("wanted", "tree"),
     [((1, 3, 0), None), ((0, 0, 0), None), ((1, 7, 1), [*range(-1, 33), 33, 34, 33, 36, 33, 35]), ((95, 0, 1), None)],
 )
-def test_a_last_layer_without_the_rows_that_nobody_wants(variant, is_fused, wanted, tree, tiny_model):
-    """The same logits, and the same keys and values of all rows."""
+def test_last_layer_skips_unwanted_rows(variant, is_fused, wanted, tree, tiny_model):
+    """The wanted logits, and the keys and values of all rows, do not change."""
     family, options = VARIANTS[variant]
-    wide = {"sliding_window": 50} if tree and "sliding_window" in options else {}  # a tree has to fit into it
+    wide = {"sliding_window": 50} if tree and "sliding_window" in options else {}  # the tree must fit into the window
     model = load(tiny_model(family, **({"head_dim": 32} | options | wide)))
     model.fused = model.fused if is_fused else None
     q_lens, kv_lens = [99, 40, 64], [99, 47, 64]
@@ -253,24 +253,24 @@ def test_a_last_layer_without_the_rows_that_nobody_wants(variant, is_fused, want
     before = [torch.randn(2, *shape) for _ in model.layers]
 
     def run(wanted):
-        pools = [tuple(both.clone()) for both in before]
+        pools = [tuple(pair.clone()) for pair in before]
         batch = ragged(q_lens, kv_lens, [range(8), range(8, 16), range(16, 24)], 16, "cpu", parents, False, wanted)
-        logits = model.forward(torch.tensor(some_ids(sum(q_lens))), batch.position.long(), batch, pools, rows)
+        logits = model.forward(torch.tensor(random_ids(sum(q_lens))), batch.position.long(), batch, pools, rows)
         return logits, batch, [pool for pair in pools for pool in pair]
 
     ends = [99, 139, 203]
     rows = torch.tensor([row for end, n in zip(ends, wanted, strict=True) for row in range(end - n, end)]).long()
-    (got, batch, kv), (want, whole, kept) = run(wanted), run(None)
+    (actual, batch, kv), (expected, full_batch, expected_kv) = run(wanted), run(None)
     assert batch.tail is not None
-    assert whole.tail is None
-    assert sum(batch.tail.q_lens) == len(rows) == len(got)
-    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
-    for mine, other in zip(kv, kept, strict=True):
-        assert torch.equal(mine, other)
+    assert full_batch.tail is None
+    assert sum(batch.tail.q_lens) == len(rows) == len(actual)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+    for actual_part, other in zip(kv, expected_kv, strict=True):
+        assert torch.equal(actual_part, other)
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
-def test_a_tree_of_drafts_that_a_window_cannot_hold_is_refused(is_fused, tiny_model):
+def test_draft_tree_larger_than_the_window_is_refused(is_fused, tiny_model):
     model = load(tiny_model("mistral", sliding_window=2))
     model.fused = model.fused if is_fused else None
     batch = ragged([3], [20], [range(2)], 16, parents=[[-1, 0, 0]])
@@ -279,7 +279,7 @@ def test_a_tree_of_drafts_that_a_window_cannot_hold_is_refused(is_fused, tiny_mo
         model.forward(torch.tensor([5, 6, 7]), batch.position.long(), batch, pools, torch.arange(3))
 
 
-def test_what_the_library_does_not_compute_goes_op_by_op(tiny_model):
+def test_unsupported_model_is_not_fused(tiny_model):
     assert load(tiny_model("llama", head_dim=40)).fused is None
     assert load(tiny_model("llama"), dtype="float16").fused is None
     model = load(tiny_model("llama"))

@@ -1,4 +1,4 @@
-"""The families' config.json: windows, biases and heads."""
+"""The config.json of each family: windows, biases and heads."""
 
 import pytest
 
@@ -18,28 +18,28 @@ from banyan.runtime.model.families import FAMILIES, Llama, Mistral, Qwen2, Qwen3
         (Qwen3(attention_bias=True), (True, True, False, True)),
     ],
 )
-def test_which_parts_a_family_has(config, flags):
+def test_biases_and_norms_of_a_family(config, flags):
     assert (config.has_qkv_bias, config.has_out_bias, config.has_mlp_bias, config.has_qk_norm) == flags
 
 
-def test_windows_per_layer():
-    three = {"num_hidden_layers": 3, "sliding_window": 8}
-    assert Mistral(**three).windows == (8, 8, 8)
+def test_window_of_each_layer():
+    three_layers = {"num_hidden_layers": 3, "sliding_window": 8}
+    assert Mistral(**three_layers).windows == (8, 8, 8)
     assert Mistral(num_hidden_layers=2, sliding_window=None).windows == (0, 0)
-    assert Qwen2(**three, max_window_layers=1).windows == (0, 0, 0)  # sliding_window alone switches nothing on
-    assert Qwen2(**three, max_window_layers=1, use_sliding_window=True).windows == (0, 8, 8)
+    assert Qwen2(**three_layers, max_window_layers=1).windows == (0, 0, 0)  # sliding_window alone has no effect
+    assert Qwen2(**three_layers, max_window_layers=1, use_sliding_window=True).windows == (0, 8, 8)
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    assert Qwen3(**three, use_sliding_window=True, layer_types=kinds).windows == (8, 0, 8)
+    assert Qwen3(**three_layers, use_sliding_window=True, layer_types=kinds).windows == (8, 0, 8)
     assert Llama(num_hidden_layers=2).windows == (0, 0)
 
 
-def test_heads():
+def test_head_dim_and_kv_heads():
     assert (Llama(hidden_size=96, num_attention_heads=6).dim, Llama(num_attention_heads=6).n_kv_heads) == (16, 6)
     assert (Llama(head_dim=40).dim, Llama(num_key_value_heads=2).n_kv_heads) == (40, 2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_field_of_another_family_is_an_error(family):
+def test_field_of_another_family_is_refused(family):
     foreign = {"llama": "sliding_window", "mistral": "mlp_bias", "qwen2": "mlp_bias", "qwen3": "mlp_bias"}[family]
     with pytest.raises(Unsupported, match=f"'{foreign}', which the {family} decoder does not know"):
         parse({"model_type": family, foreign: True})
@@ -49,7 +49,7 @@ def test_a_field_of_another_family_is_an_error(family):
 USUAL = {"attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "use_cache": True,
          "initializer_range": 0.02, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
          "transformers_version": "4.51.0", "rms_norm_eps": 1e-05}  # fmt: skip
-FOUND = {  # what config.json of well-known checkpoints looks like, old and new
+CHECKPOINTS = {  # excerpts of config.json of well-known checkpoints
     "llama-3.1": {"model_type": "llama", "head_dim": 64, "mlp_bias": False, "pretraining_tp": 1, "rope_theta": 500000.0,
                   "rope_scaling": {"factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
                                    "original_max_position_embeddings": 8192, "rope_type": "llama3"}},
@@ -64,6 +64,6 @@ FOUND = {  # what config.json of well-known checkpoints looks like, old and new
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fields", FOUND.values(), ids=FOUND)
-def test_configs_as_they_are_found_are_read(fields):
+@pytest.mark.parametrize("fields", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_configs_of_known_checkpoints_are_read(fields):
     assert parse(USUAL | fields).rms_norm_eps == 1e-05

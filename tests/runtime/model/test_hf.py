@@ -1,4 +1,4 @@
-"""Other architectures, computed by transformers over our pages: the same results, or an error that names the reason."""
+"""Architectures that transformers computes over our pages: the same results, or an error that names the reason."""
 
 import random
 
@@ -11,20 +11,20 @@ from banyan.runtime.model.hf import HfModel
 from banyan.runtime.model.load import load
 from banyan.runtime.model.spec import read_spec
 
-RULES = {  # family -> (window, softcap) of each layer, as it must be learned
-    "gemma2": [(8, 3.0), (0, 3.0)],  # caps the final logits too
+RULES = {  # family -> the expected (window, softcap) of each layer
+    "gemma2": [(8, 3.0), (0, 3.0)],  # also caps the final logits
     "gemma3_text": [(8, 0.0), (0, 0.0)],  # one rope per kind of layer
     "gpt2": [(0, 0.0)] * 2,  # learned positions, no rope
     "gpt_neox": [(0, 0.0)] * 2,  # partial rotary, parallel residual
     "gpt_oss": [(8, 0.0), (0, 0.0)],  # sinks, experts
     "mixtral": [(0, 0.0)] * 2,  # experts
-    "olmo2": [(0, 0.0)] * 2,  # norms behind the parts
+    "olmo2": [(0, 0.0)] * 2,  # norms after the sublayers
     "phi3": [(0, 0.0)] * 2,  # fused weights
-    "qwen2_moe": [(0, 0.0)] * 2,  # experts, one of them shared
+    "qwen2_moe": [(0, 0.0)] * 2,  # experts, one is shared
 }
 
 
-def some_ids(n: int, seed: int = 0) -> list[int]:
+def random_ids(n: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, 320), k=n)
 
 
@@ -32,44 +32,44 @@ def some_ids(n: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize("family", RULES)
 def test_logits_and_greedy_tokens_equal_transformers(family, page, tiny, tiny_model, reference):
     path = tiny_model(family)
-    model, oracle = load(path), reference(path)
+    model, expected_model = load(path), reference(path)
     assert isinstance(model, HfModel)
     assert [tuple(model.rules[i]) for i in range(2)] == RULES[family]
-    ids = some_ids(70)
-    got = tiny.Paged(model, page, n_pages=80).run(ids, chunk=29)
-    torch.testing.assert_close(got, tiny.reference_logits(oracle, ids), atol=1e-4, rtol=1e-4)
-    prompt = some_ids(40, seed=1)
+    ids = random_ids(70)
+    actual = tiny.Paged(model, page, n_pages=80).run(ids, chunk=29)
+    torch.testing.assert_close(actual, tiny.reference_logits(expected_model, ids), atol=1e-4, rtol=1e-4)
+    prompt = random_ids(40, seed=1)
     answer = tiny.Paged(model, page, n_pages=80).greedy(prompt, 30, chunk=13)
-    assert answer == tiny.reference_greedy(oracle, prompt, 30)
+    assert answer == tiny.reference_greedy(expected_model, prompt, 30)
 
 
-def test_requests_in_one_batch_do_not_see_each_other(tiny, tiny_model):
+def test_requests_in_one_batch_are_independent(tiny, tiny_model):
     model = load(tiny_model("gemma2"))
-    a, b = some_ids(40, 1), some_ids(20, 2)
-    want = {name: tiny.Paged(model).run(ids, chunk=64) for name, ids in {"a": a, "b": b}.items()}
-    together = tiny.Paged(model)
-    first, second = together.step({"a": a[:25], "b": b[:19]}), together.step({"b": b[19:], "a": a[25:]})
-    for name, logits in want.items():
+    a, b = random_ids(40, 1), random_ids(20, 2)
+    expected = {name: tiny.Paged(model).run(ids, chunk=64) for name, ids in {"a": a, "b": b}.items()}
+    batched = tiny.Paged(model)
+    first, second = batched.step({"a": a[:25], "b": b[:19]}), batched.step({"b": b[19:], "a": a[25:]})
+    for name, logits in expected.items():
         torch.testing.assert_close(torch.cat([first[name], second[name]]), logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("max_context", [64, 65])
-def test_longrope_is_chosen_by_the_configured_context(max_context, tiny, tiny_model, reference):
+def test_longrope_factors_follow_the_configured_context(max_context, tiny, tiny_model, reference):
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
             "short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)]}  # fmt: skip
     path = tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=64)
     model = load(path, max_context=max_context)
-    ids = some_ids(64 if max_context == 64 else 100)  # transformers chooses by the length of the sequence at hand
-    got = tiny.Paged(model).run(ids, chunk=30)
-    torch.testing.assert_close(got, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+    ids = random_ids(64 if max_context == 64 else 100)  # transformers chooses by the sequence length
+    actual = tiny.Paged(model).run(ids, chunk=30)
+    torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
 
-def test_a_window_beyond_the_context_is_no_window(tiny_model):
+def test_window_beyond_the_context_is_disabled(tiny_model):
     assert load(tiny_model("gemma2"), max_context=8).rules[0].window == 0
     assert load(tiny_model("gemma2"), max_context=9).rules[0].window == 8
 
 
-def test_the_spec_of_a_borrowed_model(tiny_model, reference):
+def test_spec_of_a_transformers_model(tiny_model, reference):
     path = tiny_model("gpt2")
     spec = read_spec(path)
     assert (spec.family, spec.n_layers, spec.n_heads, spec.n_kv_heads, spec.head_dim) == ("gpt2", 2, 4, 4, 16)
@@ -78,13 +78,13 @@ def test_the_spec_of_a_borrowed_model(tiny_model, reference):
     assert spec.n_parameters == sum(p.numel() for p in reference(path).parameters())
 
 
-def test_half_precision_stays_near(tiny, tiny_model, reference):
+def test_half_precision_is_close(tiny, tiny_model, reference):
     path = tiny_model("gemma2")
     model = load(path, dtype="bfloat16")
     assert model.spec.dtype == "bfloat16"
-    ids = some_ids(40)
-    got, want = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
-    assert ((got - want).norm() / want.norm()) < 0.1
+    ids = random_ids(40)
+    actual, expected = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
+    assert ((actual - expected).norm() / expected.norm()) < 0.1
 
 
 TINY = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -96,25 +96,25 @@ DEEPSEEK = TINY | {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 
 
 
 @pytest.mark.parametrize(
-    ("family", "fields", "named"),
+    ("family", "fields", "message"),
     [
         ("mamba", MAMBA, "recurrent state"),
         ("deepseek_v3", DEEPSEEK, "multi-head latent attention"),
         ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4}, "max_position_embeddings"),
         ("bert", TINY, "neither causal nor a causal window"),
         ("doge", TINY, "makes its own attention mask"),
-        ("diffllama", TINY, "differ from transformers' own|0 of 2 layers"),  # as transformers' version has it
+        ("diffllama", TINY, "differ from transformers' own|0 of 2 layers"),  # depends on the version of transformers
         ("minimax", TINY | {"num_local_experts": 2}, "linear_attention"),
         ("openai-gpt", {"n_embd": 64, "n_layer": 2, "n_head": 4}, "0 of 2 layers go through"),
     ],
 )
-def test_what_pages_cannot_hold_is_refused_by_name(family, fields, named, tiny, tmp_path, monkeypatch):
+def test_unsupported_architecture_is_refused_by_name(family, fields, message, tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(tiny.TINY, family, fields)
-    with pytest.raises(Unsupported, match=named):
+    with pytest.raises(Unsupported, match=message):
         load(tiny.make_tiny(tmp_path / family, family))
 
 
-def test_an_attention_option_that_is_not_known_is_named(tiny_model, monkeypatch):
+def test_unknown_attention_option_is_named(tiny_model, monkeypatch):
     from transformers.models.olmo2 import modeling_olmo2
 
     forward = modeling_olmo2.Olmo2Attention.forward
@@ -125,7 +125,7 @@ def test_an_attention_option_that_is_not_known_is_named(tiny_model, monkeypatch)
         load(tiny_model("olmo2"))
 
 
-def test_attention_in_chunks_is_seen_in_the_mask(tiny_model, monkeypatch):
+def test_chunked_attention_is_detected_in_the_mask(tiny_model, monkeypatch):
     from transformers.masking_utils import create_chunked_causal_mask
     from transformers.models.olmo2 import modeling_olmo2
 
@@ -138,19 +138,19 @@ def test_attention_in_chunks_is_seen_in_the_mask(tiny_model, monkeypatch):
         load(tiny_model("olmo2"))
 
 
-def test_what_slips_through_every_name_is_caught_by_the_comparison(tiny_model, monkeypatch):
-    true = ops.attention
-    monkeypatch.setattr(ops, "attention", lambda *a, **kw: true(*a, **kw) * 1.05)
+def test_different_logits_are_refused(tiny_model, monkeypatch):
+    attention = ops.attention
+    monkeypatch.setattr(ops, "attention", lambda *a, **kw: attention(*a, **kw) * 1.05)
     with pytest.raises(Unsupported, match=r"phi3: through paged attention its logits differ .* by \d"):
         load(tiny_model("phi3"))
 
 
-def test_a_state_that_runs_from_row_to_row_is_caught_by_the_comparison(tiny_model, monkeypatch):
+def test_state_across_rows_is_refused(tiny_model, monkeypatch):
     from transformers.models.olmo2 import modeling_olmo2
 
     forward = modeling_olmo2.Olmo2MLP.forward
 
-    def shifted(self, x):  # each token also sees the one before it, as in RWKV or a short convolution
+    def shifted(self, x):  # each token also reads the previous one, as in RWKV or a short convolution
         return forward(self, x) + torch.nn.functional.pad(x, (0, 0, 1, 0))[:, :-1] * 0.1
 
     monkeypatch.setattr(modeling_olmo2.Olmo2MLP, "forward", shifted)
@@ -158,7 +158,7 @@ def test_a_state_that_runs_from_row_to_row_is_caught_by_the_comparison(tiny_mode
         load(tiny_model("olmo2"))
 
 
-def test_a_config_that_transformers_refuses_is_a_bad_model(tiny, tmp_path):
+def test_config_that_transformers_refuses_raises(tiny, tmp_path):
     path = tiny.make_tiny(tmp_path / "m", "olmo2")
     text = (path / "config.json").read_text().replace('"hidden_size": 64', '"hidden_size": "wide"')
     (path / "config.json").write_text(text)

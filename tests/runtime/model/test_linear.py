@@ -1,4 +1,4 @@
-"""Packed linears compute what F.linear computes, and fall back to it where they cannot."""
+"""Packed linears agree with F.linear, and fall back to it where packing is not possible."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from banyan.runtime.model.linear import Linear
 
 
 @pytest.fixture(autouse=True)
-def _try_again():
-    """Each test detects the machine's capabilities again."""
+def _clear_capabilities():
+    """Each test detects the capabilities of the machine again."""
     linear._can_pack.cache_clear()
     yield
     linear._can_pack.cache_clear()
@@ -21,7 +21,7 @@ def _try_again():
 
 @pytest.fixture
 def no_library(monkeypatch):
-    """As on a machine without a compiler."""
+    """Simulates a machine without a compiler."""
     monkeypatch.setattr(ops, "pack", lambda *_: None)
 
 
@@ -29,7 +29,7 @@ def no_library(monkeypatch):
 @pytest.mark.parametrize("n_rows", [0, 1, 7, 64])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 5e-3)])
-def test_equals_f_linear(packs, n_rows, has_bias, dtype, atol, monkeypatch):
+def test_linear_equals_f_linear(packs, n_rows, has_bias, dtype, atol, monkeypatch):
     if not packs:
         monkeypatch.setattr(ops, "pack", lambda *_: None)
     g = torch.Generator().manual_seed(0)
@@ -38,21 +38,21 @@ def test_equals_f_linear(packs, n_rows, has_bias, dtype, atol, monkeypatch):
     torch.testing.assert_close(Linear(weight, bias)(x), F.linear(x, weight, bias), atol=atol, rtol=atol)
 
 
-def test_rows_may_lie_apart():
+def test_rows_can_be_strided():
     weight, x = torch.randn(8, 16), torch.randn(5, 2, 16)[:, 1]
     torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight), atol=1e-5, rtol=1e-5)
 
 
-def test_the_weight_is_held_once_packed_for_our_library():
+@pytest.mark.usefixtures("native")
+def test_weight_is_stored_only_in_packed_form():
     layer = Linear(torch.randn(8, 16))
-    if not isinstance(layer.weight, ops.Packed):
-        pytest.skip("no C++ compiler")
+    assert isinstance(layer.weight, ops.Packed)
     assert not layer.is_onednn
     assert layer.weight.panels.numel() < 2 * 64 * 16
 
 
 @pytest.mark.usefixtures("no_library")
-def test_without_our_library_onednn_holds_the_weight():
+def test_weight_is_packed_by_onednn_without_our_library():
     layer = Linear(torch.randn(8, 16))
     if not layer.is_onednn:
         pytest.skip("this torch has no oneDNN")
@@ -62,7 +62,7 @@ def test_without_our_library_onednn_holds_the_weight():
 
 @pytest.mark.usefixtures("no_library")
 @pytest.mark.parametrize("failure", [RuntimeError("no such op"), None])
-def test_falls_back_where_the_private_op_fails_or_is_wrong(failure, monkeypatch):
+def test_broken_onednn_op_falls_back_to_f_linear(failure, monkeypatch):
     def broken(x, weight, bias, *rest):
         if failure is not None:
             raise failure
@@ -78,35 +78,33 @@ def test_falls_back_where_the_private_op_fails_or_is_wrong(failure, monkeypatch)
 # ---- weights in 8 bits ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("n_rows", [1, 7, 200])
 @pytest.mark.parametrize(("n_in", "n_out"), [(40, 33), (600, 130)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
-def test_a_weight_in_int8_is_what_it_stands_for(n_rows, n_in, n_out, dtype, tolerance):
-    if not isinstance(ops.pack(torch.randn(8, 16)), ops.Packed):
-        pytest.skip("no C++ compiler")
+def test_int8_linear_equals_the_dequantized_product(n_rows, n_in, n_out, dtype, tolerance):
     g = torch.Generator().manual_seed(0)
     weight, x = torch.randn(n_out, n_in, generator=g).to(dtype), torch.randn(n_rows, n_in, generator=g).to(dtype)
     weight[3] = 0.0  # a row without a scale
-    weight[4] *= 1000.0  # one row's scale is no other's
+    weight[4] *= 1000.0  # each row has its own scale
     bias = torch.randn(n_out, generator=g).to(dtype)
     numbers, scale = quantize(weight)
     layer = Linear(weight, bias, is_int8=True)
-    held = layer.weight.panels
-    assert (held.dtype, numbers.abs().amax()) == (torch.int8, 127)
-    wanted = F.linear(x.double(), numbers.double() * scale.double()[:, None], bias.double())
+    panels = layer.weight.panels
+    assert (panels.dtype, numbers.abs().amax()) == (torch.int8, 127)
+    expected = F.linear(x.double(), numbers.double() * scale.double()[:, None], bias.double())
     terms = F.linear(x.double().abs(), (numbers.double() * scale.double()[:, None]).abs(), bias.double().abs())
-    assert ((layer(x).double() - wanted).abs() <= tolerance * terms).all()
+    assert ((layer(x).double() - expected).abs() <= tolerance * terms).all()
     assert (numbers.float() * scale[:, None] - weight.float()).abs().amax() <= scale.amax() * 0.51
 
 
-def test_a_row_of_an_int8_product_is_the_same_beside_others():
-    if not isinstance(ops.pack(torch.randn(8, 16)), ops.Packed):
-        pytest.skip("no C++ compiler")
+@pytest.mark.usefixtures("native")
+def test_row_of_an_int8_product_is_independent_of_other_rows():
     layer, x = Linear(torch.randn(70, 600), is_int8=True), torch.randn(200, 600)
     assert torch.equal(layer(x)[:1], layer(x[:1]))
 
 
 @pytest.mark.usefixtures("no_library")
-def test_int8_without_our_library_is_refused():
+def test_int8_without_our_library_raises():
     with pytest.raises(ConfigError, match="C\\+\\+ compiler"):
         Linear(torch.randn(8, 16), is_int8=True)

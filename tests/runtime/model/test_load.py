@@ -7,15 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from banyan.kernels import ops
 from banyan.runtime.errors import BadModel, ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
 from banyan.runtime.model.load import load
 
 
 @pytest.fixture
-def change(tiny_model, tmp_path):
-    """`change(edit, family) -> Path`: a model directory whose tensors went through `edit`."""
+def edited_model(tiny_model, tmp_path):
+    """`edited_model(edit, family) -> Path`: a model directory with tensors changed by `edit`."""
 
     def make(edit, family="llama", **overrides):
         path = shutil.copytree(tiny_model(family, **overrides), tmp_path / "model")
@@ -31,82 +30,84 @@ NORM, BIAS = "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_a_missing_tensor_is_named(family, change):
+def test_missing_tensor_is_named(family, edited_model):
     name = "model.layers.1.mlp.down_proj.weight"
     with pytest.raises(BadModel, match=f"no tensor {name}"):
-        load(change(lambda tensors: tensors.pop(name), family))
+        load(edited_model(lambda tensors: tensors.pop(name), family))
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_a_wrong_shape_is_a_bad_model(family, change):
+def test_wrong_shape_raises_bad_model(family, edited_model):
     def cut(tensors):
         tensors["model.norm.weight"] = tensors["model.norm.weight"][:-1].clone()
 
     with pytest.raises(BadModel, match=r"model.norm.weight has shape \[63\]|mismatch"):
-        load(change(cut, family))
+        load(edited_model(cut, family))
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_weights_that_nobody_uses_are_named(family, change):
+def test_unused_weights_are_named(family, edited_model):
     with pytest.raises(Unsupported, match=BIAS):
-        load(change(lambda tensors: tensors.update({BIAS: torch.zeros(64)}), family))
+        load(edited_model(lambda tensors: tensors.update({BIAS: torch.zeros(64)}), family))
 
 
-def test_void_tensors_of_older_checkpoints_are_let_through(change, tiny, tiny_model):
+def test_obsolete_tensors_of_older_checkpoints_are_ignored(edited_model, tiny, tiny_model):
     def add(tensors):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-        tensors["lm_head.weight"] = torch.zeros(320, 64)  # the head is tied: what is stored here has no meaning
+        tensors["lm_head.weight"] = torch.zeros(320, 64)  # ignored: the head is tied
 
-    path = change(add, tie_word_embeddings=True)
+    path = edited_model(add, tie_word_embeddings=True)
     ids = list(range(3, 20))
-    want = tiny.Paged(load(tiny_model(tie_word_embeddings=True))).run(ids, chunk=20)
-    assert torch.equal(tiny.Paged(load(path)).run(ids, chunk=20), want)
+    expected = tiny.Paged(load(tiny_model(tie_word_embeddings=True))).run(ids, chunk=20)
+    assert torch.equal(tiny.Paged(load(path)).run(ids, chunk=20), expected)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
-def test_shards_are_read_as_one_and_progress_reaches_the_end(family, tiny, tiny_model, reference, tmp_path):
+def test_all_shards_are_loaded_and_progress_reaches_the_end(family, tiny, tiny_model, reference, tmp_path):
     path = tiny_model(family)
     reference(path).save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
-    seen = []
-    model = load(tmp_path, progress=lambda done, total: seen.append((done, total)))
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1] > 300_000
+    progress = []
+    model = load(tmp_path, progress=lambda done, total: progress.append((done, total)))
+    assert progress == sorted(progress)
+    assert progress[-1][0] == progress[-1][1] > 300_000
     ids = list(range(3, 20))
-    got = tiny.Paged(model).run(ids, chunk=20)
-    torch.testing.assert_close(got, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+    actual = tiny.Paged(model).run(ids, chunk=20)
+    torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "olmo2"])
-def test_weights_do_not_depend_on_the_file_once_loaded(family, tiny, tiny_model, tmp_path):
+def test_loaded_weights_are_independent_of_the_file(family, tiny, tiny_model, tmp_path):
     path = shutil.copytree(tiny_model(family), tmp_path / "model")
     model = load(path)
     ids = list(range(3, 20))
-    want = tiny.Paged(model).run(ids, chunk=20)
-    with (path / "model.safetensors").open("r+b") as f:  # the same file, other bytes
+    expected = tiny.Paged(model).run(ids, chunk=20)
+    with (path / "model.safetensors").open("r+b") as f:  # overwrites the file in place
         f.write(bytes((path / "model.safetensors").stat().st_size))
-    assert torch.equal(tiny.Paged(model).run(ids, chunk=20), want)
+    assert torch.equal(tiny.Paged(model).run(ids, chunk=20), expected)
 
 
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_in_int8_give_nearly_the_same_logits(tied, tiny, tiny_model):
-    if not isinstance(ops.pack(torch.randn(8, 16)), ops.Packed):
-        pytest.skip("no C++ compiler")
+def test_int8_weights_give_similar_logits(tied, tiny, tiny_model):
     path, ids = tiny_model(tie_word_embeddings=tied), list(range(3, 40))
-    small = load(path, weight_dtype="int8")
-    held = [small.head, *(one for layer in small.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down))]
-    assert {linear.weight.panels.dtype for linear in held} == {torch.int8}
-    want, got = (tiny.Paged(model).run(ids, chunk=20) for model in (load(path), small))
-    assert not torch.equal(got, want)
-    assert torch.nn.functional.cosine_similarity(got, want).min() > 0.99
+    quantized = load(path, weight_dtype="int8")
+    linears = [
+        quantized.head,
+        *(one for layer in quantized.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)),
+    ]
+    assert {linear.weight.panels.dtype for linear in linears} == {torch.int8}
+    expected, actual = (tiny.Paged(model).run(ids, chunk=20) for model in (load(path), quantized))
+    assert not torch.equal(actual, expected)
+    assert torch.nn.functional.cosine_similarity(actual, expected).min() > 0.99
 
 
-def test_weights_in_int8_are_refused_where_transformers_computes(tiny_model):
+def test_int8_weights_are_refused_for_models_of_transformers(tiny_model):
     with pytest.raises(Unsupported, match="transformers' own code"):
         load(tiny_model("olmo2"), weight_dtype="int8")
 
 
-def test_a_context_beyond_the_models_own_is_refused_with_both_numbers(tiny_model):
+def test_context_beyond_the_model_is_refused_with_both_numbers(tiny_model):
     with pytest.raises(ConfigError, match=r"context is 4096.*at most 512"):
         load(tiny_model(), max_context=4096)
 
@@ -115,7 +116,7 @@ def test_a_context_beyond_the_models_own_is_refused_with_both_numbers(tiny_model
     "failure",
     [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: can't allocate memory")],
 )
-def test_too_little_memory_says_the_numbers(failure, tiny_model, monkeypatch):
+def test_out_of_memory_error_names_size_and_dtype(failure, tiny_model, monkeypatch):
     def build(*_):
         raise failure
 
@@ -124,7 +125,7 @@ def test_too_little_memory_says_the_numbers(failure, tiny_model, monkeypatch):
         load(tiny_model())
 
 
-def test_the_spec_of_a_loaded_model_says_what_it_computes_in(tiny_model, tmp_path):
+def test_spec_of_a_loaded_model_has_the_dtype_of_computation(tiny_model, tmp_path):
     path = shutil.copytree(tiny_model(), tmp_path / "model")
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))

@@ -1,4 +1,4 @@
-"""Rotary frequencies against transformers', and valid and invalid settings in config.json."""
+"""Rotary frequencies agree with transformers. Valid and invalid settings in config.json."""
 
 import pytest
 import torch
@@ -42,19 +42,19 @@ def test_frequencies_equal_transformers(kind, theta, context):
     if kind["rope_type"] not in ROPE_INIT_FUNCTIONS:
         pytest.skip(f"this transformers has no {kind['rope_type']} rope")
     fields = BASE | {"rope_parameters": kind | {"rope_theta": theta}}
-    want, want_scale = ROPE_INIT_FUNCTIONS[kind["rope_type"]](LlamaConfig(**fields), seq_len=context)
-    got, scale = frequencies(parse_rope(fields), 64, context)
-    torch.testing.assert_close(got, want, atol=0, rtol=2e-6)
-    assert scale == pytest.approx(want_scale, abs=1e-12)
+    expected, expected_scale = ROPE_INIT_FUNCTIONS[kind["rope_type"]](LlamaConfig(**fields), seq_len=context)
+    actual, scale = frequencies(parse_rope(fields), 64, context)
+    torch.testing.assert_close(actual, expected, atol=0, rtol=2e-6)
+    assert scale == pytest.approx(expected_scale, abs=1e-12)
 
 
-def test_every_kind_of_transformers_is_known_here():
+def test_every_kind_of_rope_in_transformers_is_known():
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     assert ROPE_INIT_FUNCTIONS.keys() | {"default"} <= {kind.__struct_config__.tag for kind in rope.Rope.__args__}
 
 
-def test_the_older_form_means_the_same_as_the_newer():
+def test_older_form_equals_the_newer():
     scaling = {"type": "linear", "factor": 2.0}
     older = parse_rope({"rope_theta": 5e5, "rope_scaling": scaling, "max_position_embeddings": 64})
     newer = parse_rope({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}})
@@ -62,19 +62,19 @@ def test_the_older_form_means_the_same_as_the_newer():
     assert parse_rope({}) == parse_rope({"rope_scaling": None}) == rope.NoScaling(rope_theta=10000.0)
 
 
-@pytest.mark.parametrize("inside", [None, 512])
-@pytest.mark.parametrize("above", [None, 256])
-def test_the_trained_context_is_found_where_transformers_finds_it(inside, above):
+@pytest.mark.parametrize("in_scaling", [None, 512])
+@pytest.mark.parametrize("in_config", [None, 256])
+def test_trained_context_is_read_from_the_same_place_as_in_transformers(in_scaling, in_config):
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    fields = BASE | {"rope_scaling": llama3 | ({"original_max_position_embeddings": inside} if inside else {})}
-    fields |= {"original_max_position_embeddings": above} if above else {}
-    got = parse_rope(fields)
-    assert got.original_max_position_embeddings == (above or inside or 4096)
-    want, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**fields))
-    torch.testing.assert_close(frequencies(got, 64, 4096)[0], want, atol=0, rtol=2e-6)
+    fields = BASE | {"rope_scaling": llama3 | ({"original_max_position_embeddings": in_scaling} if in_scaling else {})}
+    fields |= {"original_max_position_embeddings": in_config} if in_config else {}
+    actual = parse_rope(fields)
+    assert actual.original_max_position_embeddings == (in_config or in_scaling or 4096)
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](LlamaConfig(**fields))
+    torch.testing.assert_close(frequencies(actual, 64, 4096)[0], expected, atol=0, rtol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -85,39 +85,29 @@ def test_the_trained_context_is_found_where_transformers_finds_it(inside, above)
         ({"rope_type": "dynamic", "factor": 4.0}, 4096),
     ],
 )
-def test_reach(scaling, context):
+def test_reach_is_the_extended_context(scaling, context):
     assert parse_rope({"rope_scaling": scaling, "max_position_embeddings": 4096}).reach(4096) == context
 
 
 @pytest.mark.parametrize(
-    ("scaling", "named"),
+    ("scaling", "error", "message"),
     [
-        ({"rope_type": "mrope", "mrope_section": [1, 2]}, "'mrope'"),
-        ({"rope_type": "default", "mrope_section": [1, 2]}, "'mrope_section'"),
-        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "'beta_fast'"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
-        ({"full_attention": {"rope_type": "default"}, "rope_type": None}, "'full_attention'"),
+        ({"rope_type": "mrope", "mrope_section": [1, 2]}, Unsupported, "'mrope'"),
+        ({"rope_type": "default", "mrope_section": [1, 2]}, Unsupported, "'mrope_section'"),
+        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, Unsupported, "'beta_fast'"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, Unsupported, "'partial_rotary_factor'"),
+        ({"full_attention": {"rope_type": "default"}, "rope_type": None}, Unsupported, "'full_attention'"),
+        ({"rope_type": "linear"}, BadModel, "`factor`"),
+        ({"rope_type": "linear", "factor": "two"}, BadModel, r"\$.factor"),
+        ({"rope_type": "llama3", "factor": 2.0}, BadModel, "`low_freq_factor`"),
     ],
 )
-def test_what_is_not_known_is_an_error_that_names_it(scaling, named):
-    with pytest.raises(Unsupported, match=named):
+def test_unknown_or_invalid_setting_is_named(scaling, error, message):
+    with pytest.raises(error, match=message):
         parse_rope({"rope_scaling": scaling, "max_position_embeddings": 4096})
 
 
-@pytest.mark.parametrize(
-    ("scaling", "named"),
-    [
-        ({"rope_type": "linear"}, "`factor`"),
-        ({"rope_type": "linear", "factor": "two"}, r"\$.factor"),
-        ({"rope_type": "llama3", "factor": 2.0}, "`low_freq_factor`"),
-    ],
-)
-def test_a_value_that_cannot_be_is_a_bad_model(scaling, named):
-    with pytest.raises(BadModel, match=named):
-        parse_rope({"rope_scaling": scaling, "max_position_embeddings": 4096})
-
-
-def test_longrope_with_too_few_factors_is_a_bad_model():
+def test_longrope_with_too_few_factors_raises_bad_model():
     short = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "factor": 2.0}
     with pytest.raises(BadModel, match="1 factors for 32 pairs"):
         frequencies(parse_rope({"rope_scaling": short, "max_position_embeddings": 64}), 64, 64)

@@ -1,4 +1,4 @@
-"""Reading the spec of a model directory, and the errors for invalid ones."""
+"""The spec of a model directory, and the errors for invalid directories."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def copy(tiny_model, tmp_path):
     return make
 
 
-def test_the_numbers(tiny_model, reference):
+def test_spec_has_the_sizes_of_the_model(tiny_model, reference):
     path = tiny_model("qwen3", tie_word_embeddings=True)
     spec = read_spec(path)
     assert (spec.name, spec.family, spec.dtype) == (path.name, "qwen3", "float32")
@@ -42,28 +42,28 @@ def test_the_numbers(tiny_model, reference):
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=dict)["dense"]["num_hidden_layers"] == 2
 
 
-def test_reading_a_native_spec_imports_no_torch(tiny_model):
+def test_read_spec_of_a_native_model_does_not_import_torch(tiny_model):
     code = "import sys; from banyan.runtime.model.spec import read_spec; read_spec(sys.argv[1]); " \
            "sys.exit(bool({'torch', 'transformers', 'safetensors', 'huggingface_hub'} & set(sys.modules)))"  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code, tiny_model()], timeout=60).returncode == 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_defaults_are_those_of_transformers(family):
+def test_defaults_equal_those_of_transformers(family):
     from transformers import CONFIG_MAPPING
 
-    theirs = CONFIG_MAPPING[family]()
-    ours = FAMILIES[family]()
+    expected = CONFIG_MAPPING[family]()
+    actual = FAMILIES[family]()
     for field in msgspec.structs.fields(FAMILIES[family]):
         if field.name not in ("rope", "head_dim", "num_key_value_heads", "layer_types", "sliding_window"):
-            assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
-    head_dim = getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
-    assert (ours.dim, ours.n_kv_heads) == (head_dim, theirs.num_key_value_heads)
-    assert ours.rope.rope_theta == theirs.rope_parameters["rope_theta"]
-    assert set(ours.windows) == {theirs.sliding_window if family == "mistral" else 0}
+            assert getattr(actual, field.name) == getattr(expected, field.name), field.name
+    head_dim = getattr(expected, "head_dim", expected.hidden_size // expected.num_attention_heads)
+    assert (actual.dim, actual.n_kv_heads) == (head_dim, expected.num_key_value_heads)
+    assert actual.rope.rope_theta == expected.rope_parameters["rope_theta"]
+    assert set(actual.windows) == {expected.sliding_window if family == "mistral" else 0}
 
 
-def test_eos_ids_come_from_the_generation_config_first(copy):
+def test_generation_config_overrides_eos_ids(copy):
     path = copy(eos_token_id=5)
     (path / "generation_config.json").unlink()
     assert read_spec(path).eos_ids == (5,)
@@ -79,68 +79,58 @@ def test_eos_ids_come_from_the_generation_config_first(copy):
         read_spec(path)
 
 
-@pytest.mark.parametrize(("dtype", "want"), [("bfloat16", "bfloat16"), (..., "float32")])
-def test_dtype(copy, dtype, want):
-    assert read_spec(copy(dtype=dtype)).dtype == want
-    assert read_spec(copy(dtype=..., torch_dtype=dtype)).dtype == want
+@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", "bfloat16"), (..., "float32")])
+def test_dtype_is_read_from_the_config(copy, dtype, expected):
+    assert read_spec(copy(dtype=dtype)).dtype == expected
+    assert read_spec(copy(dtype=..., torch_dtype=dtype)).dtype == expected
 
 
-def test_yarn_reaches_beyond_the_trained_context(copy):
+def test_yarn_extends_the_context(copy):
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert read_spec(copy(rope_parameters=..., rope_scaling=yarn)).max_context == 2048
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "error", "message"),
     [
-        ({"attn_logit_softcapping": 50.0}, "'attn_logit_softcapping'"),
-        ({"sliding_window": 128}, "'sliding_window'"),  # a llama has none
-        ({"num_experts": 8, "scale_depth": 1.4}, "'num_experts', 'scale_depth'"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
-        ({"rope_parameters": {"rope_type": "spiral"}}, "'spiral'"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
-        ({"is_encoder_decoder": True}, "encoder-decoder"),
-        ({"vision_config": {"depth": 3}}, "vision_config"),
-        ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ({"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
-        ({"model_type": "abacus"}, "no model_type 'abacus'"),
+        ({"attn_logit_softcapping": 50.0}, Unsupported, "'attn_logit_softcapping'"),
+        ({"sliding_window": 128}, Unsupported, "'sliding_window'"),  # not supported in a llama
+        ({"num_experts": 8, "scale_depth": 1.4}, Unsupported, "'num_experts', 'scale_depth'"),
+        ({"hidden_act": "gelu"}, Unsupported, "hidden_act is 'gelu'"),
+        ({"partial_rotary_factor": 0.5}, Unsupported, "'partial_rotary_factor'"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, Unsupported, "'spiral'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, Unsupported, "gptq"),
+        ({"is_encoder_decoder": True}, Unsupported, "encoder-decoder"),
+        ({"vision_config": {"depth": 3}}, Unsupported, "vision_config"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, Unsupported, "LlamaForSequenceClassification"),
+        ({"dtype": "float8_e4m3fn"}, Unsupported, "float8_e4m3fn"),
+        ({"model_type": "abacus"}, Unsupported, "no model_type 'abacus'"),
+        ({"model_type": ...}, BadModel, "no model_type"),
+        ({"hidden_size": "64"}, BadModel, r"\$.hidden_size"),
+        ({"num_hidden_layers": 0}, BadModel, "not positive"),
+        ({"num_key_value_heads": 3}, BadModel, "4 heads cannot share 3"),
+        ({"head_dim": 15}, BadModel, "even head_dim, not 15"),
     ],
 )
-def test_an_unknown_feature_is_an_error_that_names_it(copy, fields, named):
-    with pytest.raises(Unsupported, match=named):
+def test_unknown_feature_or_invalid_value_is_named(copy, fields, error, message):
+    with pytest.raises(error, match=message):
         read_spec(copy(**fields))
 
 
-def test_fields_without_meaning_are_let_through(copy):
-    plain = read_spec(copy())
-    void = {"unsloth_version": "1", "_name_or_path": "x", "attn_logit_softcapping": None, "use_magic": False}
-    assert read_spec(copy(**void, pretraining_tp=2)) == plain
+def test_fields_without_effect_are_ignored(copy):
+    expected = read_spec(copy())
+    ignored_fields = {"unsloth_version": "1", "_name_or_path": "x", "attn_logit_softcapping": None, "use_magic": False}
+    assert read_spec(copy(**ignored_fields, pretraining_tp=2)) == expected
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"model_type": ...}, "no model_type"),
-        ({"hidden_size": "64"}, r"\$.hidden_size"),
-        ({"num_hidden_layers": 0}, "not positive"),
-        ({"num_key_value_heads": 3}, "4 heads cannot share 3"),
-        ({"head_dim": 15}, "even head_dim, not 15"),
-    ],
-)
-def test_a_value_that_cannot_be_is_a_bad_model(copy, fields, says):
-    with pytest.raises(BadModel, match=says):
-        read_spec(copy(**fields))
-
-
-def test_qwen_layer_types_must_fit(copy):
+def test_invalid_layer_types_of_qwen_raise_bad_model(copy):
     with pytest.raises(BadModel, match="1 layer_types for 2 layers"):
         read_spec(copy("qwen2", layer_types=["full_attention"]))
     with pytest.raises(BadModel, match="linear_attention"):
         read_spec(copy("qwen2", layer_types=["full_attention", "linear_attention"]))
 
 
-def test_broken_files_are_one_clear_error(copy):
+def test_broken_file_raises_bad_model_with_its_name(copy):
     path = copy()
     for text in ("{", "[]", '"x"'):
         (path / "config.json").write_text(text)
@@ -155,17 +145,17 @@ def test_broken_files_are_one_clear_error(copy):
         read_spec(path)
 
 
-def test_missing_weights_show_before_anything_is_loaded(copy):
+def test_missing_weights_raise_in_read_spec(copy):
     path = copy()
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
     with pytest.raises(BadModel, match="pickled"):
         read_spec(path)
 
 
-# Where a model lies.
+# ---- resolve -------------------------------------------------------------------------------------------------------
 
 
-def test_a_directory_is_itself(tiny_model, monkeypatch):
+def test_directory_resolves_to_itself(tiny_model, monkeypatch):
     path = tiny_model()
     assert resolve(path) == path
     monkeypatch.chdir(path.parent)
@@ -174,84 +164,84 @@ def test_a_directory_is_itself(tiny_model, monkeypatch):
     assert read_spec(".").name == path.name
 
 
-def test_a_file_or_a_path_to_nowhere_says_so(tmp_path, monkeypatch):
+def test_file_or_missing_path_raises(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BadModel, match="is a file; give the directory"):
         resolve(tmp_path / "config.json")
-    for nowhere in (tmp_path / "missing", "./missing", "~/missing", "a/b/c", "../x", "", "a b"):
+    for missing in (tmp_path / "missing", "./missing", "~/missing", "a/b/c", "../x", "", "a b"):
         with pytest.raises(ModelNotFound, match="no model directory"):
-            resolve(nowhere)
+            resolve(missing)
 
 
-def test_a_shipped_name_is_a_directory_of_the_package(tmp_path, monkeypatch):
-    for place in ("shipped", "here"):
-        (tmp_path / place / "acorn").mkdir(parents=True)
+def test_shipped_name_resolves_to_the_package(tmp_path, monkeypatch):
+    for folder in ("shipped", "here"):
+        (tmp_path / folder / "acorn").mkdir(parents=True)
     monkeypatch.setattr(spec_module, "SHIPPED", tmp_path / "shipped")
     monkeypatch.chdir(tmp_path / "here")
     assert resolve("acorn") == tmp_path / "shipped" / "acorn"
-    assert resolve("./acorn") == resolve(Path("acorn")) == Path("acorn")  # a directory is meant
+    assert resolve("./acorn") == resolve(Path("acorn")) == Path("acorn")  # a path, not a name
 
 
-def test_a_hub_id_is_fetched_without_pickles_or_code(tiny_model, tmp_path, monkeypatch):
+def test_hub_model_is_downloaded_without_pickles_or_code(tiny_model, tmp_path, monkeypatch):
     import huggingface_hub
     from huggingface_hub.utils import filter_repo_objects
 
-    asked = {}
+    request = {}
     snapshot = tmp_path / "models--acme--tree-1b" / "snapshots" / "0a1b"
     shutil.copytree(tiny_model(), snapshot)
 
     def download(name, **options):
-        asked.update(options, name=name)
+        request.update(options, name=name)
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert read_spec("acme/tree-1b").name == "acme/tree-1b"
-    assert asked.pop("name") == "acme/tree-1b"
-    there = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "merges.txt",
+    assert request.pop("name") == "acme/tree-1b"
+    wanted = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "merges.txt",
              "chat_template.jinja", "model.safetensors", "model-00001-of-00002.safetensors",
              "model.safetensors.index.json"]  # fmt: skip
     unwanted = ["pytorch_model.bin", "model.pt", "modeling_tree.py", "consolidated.safetensors",
                 "original/a.safetensors", "onnx/model.onnx", "README.md"]  # fmt: skip
-    assert list(filter_repo_objects(there + unwanted, **asked)) == there
+    assert list(filter_repo_objects(wanted + unwanted, **request)) == wanted
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         ("RepositoryNotFoundError", "has no 'acme/tree' either"),
         ("GatedRepoError", "set HF_TOKEN"),
         ("LocalEntryNotFoundError", "cannot be reached"),
     ],
 )
-def test_what_the_hub_says_becomes_one_error(error, says, monkeypatch):
+def test_errors_of_the_hub_raise_model_not_found(error, message, monkeypatch):
     import huggingface_hub
 
     cls = getattr(huggingface_hub.errors, error)
 
     def download(name, **options):
-        raise cls.__new__(cls)  # their constructors want a response of the hub client's own HTTP library
+        raise cls.__new__(cls)  # the constructors need a response of the HTTP library of the hub client
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ModelNotFound, match=says) as caught:
+    with pytest.raises(ModelNotFound, match=message) as caught:
         resolve("acme/tree")
     assert type(caught.value.__cause__).__name__ == error
 
 
 @pytest.mark.parametrize("variable", [("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "http://127.0.0.1:9")])
-def test_an_unreachable_hub_is_a_clear_error_in_bounded_time(variable, tmp_path):
+def test_unreachable_hub_raises_model_not_found_in_bounded_time(variable, tmp_path):
     code = "from banyan.runtime.model.spec import resolve\n" \
            "try: resolve('acme/tree')\nexcept Exception as e: print(type(e).__name__, e)"  # fmt: skip
     env = os.environ | {"HF_HOME": str(tmp_path), variable[0]: variable[1]}
     started = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith(
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert result.stdout.startswith(
         "ModelNotFound there is no model directory 'acme/tree', and the Hugging Face hub cannot"
     )
     assert time.monotonic() - started < 30
 
 
-def test_a_spec_is_a_value(tiny_model):
+def test_spec_is_an_immutable_value(tiny_model):
     spec = read_spec(tiny_model())
     assert isinstance(spec, ModelSpec)
     assert spec == read_spec(tiny_model())

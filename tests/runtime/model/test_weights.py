@@ -1,4 +1,4 @@
-"""Checkpoints are read one tensor at a time; each kind of damage is a clear error."""
+"""Checkpoints are read one tensor at a time. Each kind of damage raises a clear error."""
 
 import io
 import json
@@ -20,7 +20,7 @@ def write(file, **tensors):
 
 
 def shards(path, *parts):
-    """Write `parts` (dicts of tensors) as the shards of one checkpoint, with its index."""
+    """Writes `parts` (dicts of tensors) as the shards of one checkpoint, with an index."""
     names = {}
     for i, tensors in enumerate(parts):
         file = f"model-{i + 1:05}-of-{len(parts):05}.safetensors"
@@ -30,27 +30,27 @@ def shards(path, *parts):
     return path
 
 
-def test_takes_tensors_from_all_shards_and_reports_bytes(tmp_path):
+def test_take_reads_all_shards_and_reports_bytes(tmp_path):
     a, b, c = torch.randn(3, 4), torch.randn(5).bfloat16(), torch.arange(6.0)
-    seen = []
-    with Checkpoint(shards(tmp_path, {"a": a}, {"b": b, "c": c}), lambda *p: seen.append(p)) as checkpoint:
+    progress = []
+    with Checkpoint(shards(tmp_path, {"a": a}, {"b": b, "c": c}), lambda *p: progress.append(p)) as checkpoint:
         assert checkpoint.n_parameters == 12 + 5 + 6
         assert "b" in checkpoint
         assert torch.equal(checkpoint.take("c", 6), c)
         assert torch.equal(checkpoint.take("a", 3, 4), a)
-        assert torch.equal(checkpoint.take("a"), a)  # taken twice, counted once
+        assert torch.equal(checkpoint.take("a"), a)  # read twice, counted once
         assert torch.equal(checkpoint.take("b", 5), b)
         checkpoint.finish(ignore=lambda name: False)
-    assert seen == [(24, 82), (72, 82), (82, 82), (82, 82)]
+    assert progress == [(24, 82), (72, 82), (82, 82), (82, 82)]
 
 
-def test_an_index_decides_which_files_count(tmp_path):
+def test_index_selects_the_files(tmp_path):
     shards(tmp_path, {"a": torch.ones(1)})
     write(tmp_path / "model-extra.safetensors", b=torch.ones(1))
     assert set(Checkpoint(tmp_path).tensors) == {"a"}
 
 
-def test_shards_without_an_index_are_one_checkpoint(tmp_path):
+def test_shards_without_an_index_form_one_checkpoint(tmp_path):
     write(tmp_path / "model-1.safetensors", a=torch.ones(1))
     write(tmp_path / "model-2.safetensors", b=torch.ones(1))
     write(tmp_path / "adapter.safetensors", c=torch.ones(1))
@@ -60,7 +60,7 @@ def test_shards_without_an_index_are_one_checkpoint(tmp_path):
         Checkpoint(tmp_path)
 
 
-def test_a_missing_tensor_and_a_wrong_shape_are_named(tmp_path):
+def test_missing_tensor_and_wrong_shape_are_named(tmp_path):
     with Checkpoint(write(tmp_path / "model.safetensors", a=torch.ones(2, 3))) as checkpoint:
         with pytest.raises(BadModel, match=r"no tensor model.norm.weight"):
             checkpoint.take("model.norm.weight", 4)
@@ -68,7 +68,7 @@ def test_a_missing_tensor_and_a_wrong_shape_are_named(tmp_path):
             checkpoint.take("a", 3, 2)
 
 
-def test_a_tensor_that_nobody_takes_is_an_error_unless_it_is_void(tmp_path):
+def test_unused_tensor_raises_unless_it_is_ignored(tmp_path):
     tensors = {f"layers.{i}.q_proj.bias": torch.ones(1) for i in range(6)}
     with Checkpoint(write(tmp_path / "model.safetensors", **tensors)) as checkpoint:
         with pytest.raises(Unsupported, match=r"layers.0.q_proj.bias, .* and 2 more"):
@@ -76,7 +76,7 @@ def test_a_tensor_that_nobody_takes_is_an_error_unless_it_is_void(tmp_path):
         checkpoint.finish(ignore=lambda name: name.endswith("bias"))
 
 
-def test_pickles_are_refused_with_the_way_out(tmp_path):
+def test_pickled_weights_are_refused_with_the_solution(tmp_path):
     torch.save({"a": torch.ones(1)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(BadModel, match=r"pickled weights only \(pytorch_model.bin\).*save_pretrained"):
         Checkpoint(tmp_path)
@@ -85,7 +85,7 @@ def test_pickles_are_refused_with_the_way_out(tmp_path):
         Checkpoint(tmp_path)
 
 
-def test_a_missing_shard_is_named(tmp_path):
+def test_missing_shard_is_named(tmp_path):
     shards(tmp_path, {"a": torch.ones(1)}, {"b": torch.ones(1)})
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(BadModel, match=r"lacks 1 of 2 shards: model-00002-of-00002.safetensors"):
@@ -93,7 +93,7 @@ def test_a_missing_shard_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "../elsewhere"}}'])
-def test_a_broken_index_is_a_bad_model(tmp_path, index):
+def test_broken_index_raises_bad_model(tmp_path, index):
     write(tmp_path / "model.safetensors", a=torch.ones(1))
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(BadModel, match=r"index.json is broken|lacks 1 of 1 shards"):
@@ -105,11 +105,11 @@ def header(entries) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-WHOLE = header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}) + bytes(8)
+VALID_FILE = header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}) + bytes(8)
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"", "not a whole safetensors file"),
         (b"\x01\x02", "not a whole safetensors file"),
@@ -117,19 +117,19 @@ WHOLE = header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}) + 
         (struct.pack("<Q", 2) + b"{x", "not a safetensors file"),
         (struct.pack("<Q", 2) + b"[]", "not a safetensors file"),
         (header({"a": {"shape": [2]}}), "not a safetensors file"),
-        (WHOLE[:-1], "is truncated or was changed"),
-        (WHOLE + b"x", "is truncated or was changed"),
+        (VALID_FILE[:-1], "is truncated or was changed"),
+        (VALID_FILE + b"x", "is truncated or was changed"),
         (header({"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 8]}}) + bytes(8), "cannot be read"),
         (b"version https://git-lfs.github.com/spec/v1\n", "not a whole safetensors file"),
     ],
 )
-def test_a_broken_file_is_a_bad_model(tmp_path, data, says):
+def test_broken_file_raises_bad_model(tmp_path, data, message):
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(BadModel, match=says), Checkpoint(tmp_path) as checkpoint:
+    with pytest.raises(BadModel, match=message), Checkpoint(tmp_path) as checkpoint:
         checkpoint.take("a")
 
 
-def test_quantized_weights_are_named(tmp_path):
+def test_quantized_weights_are_refused_by_name(tmp_path):
     write(tmp_path / "model.safetensors", a=torch.ones(2).to(torch.float8_e4m3fn))
     with pytest.raises(Unsupported, match="a is stored as F8_E4M3"):
         Checkpoint(tmp_path)
@@ -143,12 +143,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_bar_shows_on_a_terminal_only_or_when_asked(monkeypatch):
+def test_progress_bar_is_shown_on_a_terminal_or_on_request(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", plain := io.StringIO())
+    monkeypatch.setattr(sys, "stderr", no_terminal := io.StringIO())
     with weights.bar("tiny") as progress:
         assert progress is None
-    assert plain.getvalue() == ""
+    assert no_terminal.getvalue() == ""
     for stream, shown in ((Terminal(), None), (io.StringIO(), True)):
         monkeypatch.setattr(sys, "stderr", stream)
         with weights.bar("tiny", shown=shown) as progress:

@@ -1,4 +1,4 @@
-"""OpenAI's API as a backend, against a server that stands in for it on this machine. No network."""
+"""OpenAI's API as a backend, with a fake server on this machine. No network."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plain(s: bn.State, **options: Any) -> None:
 
 
 def run(program: Any, backend: Any, stream: bool = False, **options: Any) -> bn.State:
-    """The program with options of its gen."""
+    """Runs the program with options for its gen."""
     state: bn.State = program.bind(**options).run(opts=bn.Options(backend=backend, stream=stream))
     return state
 
@@ -37,15 +37,15 @@ def run(program: Any, backend: Any, stream: bool = False, **options: Any) -> bn.
 # ---- chat ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_conversation_becomes_messages(serve: Any, fake: ModuleType) -> None:
+def test_conversation_is_sent_as_messages(serve: Any, fake: ModuleType) -> None:
     api, backend = serve(lambda path, body: fake.chat(f"answer {len(body['messages'])}"))
 
     @bn.function
-    def talk(s: bn.State) -> None:
+    def conversation(s: bn.State) -> None:
         s += bn.system("Be brief.") + bn.user("one") + bn.assistant(bn.gen("a", max_tokens=9) + ".")
         s += bn.user(["two ", s.ref("a")]) + bn.assistant(bn.gen("b", temperature=0, stop="\n"))
 
-    state = talk.run(backend=backend)
+    state = conversation.run(backend=backend)
     assert (state["a"], state["b"]) == ("answer 2", "answer 4")
     first, second = api.bodies
     assert first == {
@@ -64,7 +64,7 @@ def test_a_conversation_becomes_messages(serve: Any, fake: ModuleType) -> None:
     assert "answer 2.<|im_end|>" in state.text()
 
 
-def test_forks_ask_side_by_side(serve: Any, fake: ModuleType) -> None:
+def test_forks_send_concurrent_requests(serve: Any, fake: ModuleType) -> None:
     gate = threading.Barrier(4, timeout=30)
 
     def answer(path: str, body: Any) -> Any:
@@ -82,7 +82,7 @@ def test_forks_ask_side_by_side(serve: Any, fake: ModuleType) -> None:
     assert program.run(backend=backend)["a"] == ["0", "1", "2", "3"]
 
 
-def test_no_more_than_max_in_flight(serve: Any, fake: ModuleType) -> None:
+def test_max_in_flight_limits_concurrent_requests(serve: Any, fake: ModuleType) -> None:
     def answer(path: str, body: Any) -> Any:
         time.sleep(0.02)
         return fake.chat("x")
@@ -98,7 +98,7 @@ def chunk(text: str | None = None, *, index: int = 0, finish: str | None = None,
     return {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [choice]}
 
 
-def test_streams(serve: Any) -> None:
+def test_stream_has_pieces_usage_and_times(serve: Any) -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
     usage["prompt_tokens_details"] = {"cached_tokens": 4}  # type: ignore[assignment]
     last = chunk() | {"choices": [], "usage": usage}
@@ -112,7 +112,7 @@ def test_streams(serve: Any) -> None:
     api, backend = serve(chunks)
     state = run(chat, backend, stream=True, n=2)
     pieces = state.text_iter("a")
-    assert next(pieces) == "One", "before there is more"
+    assert next(pieces) == "One", "the first piece arrives before the rest"
     gate.set()
     assert list(pieces) == [" two"]
     assert state["a"] == ["One two", "other"]
@@ -124,13 +124,13 @@ def test_streams(serve: Any) -> None:
     assert times.ready < times.first < times.ended
 
 
-def test_samples_logprobs_and_usage(serve: Any, fake: ModuleType) -> None:
+def test_response_has_samples_logprobs_and_usage(serve: Any, fake: ModuleType) -> None:
     other = {"token": "5", "logprob": -2.0, "bytes": None}
     content = [{"token": "4", "logprob": -0.1, "bytes": None, "top_logprobs": [other]}]
-    told = fake.chat("4", "4", usage={"prompt_tokens": 8, "completion_tokens": 2, "total_tokens": 10})
-    for choice in told["choices"]:
+    response = fake.chat("4", "4", usage={"prompt_tokens": 8, "completion_tokens": 2, "total_tokens": 10})
+    for choice in response["choices"]:
         choice["logprobs"] = {"content": content}
-    api, backend = serve(lambda path, body: told)
+    api, backend = serve(lambda path, body: response)
     state = run(chat, backend, n=2, return_logprob=True, top_logprobs_num=1, return_text_in_logprobs=True)
     assert state["a"] == ["4", "4"]
     assert (api.bodies[0]["logprobs"], api.bodies[0]["top_logprobs"]) == (True, 1)
@@ -144,13 +144,13 @@ def test_samples_logprobs_and_usage(serve: Any, fake: ModuleType) -> None:
     assert repr(backend.token_usage) == "TokenUsage(prompt_tokens=0, completion_tokens=0)"
 
 
-def test_token_usage_of_a_batch(serve: Any, fake: ModuleType) -> None:
+def test_token_usage_sums_over_a_batch(serve: Any, fake: ModuleType) -> None:
     _, backend = serve(lambda path, body: fake.chat("x"))
     chat.run_batch([()] * 50, backend=backend)
     assert (backend.token_usage.prompt_tokens, backend.token_usage.n_requests) == (450, 50)
 
 
-def test_a_json_schema_is_a_response_format(serve: Any, fake: ModuleType) -> None:
+def test_json_schema_is_sent_as_response_format(serve: Any, fake: ModuleType) -> None:
     api, backend = serve(lambda path, body: fake.chat('{"x": 1}'))
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}}
     gen = wire.Gen(0, 0, wire.Sampling(constraint=wire.ConstraintSpec("json_schema", json.dumps(schema))))
@@ -163,7 +163,7 @@ def test_a_json_schema_is_a_response_format(serve: Any, fake: ModuleType) -> Non
     }
 
 
-def test_a_refusal_is_an_error(serve: Any, fake: ModuleType) -> None:
+def test_refusal_raises_program_error(serve: Any, fake: ModuleType) -> None:
     _, backend = serve(lambda path, body: fake.chat(None, refusal="I cannot help with that."))
     with pytest.raises(bn.ProgramError, match="the model refused: I cannot") as raised:
         chat.run(backend=backend)["a"]
@@ -176,7 +176,7 @@ SPEC = {"type": "function", "function": {"name": "add", "description": "Adds.", 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_tools_go_and_come(serve: Any, fake: ModuleType, stream: bool) -> None:
+def test_tools_are_sent_and_their_results_returned(serve: Any, fake: ModuleType, stream: bool) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 
     def answer(path: str, body: Any) -> Any:
@@ -216,10 +216,10 @@ def test_tools_go_and_come(serve: Any, fake: ModuleType, stream: bool) -> None:
         {"role": "tool", "tool_call_id": "c1", "content": "three"},
     ]
     if not stream:
-        assert value.usage == wire.TokenUsage(18, 0, 4), "of both rounds"
+        assert value.usage == wire.TokenUsage(18, 0, 4), "the sum of both rounds"
 
 
-def test_a_model_that_does_not_stop_to_call(serve: Any, fake: ModuleType) -> None:
+def test_tool_calls_beyond_max_rounds_raise(serve: Any, fake: ModuleType) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
     _, backend = serve(lambda path, body: fake.chat(None, tool_calls=[call]))
     program = backend.program()
@@ -233,7 +233,7 @@ def test_a_model_that_does_not_stop_to_call(serve: Any, fake: ModuleType) -> Non
 # ---- completions ---------------------------------------------------------------------------------------------------
 
 
-def test_text_goes_to_a_completion_model(serve: Any, fake: ModuleType) -> None:
+def test_completion_model_receives_the_prompt_as_text(serve: Any, fake: ModuleType) -> None:
     logprobs = {"tokens": ["4", "2"], "token_logprobs": [-0.5, -0.25], "text_offset": [4, 5]}
     logprobs["top_logprobs"] = [{"5": -1.5}, {}]
     api, backend = serve(lambda path, body: fake.completion("42", logprobs=[logprobs]), is_chat_model=False)
@@ -246,7 +246,7 @@ def test_text_goes_to_a_completion_model(serve: Any, fake: ModuleType) -> None:
     assert meta["finish_reason"] == {"type": "length", "length": 3}
 
 
-def test_a_completion_streams(serve: Any, fake: ModuleType) -> None:
+def test_completion_is_streamed(serve: Any, fake: ModuleType) -> None:
     chunks = [fake.completion(text) for text in ("for", "ty", "-two")]
     _, backend = serve(lambda path, body: chunks, is_chat_model=False)
     state = run(plain, backend, stream=True)
@@ -260,7 +260,9 @@ def test_a_completion_streams(serve: Any, fake: ModuleType) -> None:
         ({"user": ("U:", "\n"), "assistant": ("A:", "</s>")}, "U:hi\nA:"),
     ],
 )
-def test_turns_on_a_completion_model_need_a_template(serve: Any, fake: ModuleType, template: Any, prompt: str) -> None:
+def test_turns_need_a_chat_template_on_a_completion_model(
+    serve: Any, fake: ModuleType, template: Any, prompt: str
+) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.user("hi") + bn.assistant(bn.gen("a"))
@@ -273,7 +275,7 @@ def test_turns_on_a_completion_model_need_a_template(serve: Any, fake: ModuleTyp
         program.run(backend=without)["a"]
 
 
-def test_which_models_take_text() -> None:
+def test_kind_of_model_follows_from_its_name() -> None:
     kinds = {name: bn.OpenAI(name, api_key="x").kind for name in ("gpt-4o", "gpt-3.5-turbo-instruct")}
     assert kinds == {"gpt-4o": "chat", "gpt-3.5-turbo-instruct": "completion"}
     assert "<OpenAI gpt-4o (chat) at https://api.openai.com" in repr(bn.OpenAI("gpt-4o", api_key="x"))
@@ -288,7 +290,7 @@ def choose(s: bn.State, method: str = bn.token_length_normalized, temperature: f
 
 
 LOGPROBS = {" blue": -1.0, " green": -3.0, " today": 0.0, "is": -0.5, " sky": -0.5, " is": -0.5}
-ALONE = {" blue": -0.5, " green": -4.0, " today": -4.0}
+UNCONDITIONAL_LOGPROBS = {" blue": -0.5, " green": -4.0, " today": -4.0}
 
 
 @pytest.mark.parametrize(
@@ -299,14 +301,17 @@ ALONE = {" blue": -0.5, " green": -4.0, " today": -4.0}
         (bn.unconditional_likelihood_normalized, " green today", [-1.0, -1.5]),
     ],
 )
-def test_a_select_scores_its_choices(
+def test_select_scores_its_choices(
     serve: Any, fake: ModuleType, method: str, chosen: str, normalized: list[float]
 ) -> None:
     def answer(path: str, body: Any) -> Any:
         assert (body["echo"], body["max_tokens"]) == (True, 0)
-        alone = not body["prompt"][0].startswith("The")
-        told = [fake.scored(p, lambda t: ALONE[t] if alone else LOGPROBS[t]) for p in body["prompt"]]
-        return fake.completion(*body["prompt"], logprobs=told)
+        is_unconditional = not body["prompt"][0].startswith("The")
+        response = [
+            fake.scored(p, lambda t: UNCONDITIONAL_LOGPROBS[t] if is_unconditional else LOGPROBS[t])
+            for p in body["prompt"]
+        ]
+        return fake.completion(*body["prompt"], logprobs=response)
 
     api, backend = serve(answer, is_chat_model=False)
     state = choose.run(method, backend=backend)
@@ -317,7 +322,7 @@ def test_a_select_scores_its_choices(
     assert meta["input_token_logprobs"][0] == [(-1.0, -1, None)]
 
 
-def test_a_select_draws(serve: Any, fake: ModuleType) -> None:
+def test_select_samples_at_a_temperature(serve: Any, fake: ModuleType) -> None:
     def answer(path: str, body: Any) -> Any:
         return fake.completion(*body["prompt"], logprobs=[fake.scored(p, LOGPROBS.__getitem__) for p in body["prompt"]])
 
@@ -328,15 +333,15 @@ def test_a_select_draws(serve: Any, fake: ModuleType) -> None:
     assert 0.5 < state.get_meta_info("c")["weights"][0] < 1
 
 
-def test_a_select_without_logprobs_is_an_error(serve: Any, fake: ModuleType) -> None:
+def test_select_without_logprobs_raises(serve: Any, fake: ModuleType) -> None:
     _, backend = serve(lambda path, body: fake.completion("x", "y"), is_chat_model=False)
     with pytest.raises(bn.ProgramError, match="no log-probabilities of the prompt"):
         choose.run(backend=backend)["c"]
 
 
-def test_a_chat_model_selects_under_a_schema(serve: Any, fake: ModuleType) -> None:
-    said = ['{"choice": "no"}', '{"choice": "maybe"}', "yes"]
-    api, backend = serve(lambda path, body: fake.chat(said[len(api.bodies) - 1]))
+def test_chat_model_selects_with_a_schema(serve: Any, fake: ModuleType) -> None:
+    answers = ['{"choice": "no"}', '{"choice": "maybe"}', "yes"]
+    api, backend = serve(lambda path, body: fake.chat(answers[len(api.bodies) - 1]))
 
     @bn.function
     def program(s: bn.State, method: str = bn.token_length_normalized) -> None:
@@ -367,7 +372,7 @@ def test_cancel_closes_the_request(serve: Any, fake: ModuleType) -> None:
     state.cancel()
     with pytest.raises(bn.Cancelled):
         state["a"]
-    wait_until(lambda: not api.n_now, "the end of the answer")
+    wait_until(lambda: not api.n_active, "the end of the answer")
     assert not finished
 
 
@@ -377,16 +382,16 @@ PIXEL = bytes.fromhex(
 )
 
 
-def test_pictures_are_parts_of_a_message(serve: Any, fake: ModuleType) -> None:
+def test_images_are_parts_of_a_message(serve: Any, fake: ModuleType) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += bn.user("What is this? " + bn.image(PIXEL) + " Be brief.") + bn.assistant(bn.gen("a"))
 
     api, backend = serve(lambda path, body: fake.chat("a dot"))
     assert program.run(backend=backend)["a"] == "a dot"
-    before, picture, after = api.bodies[0]["messages"][0]["content"]
+    before, image, after = api.bodies[0]["messages"][0]["content"]
     assert (before, after) == ({"type": "text", "text": "What is this? "}, {"type": "text", "text": " Be brief."})
-    assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
+    assert image["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
     _, text_only = serve(lambda path, body: fake.completion("x"), is_chat_model=False, chat_template="chatml")
     with pytest.raises(bn.Unsupported, match="image"):
         program.run(backend=text_only)["a"]
@@ -396,9 +401,9 @@ def test_pictures_are_parts_of_a_message(serve: Any, fake: ModuleType) -> None:
         direct.future(0).result(30)
 
 
-def test_an_answer_of_the_wrong_form_is_asked_for_again(serve: Any, fake: ModuleType) -> None:
-    said = ["not json", '{"x": 1}']
-    api, backend = serve(lambda path, body: fake.chat(said[len(api.bodies) - 1]))
+def test_invalid_answer_is_requested_again(serve: Any, fake: ModuleType) -> None:
+    answers = ["not json", '{"x": 1}']
+    api, backend = serve(lambda path, body: fake.chat(answers[len(api.bodies) - 1]))
 
     @bn.function
     def program(s: bn.State) -> None:
@@ -411,7 +416,7 @@ def test_an_answer_of_the_wrong_form_is_asked_for_again(serve: Any, fake: Module
     assert state.messages() == [{"role": "user", "content": "?"}, {"role": "assistant", "content": '{"x": 1}'}]
 
 
-def test_an_endpoint_over_http_is_the_model_that_the_server_names(serve: Callable[..., Any]) -> None:
+def test_http_endpoint_uses_the_model_that_the_server_lists(serve: Callable[..., Any]) -> None:
     def answer(path: str, body: Any) -> Any:
         if path == "/v1/models":
             return {"object": "list", "data": [{"id": "served", "object": "model", "created": 0, "owned_by": "x"}]}
@@ -426,11 +431,11 @@ def test_an_endpoint_over_http_is_the_model_that_the_server_names(serve: Callabl
             assert backend.model_name == "served"
             state = bn.function(lambda s: s.user("Q") + s.assistant(bn.gen("x", top_k=5))).run(backend=backend)
             assert state["x"] == "yes"
-    assert api.bodies[-1]["top_k"] == 5, "options that such servers know"
+    assert api.bodies[-1]["top_k"] == 5, "an option of compatible servers"
     assert all(headers["authorization"] == "Bearer secret" for headers in api.headers)
 
 
-def test_an_endpoint_over_http_that_serves_nothing(serve: Callable[..., Any], fake: ModuleType) -> None:
+def test_http_endpoint_without_models_raises(serve: Callable[..., Any], fake: ModuleType) -> None:
     api, _ = serve(lambda path, body: {"object": "list", "data": []})
     with pytest.raises(bn.ModelNotFound, match="lists no model"):
         bn.RuntimeEndpoint(api.url)

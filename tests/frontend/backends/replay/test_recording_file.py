@@ -1,4 +1,4 @@
-"""Record and Replay: a run comes back without its backend, and what does not fit is named."""
+"""Record and Replay: a run is replayed without its backend, and differences are named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from banyan.runtime.protocol import wire
 
 
 @bn.function
-def talk(s: bn.State, topic: str, temperature: float = 1.0) -> None:
+def conversation(s: bn.State, topic: str, temperature: float = 1.0) -> None:
     s += bn.system("Be brief.") + bn.user(topic)
     s += bn.assistant("So: " + bn.gen("a", temperature=temperature, stop=["\n"]))
     forks = s.fork(3)
@@ -31,8 +31,8 @@ def talk(s: bn.State, topic: str, temperature: float = 1.0) -> None:
     s += bn.gen("e")
 
 
-class Counting(bn.Mock):
-    """Every answer another, with usage, scores and logprobs."""
+class NumberedMock(bn.Mock):
+    """Numbers its answers, and adds usage, scores and logprobs."""
 
     def start(self, job: Any) -> None:
         self.calls.append(None)  # type: ignore[arg-type]
@@ -48,10 +48,10 @@ class Counting(bn.Mock):
         )
 
 
-def all_of(state: bn.State) -> Any:
+def snapshot(state: bn.State) -> Any:
     names = ("a", "b", "c", "d", "e", "v")
     metas = repr([state.get_meta_info(name) for name in names])
-    metas = re.sub(r"'(id|e2e_latency|time_to_first_token)': [^,}]*", "", metas)  # of the run
+    metas = re.sub(r"'(id|e2e_latency|time_to_first_token)': [^,}]*", "", metas)  # differ between runs
     return state.text(), state.messages(), [state[name] for name in names], metas, state.usage
 
 
@@ -60,63 +60,65 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.jsonl"
 
 
-def test_a_run_comes_back(path: Path) -> None:
-    with bn.Record(Counting(), path) as recorder:
+def test_replay_returns_the_recorded_run(path: Path) -> None:
+    with bn.Record(NumberedMock(), path) as recorder:
         assert "Record of <Mock" in repr(recorder)
-        first = all_of(talk.run("trees", backend=recorder, return_logprob=True))
+        first = snapshot(conversation.run("trees", backend=recorder, return_logprob=True))
         assert bn.get_server_info(recorder) == {"model": "mock", "n_calls": 7, "n_submits": 2}
     replay = bn.Replay(path)
     assert (replay.welcome.model, replay.welcome.chat) == ("mock", recorder.welcome.chat)
     assert len(replay.unused) == 7
-    assert replay.unused[0] == ("talk", "a")
-    assert all_of(talk.run("trees", backend=replay, return_logprob=True)) == first
+    assert replay.unused[0] == ("conversation", "a")
+    assert snapshot(conversation.run("trees", backend=replay, return_logprob=True)) == first
     assert replay.unused == []
     assert replay.ask("info") == {"model": "mock", "n_entries": 7, "n_unused": 0}
     assert "7 gens" in repr(replay)
 
 
-def test_a_recording_of_a_replay_is_the_same(path: Path) -> None:
-    with bn.Record(Counting(), path) as recorder:
-        talk.run("trees", backend=recorder).sync()
-    again = path.with_name("again")
-    with bn.Record(bn.Replay(path), again) as recorder:
-        talk.run("trees", backend=recorder).sync()
-    assert again.read_bytes() == path.read_bytes()
+def test_recording_of_a_replay_is_identical(path: Path) -> None:
+    with bn.Record(NumberedMock(), path) as recorder:
+        conversation.run("trees", backend=recorder).sync()
+    copy = path.with_name("copy")
+    with bn.Record(bn.Replay(path), copy) as recorder:
+        conversation.run("trees", backend=recorder).sync()
+    assert copy.read_bytes() == path.read_bytes()
 
 
-def test_streams_come_in_the_same_pieces(path: Path) -> None:
-    with bn.Record(Counting(), path) as recorder:
-        state = talk.run("trees", backend=recorder, stream=True)
+def test_replay_streams_the_recorded_pieces(path: Path) -> None:
+    with bn.Record(NumberedMock(), path) as recorder:
+        state = conversation.run("trees", backend=recorder, stream=True)
         first = list(state.text_iter("a"))
         state.sync()
     assert len(first) == 2
-    state = talk.run("trees", backend=bn.Replay(path), stream=True)
+    state = conversation.run("trees", backend=bn.Replay(path), stream=True)
     assert list(state.text_iter("a")) == first
-    assert talk.run("trees", backend=bn.Replay(path))["a"] == "".join(first), "streamed or not is no difference"
+    assert conversation.run("trees", backend=bn.Replay(path))["a"] == "".join(first), (
+        "a recorded stream also answers a gen without stream"
+    )
 
 
-def test_a_batch_comes_back_in_any_order(path: Path) -> None:
+def test_batch_is_replayed_in_any_order(path: Path) -> None:
     topics = [(f"topic {i % 7}",) for i in range(40)]
     with bn.Record(bn.Mock(lambda prompt, name: f"{len(prompt)}" if name != "c" else "yes"), path) as recorder:
-        first = [s.text() for s in talk.run_batch(topics, backend=recorder)]
-    assert [s.text() for s in talk.run_batch(topics, backend=bn.Replay(path))] == first
-    backwards = talk.run_batch(topics[::-1], backend=bn.Replay(path), num_threads=3)
+        first = [s.text() for s in conversation.run_batch(topics, backend=recorder)]
+    assert [s.text() for s in conversation.run_batch(topics, backend=bn.Replay(path))] == first
+    backwards = conversation.run_batch(topics[::-1], backend=bn.Replay(path), num_threads=3)
     assert [s.text() for s in backwards] == first[::-1]
 
 
-def test_a_prompt_is_stored_once(path: Path) -> None:
+def test_shared_prompt_is_stored_once(path: Path) -> None:
     @bn.function
-    def long(s: bn.State) -> None:
+    def long_program(s: bn.State) -> None:
         for _ in range(50):
             s += bn.user("x" * 200) + bn.assistant(bn.gen("a"))
 
     with bn.Record(bn.Mock("y"), path) as recorder:
-        long.run(backend=recorder).sync()
+        long_program.run(backend=recorder).sync()
     assert path.stat().st_size < 50 * 700
-    assert long.run(backend=bn.Replay(path))["a"] == "y"
+    assert long_program.run(backend=bn.Replay(path))["a"] == "y"
 
 
-def test_failures_are_recorded_too(path: Path) -> None:
+def test_failures_are_recorded(path: Path) -> None:
     @bn.function
     def fails(s: bn.State) -> None:
         s += "Q" + bn.gen("a") + bn.gen("bad") + bn.gen("after")
@@ -124,7 +126,7 @@ def test_failures_are_recorded_too(path: Path) -> None:
     mock = bn.Mock({"a": "x", "bad": bn.PromptTooLong("9 tokens too many")})
     with bn.Record(mock, path) as recorder, pytest.raises(bn.PromptTooLong):
         fails.run(backend=recorder).sync()
-    assert len(path.read_text().splitlines()) == 3, "what only follows from it is not"
+    assert len(path.read_text().splitlines()) == 3, "the header, the answer and the failure, not its consequences"
     state = fails.run(backend=bn.Replay(path))
     assert state["a"] == "x"
     with pytest.raises(bn.PromptTooLong, match="9 tokens too many") as raised:
@@ -132,57 +134,60 @@ def test_failures_are_recorded_too(path: Path) -> None:
     assert raised.value.gen == "bad"
 
 
-# ---- what does not fit ---------------------------------------------------------------------------------------------
+# ---- differences from the recording --------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def replay(path: Path) -> bn.Replay:
-    with bn.Record(Counting(), path) as recorder:
-        talk.run("trees", backend=recorder).sync()
+    with bn.Record(NumberedMock(), path) as recorder:
+        conversation.run("trees", backend=recorder).sync()
     return bn.Replay(path)
 
 
 @pytest.mark.parametrize(
-    ("run", "why"),
+    ("run", "message"),
     [
         (
-            lambda b: talk.run("traps", backend=b),
+            lambda b: conversation.run("traps", backend=b),
             r"the prompt of gen 'a' differs from the recorded one at character 28: "
             r"recorded '.*trees\]\[assistant: So: ', now '.*traps\]\[assistant: So: '",
         ),
-        (lambda b: talk.run("trees", 0.5, backend=b), r"but other options: temperature: recorded 1.0, now 0.5 "),
-        (lambda b: talk.run("trees", top_k=4, backend=b), "other options: top_k: recorded -1, now 4"),
+        (
+            lambda b: conversation.run("trees", 0.5, backend=b),
+            r"but other options: temperature: recorded 1.0, now 0.5 ",
+        ),
+        (lambda b: conversation.run("trees", top_k=4, backend=b), "other options: top_k: recorded -1, now 4"),
         (
             lambda b: bn.function(lambda s: s.__iadd__(bn.gen("a"))).run(backend=b),
             "has no gen 'a' of program '<lambda>'; it has nothing of this program",
         ),
     ],
 )
-def test_the_first_difference_is_named(replay: bn.Replay, run: Callable[[Any], bn.State], why: str) -> None:
+def test_first_difference_is_named(replay: bn.Replay, run: Callable[[Any], bn.State], message: str) -> None:
     state = run(replay)
-    with pytest.raises(bn.ReplayMismatch, match=why) as raised:
+    with pytest.raises(bn.ReplayMismatch, match=message) as raised:
         state["a"]
     assert raised.value.gen == "a"
     assert raised.value.line.startswith("test_recording_file.py:")
 
 
-def test_an_entry_answers_once(replay: bn.Replay) -> None:
-    talk.run("trees", backend=replay).sync()
+def test_entry_answers_once(replay: bn.Replay) -> None:
+    conversation.run("trees", backend=replay).sync()
     with pytest.raises(bn.ReplayMismatch, match="gen 'a' was recorded 1 times with this prompt, and this is one more"):
-        talk.run("trees", backend=replay).sync()
+        conversation.run("trees", backend=replay).sync()
 
 
-def test_a_gen_that_was_never_recorded(replay: bn.Replay) -> None:
+def test_unrecorded_gen_raises(replay: bn.Replay) -> None:
     @bn.function
-    def talk(s: bn.State) -> None:
+    def conversation(s: bn.State) -> None:
         s += bn.gen("other")
 
-    with pytest.raises(bn.ReplayMismatch, match="no gen 'other' of program 'talk'; of this program it has 'a'"):
-        talk.run(backend=replay)["other"]
+    with pytest.raises(bn.ReplayMismatch, match="no gen 'other' of program 'conversation'; of this program it has 'a'"):
+        conversation.run(backend=replay)["other"]
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("content", "message"),
     [
         (None, "cannot be read"),
         (b"", "not a recording"),
@@ -192,19 +197,19 @@ def test_a_gen_that_was_never_recorded(replay: bn.Replay) -> None:
         (b'{"banyan":"recording","version":1}\n{"program":"x"}\n', "line 2 .* missing required field"),
     ],
 )
-def test_files_that_are_none(path: Path, content: bytes | None, why: str) -> None:
+def test_invalid_recording_raises(path: Path, content: bytes | None, message: str) -> None:
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(bn.ConfigError, match=why):
+    with pytest.raises(bn.ConfigError, match=message):
         bn.Replay(path)
 
 
-def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_record_to_an_unwritable_path_raises(tmp_path: Path) -> None:
     with pytest.raises(bn.ConfigError, match="cannot be written"):
         bn.Record(bn.Mock(), tmp_path / "no" / "such" / "folder")
 
 
-def test_a_block_waits_at_its_end_for_what_was_asked(path: Path) -> None:
+def test_record_block_waits_for_pending_gens(path: Path) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         forks = s.fork(2)
@@ -212,13 +217,13 @@ def test_a_block_waits_at_its_end_for_what_was_asked(path: Path) -> None:
         forks.join()
 
     with bn.Record(bn.Mock("yes", latency=0.3), path) as recorder:
-        program.run(backend=recorder).sync()  # of the branches nobody looked at anything
-        kept = program.run(backend=recorder)
-    assert kept["a"] == ["yes", "yes"]
+        program.run(backend=recorder).sync()  # nothing reads the branches
+        state = program.run(backend=recorder)
+    assert state["a"] == ["yes", "yes"]
     assert program.run(backend=bn.Replay(path))["a"] == ["yes", "yes"]
 
 
-def test_a_block_that_raises_does_not_wait(path: Path) -> None:
+def test_record_block_does_not_wait_after_an_exception(path: Path) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += "Q" + bn.gen("a")
@@ -231,7 +236,7 @@ def test_a_block_that_raises_does_not_wait(path: Path) -> None:
     state.cancel()
 
 
-def test_a_block_on_an_event_loop_does_not_hold_it_up(path: Path) -> None:
+def test_record_block_does_not_block_the_event_loop(path: Path) -> None:
     @bn.function
     async def program(s: bn.AsyncState) -> None:
         s += "Q" + bn.gen("a")
@@ -248,19 +253,19 @@ def test_a_block_on_an_event_loop_does_not_hold_it_up(path: Path) -> None:
     assert time.monotonic() - start < 30
 
 
-def test_a_closed_recording_is_left_alone(path: Path) -> None:
+def test_closed_recording_is_not_extended(path: Path) -> None:
     recorder = bn.Record(bn.Mock("x"), path)
     recorder.close()
     recorder.close()
     size = path.stat().st_size
-    assert talk.run("trees", backend=bn.Record(bn.Mock("yes"), path.with_name("b")))["a"] == "yes"
+    assert conversation.run("trees", backend=bn.Record(bn.Mock("yes"), path.with_name("b")))["a"] == "yes"
     assert bn.function(lambda s: s.__iadd__(bn.gen("a"))).run(backend=recorder)["a"] == "x"
     assert path.stat().st_size == size
 
 
-def test_the_file_is_json_a_line(path: Path) -> None:
+def test_recording_is_one_json_object_per_line(path: Path) -> None:
     with bn.Record(bn.Mock({"a": "x", "b": "y", "c": "yes", "d": "z", "e": "e"}), path) as recorder:
-        talk.run("trees", backend=recorder).sync()
+        conversation.run("trees", backend=recorder).sync()
     header, *entries = [json.loads(line) for line in path.read_text().splitlines()]
     assert (header["banyan"], header["version"]) == ("recording", 1)
     assert [entry["name"] for entry in entries] == ["a", "b", "b", "b", "c", "d", "e"]
@@ -270,13 +275,13 @@ def test_the_file_is_json_a_line(path: Path) -> None:
 # ---- rounds --------------------------------------------------------------------------------------------------------
 
 
-def test_tools_are_called_again_and_the_model_is_not_asked(path: Path) -> None:
-    made: list[int] = []
+def test_replay_calls_tools_but_not_the_model(path: Path) -> None:
+    sums_computed: list[int] = []
 
     @bn.tool
     def add(a: int, b: int) -> int:
         "Adds."
-        made.append(a + b)
+        sums_computed.append(a + b)
         return a + b
 
     @bn.function
@@ -291,41 +296,41 @@ def test_tools_are_called_again_and_the_model_is_not_asked(path: Path) -> None:
     assert [json.loads(line).get("name") for line in path.read_text().splitlines()[1:]] == ["a", "a", "a", "b"]
     state = sums.run(backend=bn.Replay(path))
     assert (state.text(), state["b"]) == texts
-    assert made == [3, 6, 3, 6]
+    assert sums_computed == [3, 6, 3, 6]
     with pytest.raises(bn.ReplayMismatch, match="prompt of gen 'a' differs"):
-        bn.function(name_of(sums, add)).run(backend=bn.Replay(path))["a"]
+        bn.function(with_wrong_tool(sums, add)).run(backend=bn.Replay(path))["a"]
 
 
-def name_of(program: Any, add: Any) -> Any:
-    """The same program, with a tool that gives something else."""
+def with_wrong_tool(program: Any, add: Any) -> Any:
+    """The same program with a tool of other results."""
 
     @bn.tool(name="add", description="Adds.")
-    def wrong(a: int, b: int) -> int:
+    def negative_add(a: int, b: int) -> int:
         return -1
 
     def sums(s: bn.State) -> None:
-        s += bn.user("1+2+3?") + bn.assistant(bn.gen("a", tools=[wrong]))
+        s += bn.user("1+2+3?") + bn.assistant(bn.gen("a", tools=[negative_add]))
 
     return sums
 
 
 @pytest.mark.parametrize("in_turn", [True, False])
-def test_retries_come_back(path: Path, in_turn: bool) -> None:
+def test_retries_are_replayed(path: Path, in_turn: bool) -> None:
     @bn.function
-    def asks(s: bn.State) -> None:
+    def program(s: bn.State) -> None:
         gen = bn.gen("n", type=int, retries=3)
         s += bn.user("?") + bn.assistant(gen) if in_turn else "?" + gen
         s += bn.gen("after")
 
     with bn.Record(bn.Mock({"n": ["one", "two", "3"], "after": "x"}), path) as recorder:
-        state = asks.run(backend=recorder)
+        state = program.run(backend=recorder)
         assert state.value("n") == 3
         text = state.text()
-    state = asks.run(backend=bn.Replay(path))
+    state = program.run(backend=bn.Replay(path))
     assert (state.value("n"), state.text()) == (3, text)
 
 
-def test_an_adopted_branch_comes_back(path: Path) -> None:
+def test_adopted_branch_is_replayed(path: Path) -> None:
     @bn.function
     def tree(s: bn.State) -> None:
         outer = s.fork(1)[0]

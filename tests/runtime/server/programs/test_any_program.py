@@ -1,5 +1,5 @@
-"""Random programs, cut into random messages, in any order of arrival and of engine deaths: the texts are those that a
-plain reading of the ops gives, every value resolves, and nothing stays behind."""
+"""Random programs in random messages, with engine deaths at any time: the texts agree with a reference interpreter,
+every value resolves, and no state is left."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from banyan.runtime.server.text.tokenizer import TextSpan
 
 
 def answer(prompt: str) -> str:
-    """What the model says after `prompt`."""
+    """The output of the model after `prompt`."""
     return f"<{len(prompt)}{prompt[-1:]}>"
 
 
 @st.composite
 def program(draw: st.DrawFn, may_drop: bool) -> list[wire.Op]:
-    """Ops that make sense in this order. Each state is used as long as it was not dropped."""
+    """Valid ops. A state is not used after it was dropped."""
     ops: list[wire.Op] = []
     states, refs = [0], 0
     marks: dict[int, set[int]] = {0: set()}
-    below: dict[int, list[int]] = {0: [0]}  # a state and all that was forked from it, at any depth
+    descendants: dict[int, list[int]] = {0: [0]}  # the descendants of a state, and the state itself
     for _ in range(draw(st.integers(1, 14))):
         if not states:
             break
@@ -46,12 +46,12 @@ def program(draw: st.DrawFn, may_drop: bool) -> list[wire.Op]:
             ops += [wire.Append(c, (f"[{c}",)) for c in range(child, child + n)]
             states += range(child, child + n)
             for c in range(child, child + n):
-                marks[c], below[c] = set(marks[state]), []
-                for own in (one for key, one in below.items() if key == c or state in one):
-                    own.append(c)
+                marks[c], descendants[c] = set(marks[state]), []
+                for states_below in (s for key, s in descendants.items() if key == c or state in s):
+                    states_below.append(c)
         elif kind == "join" and (others := [s for s in states if s != state]):
             ops.append(wire.Join(state, tuple(draw(st.permutations(others))[:2])))
-        elif kind == "adopt" and (others := [s for s in states if s != state and s in below[state]]):
+        elif kind == "adopt" and (others := [s for s in states if s != state and s in descendants[state]]):
             other = draw(st.sampled_from(others))
             ops.append(wire.Join(state, (other,), adopt=True))
             marks[state] = set(marks[other])
@@ -64,13 +64,13 @@ def program(draw: st.DrawFn, may_drop: bool) -> list[wire.Op]:
             ops.append(wire.Append(state, (wire.Ref(draw(st.integers(1, refs))), "+")))
         elif kind == "drop" and may_drop:
             ops.append(wire.Drop(state, tree=draw(st.booleans())))
-            gone = below[state] if ops[-1].tree else [state]
-            states = [s for s in states if s not in gone]
+            dropped = descendants[state] if ops[-1].tree else [state]
+            states = [s for s in states if s not in dropped]
     return [*ops, *(wire.Read(state, (refs := refs + 1)) for state in states)]
 
 
-def plain(ops: list[wire.Op], chosen: Callable[[int], str]) -> dict[int, str]:
-    """Each value, by doing one op after the other. `chosen`: what a select took."""
+def interpret(ops: list[wire.Op], chosen: Callable[[int], str]) -> dict[int, str]:
+    """Each value, by sequential execution of the ops. `chosen`: the choice of a select."""
     texts: dict[int, str] = {0: ""}
     inherited: dict[int, int] = {0: 0}
     marks: dict[tuple[int, int], int] = {}
@@ -102,45 +102,45 @@ def plain(ops: list[wire.Op], chosen: Callable[[int], str]) -> dict[int, str]:
     return values
 
 
-def play(b: Any, ops: list[wire.Op], data: st.DataObject) -> None:
-    """Send `ops` in pieces, and let the engine work, encode late and die in between."""
+def run_ops(b: Any, ops: list[wire.Op], data: st.DataObject) -> None:
+    """Sends `ops` in random messages. Between them the engine runs or dies, and encodings are held or released."""
     b.engine.speak = lambda ids: b.words.encode([TextSpan(answer(b.words.text_of(ids).removeprefix("<|im_end|>")))])
     while ops:
         n = data.draw(st.integers(1, len(ops)), label="ops in this message")
         b.submit(*ops[:n], last=n == len(ops))
         ops = ops[n:]
-        for _ in range(data.draw(st.integers(0, 3), label="what happens then")):
-            happening = data.draw(st.sampled_from(["steps", "death", "hold", "let go"]))
-            if happening == "steps":
+        for _ in range(data.draw(st.integers(0, 3), label="events")):
+            event = data.draw(st.sampled_from(["steps", "death", "hold", "release"]))
+            if event == "steps":
                 b.run(n_steps=data.draw(st.integers(1, 6)))
-            elif happening == "death" and data.draw(st.booleans()):
-                b.run(n_steps=1)  # so that no request sees two deaths in a row
+            elif event == "death" and data.draw(st.booleans()):
+                b.run(n_steps=1)  # no request sees two consecutive deaths
                 b.engine.running.clear()
                 b.engine.finished.clear()
                 for request in b.requests._living.values():
                     request.n_deaths = request.n_blamed = request.n_blamed_ever = 0
                 b.requests.replay()
-            elif happening == "hold":
+            elif event == "hold":
                 b.held = b.held or []
-            elif happening == "let go":
-                let_go(b)
-    let_go(b)
+            elif event == "release":
+                release_encodings(b)
+    release_encodings(b)
     b.run()
 
 
-def let_go(b: Any) -> None:
+def release_encodings(b: Any) -> None:
     held, b.held = b.held or [], None
-    for late in held:
-        late()
+    for encode in held:
+        encode()
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ops=program(may_drop=False), data=st.data())
-def test_every_value_is_what_the_ops_say(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
+def test_values_and_streams_agree_with_the_interpreter(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
     b = bench()
-    play(b, list(ops), data)
+    run_ops(b, list(ops), data)
     assert not b.messages(wire.Failed)
-    expected = plain(ops, chosen=b.text)
+    expected = interpret(ops, chosen=b.text)
     assert {m.ref: m.samples[0].text for m in b.messages(wire.Value)} == expected
     for op in ops:
         if isinstance(op, wire.Gen) and op.stream:
@@ -151,16 +151,16 @@ def test_every_value_is_what_the_ops_say(bench: Any, ops: list[wire.Op], data: s
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ops=program(may_drop=True), data=st.data())
-def test_every_value_resolves_once_also_where_states_are_dropped(
-    bench: Any, ops: list[wire.Op], data: st.DataObject
-) -> None:
+def test_every_value_resolves_once_when_states_are_dropped(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
     b = bench()
-    play(b, list(ops), data)
+    run_ops(b, list(ops), data)
     refs = [op.ref for op in ops if isinstance(op, wire.Gen | wire.Select | wire.Read)]
     answers = b.messages(wire.Value) + b.messages(wire.Failed)
     assert sorted(m.ref for m in answers) == refs
     assert {m.code for m in b.messages(wire.Failed)} <= {"cancelled"}
-    expected = plain(ops, chosen=lambda ref: b.text(ref) if any(m.ref == ref for m in b.messages(wire.Value)) else "")
+    expected = interpret(
+        ops, chosen=lambda ref: b.text(ref) if any(m.ref == ref for m in b.messages(wire.Value)) else ""
+    )
     selects = {op.ref for op in ops if isinstance(op, wire.Select)}
     if not selects:
         assert all(m.samples[0].text == expected[m.ref] for m in b.messages(wire.Value))
@@ -169,10 +169,10 @@ def test_every_value_resolves_once_also_where_states_are_dropped(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(ops=program(may_drop=False), data=st.data())
-def test_a_template_does_what_its_ops_say(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
-    """Used by itself and amid another program, with any of its texts as arguments: the same values, the same ids."""
+def test_template_gives_the_values_of_its_ops(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
+    """The values and the token ids agree, alone and inside another program, with any texts as arguments."""
     args: list[str] = []
-    holed = [_with_holes(op, args, data) for op in ops]
+    template_ops = [_with_arguments(op, args, data) for op in ops]
 
     def values(b: Any, *ops: wire.Op) -> list[wire.Value]:
         b.engine.speak = lambda ids: b.words.encode([TextSpan(answer(b.words.text_of(ids).removeprefix("<|im_end|>")))])
@@ -181,22 +181,22 @@ def test_a_template_does_what_its_ops_say(bench: Any, ops: list[wire.Op], data: 
         assert not b.messages(wire.Failed)
         return b.messages(wire.Value)
 
-    def defined() -> Any:
+    def bench_with_template() -> Any:
         b = bench()
-        b.programs.define(b"me", wire.Define(7, tuple(holed)))
+        b.programs.define(b"me", wire.Define(7, tuple(template_ops)))
         return b
 
-    plainly, alone, within = bench(), defined(), defined()
-    expected = {m.ref: m.samples for m in values(plainly, *ops)}
+    direct, alone, embedded = bench(), bench_with_template(), bench_with_template()
+    expected = {m.ref: m.samples for m in values(direct, *ops)}
     assert {m.ref: m.samples for m in values(alone, wire.Use(0, 7, tuple(args)))} == expected
     use = wire.Use(1, 7, tuple(args), child=2, ref=1, mark=1)
-    found = {m.ref: m.samples for m in values(within, wire.Read(0, 0), wire.Fork(0, (1,)), wire.Mark(1, 0), use)}
-    assert found.pop(0)[0].text == ""
-    assert found == {ref + 1: samples for ref, samples in expected.items()}
-    assert _asked(alone) == _asked(within) == _asked(plainly)
+    actual = {m.ref: m.samples for m in values(embedded, wire.Read(0, 0), wire.Fork(0, (1,)), wire.Mark(1, 0), use)}
+    assert actual.pop(0)[0].text == ""
+    assert actual == {ref + 1: samples for ref, samples in expected.items()}
+    assert _prompts(alone) == _prompts(embedded) == _prompts(direct)
 
 
-def _with_holes(op: wire.Op, args: list[str], data: st.DataObject) -> wire.Op:
+def _with_arguments(op: wire.Op, args: list[str], data: st.DataObject) -> wire.Op:
     if not isinstance(op, wire.Append):
         return op
     parts: list[wire.Part] = []
@@ -209,6 +209,6 @@ def _with_holes(op: wire.Op, args: list[str], data: st.DataObject) -> wire.Op:
     return wire.Append(op.state, tuple(parts))
 
 
-def _asked(b: Any) -> set[tuple[int, ...]]:
-    """The prompts that the engine got, in whatever order."""
+def _prompts(b: Any) -> set[tuple[int, ...]]:
+    """The token ids of the prompts of the engine, in any order."""
     return {tuple(b.ids(k)) for k in range(len(b.engine.runs))}

@@ -1,4 +1,4 @@
-"""A select whose client decides by the scores."""
+"""A select whose choice the client makes from the scores."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ Sampler = Callable[..., wire.Sampling]
 CHOICES = ("red", "green")
 
 
-def asking(**options: Any) -> Select:
+def client_select(**options: Any) -> Select:
     return Select(0, 0, CHOICES, client_decides=True, **options)
 
 
-def test_the_client_decides(bench: Any, greedy: Sampler) -> None:
+def test_client_chooses_by_the_scores(bench: Any, greedy: Sampler) -> None:
     b = bench({"It is green": "!"})
-    b.submit(Append(0, ("It is ",)), asking(), wire.Gen(0, 1, greedy()), Read(0, 2))
+    b.submit(Append(0, ("It is ",)), client_select(), wire.Gen(0, 1, greedy()), Read(0, 2))
     b.run()
-    (shown,) = b.messages(wire.Called)
-    assert (shown.ref, shown.round, shown.calls) == (0, 0, ())
-    assert len(shown.scores.normalized) == len(CHOICES)
-    assert b.messages(wire.Value) == [], "it waits"
+    (called,) = b.messages(wire.Called)
+    assert (called.ref, called.round, called.calls) == (0, 0, ())
+    assert len(called.scores.normalized) == len(CHOICES)
+    assert b.messages(wire.Value) == [], "the select waits for the client"
     b.submit(Results(0, 0, 0, ("green",)))
     b.run()
     assert (b.text(0), b.text(2)) == ("green", "It is green!")
     value = b.value(0)
     assert value.scores.weights == (0.0, 1.0)
-    assert value.scores.normalized == shown.scores.normalized
+    assert value.scores.normalized == called.scores.normalized
     assert value.samples[0].n_tokens == len(value.scores.tokens[1])
-    assert value.usage == shown.usage
+    assert value.usage == called.usage
 
 
-def test_what_it_needs_is_scored(bench: Any) -> None:
+def test_unconditional_scores_are_computed_for_the_client(bench: Any) -> None:
     b = bench({})
-    b.submit(Append(0, ("It is ",)), asking(method="unconditional_likelihood_normalized"))
+    b.submit(Append(0, ("It is ",)), client_select(method="unconditional_likelihood_normalized"))
     b.run()
     assert len(b.messages(wire.Called)[0].scores.unconditional) == len(CHOICES)
 
 
-def test_other_results_are_ignored_and_who_waits_for_the_value_waits(bench: Any) -> None:
+def test_unrelated_results_are_ignored_and_readers_wait(bench: Any) -> None:
     b = bench({})
-    b.submit(Append(0, ("It is ",)), asking(), wire.Fork(0, (1,)), Append(1, (Ref(0), "!")), Read(1, 1))
-    b.submit(Results(0, 0, 0, ("red",)))  # before it was asked
+    b.submit(Append(0, ("It is ",)), client_select(), wire.Fork(0, (1,)), Append(1, (Ref(0), "!")), Read(1, 1))
+    b.submit(Results(0, 0, 0, ("red",)))  # before the call
     b.run()
     b.submit(Results(0, 9, 0, ("red",)), Results(0, 0, 7, ("red",)), Results(1, 0, 0, ("red",)))
     b.run()
@@ -55,18 +55,18 @@ def test_other_results_are_ignored_and_who_waits_for_the_value_waits(bench: Any)
     assert b.text(1) == "It is greengreen!"
 
 
-def test_what_is_no_choice_fails_it(bench: Any) -> None:
+def test_invalid_choice_fails_the_select(bench: Any) -> None:
     for number, texts in enumerate([("blue",), (), ("red", "green")]):
         b = bench({})
-        b.submit(Append(0, ("It is ",)), asking(), program=number)
+        b.submit(Append(0, ("It is ",)), client_select(), program=number)
         b.run()
         b.submit(Results(0, 0, 0, texts), program=number)
         assert b.failed(0, number).code == BadProgram.code
 
 
-def test_its_end_while_it_waits(bench: Any) -> None:
+def test_cancel_ends_a_waiting_select(bench: Any) -> None:
     b = bench({})
-    b.submit(Append(0, ("It is ",)), asking())
+    b.submit(Append(0, ("It is ",)), client_select())
     b.run()
     b.programs.cancel(b"me", wire.Cancel(0, 9))
     assert b.failed(None).code == Cancelled.code
@@ -74,9 +74,9 @@ def test_its_end_while_it_waits(bench: Any) -> None:
     assert not b.messages(wire.Value)
 
 
-def test_what_cannot_be_scored_is_not_asked(bench: Any) -> None:
+def test_select_that_cannot_be_scored_fails_without_a_call(bench: Any) -> None:
     b = bench({})
-    b.submit(asking())
+    b.submit(client_select())
     b.run()
     assert "put text before it" in b.failed(0).message
     assert not b.messages(wire.Called)

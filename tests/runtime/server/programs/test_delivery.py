@@ -15,7 +15,7 @@ def submit(seq: int, *ops: wire.Op, program: int = 0, last: bool = False) -> wir
     return wire.Submit(program, seq, ops, last, "test")
 
 
-def test_a_gap_fails_the_program(bench: Any, greedy: Any) -> None:
+def test_gap_in_message_numbers_fails_the_program(bench: Any, greedy: Any) -> None:
     b = bench({"a": "b"})
     b.programs.submit(ME, submit(0, Append(0, ("a",)), Gen(0, 0, greedy())))
     b.programs.submit(ME, submit(2, Read(0, 1)))
@@ -25,7 +25,7 @@ def test_a_gap_fails_the_program(bench: Any, greedy: Any) -> None:
     assert len(b.programs) == 0
 
 
-def test_a_repeated_message_fails_the_program(bench: Any, greedy: Any) -> None:
+def test_repeated_message_fails_the_program(bench: Any, greedy: Any) -> None:
     b = bench({"a": "b"})
     for _ in range(2):
         b.programs.submit(ME, submit(0, Append(0, ("a",)), Gen(0, 0, greedy())))
@@ -33,7 +33,7 @@ def test_a_repeated_message_fails_the_program(bench: Any, greedy: Any) -> None:
     assert (len(b.engine.runs), len(b.programs)) == (1, 0)
 
 
-def test_a_program_whose_first_message_is_missing_fails(bench: Any) -> None:
+def test_missing_first_message_fails_the_program(bench: Any) -> None:
     b = bench()
     b.programs.submit(ME, submit(1, Read(0, 0), program=5))
     (failed,) = [m for _, m in b.sent]
@@ -41,7 +41,7 @@ def test_a_program_whose_first_message_is_missing_fails(bench: Any) -> None:
     assert len(b.programs) == 0
 
 
-def test_what_comes_for_a_program_that_has_ended_changes_nothing(bench: Any, greedy: Any) -> None:
+def test_message_for_an_ended_program_is_ignored(bench: Any, greedy: Any) -> None:
     b = bench({"a": "b"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), last=True)
     b.run()
@@ -52,7 +52,7 @@ def test_what_comes_for_a_program_that_has_ended_changes_nothing(bench: Any, gre
     assert len(b.messages(wire.Value)) == 1
 
 
-def test_a_client_that_goes_leaves_nothing(bench: Any, greedy: Any) -> None:
+def test_forgotten_client_leaves_no_state(bench: Any, greedy: Any) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), Fork(0, (1,)))
     b.submit(Read(0, 0), program=1, last=True)

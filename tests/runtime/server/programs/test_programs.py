@@ -1,4 +1,4 @@
-"""What a program is: forks, joins, values that wait, failures, and messages that come twice. The engine is a table."""
+"""Programs: forks, joins, references to values, failures and cancellation. The engine is a table of answers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, Arg, BeginTurn, Drop, EndTurn, Fork, Gen, Join, Mark, Read, Ref, Use
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
-IM_START, IM_END = 1, 2
-
 Sampler = Callable[..., wire.Sampling]
 
 
 # ---- the DAG -------------------------------------------------------------------------------------------------------
 
 
-def test_forks_go_on_at_once_and_join_in_order(bench: Any, greedy: Sampler) -> None:
+def test_forks_run_concurrently_and_join_in_order(bench: Any, greedy: Sampler) -> None:
     b = bench({"tips: ": "many", " 1": "one", " 2": "two"})
     b.submit(
         Append(0, ("tips: ",)),
@@ -33,12 +31,12 @@ def test_forks_go_on_at_once_and_join_in_order(bench: Any, greedy: Sampler) -> N
         Join(0, (2, 1)),
         Read(0, 2),
     )
-    assert len(b.engine.running) == 2, "both run before either has ended"
+    assert len(b.engine.running) == 2, "both run concurrently"
     b.run()
     assert b.text(2) == "tips:  2two 1one"
 
 
-def test_a_fork_of_a_fork_and_text_of_the_parent_after_the_fork(bench: Any, greedy: Sampler) -> None:
+def test_nested_fork_excludes_later_text_of_the_parent(bench: Any, greedy: Sampler) -> None:
     b = bench()
     b.submit(
         Append(0, ("a",)), Fork(0, (1,)), Append(0, ("P",)), Append(1, ("b",)), Fork(1, (2,)), Append(2, ("c",)),
@@ -47,7 +45,7 @@ def test_a_fork_of_a_fork_and_text_of_the_parent_after_the_fork(bench: Any, gree
     assert [b.text(k) for k in range(3)] == ["aPbc", "abc", "abc"]
 
 
-def test_a_join_takes_what_the_child_had_where_it_stands(bench: Any, greedy: Sampler) -> None:
+def test_join_takes_the_text_of_the_child_at_its_position(bench: Any, greedy: Sampler) -> None:
     b = bench({"slow": "x"})
     b.submit(
         Append(0, ("0",)), Fork(0, (1, 2)), Append(1, ("early",)), Append(2, ("slow",)), Gen(2, 0, greedy()),
@@ -58,16 +56,16 @@ def test_a_join_takes_what_the_child_had_where_it_stands(bench: Any, greedy: Sam
     assert b.text(2) == "0earlyslowx"
 
 
-def test_a_joined_output_keeps_its_tokens(bench: Any, words: Tokenizer, greedy: Sampler) -> None:
+def test_joined_output_keeps_its_tokens(bench: Any, words: Tokenizer, greedy: Sampler) -> None:
     b = bench()
-    odd = [*words.encode([TextSpan(" ")]), *words.encode([TextSpan("the")])]
-    b.engine.speak = lambda ids: odd if len(ids) == 1 else []
+    unusual_ids = [*words.encode([TextSpan(" ")]), *words.encode([TextSpan("the")])]
+    b.engine.speak = lambda ids: unusual_ids if len(ids) == 1 else []
     b.submit(Append(0, ("a",)), Fork(0, (1,)), Gen(1, 0, greedy()), Join(0, (1,)), Gen(0, 1, greedy()))
     b.run()
-    assert b.ids(1) == [*words.encode([TextSpan("a")]), *odd]
+    assert b.ids(1) == [*words.encode([TextSpan("a")]), *unusual_ids]
 
 
-def test_a_value_is_spliced_where_it_is_used_also_before_it_is_known(bench: Any, greedy: Sampler) -> None:
+def test_reference_waits_for_its_value(bench: Any, greedy: Sampler) -> None:
     b = bench({"ask": "42", "is 42?": "yes"})
     b.submit(
         Append(0, ("",)), Fork(0, (1, 2)), Append(1, ("is ", Ref(7), "?")), Gen(1, 8, greedy()), Append(2, ("ask",)),
@@ -77,7 +75,7 @@ def test_a_value_is_spliced_where_it_is_used_also_before_it_is_known(bench: Any,
     assert b.text(8) == "yes"
 
 
-def test_a_value_that_comes_with_a_later_message_is_waited_for(bench: Any, greedy: Sampler) -> None:
+def test_reference_waits_for_a_value_of_a_later_message(bench: Any, greedy: Sampler) -> None:
     b = bench({"ask": "42"})
     b.submit(Fork(0, (1,)), Append(0, ("is ", Ref(7))), Read(0, 8))
     b.submit(Append(1, ("ask",)), Gen(1, 7, greedy()))
@@ -85,7 +83,7 @@ def test_a_value_that_comes_with_a_later_message_is_waited_for(bench: Any, greed
     assert b.text(8) == "is 42"
 
 
-def test_marks_read_from_where_they_stand(bench: Any, greedy: Sampler, role: SimpleNamespace) -> None:
+def test_read_starts_at_its_mark(bench: Any, greedy: Sampler, role: SimpleNamespace) -> None:
     b = bench({"assistant\n": "yes"})
     b.submit(
         Append(0, (*role.user("hi"), BeginTurn("assistant"), "Well")), Mark(0, 1), Append(0, (", ",)), Mark(0, 2),
@@ -97,7 +95,7 @@ def test_marks_read_from_where_they_stand(bench: Any, greedy: Sampler, role: Sim
     assert b.text(2) == ""
 
 
-def test_a_program_is_forgotten_when_its_last_op_is_done(bench: Any, greedy: Sampler) -> None:
+def test_program_is_removed_after_its_last_op(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "b"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), last=True)
     assert len(b.programs) == 1
@@ -113,7 +111,7 @@ def test_a_program_is_forgotten_when_its_last_op_is_done(bench: Any, greedy: Sam
 # ---- templates ------------------------------------------------------------------------------------------------------
 
 
-def test_a_template_is_its_clients_own_until_that_takes_it_back(bench: Any, greedy: Sampler) -> None:
+def test_template_belongs_to_its_client_until_undefine(bench: Any, greedy: Sampler) -> None:
     b = bench({"tea?": "yes"})
     b.programs.define(b"me", wire.Define(3, (Append(0, (Arg(0), "?")), Gen(0, 0, greedy(), name="a"))))
     for program, drink in enumerate(("tea", "tea")):
@@ -130,7 +128,7 @@ def test_a_template_is_its_clients_own_until_that_takes_it_back(bench: Any, gree
     assert not b.programs._quota._clients
 
 
-def test_a_use_that_does_not_fit_ends_its_program(bench: Any) -> None:
+def test_invalid_template_arguments_fail_the_program(bench: Any) -> None:
     b = bench()
     b.programs.define(b"me", wire.Define(0, (Append(0, (Arg(0),)),)))
     b.submit(Use(0, 0, ()), Read(0, 0))
@@ -142,7 +140,7 @@ def test_a_use_that_does_not_fit_ends_its_program(bench: Any) -> None:
 # ---- failures ------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_gen_fails_what_depends_on_it_and_nothing_else(bench: Any, greedy: Sampler) -> None:
+def test_failed_gen_fails_only_its_dependents(bench: Any, greedy: Sampler) -> None:
     b = bench({"ok": "fine"})
     b.engine.max_context = 20
     b.submit(
@@ -160,7 +158,7 @@ def test_a_failed_gen_fails_what_depends_on_it_and_nothing_else(bench: Any, gree
     assert b.failed(0).prompt_tail == "x " * 40
 
 
-def test_one_sample_that_fails_fails_the_gen_and_stops_the_others(bench: Any) -> None:
+def test_failed_sample_fails_the_gen_and_aborts_the_other_samples(bench: Any) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, wire.Sampling(n=3)))
     b.requests.fail(wire.Failed(program=1, seq=0, code="out_of_memory", message="no pages"))
@@ -170,7 +168,7 @@ def test_one_sample_that_fails_fails_the_gen_and_stops_the_others(bench: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("ops", "what"),
+    ("ops", "message"),
     [
         ((Append(3, ("a",)),), "state 3"),
         ((Fork(0, (1,)), Fork(0, (1,))), "state 1"),
@@ -178,30 +176,41 @@ def test_one_sample_that_fails_fails_the_gen_and_stops_the_others(bench: Any) ->
         ((Read(0, 1), Read(0, 1)), "value 1"),
         ((Join(0, (0,)),), "state 0"),
         ((Join(0, (5,)),), "state 5"),
+        ((Fork(0, (1, 2)), Join(0, (1, 2), adopt=True)), "adopts 2 states"),
     ],
 )
-def test_a_program_that_contradicts_itself_fails_as_a_whole(bench: Any, ops: tuple[wire.Op, ...], what: str) -> None:
+def test_invalid_program_fails_as_a_whole(bench: Any, ops: tuple[wire.Op, ...], message: str) -> None:
     b = bench()
     b.submit(*ops)
     assert b.failed(None).code == "bad_program"
-    assert what in b.failed(None).message
+    assert message in b.failed(None).message
     assert len(b.programs) == 0
 
 
-def test_an_unknown_mark_fails_its_read(bench: Any) -> None:
+@pytest.mark.parametrize(
+    ("ops", "message"),
+    [
+        ((Read(0, 0, mark=9),), "mark 9"),
+        (
+            (Fork(0, (1,)), Append(1, (EndTurn(),)), Join(0, (1,), adopt=True), Read(0, 0)),
+            "a turn ends where none is open",
+        ),
+    ],
+)
+def test_invalid_state_fails_its_read(bench: Any, ops: tuple[wire.Op, ...], message: str) -> None:
     b = bench()
-    b.submit(Read(0, 0, mark=9))
-    assert "mark 9" in b.failed(0).message
+    b.submit(*ops)
+    assert message in b.failed(0).message
 
 
-def test_states_that_wait_for_each_other_fail_instead_of_hanging(bench: Any) -> None:
+def test_cyclic_references_fail(bench: Any) -> None:
     b = bench()
     b.submit(Fork(0, (1, 2)), Append(1, (Ref(2),)), Read(1, 1), Append(2, (Ref(1),)), Read(2, 2))
     assert b.failed(1).code == b.failed(2).code == "bad_program"
     assert len(b.programs) == 1
 
 
-def test_a_value_that_never_comes_fails_when_the_program_closes(bench: Any) -> None:
+def test_missing_value_fails_at_the_last_message(bench: Any) -> None:
     b = bench()
     b.submit(Append(0, (Ref(9),)), Read(0, 0))
     assert not b.sent
@@ -210,7 +219,7 @@ def test_a_value_that_never_comes_fails_when_the_program_closes(bench: Any) -> N
     assert len(b.programs) == 0
 
 
-def test_cancel_stops_everything(bench: Any, greedy: Sampler) -> None:
+def test_cancel_aborts_all_requests(bench: Any, greedy: Sampler) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), Fork(0, (1,)), Gen(0, 0, greedy()), Gen(1, 1, greedy()))
     b.programs.cancel(b"me", wire.Cancel(program=0, seq=1))
@@ -222,7 +231,7 @@ def test_cancel_stops_everything(bench: Any, greedy: Sampler) -> None:
     assert not b.messages(wire.Value)
 
 
-def test_a_client_that_is_gone_leaves_nothing(bench: Any, greedy: Sampler) -> None:
+def test_forgotten_client_leaves_no_requests(bench: Any, greedy: Sampler) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), program=1)
@@ -233,7 +242,7 @@ def test_a_client_that_is_gone_leaves_nothing(bench: Any, greedy: Sampler) -> No
     assert [(c, m.ref) for c, m in b.sent] == [(b"other", 0)]
 
 
-def test_a_dropped_state_stops_at_once(bench: Any, greedy: Sampler) -> None:
+def test_dropped_state_is_stopped_at_once(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "b"})
     b.submit(Append(0, ("a",)), Fork(0, (1, 2)), Gen(1, 0, greedy()), Gen(2, 1, greedy()), Gen(2, 2, greedy()))
     b.submit(Drop(2))
@@ -245,7 +254,7 @@ def test_a_dropped_state_stops_at_once(bench: Any, greedy: Sampler) -> None:
     assert b.failed(3).code == "cancelled"
 
 
-def test_a_dropped_state_lives_as_long_as_others_wait_for_it(bench: Any, greedy: Sampler) -> None:
+def test_dropped_state_runs_while_others_depend_on_it(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "b"})
     b.submit(
         Append(0, ("a",)), Fork(0, (1, 2, 3)), Gen(1, 0, greedy()), Gen(2, 1, greedy()), Gen(3, 2, greedy()),
@@ -257,23 +266,23 @@ def test_a_dropped_state_lives_as_long_as_others_wait_for_it(bench: Any, greedy:
     assert b.failed(2).code == "cancelled"
 
 
-def test_encoding_on_a_thread_holds_only_its_own_state(bench: Any, greedy: Sampler) -> None:
+def test_encoding_on_a_thread_delays_only_its_own_state(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "b", "c": "d"})
     b.submit(Append(0, ("a",)), Fork(0, (1,)))
     b.held = []
     b.submit(Gen(0, 0, greedy()))
-    (late,) = b.held
+    (finish_encoding,) = b.held
     b.held = None
     b.submit(Append(1, ("c",)), Gen(1, 1, greedy()))
     b.run()
     assert b.text(1) == "d"
     assert not b.messages(wire.Failed)
-    late()
+    finish_encoding()
     b.run()
     assert b.text(0) == "b"
 
 
-def test_encoding_that_ends_after_its_program_did_changes_nothing(bench: Any, greedy: Sampler) -> None:
+def test_encoding_that_ends_after_its_program_is_ignored(bench: Any, greedy: Sampler) -> None:
     b = bench()
     b.held = []
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
@@ -282,7 +291,7 @@ def test_encoding_that_ends_after_its_program_did_changes_nothing(bench: Any, gr
     assert not b.engine.runs
 
 
-def test_many_states_wait_without_a_cost_that_grows_with_their_number(bench: Any, greedy: Sampler) -> None:
+def test_cost_of_waiting_states_is_linear(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "b"})
     n = 300
     children = tuple(range(1, n + 1))
@@ -304,7 +313,7 @@ def test_many_states_wait_without_a_cost_that_grows_with_their_number(bench: Any
     assert advances < 6 * n
 
 
-def test_a_program_keeps_nothing_alive_after_its_end(bench: Any, greedy: Sampler) -> None:
+def test_ended_program_is_garbage_collected(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "b"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     (program,) = b.programs._programs.values()
@@ -316,7 +325,7 @@ def test_a_program_keeps_nothing_alive_after_its_end(bench: Any, greedy: Sampler
     assert [r for r in gc.get_referrers(states) if type(r).__name__ == "Program"] == []
 
 
-def test_what_must_hold_is_checked(bench: Any, greedy: Sampler) -> None:
+def test_check_names_violated_invariants(bench: Any, greedy: Sampler) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     (program,) = b.programs._programs.values()
@@ -332,10 +341,10 @@ def test_what_must_hold_is_checked(bench: Any, greedy: Sampler) -> None:
     assert b.programs.check(b.requests) == ""
 
 
-# ---- a state that goes on as one of its branches -------------------------------------------------------------------
+# ---- adopt ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_state_adopts_a_branch_with_its_tokens(bench: Any, greedy: Sampler, role: SimpleNamespace) -> None:
+def test_adopt_keeps_the_tokens_of_the_branch(bench: Any, greedy: Sampler, role: SimpleNamespace) -> None:
     b = bench({"start": "made", "go": "gone", "on": "done"})
     b.submit(
         *(Append(0, ("start",)), Gen(0, 0, greedy()), Mark(0, 5), Fork(0, (1, 2))),
@@ -350,23 +359,11 @@ def test_a_state_adopts_a_branch_with_its_tokens(bench: Any, greedy: Sampler, ro
     b.submit(Append(0, ("start",)), Gen(0, 5, greedy()))
     b.run()
     ids = b.ids(n)
-    made = b.words.encode([TextSpan("gone")])
-    assert any(ids[k : k + len(made)] == made for k in range(len(ids)))
+    adopted_ids = b.words.encode([TextSpan("gone")])
+    assert any(ids[k : k + len(adopted_ids)] == adopted_ids for k in range(len(ids)))
 
 
-def test_what_a_join_that_adopts_refuses(bench: Any, greedy: Sampler) -> None:
-    b = bench()
-    b.submit(Fork(0, (1, 2)), Join(0, (1, 2), adopt=True))
-    assert "adopts 2 states" in b.failed(None).message
-
-
-def test_a_branch_that_failed_is_not_adopted(bench: Any, greedy: Sampler) -> None:
-    b = bench()
-    b.submit(Fork(0, (1,)), Append(1, (EndTurn(),)), Join(0, (1,), adopt=True), Read(0, 0))
-    assert "a turn ends where none is open" in b.failed(0).message
-
-
-def test_a_whole_subtree_is_dropped(bench: Any, greedy: Sampler) -> None:
+def test_drop_tree_drops_the_subtree(bench: Any, greedy: Sampler) -> None:
     b = bench({"z": "kept"})
     b.submit(
         *(Fork(0, (1, 2)), Fork(1, (3,)), Fork(3, (4,)), Append(4, ("x",)), Gen(4, 0, greedy(max_tokens=500))),
@@ -385,9 +382,7 @@ def test_a_whole_subtree_is_dropped(bench: Any, greedy: Sampler) -> None:
 
 
 @pytest.mark.parametrize("adopt", [False, True])
-def test_a_join_takes_what_a_branch_had_there_whatever_it_became_since(
-    adopt: bool, bench: Any, greedy: Sampler
-) -> None:
+def test_join_takes_the_branch_as_it_was_at_the_join(adopt: bool, bench: Any, greedy: Sampler) -> None:
     b = bench({"slow": "made"})
     b.submit(
         *(Fork(0, (1, 2)), Append(1, ("one",)), Append(2, ("two and more",)), Append(0, ("slow",))),

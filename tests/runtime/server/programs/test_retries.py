@@ -1,4 +1,4 @@
-"""A gen whose client looks at each output: taken, or told what is wrong and tried again."""
+"""A gen whose client accepts each output or rejects it with a message for the next attempt."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from banyan.runtime.protocol.wire import Append, BeginTurn, EndTurn, Gen, Read, 
 Sampler = Callable[..., wire.Sampling]
 
 
-def test_an_output_that_is_taken_is_the_value(bench: Any, greedy: Sampler) -> None:
+def test_accepted_output_is_the_value(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one", "one": "two"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(), retries=2), Gen(0, 1, greedy()), Read(0, 2))
     b.run()
-    (shown,) = b.messages(wire.Called)
-    assert (shown.ref, shown.round, shown.calls, shown.text, shown.finish_reason) == (0, 0, (), "one", "stop")
-    assert b.messages(wire.Value) == [], "it waits"
+    (called,) = b.messages(wire.Called)
+    assert (called.ref, called.round, called.calls, called.text, called.finish_reason) == (0, 0, (), "one", "stop")
+    assert b.messages(wire.Value) == [], "the gen waits for the client"
     b.submit(Results(0, 0, 0, ()))
     b.run()
     assert b.text(2) == "aonetwo"
-    assert b.value(0).usage == shown.usage
+    assert b.value(0).usage == called.usage
 
 
-def test_in_a_chat_the_model_is_told_in_turns_and_the_state_gets_the_last_output_alone(
+def test_chat_retry_adds_turns_and_the_state_keeps_only_the_last_output(
     bench: Any, greedy: Sampler, role: SimpleNamespace
 ) -> None:
     b = bench({"Q<|im_end|>\n<|im_start|>assistant\nA: ": "bad", "wrong<|im_end|>\n<|im_start|>assistant\n": "good"})
@@ -43,15 +43,15 @@ def test_in_a_chat_the_model_is_told_in_turns_and_the_state_gets_the_last_output
         "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA: bad<|im_end|>\n"
         "<|im_start|>user\nthat is wrong<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert b.engine.runs[1].ids.startswith(b.engine.runs[0].ids), "the KV of the prompt is warm"
+    assert b.engine.runs[1].ids.startswith(b.engine.runs[0].ids), "the prompt of the retry extends the first prompt"
     assert b.text(0) == "good"
     assert b.text(1) == "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\nA: good.<|im_end|>\n"
-    assert len(b.messages(wire.Called)) == 1, "the last try is not shown: it counts"
+    assert len(b.messages(wire.Called)) == 1, "the last attempt needs no acceptance"
     assert b.value(0).usage.generated > first.generated
     assert b.value(0).times.ready < b.value(0).times.ended
 
 
-def test_a_stream_says_which_output_each_piece_is_of(bench: Any, greedy: Sampler) -> None:
+def test_stream_numbers_the_attempt_of_each_piece(bench: Any, greedy: Sampler) -> None:
     b = bench({"Q": "one two", "no\n\n": "three four five"})
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), stream=True, retries=2))
     b.run()
@@ -65,18 +65,18 @@ def test_a_stream_says_which_output_each_piece_is_of(bench: Any, greedy: Sampler
     assert b.text(0) == "three four five"
 
 
-def test_in_plain_text_what_is_wrong_stands_between(bench: Any, greedy: Sampler) -> None:
+def test_retry_in_plain_text_appends_output_and_message(bench: Any, greedy: Sampler) -> None:
     b = bench({"Q": "bad", "no\n\n": "worse", "nor this\n\n": "good"})
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), retries=5), Read(0, 1))
-    for n, said in enumerate((("no",), ("nor this",), ())):
+    for n, messages in enumerate((("no",), ("nor this",), ())):
         b.run()
-        b.submit(Results(0, 0, n, said))
+        b.submit(Results(0, 0, n, messages))
     b.run()
     assert b.prompts()[1:] == ["Qbad\n\nno\n\n", "Qbad\n\nno\n\nworse\n\nnor this\n\n"]
     assert b.text(1) == "Qgood"
 
 
-def test_other_results_are_ignored_and_who_waits_for_the_value_waits(bench: Any, greedy: Sampler) -> None:
+def test_unrelated_results_are_ignored_and_readers_wait(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one"})
     b.submit(
         Append(0, ("a",)), Gen(0, 0, greedy(), retries=1), wire.Fork(0, (1,)), Append(1, (Ref(0), "!")), Read(1, 1)
@@ -90,7 +90,7 @@ def test_other_results_are_ignored_and_who_waits_for_the_value_waits(bench: Any,
     assert b.text(1) == "aoneone!"
 
 
-def test_a_cancelled_program_and_a_failed_attempt_end_it(bench: Any, greedy: Sampler) -> None:
+def test_cancel_and_failure_end_the_retries(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(), retries=1))
     b.run()

@@ -9,47 +9,54 @@ from banyan.runtime.errors import BadProgram
 from banyan.runtime.executor.select_scoring import decide, score_from
 
 
-def test_scoring_starts_behind_the_common_prefix_but_leaves_each_choice_a_token() -> None:
+def test_scoring_starts_after_the_common_prefix_and_leaves_each_choice_a_token() -> None:
     assert score_from([[1, 2, 3], [1, 2, 4, 5]]) == 2
     assert score_from([[1, 2], [1, 2, 4]]) == 1
     assert score_from([[1, 2, 3], [1, 2, 3]]) == 2
 
 
-def test_a_select_needs_something_before_it() -> None:
+def test_select_without_a_prefix_raises() -> None:
     with pytest.raises(BadProgram, match="put text before it"):
         score_from([[1], [2, 3]])
 
 
-def test_the_mean_over_tokens_decides() -> None:
+def test_choice_has_the_highest_mean_over_tokens() -> None:
     choice = decide("token_length_normalized", [[-1.0, -1.0], [-0.5, -2.0]])
     assert choice == (0, (-1.0, -1.25), (1.0, 0.0))
 
 
-def test_a_logprob_of_zero_counts() -> None:
-    # Without its 0.0 the first would be -3.0 and lose; without theirs the second of the next would divide by zero.
-    assert decide("token_length_normalized", [[0.0, -3.0], [-2.0, -2.0]]).chosen == 0
-    assert decide("token_length_normalized", [[-1.0], [0.0, 0.0]]).chosen == 1
+@pytest.mark.parametrize(
+    ("logprobs", "chosen"),
+    [
+        ([[0.0, -3.0], [-2.0, -2.0]], 0),  # without the zero, the mean of the first choice would be -3.0
+        ([[-1.0], [0.0, 0.0]], 1),
+        ([[-0.5, -5.0], [-0.5, -1.0, -9.0], [-0.6, 0.0]], 2),
+    ],
+)
+def test_mean_includes_every_token(logprobs: list[list[float]], chosen: int) -> None:
+    assert decide("token_length_normalized", logprobs).chosen == chosen
 
 
-def test_greedy_goes_token_by_token() -> None:
-    logprobs = [[-0.5, -5.0], [-0.5, -1.0, -9.0], [-0.6, 0.0]]
-    assert decide("greedy_token_selection", logprobs).chosen == 1
-    assert decide("token_length_normalized", logprobs).chosen == 2
+@pytest.mark.parametrize(
+    ("logprobs", "chosen"),
+    [
+        ([[-0.5, -5.0], [-0.5, -1.0, -9.0], [-0.6, 0.0]], 1),
+        ([[-0.5], [-0.5, -0.4]], 1),  # an ended choice has its mean
+        ([[-0.5], [-0.5, -0.6]], 0),
+        ([[-0.5], [-0.5]], 0),
+    ],
+)
+def test_greedy_compares_token_by_token(logprobs: list[list[float]], chosen: int) -> None:
+    assert decide("greedy_token_selection", logprobs).chosen == chosen
 
 
-def test_greedy_lets_an_ended_choice_count_with_its_mean() -> None:
-    assert decide("greedy_token_selection", [[-0.5], [-0.5, -0.4]]).chosen == 1
-    assert decide("greedy_token_selection", [[-0.5], [-0.5, -0.6]]).chosen == 0
-    assert decide("greedy_token_selection", [[-0.5], [-0.5]]).chosen == 0
-
-
-def test_unconditional_takes_away_what_is_likely_anyhow() -> None:
+def test_unconditional_method_subtracts_the_unconditional_likelihood() -> None:
     logprobs = [[-1.0], [-2.0]]
     assert decide("unconditional_likelihood_normalized", logprobs, [[-1.0], [-5.0]]).chosen == 1
     assert decide("unconditional_likelihood_normalized", logprobs, [[-5.0], [-2.0]]).chosen == 0
 
 
-def test_temperature_draws_from_the_softmax() -> None:
+def test_temperature_samples_from_the_softmax() -> None:
     rng = Random(1)
     counts = Counter(decide("token_length_normalized", [[-1.0], [-2.0]], (), 1.0, rng).chosen for _ in range(4000))
     assert counts[0] / 4000 == pytest.approx(0.7311, abs=0.03)
@@ -57,10 +64,10 @@ def test_temperature_draws_from_the_softmax() -> None:
     assert weights == pytest.approx((0.7311, 0.2689), abs=1e-3)
 
 
-def test_a_tiny_temperature_does_not_overflow() -> None:
+def test_small_temperature_does_not_overflow() -> None:
     assert decide("token_length_normalized", [[-500.0], [-2.0]], (), 1e-6, Random(0)).chosen == 1
 
 
-def test_greedy_has_nothing_to_draw_from() -> None:
+def test_greedy_with_a_temperature_raises() -> None:
     with pytest.raises(BadProgram, match="temperature=0"):
         decide("greedy_token_selection", [[-1.0], [-2.0]], (), 0.5, Random(0))

@@ -1,4 +1,4 @@
-"""Gens with tools on the server: turns, calls, results, and what is computed anew. The engine is a table."""
+"""Gens with tools on the server: turns, calls, results and computed tokens. The engine is a table of answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHATML = (
     '<tool_call>{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
     "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# As Mistral's: calls are no text, turns of others alternate, and results name their call.
+# Like Mistral's: calls are special tokens, roles alternate, and results name their call.
 STRICT = (
     "{% for m in messages | rejectattr('role', 'equalto', 'tool') | selectattr('tool_calls', 'undefined') %}"
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
@@ -55,29 +55,29 @@ START = f"<|im_start|>system\nf;g;<|im_end|>\n<|im_start|>user\nask<|im_end|>\n{
 
 @pytest.fixture
 def begin(bench: Any, greedy: Sampler) -> Callable[..., Any]:
-    """`begin({"end of a prompt": "what is said"})`: the bench with a gen of tools that was asked and ran."""
+    """`begin({"end of a prompt": "output"})`: the bench after the first turn of a gen with tools."""
 
-    def make(say: dict[str, str], source: str = CHATML, tools: wire.Tools = TOOLS, stream: bool = False) -> Any:
-        b = bench({k: v + "<|im_end|>" for k, v in say.items()}, ChatTemplate(source, {}))
+    def start(outputs: dict[str, str], source: str = CHATML, tools: wire.Tools = TOOLS, stream: bool = False) -> Any:
+        b = bench({k: v + "<|im_end|>" for k, v in outputs.items()}, ChatTemplate(source, {}))
         b.submit(ASK, Gen(0, 0, greedy(max_tokens=160), stream, "a", tools=tools), Append(0, (EndTurn(),)))
         b.run()
         return b
 
-    return make
+    return start
 
 
 def called(b: Any) -> wire.Called:
     return b.messages(wire.Called)[-1]  # type: ignore[no-any-return]
 
 
-def test_a_gen_that_calls_nothing_is_a_gen(begin: Callable[..., Any]) -> None:
+def test_gen_without_calls_has_one_turn(begin: Callable[..., Any]) -> None:
     b = begin({OPEN: "42"})
     assert b.text(0) == "42"
     assert b.messages(wire.Called) == []
     assert b.prompts() == [START]
 
 
-def test_calls_go_to_the_client_and_results_come_back_as_turns(begin: Callable[..., Any]) -> None:
+def test_calls_are_sent_and_results_appended_as_turns(begin: Callable[..., Any]) -> None:
     turn = call("f", x=1) + call("g")
     b = begin({f"ask<|im_end|>\n{OPEN}": turn, f"two<|im_end|>\n{OPEN}": "done"})
     assert called(b).calls == (
@@ -89,33 +89,33 @@ def test_calls_go_to_the_client_and_results_come_back_as_turns(begin: Callable[.
     b.submit(Results(0, 0, 0, ("one", "two")), Read(0, 1))
     b.run()
     assert b.text(0) == "done"
-    answers = "".join(f"<|im_start|>tool\n{said}<|im_end|>\n" for said in ("one", "two"))
+    answers = "".join(f"<|im_start|>tool\n{result}<|im_end|>\n" for result in ("one", "two"))
     assert b.prompts()[1] == f"{START}{turn}<|im_end|>\n{answers}{OPEN}"
     assert b.text(1) == b.prompts()[1] + "done<|im_end|>\n"
 
 
-def test_only_the_new_turns_are_new_tokens(begin: Callable[..., Any]) -> None:
+def test_next_round_keeps_the_generated_tokens(begin: Callable[..., Any]) -> None:
     turn = call("f", x=1)
     b = begin({f"ask<|im_end|>\n{OPEN}": turn, f"one<|im_end|>\n{OPEN}": "done"})
     first = b.ids()
     b.submit(Results(0, 0, 0, ("one",)))
     b.run()
-    said = b.words.encode([TextSpan(turn)])
-    assert b.ids()[: len(first) + len(said)] == first + said, "what the model made stands as it made it"
+    output_ids = b.words.encode([TextSpan(turn)])
+    assert b.ids()[: len(first) + len(output_ids)] == first + output_ids, "the generated tokens are kept"
 
 
-def test_the_usage_is_of_all_turns(begin: Callable[..., Any]) -> None:
+def test_usage_sums_over_all_turns(begin: Callable[..., Any]) -> None:
     b = begin({f"ask<|im_end|>\n{OPEN}": call("f"), f"one<|im_end|>\n{OPEN}": "done"})
-    n_first, n_said = len(b.ids()), called(b).usage.generated
+    n_first, n_generated = len(b.ids()), called(b).usage.generated
     assert called(b).usage.prompt == n_first
     b.submit(Results(0, 0, 0, ("one",)))
     b.run()
     usage = b.value(0).usage
-    assert (usage.prompt, usage.generated) == (n_first + len(b.ids()), n_said + b.value(0).samples[0].n_tokens)
+    assert (usage.prompt, usage.generated) == (n_first + len(b.ids()), n_generated + b.value(0).samples[0].n_tokens)
     assert b.value(0).times.ready < b.value(0).times.ended
 
 
-def test_what_comes_after_waits_and_goes_on(begin: Callable[..., Any], greedy: Sampler) -> None:
+def test_later_ops_wait_for_the_tools(begin: Callable[..., Any], greedy: Sampler) -> None:
     b = begin(
         {f"ask<|im_end|>\n{OPEN}": call("f"), f"one<|im_end|>\n{OPEN}": "done", "so ": "and on", "child ": "born"}
     )
@@ -128,13 +128,13 @@ def test_what_comes_after_waits_and_goes_on(begin: Callable[..., Any], greedy: S
         Join(0, (1,)),
     )
     b.run()
-    assert b.messages(wire.Value) == [], "nothing overtakes the tools"
+    assert b.messages(wire.Value) == [], "later ops wait for the tools"
     b.submit(Results(0, 0, 0, ("one",)))
     b.run()
     assert [b.text(k) for k in range(3)] == ["done", "and on", "born"]
 
 
-def test_results_that_nothing_waits_for_are_ignored(begin: Callable[..., Any]) -> None:
+def test_unexpected_results_are_ignored(begin: Callable[..., Any]) -> None:
     b = begin(
         {f"ask<|im_end|>\n{OPEN}": call("f"), f"one<|im_end|>\n{OPEN}": call("g"), f"two<|im_end|>\n{OPEN}": "end"}
     )
@@ -151,7 +151,7 @@ def test_results_that_nothing_waits_for_are_ignored(begin: Callable[..., Any]) -
     assert len(b.programs) == 0
 
 
-def test_rounds_have_a_limit(begin: Callable[..., Any]) -> None:
+def test_calls_beyond_max_rounds_fail(begin: Callable[..., Any]) -> None:
     b = begin({OPEN: call("f") + call("g") + call("f")}, tools=wire.Tools(TOOLS.specs, max_rounds=1))
     b.submit(Results(0, 0, 0, ("1", "2", "3")))
     b.run()
@@ -161,12 +161,12 @@ def test_rounds_have_a_limit(begin: Callable[..., Any]) -> None:
     )
 
 
-def test_no_rounds_means_no_calls(begin: Callable[..., Any]) -> None:
+def test_zero_rounds_allow_no_calls(begin: Callable[..., Any]) -> None:
     b = begin({OPEN: call("f")}, tools=wire.Tools(TOOLS.specs, max_rounds=0))
     assert b.failed(0).code == "tool"
 
 
-def test_results_must_be_as_many_as_calls(begin: Callable[..., Any]) -> None:
+def test_wrong_number_of_results_fails(begin: Callable[..., Any]) -> None:
     b = begin({OPEN: call("f")})
     b.submit(Results(0, 0, 0, ("1", "2")), Read(0, 1))
     assert "2 results came for 1 calls" in b.failed(0).message
@@ -174,7 +174,7 @@ def test_results_must_be_as_many_as_calls(begin: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "drop", "leave"])
-def test_one_that_waits_for_results_can_be_stopped(how: str, begin: Callable[..., Any]) -> None:
+def test_gen_that_waits_for_results_can_be_stopped(how: str, begin: Callable[..., Any]) -> None:
     b = begin({OPEN: call("f")})
     match how:
         case "cancel":
@@ -190,7 +190,7 @@ def test_one_that_waits_for_results_can_be_stopped(how: str, begin: Callable[...
     assert len(b.engine.runs) == 1
 
 
-def test_a_turn_that_is_stopped_while_it_runs(bench: Any, greedy: Sampler) -> None:
+def test_running_turn_can_be_dropped(bench: Any, greedy: Sampler) -> None:
     b = bench({}, ChatTemplate(CHATML, {}))
     b.submit(ASK, Gen(0, 0, greedy(max_tokens=500), tools=TOOLS))
     b.run(3)
@@ -200,7 +200,7 @@ def test_a_turn_that_is_stopped_while_it_runs(bench: Any, greedy: Sampler) -> No
 
 
 @pytest.mark.parametrize(
-    ("ops", "why"),
+    ("ops", "message"),
     [
         ((Append(0, ("plain",)), Gen(0, 0, tools=TOOLS)), "stands in a turn of the assistant"),
         ((ASK, Gen(0, 0, wire.Sampling(n=2), tools=TOOLS)), "n is 2"),
@@ -208,14 +208,14 @@ def test_a_turn_that_is_stopped_while_it_runs(bench: Any, greedy: Sampler) -> No
         ((ASK, Gen(0, 0, tools=wire.Tools(("{" * 9999,)))), "the spec of a tool is"),
     ],
 )
-def test_what_is_refused(ops: tuple[wire.Op, ...], why: str, bench: Any) -> None:
+def test_invalid_gen_with_tools_is_refused(ops: tuple[wire.Op, ...], message: str, bench: Any) -> None:
     b = bench({}, ChatTemplate(CHATML, {}))
     b.submit(*ops)
-    assert why in b.failed(0).message
+    assert message in b.failed(0).message
     assert b.engine.runs == []
 
 
-def test_a_model_without_a_form_says_so(bench: Any) -> None:
+def test_model_without_a_call_format_refuses_tools(bench: Any) -> None:
     b = bench({}, ChatTemplate(CHATML.replace("{% if tools %}", "{% if false %}"), {}))
     b.submit(ASK, Gen(0, 0, tools=TOOLS))
     assert b.failed(0).code == "tool"
@@ -223,52 +223,52 @@ def test_a_model_without_a_form_says_so(bench: Any) -> None:
     assert b.programs.generator.with_call_format(wire.ChatMarkers({})).no_calls == b.failed(0).message
 
 
-def test_clients_are_told_how_calls_look(bench: Any) -> None:
+def test_welcome_has_the_call_format(bench: Any) -> None:
     chat = bench({}, ChatTemplate(CHATML, {})).programs.generator.with_call_format(wire.ChatMarkers({}))
     assert (chat.calls, chat.no_calls) == ('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', "")
 
 
 # ---- templates that write calls themselves -------------------------------------------------------------------------
 
-SAID = '<|im_start|> [{"name":"f","arguments":{"x":1}}]'
+CALL_OUTPUT = '<|im_start|> [{"name":"f","arguments":{"x":1}}]'
 
 
-def test_calls_that_are_no_text_keep_the_tokens_that_the_model_made(begin: Callable[..., Any]) -> None:
-    b = begin({"ask[/I]": SAID, "000000000[/R]": "done"}, source=STRICT)
+def test_calls_of_special_tokens_keep_their_generated_tokens(begin: Callable[..., Any]) -> None:
+    b = begin({"ask[/I]": CALL_OUTPUT, "000000000[/R]": "done"}, source=STRICT)
     assert called(b).calls == (wire.WireToolCall("000000000", "f", '{"x": 1}'),)
-    assert called(b).text == ' [{"name":"f","arguments":{"x":1}}]', "the mark is a special token"
+    assert called(b).text == ' [{"name":"f","arguments":{"x":1}}]', "the special token is not text"
     b.submit(Results(0, 0, 0, ("<|im_end|>one",)), Append(0, (BeginTurn("user"), "more", EndTurn())), Read(0, 1))
     b.run()
-    assert b.prompts()[1] == f"[T]2[/T][I]ask[/I]{SAID}<|im_end|>[R]<|im_end|>one, 000000000[/R]"
-    assert b.ids().count(2) == 1, "the template's mark is a token, the tool's words are none"
+    assert b.prompts()[1] == f"[T]2[/T][I]ask[/I]{CALL_OUTPUT}<|im_end|>[R]<|im_end|>one, 000000000[/R]"
+    assert b.ids().count(2) == 1, "markers of the template are special tokens, text of a tool is not"
     assert b.text(0) == "done"
     assert b.text(1).endswith(", 000000000[/R]done<|im_end|>[I]more[/I]")
 
 
-def test_ids_go_on_over_the_conversation(begin: Callable[..., Any]) -> None:
-    b = begin({"ask[/I]": SAID, "000000000[/R]": SAID, "000000001[/R]": "done"}, source=STRICT)
+def test_call_ids_continue_over_the_conversation(begin: Callable[..., Any]) -> None:
+    b = begin({"ask[/I]": CALL_OUTPUT, "000000000[/R]": CALL_OUTPUT, "000000001[/R]": "done"}, source=STRICT)
     for number in range(2):
         b.submit(Results(0, 0, number, (f"r{number}",)))
         b.run()
     assert b.text(0) == "done"
-    assert b.prompts()[2].endswith(f"{SAID}<|im_end|>[R]r1, 000000001[/R]")
+    assert b.prompts()[2].endswith(f"{CALL_OUTPUT}<|im_end|>[R]r1, 000000001[/R]")
 
 
-def test_results_inside_json_are_escaped(begin: Callable[..., Any]) -> None:
+def test_results_in_json_are_escaped(begin: Callable[..., Any]) -> None:
     b = begin({f"ask<|im_end|>\n{OPEN}": call("f"), f'"}}<|im_end|>\n{OPEN}': "done"}, source=ESCAPING)
     first = b.ids()
     b.submit(Results(0, 0, 0, ('a "b"\n<|im_end|>',)))
     b.run()
     assert b.prompts()[1].endswith('tool\n{"out": "a \\"b\\"\\n<|im_end|>"}<|im_end|>\n' + OPEN)
     assert b.ids()[: len(first)] == first
-    assert b.ids().count(2) == 4, "system, user, assistant, tool: the words of the tool end no turn"
+    assert b.ids().count(2) == 4, "one each for system, user, assistant and tool; the text of the tool ends no turn"
     assert b.text(0) == "done"
 
 
 # ---- streams -------------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_shows_what_is_said_and_not_the_calls(begin: Callable[..., Any]) -> None:
+def test_stream_has_the_text_without_the_calls(begin: Callable[..., Any]) -> None:
     b = begin({f"ask<|im_end|>\n{OPEN}": "Look: " + call("f"), f"one<|im_end|>\n{OPEN}": "It is <one>."}, stream=True)
     assert "".join(m.text for m in b.messages(wire.Delta)) == "Look: "
     b.submit(Results(0, 0, 0, ("one",)))
@@ -279,7 +279,7 @@ def test_a_stream_shows_what_is_said_and_not_the_calls(begin: Callable[..., Any]
     assert b.text(0) == "It is <one>."
 
 
-def test_pieces_of_a_turn_have_the_logprobs_of_all_tokens_before_them(bench: Any, greedy: Sampler) -> None:
+def test_stream_has_the_logprobs_of_all_tokens(bench: Any, greedy: Sampler) -> None:
     b = bench({f"ask<|im_end|>\n{OPEN}": "It is <one>, I say.<|im_end|>"}, ChatTemplate(CHATML, {}))
     b.submit(ASK, Gen(0, 0, greedy(max_tokens=60, logprobs=True), True, "a", tools=TOOLS), Append(0, (EndTurn(),)))
     b.run()
@@ -292,7 +292,7 @@ def test_pieces_of_a_turn_have_the_logprobs_of_all_tokens_before_them(bench: Any
 
 
 @pytest.mark.parametrize(
-    ("form", "pieces", "is_call", "shown"),
+    ("form", "pieces", "is_call", "expected"),
     [
         (Form("<call>"), ["a <", "c", "all", "> {", "}"], True, ["a "]),
         (Form("<call>"), ["a <", "b> <cal"], False, ["a ", "<b> ", "<cal"]),
@@ -304,26 +304,26 @@ def test_pieces_of_a_turn_have_the_logprobs_of_all_tokens_before_them(bench: Any
         (Form("[C]", None, is_hidden=True), ["yes"], False, ["yes"]),
     ],
 )
-def test_the_sieve(form: Form, pieces: list[str], is_call: bool, shown: list[str]) -> None:
-    seen: list[str] = []
-    sieve = CallFilter(form, seen.append)
+def test_call_filter_hides_calls(form: Form, pieces: list[str], is_call: bool, expected: list[str]) -> None:
+    actual: list[str] = []
+    call_filter = CallFilter(form, actual.append)
     for piece in pieces:
-        sieve.feed(piece)
-    sieve.end(is_call)
-    assert seen == shown
+        call_filter.feed(piece)
+    call_filter.end(is_call)
+    assert actual == expected
 
 
-# ---- what calls are held to ----------------------------------------------------------------------------------------
+# ---- constraint of calls --------------------------------------------------------------------------------------------
 
 
-def test_calls_are_held_to_the_tools(begin: Callable[..., Any]) -> None:
+def test_calls_are_constrained_to_the_tools(begin: Callable[..., Any]) -> None:
     b = begin({OPEN: "42"})
-    held = b.engine.runs[0].sampling.constraint
-    assert (held.after, held.scope, held.end) == (("<tool_call>",), "repeat", "</tool_call>")
-    assert "additionalProperties" in held.text
+    constraint = b.engine.runs[0].sampling.constraint
+    assert (constraint.after, constraint.scope, constraint.end) == (("<tool_call>",), "repeat", "</tool_call>")
+    assert "additionalProperties" in constraint.text
 
 
-def test_tools_that_no_grammar_can_say_are_held_to_their_names_then_to_nothing(bench: Any, greedy: Sampler) -> None:
+def test_unsupported_constraint_falls_back_to_names_then_to_none(bench: Any, greedy: Sampler) -> None:
     function = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"type": "array"}}}}
     tools = wire.Tools((json.dumps({"type": "function", "function": function}),))
     b = bench({OPEN: "42<|im_end|>"}, ChatTemplate(CHATML, {}))
@@ -338,7 +338,7 @@ def test_tools_that_no_grammar_can_say_are_held_to_their_names_then_to_nothing(b
     assert b.text(0) == "42"
 
 
-def test_a_busy_server_says_so(bench: Any, greedy: Sampler) -> None:
+def test_busy_constraint_compiler_fails_the_gen(bench: Any, greedy: Sampler) -> None:
     b = bench({OPEN: "42<|im_end|>"}, ChatTemplate(CHATML, {}))
     b.checks = []
     b.submit(ASK, Gen(0, 0, greedy(max_tokens=160), tools=TOOLS))
