@@ -8,7 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -17,14 +17,27 @@ from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate, ValueSource
 
-if TYPE_CHECKING:
-    from banyan.runtime.client.client import Client
-
 _PASSED = 1e-6  # seconds: stands for a deadline that has passed, as 0 would mean none
 
 MakeError = Callable[[str, str], BanyanError]
 """(gen name, source line) -> a new error. Each future gets its own, as threads that raise one error share its
 traceback."""
+
+
+class ClientConnection(Protocol):
+    """The methods of Client (see there) that ProgramFutures calls."""
+
+    lost: str | None
+    templates: dict[int, ProgramTemplate]
+    welcome: wire.Welcome
+
+    def send(self, data: bytes) -> None: ...
+    def call(self, action: Callable[[], None]) -> None: ...
+    def check(self) -> None: ...
+    def admit(self, program: ProgramFutures) -> bool: ...
+    def define_as(self, number: int, template: ProgramTemplate) -> None: ...
+    def undefine(self, number: int) -> None: ...
+    def forget_if_over(self, number: int) -> None: ...
 
 
 class ProgramHandle:
@@ -78,7 +91,7 @@ class ProgramHandle:
 class ProgramFutures:
     """The futures of one program, and the messages it sends."""
 
-    def __init__(self, connection: Client, number: int, name: str) -> None:
+    def __init__(self, connection: ClientConnection, number: int, name: str) -> None:
         self._connection, self.number, self.name = connection, number, name
         self._lock = threading.Lock()
         self._futures: dict[int, ValueFuture[wire.Value]] = {}
@@ -254,7 +267,7 @@ class ProgramFutures:
             for number in () if self.is_durable else deleted:
                 self._connection.undefine(number)
 
-    def resume(self, connection: Client) -> None:
+    def resume(self, connection: ClientConnection) -> None:
         """The server was lost. Send the whole program to the restarted one."""
         with self._lock:
             self._connection = connection

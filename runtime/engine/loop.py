@@ -6,8 +6,8 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -35,8 +35,13 @@ from banyan.runtime.model.load import Model
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
 
-if TYPE_CHECKING:
-    from banyan.runtime.engine.process import ServerLink
+
+class Link(Protocol):
+    """The connection to the server; see process.ServerLink."""
+
+    def drain(self, block: bool) -> Iterable[wire.EngineCommand]: ...
+    def watch(self, fd: int) -> None: ...
+    def send(self, reports: Iterable[wire.EngineReport]) -> None: ...
 
 
 class InFlightStep(NamedTuple):
@@ -123,7 +128,7 @@ class EngineLoop:
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
-    def run(self, link: ServerLink) -> None:
+    def run(self, link: Link) -> None:
         """THE loop, until the link ends. With a GPU, the next step is launched before the present one is complete,
         where `Scheduler.plan_ahead` allows. While the GPU computes, the last report is sent and new requests are taken;
         other orders are deferred to the end of the step."""
@@ -305,7 +310,7 @@ class EngineLoop:
         )
         return n
 
-    def _take_new(self, link: ServerLink) -> list[wire.EngineCommand]:
+    def _take_new(self, link: Link) -> list[wire.EngineCommand]:
         """Take the orders that do not affect the step in flight. Returns the others."""
         deferred: list[wire.EngineCommand] = []
         for order in link.drain(block=False):
