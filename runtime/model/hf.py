@@ -30,7 +30,7 @@ from banyan.kernels import ops
 from banyan.kernels.kv_layout import Pool, Quantized
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
-from banyan.runtime.model.facts import DTYPES, ModelSpec
+from banyan.runtime.model.families import DTYPES, ModelSpec
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry

@@ -13,8 +13,8 @@ from typing import Any
 
 from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
 from banyan.runtime.model import families
-from banyan.runtime.model.facts import DTYPES as DTYPES
-from banyan.runtime.model.facts import ModelSpec as ModelSpec
+from banyan.runtime.model.families import DTYPES as DTYPES
+from banyan.runtime.model.families import ModelSpec as ModelSpec
 
 SHIPPED = Path(__file__).parent / "pocket" / "weights"  # the models in the package, one directory each
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
