@@ -73,16 +73,6 @@ inline void store(bf16* p, vf x) {  // to nearest even; NaN stays NaN
     std::memcpy(p, &half, sizeof half);
 #endif
 }
-// The same, but NaN is not handled, and subnormal numbers may become 0.
-inline void store_normal(bf16* p, vf x) {
-#ifdef __AVX512BF16__
-    const auto half = _mm512_cvtneps_pbh((__m512)x);
-    std::memcpy(p, &half, sizeof half);
-#else
-    store(p, x);
-#endif
-}
-inline void store_normal(float* p, vf x) { store(p, x); }
 inline void store(int8_t* p, vf x) {  // for numbers within 127; rounds to nearest even
     vb small = __builtin_convertvector(__builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi), vb);
     std::memcpy(p, &small, sizeof small);
