@@ -202,3 +202,11 @@ def _check(c: Dense) -> None:
         raise BadModel(f"config.json: rotary positions need an even head_dim, not {c.dim}")
     if len(c.windows) != c.num_hidden_layers:
         raise BadModel(f"config.json: {len(c.windows)} layer_types for {c.num_hidden_layers} layers")
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a checkpoint's dtype, float32 if it has none. Unsupported if it is not one of DTYPES."""
+    name = str(dtype or "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise Unsupported(f"the checkpoint's dtype is {name!r}; known are {', '.join(DTYPES)}")
+    return name

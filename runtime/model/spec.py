@@ -90,7 +90,7 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
         hidden=dense.hidden_size,
         vocab_size=dense.vocab_size,
         max_context=dense.max_context,
-        dtype=_dtype(config),
+        dtype=families.dtype_name(config.get("dtype") or config.get("torch_dtype")),
         tie_embeddings=dense.tie_word_embeddings,
         dense=dense,
         **common,
@@ -143,10 +143,3 @@ def _eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, .
     if not all(isinstance(i, int) for i in ids):
         raise BadModel(f"eos_token_id is {ids!r}; token ids are integers")
     return tuple(ids)
-
-
-def _dtype(config: dict[str, Any]) -> str:
-    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-    if dtype not in DTYPES:
-        raise Unsupported(f"the checkpoint's dtype is {dtype!r}; known are {', '.join(DTYPES)}")
-    return str(dtype)
