@@ -235,9 +235,7 @@ def canonical(value: Any) -> str:
 
 
 def _values(schema: dict[str, Any]) -> list[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    return schema.get("enum")
+    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _property(schema: dict[str, Any], name: str) -> Schema:
