@@ -1,4 +1,4 @@
-"""What a launcher knows about the GPU without a call to the driver per launch."""
+"""What launchers know about the GPU, and their configurations, without a call to the driver per launch."""
 
 import os
 
@@ -20,3 +20,30 @@ def architecture() -> str:
 def n_processors(arch: str) -> int:
     """Multiprocessors to plan for. Plans need only the order of magnitude, so unknown chips count as an A100."""
     return _PROCESSORS.get(arch, 108)
+
+
+# Per op except attention (whose tiles are in attention/kernel.py): numbers per program, at most, and threads of such a
+# full block. They were chosen without a GPU from what the compilers report: no kernel spills registers, and the
+# programs that fit on a multiprocessor keep enough bytes in flight to use its share of the memory bandwidth. All these
+# ops are bound by memory, so more threads would only wait for each other in reductions. A test computes this for every
+# entry except `draw`: it keeps six sums per lane in registers, so one program fills a multiprocessor. It reads its row
+# from L2, and there are rarely more rows than multiprocessors. (Twice its threads spill 10 bytes on sm_80 and sm_90;
+# blocks of 8192 spill 250 to 350.)
+_LAUNCHES = {
+    "copy_pages": (2048, 128),
+    "copy_slots": (1024, 128),
+    "draw": (4096, 512),
+    "edit_logits": (256, 128),
+    "mask_logits": (4096, 128),
+    "rms_norm": (16384, 1024),
+    "silu_mul": (1024, 128),
+}
+
+
+def launch(op: str, n: int) -> tuple[int, int]:
+    """(block, num_warps) for rows of n numbers on the current device. block is a power of 2; a smaller block has
+    proportionally fewer threads."""
+    block, threads = _LAUNCHES[op]
+    own = min(block, 1 << (n - 1).bit_length())
+    warp_size = 64 if architecture().startswith("gfx") else 32
+    return own, max(1, threads * own // block // warp_size)

@@ -40,24 +40,21 @@ def choices(device: str = "") -> list[Dispatch]:
     For a CPU, this compiles the C++ library if that was not done yet (takes seconds, once).
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" or INTERPRETED:
-        return [_on_gpu(op) for op in TABLE.values()]
-    has_library = build.library() is not None
-    return [_on_cpu(op, has_library) for op in TABLE.values()]
+    serve = _on_gpu if device == "cuda" or INTERPRETED else _on_cpu
+    return [serve(op) for op in TABLE.values()]
 
 
 def _on_gpu(op: Op) -> Dispatch:
-    if op.on_gpu == "reference":
-        return Dispatch(op, "reference", "torch calls the vendor's library")
-    return Dispatch(op, op.on_gpu, f"Triton, {architecture()}")
+    is_vendors = op.on_gpu == "reference"
+    return Dispatch(op, op.on_gpu, "torch calls the vendor's library" if is_vendors else f"Triton, {architecture()}")
 
 
-def _on_cpu(op: Op, has_library: bool) -> Dispatch:
+def _on_cpu(op: Op) -> Dispatch:
     if op.name == "edit_logits":
         return Dispatch(op, op.on_cpu, "numpy: few cells of a large table")
     if op.on_cpu == "reference":
         return Dispatch(op, "reference", "torch: the op only moves memory")
-    if has_library:
+    if build.library() is not None:
         return Dispatch(op, op.on_cpu, f"C++, compiled for this CPU; {threads.n_max()} threads")
     file = "torch_cpu" if op.name == "attention" else "reference"
     return Dispatch(op, file, "torch: the C++ library could not be built here (see the warning)")

@@ -12,37 +12,17 @@ from typing import Any, NamedTuple, overload
 
 from torch import Tensor
 
-from banyan.kernels.attention.ragged import AttentionOptions, Ragged, ragged
+from banyan.kernels.attention.ragged import AttentionOptions
+from banyan.kernels.attention.ragged import Ragged as Ragged
+from banyan.kernels.attention.ragged import ragged as ragged
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.draw.rows import Rows
-from banyan.kernels.kv_layout import Pool
+from banyan.kernels.kv_layout import Pool as Pool
 from banyan.kernels.linear.cpu import linear as cpu_linear
-from banyan.kernels.linear.cpu import pack
-from banyan.kernels.linear.packed import Packed
+from banyan.kernels.linear.cpu import pack as pack
+from banyan.kernels.linear.packed import Packed as Packed
 from banyan.kernels.linear.reference import linear as reference_linear
 from banyan.kernels.rope_kv.reference import Norms
-
-__all__ = [
-    "TABLE",
-    "Op",
-    "OpSizes",
-    "Packed",
-    "Pool",
-    "Ragged",
-    "attention",
-    "copy_pages",
-    "copy_slots",
-    "draw",
-    "edit_logits",
-    "linear",
-    "mask_logits",
-    "pack",
-    "ragged",
-    "rms_norm",
-    "rope_kv",
-    "silu_mul",
-    "write_kv",
-]
 
 
 class OpSizes(NamedTuple):

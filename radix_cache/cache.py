@@ -25,14 +25,14 @@ Not thread-safe: one loop owns a cache. The cache has no clock; ages are the ord
 from __future__ import annotations
 
 from collections.abc import Hashable
-from types import TracebackType
+from itertools import chain
 from typing import Any
 
 from banyan.radix_cache.events import CacheEvents
 from banyan.radix_cache.hints import KVHint, KVHints
 from banyan.radix_cache.host_tier import Host, Move
 from banyan.radix_cache.inflight import InFlight
-from banyan.radix_cache.node import Node
+from banyan.radix_cache.node import Node, upward
 from banyan.radix_cache.pagefile import PageFile
 from banyan.radix_cache.policy import POLICIES
 from banyan.radix_cache.stats import Stats, Tally
@@ -49,9 +49,7 @@ class Lease:
         self.cache = cache
         self.is_open = True
         self.pages: list[int] = []  # read-only for callers; in order of slots
-        self.n_cached = (
-            0  # tokens that were in the tree when the lease was opened; the next one is the first to compute
-        )
+        self.n_cached = 0  # tokens that were in the tree when it was opened; the next one is the first to compute
         self.n_host = 0  # of these, tokens that were in host memory
         self.priority = priority
         self.owner = owner
@@ -155,9 +153,7 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -234,7 +230,8 @@ class Cache:
         node, source, n_rest = self._place(node, n)
         lease = Lease(self, ids, namespace, node, priority, owner)
         tree.lock(node)
-        lease.pages = _pages(node)
+        path = [above.pages for above in upward(node)]
+        lease.pages = list(chain.from_iterable(reversed(path)))
         if source is not None:
             tree.lock(source, node)
             n_more = -(-n_ids // page) - len(lease.pages)
@@ -254,10 +251,7 @@ class Cache:
         """Brings the path to the n-th token, which is in `node`, back from host memory. Returns the node that then ends
         it on the device, its tokens, and how many of them came back."""
         assert self.host is not None
-        above: Node | None = node
-        while above and above.parent and not above.pages:
-            above = above.parent
-        n_before = above.end if above else 0
+        n_before = next(above.end for above in upward(node) if above.pages or not above.parent)
         node, n = self.host.bring(node, n, self.n_pages)
         return node, n, max(0, n - n_before)
 
@@ -384,15 +378,3 @@ class Cache:
         verifies the pages themselves."""
         n = len(self.pool.free) + self._n_leased + self.tree.n_pages + len(self.quarantined)
         return n == self.n_pages
-
-
-def _pages(node: Node) -> list[int]:
-    """The pages from the root to the end of a node."""
-    path = [node.pages]
-    while node.parent:
-        node = node.parent
-        path.append(node.pages)
-    pages: list[int] = []
-    for some in reversed(path):
-        pages += some
-    return pages

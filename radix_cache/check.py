@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from banyan.radix_cache.cache import Cache, Lease
-from banyan.radix_cache.node import EvictionQueue, Node, Root
+from banyan.radix_cache.node import EvictionQueue, Node, Root, upward
 
 
 class Corrupt(AssertionError):
@@ -50,13 +50,7 @@ def private(lease: Lease) -> list[int]:
 
 def locked_nodes(lease: Lease) -> set[Node]:
     """The nodes that a lease locks, with their roots."""
-    path: set[Node] = set()
-    for end in (lease._node, lease._source):
-        node = end
-        while node is not None:
-            path.add(node)
-            node = node.parent
-    return path
+    return {*upward(lease._node), *upward(lease._source)}
 
 
 def _check_pages(cache: Cache, nodes: list[Node]) -> None:
@@ -129,11 +123,9 @@ def _check_holds(cache: Cache, nodes: list[Node]) -> None:
             _must(getattr(hint, field) == due, "a hint is not at its place in the order")
             if hint.node is None:
                 raise Corrupt("a hint without a node is in the order")
-            node: Node | None = hint.node
-            while node is not None and node.parent is not None:
-                holds[node] += 1
-                node = node.parent
-            _must(isinstance(node, Root) and node.namespace == hint.namespace, "a hint holds what is not in the tree")
+            *path, root = upward(hint.node)
+            holds.update(path)
+            _must(isinstance(root, Root) and root.namespace == hint.namespace, "a hint holds what is not in the tree")
             above = hint.node.parent.path if hint.node.parent else b""
             _must(hint.ids.startswith(above), "a hint holds other tokens than its own")
     for node in nodes:
@@ -206,20 +198,17 @@ def check_lease(lease: Lease) -> None:
     """Checks that the pages of a lease hold its tokens."""
     cache, end, source = lease.cache, lease._node, lease._source
     page = cache.page
-    key, node = b"", end
-    pages: list[int] = []
-    while node.parent is not None:
-        key, pages, node = node.key + key, node.pages + pages, node.parent
-    _must(isinstance(node, Root) and node.namespace == lease._namespace, "a lease is in another namespace than its own")
+    *path, root = upward(end)
+    pages = [page for node in reversed(path) for page in node.pages]
+    _must(isinstance(root, Root) and root.namespace == lease._namespace, "a lease is in another namespace than its own")
     _must(lease.is_open, "a closed lease is listed as open")
-    _must(lease._ids.startswith(key), "a lease locks a path of other tokens than its own")
+    _must(lease._ids.startswith(end.path), "a lease locks a path of other tokens than its own")
     _must(lease.pages[: len(pages)] == pages, "a lease reads other pages than the tree has for its tokens")
     _must(end.end <= lease._n_computed <= lease.n_slots, "a lease has computed more tokens than it has room for")
     if source is not None:
-        parent, first = source, source
-        while parent.parent is not None and parent is not end:
-            parent, first = parent.parent, parent
-        _must(parent is end, "the source of a copy is not below its lease")
+        first = next((node for node in upward(source) if node.parent is end), None)
+        if first is None:
+            raise Corrupt("the source of a copy is not below its lease")
         rest = lease._ids[4 * end.end : 4 * lease.n_cached]
         _must(first.key.startswith(rest) and 0 < len(rest) < 4 * page, "the source of a copy holds other tokens")
         _must(all(copy[0] == first.pages[0] for copy in lease._copies), "a copy reads another page than its source's")

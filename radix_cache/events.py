@@ -47,7 +47,7 @@ class EventPage(NamedTuple):
 
 
 class CacheEvents:
-    """The log of a tree's latest events. Implements `tree.Listener`."""
+    """The log of a tree's latest events."""
 
     def __init__(self, tree: Tree, first: int = 0, n_kept: int = N_KEPT) -> None:
         """first: the number of the first event; a later process must start with a greater one."""
@@ -58,11 +58,11 @@ class CacheEvents:
         self._next = first
 
     def stored(self, node: Node, first: int) -> None:
-        """See `tree.Listener`."""
+        """The node's key from byte `first` on was stored on the device."""
         self._record("stored", node, first // self._tree.width)
 
     def removed(self, node: Node, first: int) -> None:
-        """See `tree.Listener`."""
+        """The node's key from byte `first` on is about to leave the device."""
         if node.pages:
             self._record("removed", node, -(-first // self._tree.width))
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import NamedTuple
 
-from banyan.radix_cache.node import Node
+from banyan.radix_cache.node import Node, upward
 from banyan.radix_cache.tree import Tree, n_tokens
 
 
@@ -71,12 +71,40 @@ class KVHint:
         """Marks all nodes below the prefix as dead. Also the path to it, from its end up to the first `n_shared` tokens
         or to a fork. Locked and held nodes stay alive."""
         self.release()
-        self._hints.discard(self.ids, self.namespace, n_shared)
+        found = self._hints.find(self)
+        if found is None:
+            return
+        node, is_whole = found
+        tree, page = self._hints.tree, self._hints.tree.page
+        n_kept = -(-n_shared // page) * page
+        if node.start < n_kept < node.end:
+            tree.split(node, n_kept - node.start)
+        if is_whole:
+            for below in reversed(tree.subtree(node)):
+                if below.start >= n_shared:
+                    _mark_dead(tree, below)
+        elif node.start < n_shared or not _mark_dead(tree, node):
+            return
+        while node.queue is tree.dead and (parent := node.parent) and len(parent.children) == 1:
+            if parent.start < n_shared or not _mark_dead(tree, parent):
+                return
+            node = parent
 
     def prefetch(self) -> int:
         """Brings the prefix back from host memory, into pages that are free or unused. Returns its tokens on the
         device."""
-        return self._hints.prefetch(self.ids, self.namespace)
+        tree = self._hints.tree
+        root = tree.roots.get(self.namespace)
+        if root is None:
+            return 0
+        node, n = tree.match(root, self.ids, n_tokens(self.ids))
+        if node.pages or node is root:
+            return n
+        n_room = len(tree.pool.free) + tree.n_evictable - tree.n_held
+        # the prefix must not evict its own beginning
+        n_room -= sum(len(above.pages) for above in upward(node.parent) if not (above.n_locks or above.n_holds))
+        assert tree.second_tier is not None
+        return tree.second_tier.bring(node, n, n_room)[1]
 
 
 class KVHints:
@@ -109,7 +137,7 @@ class KVHints:
         """Holds the part of a hint's prefix that is on the device, if it is expected or pinned."""
         if hint.due is None and hint.until is None:
             return
-        if found := self._find(hint.ids, hint.namespace):
+        if found := self.find(hint):
             hint.node = found[0]
             insort(*self._place(hint))
             self.tree.hold(found[0])
@@ -185,15 +213,15 @@ class KVHints:
 
     # ---- prefixes --------------------------------------------------------------------------------------------------
 
-    def _find(self, ids: bytes, namespace: bytes) -> tuple[Node, bool] | None:
+    def find(self, hint: KVHint) -> tuple[Node, bool] | None:
         """The node that ends the part of a prefix on the device, and whether that is the whole prefix. Splits the node,
         so that it has no page behind the prefix. None if no whole page and not the whole prefix is there."""
         tree, page = self.tree, self.tree.page
-        root = tree.roots.get(namespace)
+        root = tree.roots.get(hint.namespace)
         if root is None:
             return None
-        n_ids = n_tokens(ids)
-        node, n = tree.match(root, ids, n_ids)
+        n_ids = n_tokens(hint.ids)
+        node, n = tree.match(root, hint.ids, n_ids)
         while not node.pages and node.parent:
             node = node.parent
             n = min(n, node.end)
@@ -206,53 +234,15 @@ class KVHints:
                 node = tree.split(node, n_own - node.start)
         return (node, n == n_ids) if node.parent else None
 
-    def discard(self, ids: bytes, namespace: bytes, n_shared: int) -> None:
-        """See `KVHint.drop`."""
-        found = self._find(ids, namespace)
-        if found is None:
-            return
-        node, is_whole = found
-        tree, page = self.tree, self.tree.page
-        n_kept = -(-n_shared // page) * page
-        if node.start < n_kept < node.end:
-            tree.split(node, n_kept - node.start)
-        if is_whole:
-            for below in reversed(tree.subtree(node)):
-                if below.start >= n_shared:
-                    self._mark_dead(below)
-        elif node.start < n_shared or not self._mark_dead(node):
-            return
-        while node.queue is tree.dead and (parent := node.parent) and len(parent.children) == 1:
-            if parent.start < n_shared or not self._mark_dead(parent):
-                return
-            node = parent
 
-    def _mark_dead(self, node: Node) -> bool:
-        """Marks a node as dead, if it is unused and all below it is dead. Drops it if it is only in host memory."""
-        tree = self.tree
-        if node.parent is None or node.n_locks or node.n_holds:
-            return False
-        if not node.pages and tree.second_tier:
-            tree.second_tier.drop_subtree(node)
-            return True
-        if any(child.queue is not tree.dead for child in node.children.values()):
-            return False
-        tree.mark_dead(node)
+def _mark_dead(tree: Tree, node: Node) -> bool:
+    """Marks a node as dead, if it is unused and all below it is dead. Drops it if it is only in host memory."""
+    if node.parent is None or node.n_locks or node.n_holds:
+        return False
+    if not node.pages and tree.second_tier:
+        tree.second_tier.drop_subtree(node)
         return True
-
-    def prefetch(self, ids: bytes, namespace: bytes) -> int:
-        """See `KVHint.prefetch`."""
-        tree = self.tree
-        root = tree.roots.get(namespace)
-        if root is None:
-            return 0
-        node, n = tree.match(root, ids, n_tokens(ids))
-        if node.pages or node is root:
-            return n
-        n_room, above = len(tree.pool.free) + tree.n_evictable - tree.n_held, node.parent
-        while above is not None:
-            if not (above.n_locks or above.n_holds):
-                n_room -= len(above.pages)  # the prefix must not evict its own beginning
-            above = above.parent
-        assert tree.second_tier is not None
-        return tree.second_tier.bring(node, n, n_room)[1]
+    if any(child.queue is not tree.dead for child in node.children.values()):
+        return False
+    tree.mark_dead(node)
+    return True

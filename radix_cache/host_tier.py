@@ -18,9 +18,10 @@ With a file (pagefile.py), host memory outlives the process.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import NamedTuple
 
-from banyan.radix_cache.node import HOST, NO_PAGES, EvictionQueue, Node, link, unlink
+from banyan.radix_cache.node import HOST, NO_PAGES, EvictionQueue, Node, link, unlink, upward
 from banyan.radix_cache.pagefile import Label, PageFile, label_node, prefix_digests
 from banyan.radix_cache.tree import Tree
 
@@ -40,7 +41,7 @@ class Move(NamedTuple):
 
 
 class Host:
-    """Host memory of `n_pages` pages, and the nodes in it. Implements `tree.SecondTier`."""
+    """Host memory of `n_pages` pages, and the nodes in it."""
 
     def __init__(self, tree: Tree, evict: Callable[[int], int], n_pages: int, file: PageFile | None = None) -> None:
         """evict: frees pages on the device (`KVHints.evict`)."""
@@ -147,10 +148,8 @@ class Host:
         n_more = -(-n // tree.page) * tree.page - node.start
         if n_more < node.end - node.start:
             node = tree.split(node, n_more)
-        path, at = [node], node.parent
-        while at and at.parent and not at.pages:
-            path.append(at)
-            at = at.parent
+        path = list(takewhile(lambda at: at.parent and not at.pages, upward(node)))
+        at = path[-1].parent
         assert at is not None
         for k, one in enumerate(reversed(path)):
             if not self._is_sound(one):

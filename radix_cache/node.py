@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 
 import numpy as np
@@ -52,11 +53,7 @@ class Node:
     @property
     def path(self) -> bytes:
         """All token ids from the root to the end of the node."""
-        parts, node = [self.key], self.parent
-        while node:
-            parts.append(node.key)
-            node = node.parent
-        return b"".join(reversed(parts))
+        return b"".join([node.key for node in upward(self)][::-1])
 
 
 class EvictionQueue(Node):
@@ -77,6 +74,11 @@ class EvictionQueue(Node):
         self.is_open = is_open
         self.n_pages = 0  # on the device, of the nodes in the queue
 
+    def __iter__(self) -> Iterator[Node]:
+        node: Node = self
+        while (node := node.next) is not self:
+            yield node
+
 
 class Root(Node):
     """The empty prefix of one namespace. It can be locked, but is in no queue: it is removed with its last child and
@@ -91,10 +93,16 @@ class Root(Node):
 
 def namespace_of(node: Node) -> bytes:
     """The namespace of the tree that a node is in."""
-    while node.parent:
+    *_, root = upward(node)
+    assert isinstance(root, Root)
+    return root.namespace
+
+
+def upward(node: Node | None) -> Iterator[Node]:
+    """The node and its ancestors, the root last."""
+    while node:
+        yield node
         node = node.parent
-    assert isinstance(node, Root)
-    return node.namespace
 
 
 def link(node: Node, queue: EvictionQueue) -> None:

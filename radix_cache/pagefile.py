@@ -114,7 +114,7 @@ class PageFile:
             o = self._o_label(i)
             rest = struct.pack("<I", self._crc(i)) + label[8:]
             self._map[o + 4 : o + len(label)] = rest
-            self._map[o : o + 4] = struct.pack("<I", _nonzero(crc32(rest)))
+            self._map[o : o + 4] = struct.pack("<I", crc32(rest) or 1)
 
     def is_sound(self, i: int) -> bool:
         """Whether the content of page i matches its checksum."""
@@ -132,10 +132,6 @@ class PageFile:
         """Erases all labels."""
         self._map[_BLOCK : _BLOCK + self.n_pages * self._label_bytes] = bytes(self.n_pages * self._label_bytes)
 
-    def flush(self) -> None:
-        """Writes everything to the disk before it returns."""
-        self._map.flush()
-
     def close(self) -> None:
         """Unlocks the file. `pages` must not be used any more."""
         with contextlib.suppress(BufferError):  # a view of `pages` still exists; the map ends with it
@@ -151,10 +147,6 @@ class PageFile:
             return crc32(view)
 
 
-def _nonzero(crc: int) -> int:
-    return crc or 1
-
-
 def _pack(label: Label) -> bytes:
     head = _HEAD.pack(0, 0, len(label.ids) // 4, len(label.namespace), label.digest, label.parent, label.namespace)
     return head + label.ids
@@ -164,6 +156,6 @@ def _unpack(data: bytes, page: int) -> Label | None:
     """The label, if it is valid."""
     crc, _, n_tokens, n_namespace, digest, parent, namespace = _HEAD.unpack_from(data)
     end = _HEAD.size + 4 * page
-    if not crc or n_tokens != page or crc != _nonzero(crc32(data[4:end])):
+    if n_tokens != page or crc != (crc32(data[4:end]) or 1):
         return None
     return Label(digest, parent, namespace[:n_namespace], data[_HEAD.size : end])

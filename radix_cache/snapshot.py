@@ -6,10 +6,10 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import chain
 
 from banyan.radix_cache.cache import Cache
-from banyan.radix_cache.hints import KVHint
-from banyan.radix_cache.node import Node, Root
+from banyan.radix_cache.node import Node, Root, upward
 
 N_IDS = 24
 """Token ids that are shown of the beginning of a node."""
@@ -73,7 +73,10 @@ def snapshot(cache: Cache, n_max: int) -> TreeSnapshot:
     sizes = _sizes(cache)
     chosen = _choose(cache, sizes, min(n_max, MAX_NODES))
     before = _pages_before(cache)
-    pinned, expected = (_held(place.hint for place in order) for order in (cache.hints.pinned, cache.hints.expected))
+    pinned, expected = (
+        {node for place in order for node in upward(place.hint.node) if node.parent}
+        for order in (cache.hints.pinned, cache.hints.expected)
+    )
 
     def largest_first(nodes: Iterable[Node]) -> list[Node]:
         return sorted((node for node in nodes if node in chosen), key=lambda node: -sizes[node][1])
@@ -135,21 +138,7 @@ def _choose(cache: Cache, sizes: dict[Node, tuple[int, int]], n_max: int) -> set
 def _pages_before(cache: Cache) -> dict[Node, int]:
     """For each node in an eviction queue: how many pages are evicted before it."""
     before, n = dict[Node, int](), 0
-    for queue in cache.tree.queues:
-        node = queue.next
-        while node is not queue:
-            before[node] = n
-            n += len(node.pages)
-            node = node.next
+    for node in chain.from_iterable(cache.tree.queues):
+        before[node] = n
+        n += len(node.pages)
     return before
-
-
-def _held(hints: Iterable[KVHint]) -> set[Node]:
-    """The nodes that hints hold."""
-    nodes = set[Node]()
-    for hint in hints:
-        node = hint.node
-        while node is not None and node.parent and node not in nodes:
-            nodes.add(node)
-            node = node.parent
-    return nodes

@@ -57,14 +57,12 @@ class Tally:
         if owner is None:
             return
         by_owner = self._by_owner
-        if one := by_owner.get(owner):
-            by_owner[owner] = one[0] + n_query, one[1] + n_hit
-            return
-        if len(by_owner) == N_OWNERS:
+        if owner not in by_owner and len(by_owner) == N_OWNERS:
             asked, found = by_owner.pop(next(iter(by_owner)))
             self._n_ended += 1
             self._rates_of_ended += found / asked if asked else 0.0
-        by_owner[owner] = n_query, n_hit
+        asked, found = by_owner.get(owner, (0, 0))
+        by_owner[owner] = asked + n_query, found + n_hit
 
     @property
     def n_programs(self) -> int:

@@ -23,10 +23,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from operator import attrgetter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, EvictionQueue, Node, Root, link, n_common, unlink
 from banyan.radix_cache.policy import Lru
+
+if TYPE_CHECKING:
+    from banyan.radix_cache.events import CacheEvents
+    from banyan.radix_cache.host_tier import Host
 
 _MAX_TRIM = 64  # pages: a longer leaf is split before pages are cut off its end, since each cut copies its key
 _level = attrgetter("level")
@@ -57,40 +61,6 @@ class PagePool:
         self.free += pages
 
 
-class SecondTier(Protocol):
-    """Where pages go that are evicted from the device; implemented by `host_tier.Host`."""
-
-    def move_out(self, node: Node, n: int) -> int:
-        """Moves at least n pages at the end of a leaf, the head of its queue, off the device; or all its pages. Returns
-        how many."""
-
-    def bring(self, node: Node, n: int, n_room: int) -> tuple[Node, int]:
-        """Brings the path to the n-th token, which is in `node`, back to the device, up to n_room pages. Returns the
-        node that then ends it on the device, and its tokens."""
-
-    def adopt(self, node: Node, pages: list[int]) -> None:
-        """A lease computed a node that is only in host memory again, into `pages`."""
-
-    def drop_subtree(self, node: Node) -> None:
-        """Drops a node that is only in host memory, and all nodes below it."""
-
-    def split(self, upper: Node, lower: Node) -> None:
-        """`upper` was split off a node with pages in host memory."""
-
-    def free_copy(self, node: Node) -> None:
-        """Frees a node's pages in host memory."""
-
-
-class Listener(Protocol):
-    """Is told which pages come to the device and leave it; implemented by `events.CacheEvents`."""
-
-    def stored(self, node: Node, first: int) -> None:
-        """The node's key from byte `first` on was stored on the device."""
-
-    def removed(self, node: Node, first: int) -> None:
-        """The node's key from byte `first` on is about to leave the device."""
-
-
 class Tree:
     """One tree per namespace, over one pool and with one order of eviction."""
 
@@ -108,8 +78,8 @@ class Tree:
         self.by_level: dict[float, EvictionQueue] = {}
         self.queues: list[EvictionQueue] = []  # sorted by level: all queues with nodes, and at least one
         self.queue(0)
-        self.second_tier: SecondTier | None = None
-        self.listener: Listener | None = None
+        self.second_tier: Host | None = None
+        self.listener: CacheEvents | None = None
         self.n_nodes = 0  # without roots
         self.n_pages = 0  # on the device
         self.n_tokens = 0  # in these pages
@@ -120,10 +90,7 @@ class Tree:
     @property
     def n_evictable(self) -> int:
         """Pages on the device that are not locked."""
-        n = self.n_held
-        for queue in self.queues:
-            n += queue.n_pages
-        return n
+        return self.n_held + sum([queue.n_pages for queue in self.queues])
 
     # ---- match -----------------------------------------------------------------------------------------------------
 
@@ -209,10 +176,7 @@ class Tree:
 
     def root(self, namespace: bytes) -> Root:
         """The root of a namespace, created if there is none. The caller must lock it, or a node below it."""
-        root = self.roots.get(namespace)
-        if root is None:
-            root = self.roots[namespace] = Root(namespace, self.dead)
-        return root
+        return self.roots.get(namespace) or self.roots.setdefault(namespace, Root(namespace, self.dead))
 
     # From a node up to its root, the numbers of locks and holds never decrease. So a path consists of nodes in queues,
     # then nodes that are only held, then locked nodes. Neighbours on a path have as many pages as their starts differ.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from banyan.kernels.attention.plan import MAX_DRAFT, Subtree, subtrees
 
-FEW_ROWS = 128
+FEW_ROWS = 48
 """Up to so many rows, a Python loop builds the arrays faster than numpy calls do."""
 MIN_SAVED_ROWS = 64
 """The last layer skips the rows without wanted results if there are at least so many: a tail needs a second plan."""
@@ -103,18 +103,11 @@ def ragged(
         row[:need] = own[:need]
     contexts = [kv - q for q, kv in zip(q_lens, kv_lens, strict=True)]
     ancestors = None
-    if parents is None and all(q == 1 for q in q_lens):  # only decodes, as in most steps: numpy calls would dominate
-        q_start, position = np.arange(n + 1, dtype=np.int32), np.array(contexts, np.int32)
-        slots = np.array(
-            [own[at // page_size] * page_size + at % page_size for own, at in zip(pages, contexts, strict=True)],
-            np.int64,
-        )
-    else:
-        is_few = sum(q_lens) <= FEW_ROWS
-        rows = _few_rows(q_lens, contexts, pages, page_size) if is_few else _rows(q_lens, contexts, table, page_size)
-        q_start, position, slots = rows
-        if parents is not None:
-            ancestors, position = _trees(q_lens, parents, position)
+    is_few = sum(q_lens) <= FEW_ROWS
+    rows = _few_rows(q_lens, contexts, pages, page_size) if is_few else _rows(q_lens, contexts, table, page_size)
+    q_start, position, slots = rows
+    if parents is not None:
+        ancestors, position = _trees(q_lens, parents, position)
 
     return Ragged(
         q_start=to_device(q_start, device),

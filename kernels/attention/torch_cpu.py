@@ -28,7 +28,10 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
     if ragged.deterministic:
         raise ValueError("attention in plain torch cannot be deterministic: install a C++ compiler, or name it in CXX")
     out = torch.empty_like(q)
-    for work in _plan(ragged, k_pool, options.window, q.dtype):
+    key = ("torch_cpu", options.window, k_pool.shape[1:], q.dtype)
+    if key not in ragged.plans:
+        ragged.plans[key] = list(_work(ragged, k_pool, options.window, q.dtype))
+    for work in ragged.plans[key]:
         if isinstance(work, _Decodes):
             _decode(out, q, k_pool, v_pool, work, options)
         else:
@@ -56,14 +59,6 @@ class _Extend(NamedTuple):
     context: int  # position of the first row
     n_tokens: int
     hidden: Tensor | None  # bool [rows, slots]; None: plain causal attention
-
-
-def _plan(ragged: Ragged, pool: Pool, window: int, dtype: torch.dtype) -> list[_Decodes | _Extend]:
-    key = ("torch_cpu", window, pool.shape[1:], dtype)
-    if key not in ragged.plans:
-        ragged.plans[key] = list(_work(ragged, pool, window, dtype))
-    works: list[_Decodes | _Extend] = ragged.plans[key]
-    return works
 
 
 def _work(ragged: Ragged, pool: Pool, window: int, dtype: torch.dtype) -> Iterator[_Decodes | _Extend]:

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from banyan.kernels.device import launch
 from banyan.kernels.kv_layout import stacks
-from banyan.kernels.launch import launch
 
 
 @triton.jit

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from banyan.kernels.device import launch
 from banyan.kernels.draw.rows import Rows
-from banyan.kernels.launch import launch
 
 TINY = tl.constexpr(27 << 23)  # bits of 2^-100: the smallest weight that counts
 ONE = tl.constexpr(127 << 23)  # bits of 1.0: the largest weight

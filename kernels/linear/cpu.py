@@ -28,7 +28,7 @@ def pack(weight: Tensor, deterministic: bool = False, is_int8: bool = False) -> 
     is_required = deterministic or is_int8
     if weight.dtype == torch.bfloat16 and (weight.shape[1] % 2 or (_has_matrix_unit() and not is_required)):
         return None
-    return (packed.pack_int8 if is_int8 else packed.pack)(weight, library.banyan_panel())
+    return packed.pack(weight, library.banyan_panel(), is_int8)
 
 
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 class Packed(NamedTuple):
@@ -16,19 +17,13 @@ class Packed(NamedTuple):
     scale: Tensor | None = None  # float32 [panels * width]: the scale of each output column of an int8 weight
 
 
-def pack(weight: Tensor, width: int) -> Packed:
-    """Packs `weight` [n_out, n_in] in panels of `width` output columns."""
+def pack(weight: Tensor, width: int, is_int8: bool = False) -> Packed:
+    """Packs `weight` [n_out, n_in], or its `quantize`, in panels of `width` output columns, for rows in its dtype."""
     n_out, n_in = weight.shape
-    return Packed(_panels(weight, width, weight.dtype), n_out, n_in, weight.dtype)
-
-
-def pack_int8(weight: Tensor, width: int) -> Packed:
-    """Packs `quantize(weight)`, for rows in the weight's dtype."""
-    numbers, scale = quantize(weight)
-    padded = scale.new_ones(-(-len(scale) // width) * width)
-    padded[: len(scale)] = scale
-    n_out, n_in = weight.shape
-    return Packed(_panels(numbers, width, weight.dtype), n_out, n_in, weight.dtype, padded)
+    numbers, scale = quantize(weight) if is_int8 else (weight, None)
+    if scale is not None:
+        scale = F.pad(scale, (0, -n_out % width), value=1.0)
+    return Packed(_panels(numbers, width, weight.dtype), n_out, n_in, weight.dtype, scale)
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,9 +36,7 @@ def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _panels(numbers: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """Lays out panels. dtype: of the rows; with bfloat16, pairs of k are adjacent. The last panel is padded with 0."""
     n_out, n_in = numbers.shape
-    n_panels = -(-n_out // width)
-    tall = numbers.new_zeros((n_panels * width, n_in))
-    tall[:n_out] = numbers
+    tall = F.pad(numbers, (0, 0, 0, -n_out % width))
     pairs = 2 if dtype == torch.bfloat16 else 1
-    panels = tall.view(n_panels, width, n_in // pairs, pairs).transpose(1, 2).contiguous()
+    panels = tall.view(-1, width, n_in // pairs, pairs).transpose(1, 2).contiguous()
     return panels if pairs == 2 else panels.squeeze(3)

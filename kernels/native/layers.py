@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention.native import AttentionCall, prepare
+from banyan.kernels.attention.native import MAX_DIM, MAX_ROWS, AttentionCall, prepare
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged
+from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import Pool, address, are_native, native_kind, pointers
 from banyan.kernels.linear.packed import Packed
 from banyan.kernels.native import threads
@@ -79,7 +80,7 @@ class Weights(NamedTuple):
 
 
 class Layers:
-    """The layers of one decoder. Built by `fused_layers.fused`; `bind` sets the pools, then a call computes a step."""
+    """The layers of one decoder. Built by `fused`; `bind` sets the pools, then a call computes a step."""
 
     def __init__(
         self, library: ctypes.CDLL, weights: Sequence[Weights], n_heads: int, n_kv_heads: int, dim: int, eps: float
@@ -154,6 +155,21 @@ class Layers:
         call, work, part = prepare(ragged, *self.sizes, page, AttentionOptions(self.sizes[2] ** -0.5, window=window))
         small, n_small, large, n_large, merges, n_merges, n_threads = work.arguments
         return _AttentionPlan(call, small, large, merges, n_small, n_large, n_merges, n_threads), part
+
+
+def fused(
+    library: ctypes.CDLL | None, weights: Sequence[Weights], n_heads: int, n_kv_heads: int, dim: int, eps: float
+) -> Layers | None:
+    """The fused layers; None if the library cannot compute them. It needs a CPU, packed weights and one dtype."""
+    if INTERPRETED or library is None or dim % 16 or dim > MAX_DIM or n_heads > MAX_ROWS:
+        return None
+    dtype = weights[0].attention_norm.dtype
+    for w in weights:
+        if not all(isinstance(weight, Packed) and weight.dtype == dtype for weight, _ in w.linears):
+            return None
+        if not all(vector.dtype == dtype and vector.is_contiguous() for vector in w.vectors):
+            return None
+    return Layers(library, weights, n_heads, n_kv_heads, dim, eps)
 
 
 def _weight(linear: tuple[Tensor | Packed, Tensor | None]) -> _Weight:

@@ -85,7 +85,7 @@ def _linear(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
     numbers, scales = packed.quantize(weight)
     for kept, wanted in (
         (packed.pack(weight, width), weight),
-        (packed.pack_int8(weight, width), numbers * scales[:, None]),
+        (packed.pack(weight, width, is_int8=True), numbers * scales[:, None]),
     ):
         scale = None if kept.scale is None else kept.scale.data_ptr()
         pointers = x.data_ptr(), kept.panels.data_ptr(), scale, bias.data_ptr(), out.data_ptr()

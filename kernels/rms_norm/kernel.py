@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels.launch import launch
+from banyan.kernels.device import launch
 
 
 @triton.jit

@@ -126,12 +126,9 @@ class DfaGuide(Guide):
         self.error = why
 
     def fill(self, out: Row) -> None:
-        state = self._states[-1]
-        if forced := self._dfa.forced(state):
-            out[:] = 0
-            set_bits(out, forced[:1])
-        else:
-            out[:] = self._dfa.mask(state)
+        forced = self.forced_tokens(1)
+        out[:] = 0 if forced else self._dfa.mask(self._states[-1])
+        set_bits(out, forced)
 
     def accept(self, tokens: Sequence[int]) -> int:
         dfa = self._dfa

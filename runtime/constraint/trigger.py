@@ -23,19 +23,15 @@ class _StringSearch:
 
     def find(self, tail: bytes, new: bytes) -> bytes | None:
         """If `new`, appended to `tail`, completes a string: the bytes behind the first one that is completed."""
-        window, best = tail + new, -1
-        for string in self.strings:
-            at = window.find(string, max(0, len(tail) - len(string) + 1))
-            if at >= 0 and (best < 0 or at + len(string) < best):
-                best = at + len(string)
-        return None if best < 0 else window[best:]
+        window = tail + new
+        found = [(string, window.find(string, max(0, len(tail) - len(string) + 1))) for string in self.strings]
+        end = min((at + len(string) for string, at in found if at >= 0), default=None)
+        return None if end is None else window[end:]
 
     def tail(self, text: bytes) -> bytes:
         """The longest suffix of the text that is the beginning of a string."""
-        for at in range(max(0, len(text) - self._max_tail), len(text)):
-            if any(string.startswith(text[at:]) for string in self.strings):
-                return text[at:]
-        return b""
+        suffixes = (text[at:] for at in range(max(0, len(text) - self._max_tail), len(text)))
+        return next((end for end in suffixes if any(string.startswith(end) for string in self.strings)), b"")
 
     def completing(self, tail: bytes, vocabulary: Vocabulary) -> list[int]:
         """Tokens that complete a string behind `tail`."""

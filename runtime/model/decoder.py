@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.fused_layers import Layers, Weights, fused
+from banyan.kernels.native import build as native
+from banyan.kernels.native.layers import Layers, Weights, fused
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.rope import frequencies
@@ -83,7 +84,8 @@ class Decoder:
         h = torch.zeros_like(x)
         for layer, pools in zip(self.layers, kv, strict=True):
             h, x = ops.rms_norm(h, layer.attention_norm, self.eps, residual=x)
-            q = self._query(layer, h, cos_sin, ragged, pools)
+            qkv = layer.qkv(h).view(len(h), -1, self.spec.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
+            q = ops.rope_kv(qkv, layer.qk_norm, self.eps, *cos_sin, *pools, ragged.slots)  # [n_rows, n_heads, head_dim]
             if last is not None and layer is self.layers[-1]:
                 assert ragged.tail is not None
                 q, x, ragged = q[last], x[last], ragged.tail
@@ -101,13 +103,7 @@ class Decoder:
                     (w.gate_up.weight, w.gate_up.bias), (w.down.weight, w.down.bias), w.window)
             for w in self.layers
         ]  # fmt: skip
-        return fused(weights, self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim, self.eps)
-
-    def _query(self, layer: Layer, h: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged,
-               pools: tuple[Pool, Pool]) -> Tensor:  # fmt: skip
-        """Writes keys and values to the pools and returns the queries, [n_rows, n_heads, head_dim]."""
-        qkv = layer.qkv(h).view(len(h), -1, self.spec.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
-        return ops.rope_kv(qkv, layer.qk_norm, self.eps, *cos_sin, *pools, ragged.slots)
+        return fused(native.library(), weights, self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim, self.eps)
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,
@@ -152,12 +148,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         if c.tie_word_embeddings
         else linear(c.hidden_size, False, ("lm_head", c.vocab_size))
     )
-    weights.finish(ignore=_is_unused)
+    # older checkpoints have rope tables, and a head that is tied
+    weights.finish(ignore=lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight")
     inv_freq, scale = frequencies(c.rope, c.dim, max_context)
     name = str(dtype).removeprefix("torch.")
     return Decoder(msgspec.structs.replace(spec, dtype=name), embed, layers, norm, head, (inv_freq.to(device), scale))
-
-
-def _is_unused(name: str) -> bool:
-    """Whether the decoder has no use for a tensor of older checkpoints: rope tables, and a head that is tied."""
-    return name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight"

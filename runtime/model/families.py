@@ -1,8 +1,9 @@
-"""config.json of the families that the native decoder computes: Llama, Mistral, Qwen2, Qwen3. Imports no torch.
+"""What is known of a model before it is loaded: `ModelSpec`, and the config.json of the families that the native
+decoder computes (Llama, Mistral, Qwen2, Qwen3). Imports no torch.
 
-Each struct is the config.json of a family, with its field names and transformers' defaults. A field that is in no
-struct and not known to be irrelevant for inference is an error that names it: the checkpoint may compute something that
-this decoder does not.
+Each family's struct has the field names of its config.json and transformers' defaults. A field that is in no struct and
+not known to be irrelevant for inference is an error that names it: the checkpoint may compute something that this
+decoder does not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import msgspec
 
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.rope import NoScaling, Rope, parse_rope
+
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Dense(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,34 +55,23 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True):
         """Of each layer, the number of tokens that a token attends to, itself included; 0: all."""
         return (0,) * self.num_hidden_layers
 
+    # Only some families have these fields; in the config.json of the others they would be an error.
     @property
     def has_qkv_bias(self) -> bool:
-        return False
+        return getattr(self, "attention_bias", False)
 
     @property
     def has_out_bias(self) -> bool:
-        return False
+        return getattr(self, "attention_bias", False)
 
     @property
     def has_mlp_bias(self) -> bool:
-        return False
+        return getattr(self, "mlp_bias", False)
 
 
 class Llama(Dense, frozen=True, kw_only=True):
     attention_bias: bool = False
     mlp_bias: bool = False
-
-    @property
-    def has_qkv_bias(self) -> bool:
-        return self.attention_bias
-
-    @property
-    def has_out_bias(self) -> bool:
-        return self.attention_bias
-
-    @property
-    def has_mlp_bias(self) -> bool:
-        return self.mlp_bias
 
 
 class Mistral(Dense, frozen=True, kw_only=True):
@@ -119,14 +111,36 @@ class Qwen3(Qwen2, frozen=True, kw_only=True):
     has_qk_norm: ClassVar[bool] = True
     head_dim: int | None = 128
     attention_bias: bool = False
+    has_qkv_bias = Dense.has_qkv_bias
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """The dimensions of a model, read from its config.json and checkpoint headers. Counts are of the whole model."""
+
+    name: str  # the directory's name or the hub id, for messages
+    family: str  # transformers' model_type
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    hidden: int
+    vocab_size: int  # rows of the embedding; the tokenizer may know fewer
+    max_context: int
+    eos_ids: tuple[int, ...]
+    dtype: str  # one of DTYPES: the checkpoint's, or of a loaded Model the one that it computes in
+    n_parameters: int  # as stored: a tied head is not counted
+    tie_embeddings: bool = False
+    dense: Dense | None = None  # None: transformers' code computes it
 
     @property
-    def has_qkv_bias(self) -> bool:
-        return self.attention_bias
+    def kv_elements(self) -> int:
+        """Elements of K and V that one token takes in all layers."""
+        return 2 * self.n_layers * self.n_kv_heads * self.head_dim
 
     @property
-    def has_out_bias(self) -> bool:
-        return self.attention_bias
+    def kv_heads(self) -> int:
+        """KV heads of all layers, K and V counted separately."""
+        return 2 * self.n_layers * self.n_kv_heads
 
 
 FAMILIES: dict[str, type[Dense]] = {"llama": Llama, "mistral": Mistral, "qwen2": Qwen2, "qwen3": Qwen3}
@@ -188,3 +202,11 @@ def _check(c: Dense) -> None:
         raise BadModel(f"config.json: rotary positions need an even head_dim, not {c.dim}")
     if len(c.windows) != c.num_hidden_layers:
         raise BadModel(f"config.json: {len(c.windows)} layer_types for {c.num_hidden_layers} layers")
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a checkpoint's dtype, float32 if it has none. Unsupported if it is not one of DTYPES."""
+    name = str(dtype or "float32").removeprefix("torch.")
+    if name not in DTYPES:
+        raise Unsupported(f"the checkpoint's dtype is {name!r}; known are {', '.join(DTYPES)}")
+    return name

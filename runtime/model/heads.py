@@ -24,7 +24,7 @@ from banyan.kernels.ops import Ragged
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model import families
 from banyan.runtime.model.decoder import Decoder, Layer
-from banyan.runtime.model.facts import ModelSpec
+from banyan.runtime.model.families import ModelSpec
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.rope import frequencies
 from banyan.runtime.model.spec import read_json

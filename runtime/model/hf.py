@@ -30,7 +30,7 @@ from banyan.kernels import ops
 from banyan.kernels.kv_layout import Pool, Quantized
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
-from banyan.runtime.model.facts import DTYPES, ModelSpec
+from banyan.runtime.model.families import ModelSpec, dtype_name
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
@@ -244,9 +244,6 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
     n_heads = config.num_attention_heads
     n_kv_heads = 1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", None) or n_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // n_heads
-    dtype = str(config.dtype or "float32").removeprefix("torch.")
-    if dtype not in DTYPES:
-        raise Unsupported(f"the checkpoint's dtype is {dtype!r}; known are {', '.join(DTYPES)}")
     return ModelSpec(
         n_layers=config.num_hidden_layers,
         n_heads=n_heads,
@@ -255,7 +252,7 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         hidden=config.hidden_size,
         vocab_size=config.vocab_size,
         max_context=config.max_position_embeddings,
-        dtype=dtype,
+        dtype=dtype_name(config.dtype),
         tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         **common,
     )

@@ -68,12 +68,17 @@ def load(
     context = spec.max_context if max_context is None else max_context
     if context > spec.max_context:
         raise ConfigError(f"context is {context}, but {spec.name} supports at most {spec.max_context} tokens")
-    if deterministic:
-        _check_deterministic(spec, device, getattr(torch, dtype))
+    at = torch.device(device), getattr(torch, dtype), context
+    if deterministic and spec.dense is None:
+        raise Unsupported(
+            f"deterministic with {spec.name}: {spec.family} runs in transformers' own code, whose bits depend on the "
+            "batch; native families are llama, mistral, qwen2 and qwen3"
+        )
+    if deterministic and device == "cpu" and (reason := why_not_deterministic(device, at[1], spec.head_dim)):
+        raise ConfigError(f"deterministic is not possible here: {reason}")
     is_int8 = weight_dtype == "int8"
     if is_int8 and spec.dense is None:
         raise Unsupported(f"weight_dtype='int8' with {spec.name}: {spec.family} runs in transformers' own code")
-    at = torch.device(device), getattr(torch, dtype), context
     try:
         if spec.dense is None:
             from banyan.runtime.model import hf
@@ -87,13 +92,3 @@ def load(
         raise OutOfMemory(
             f"the weights of {spec.name} ({spec.n_parameters:,} numbers in {dtype}) do not fit on {device}: {e}"
         ) from e
-
-
-def _check_deterministic(spec: ModelSpec, device: str, dtype: torch.dtype) -> None:
-    if spec.dense is None:
-        raise Unsupported(
-            f"deterministic with {spec.name}: {spec.family} runs in transformers' own code, whose bits depend on the "
-            "batch; native families are llama, mistral, qwen2 and qwen3"
-        )
-    if device == "cpu" and (reason := why_not_deterministic(device, dtype, spec.head_dim)):
-        raise ConfigError(f"deterministic is not possible here: {reason}")

@@ -13,8 +13,8 @@ from typing import Any
 
 from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
 from banyan.runtime.model import families
-from banyan.runtime.model.facts import DTYPES as DTYPES
-from banyan.runtime.model.facts import ModelSpec as ModelSpec
+from banyan.runtime.model.families import DTYPES as DTYPES
+from banyan.runtime.model.families import ModelSpec as ModelSpec
 
 SHIPPED = Path(__file__).parent / "pocket" / "weights"  # the models in the package, one directory each
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -90,7 +90,7 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
         hidden=dense.hidden_size,
         vocab_size=dense.vocab_size,
         max_context=dense.max_context,
-        dtype=_dtype(config),
+        dtype=families.dtype_name(config.get("dtype") or config.get("torch_dtype")),
         tie_embeddings=dense.tie_word_embeddings,
         dense=dense,
         **common,
@@ -143,10 +143,3 @@ def _eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, .
     if not all(isinstance(i, int) for i in ids):
         raise BadModel(f"eos_token_id is {ids!r}; token ids are integers")
     return tuple(ids)
-
-
-def _dtype(config: dict[str, Any]) -> str:
-    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
-    if dtype not in DTYPES:
-        raise Unsupported(f"the checkpoint's dtype is {dtype!r}; known are {', '.join(DTYPES)}")
-    return str(dtype)

@@ -19,10 +19,7 @@ from banyan.runtime.errors import ConstraintUnsupported
 TYPES = ("null", "boolean", "object", "array", "number", "string")
 _OPPOSITE = {"maximum": "exclusiveMinimum", "minimum": "exclusiveMaximum",
              "exclusiveMaximum": "minimum", "exclusiveMinimum": "maximum"}  # fmt: skip
-_UPPER = {"maxLength": ("string", "minLength"), "maxItems": ("array", "minItems"),
-          "maxProperties": ("object", "minProperties")}  # fmt: skip
-_LOWER = {"minLength": ("string", "maxLength"), "minItems": ("array", "maxItems"),
-          "minProperties": ("object", "maxProperties")}  # fmt: skip
+_COUNTED = {"Length": "string", "Items": "array", "Properties": "object"}
 _MAX_REFS = 16  # references that a negation follows
 
 
@@ -132,11 +129,9 @@ def _negated(key: str, value: Any, no: Any) -> Schema:
         case "maximum" | "minimum" | "exclusiveMaximum" | "exclusiveMinimum":
             return {"type": "number", _OPPOSITE[key]: value}
         case "maxLength" | "maxItems" | "maxProperties":
-            kind, other = _UPPER[key]
-            return {"type": kind, other: value + 1}
+            return {"type": _COUNTED[key[3:]], f"min{key[3:]}": value + 1}
         case "minLength" | "minItems" | "minProperties":
-            kind, other = _LOWER[key]
-            return {"type": kind, other: value - 1} if value else False
+            return {"type": _COUNTED[key[3:]], f"max{key[3:]}": value - 1} if value else False
     raise _unsupported(key)
 
 
@@ -161,28 +156,20 @@ def _not_among(values: list[Any]) -> Schema:
         for low, high in pairwise(edges):
             bounds = {"exclusiveMinimum": low, "exclusiveMaximum": high}
             parts.append({"type": "number"} | {key: point for key, point in bounds.items() if point is not None})
-    for kind, empty in (("object", {"maxProperties": 0}), ("array", {"maxItems": 0})):
+    for kind, minimum in (("object", "minProperties"), ("array", "minItems")):
+        if any(by_type.get(kind, ())):
+            raise ConstraintUnsupported(f'"const" and "enum" of {kind}s are not supported under "not", "if" or "oneOf"')
         if kind in by_type:
-            parts.append(_unlike(kind, by_type[kind], empty))
+            parts.append({"type": kind, minimum: 1})
     return any_of([one for one in parts if one != {"enum": []}])
-
-
-def _unlike(kind: str, values: list[Any], empty: dict[str, Any]) -> Schema:
-    if all(not value for value in values):
-        return {"type": kind} | ({"minProperties": 1} if kind == "object" else {"minItems": 1})
-    raise ConstraintUnsupported(f'"const" and "enum" of {kind}s are not supported under "not", "if" or "oneOf"')
 
 
 def all_but(words: list[str]) -> str:
     """A regex for all strings but these: it leaves their prefix tree at any node, or ends where no word does."""
     heads = sorted({word[0] for word in words if word})
     leave = f"[^{''.join(map(_in_class, heads))}][\\s\\S]*" if heads else "[\\s\\S]+"
-    parts = [leave]
-    for head in heads:
-        parts.append(re.escape(head) + f"(?:{all_but([word[1:] for word in words if word[:1] == head])})")
-    if "" not in words:
-        parts.append("")
-    return "|".join(parts)
+    below = [re.escape(head) + f"(?:{all_but([word[1:] for word in words if word[:1] == head])})" for head in heads]
+    return "|".join([leave, *below, *([] if "" in words else [""])])
 
 
 def _in_class(character: str) -> str:
@@ -211,12 +198,10 @@ def disjoint(a: Schema, b: Schema, document: Document, types: set[str], depth: i
         return _above(a, b) or _above(b, a)
     if left != {"object"}:
         return False
-    both = set(a.get("required", ())) | set(b.get("required", ()))
-    for name in both:
-        x, y = _property(a, name), _property(b, name)
-        if disjoint(x, y, document, set(TYPES), depth + 1):
-            return True
-    return False
+    return any(
+        disjoint(_property(a, name), _property(b, name), document, set(TYPES), depth + 1)
+        for name in {*a.get("required", ()), *b.get("required", ())}
+    )
 
 
 def resolve(schema: Schema, document: Document) -> Schema:
@@ -250,9 +235,7 @@ def canonical(value: Any) -> str:
 
 
 def _values(schema: dict[str, Any]) -> list[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    return schema.get("enum")
+    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _property(schema: dict[str, Any], name: str) -> Schema:

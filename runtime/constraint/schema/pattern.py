@@ -57,9 +57,9 @@ def _class(pattern: str, start: int) -> tuple[str, int]:
             end, at = _atom(pattern, at + 1)
             item = f"{item}-{end}"
         items.append(item)
-    body = "".join(items) or ("\\s&&\\S" if not negated else "")
-    if negated:  # in ECMA-262, [^] matches anything and [] nothing
-        body = f"[^{body}]" if items else "\\s\\S"
+    body = f"[^{''.join(items)}]" if negated else "".join(items)
+    if not items:  # in ECMA-262, [^] matches anything and [] nothing
+        body = "\\s\\S" if negated else "\\s&&\\S"
     return f"[{body}&&[^{_removed(body)}]]", at + 1
 
 

@@ -99,16 +99,15 @@ class Document:
             return
         base = self._base_of(schema, place.base)
         if base != place.base or not place.path:
-            self._roots[base] = _SchemaLocation(schema, base, place.path)
-        here = _SchemaLocation(schema, place.base, place.path)
+            self._roots[base] = place._replace(base=base)
         for key in ("$anchor", "$dynamicAnchor"):
             if isinstance(schema.get(key), str):
-                self._anchors[f"{base}#{schema[key]}"] = here
+                self._anchors[f"{base}#{schema[key]}"] = place
         if isinstance(schema.get("$dynamicAnchor"), str):
             self._dynamic.setdefault(schema["$dynamicAnchor"], set()).add(base)
         own = schema.get("$id")
         if self._draft <= 7 and isinstance(own, str) and own.startswith("#"):  # how earlier drafts wrote an anchor
-            self._anchors[f"{base}{own}"] = here
+            self._anchors[f"{base}{own}"] = place
         for below in _below(schema, place.path, base, (*NAMED, *DEFS)):
             self._index(below)
 
@@ -143,21 +142,18 @@ class Document:
         """The name of the definition for a reference's target. Follows references to references."""
         seen = set()
         while True:
-            base = self._base_of(place.schema, place.base)
-            place = self._find(ref, base, place.path)
-            if id(place.schema) in seen:
+            place = self._find(ref, self._base_of(place.schema, place.base), place.path)
+            schema, key = place.schema, id(place.schema)
+            if key in seen:
                 raise ConstraintSyntax(f"invalid JSON Schema: the reference at {place.path or '/'} leads to itself")
-            seen.add(id(place.schema))
-            schema = place.schema
-            if isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and self._is_alias(schema):
-                ref = schema["$ref"]
-                continue
-            break
-        name = self._names.get(id(place.schema))
-        if name is None:
-            name = self._names[id(place.schema)] = f"d{len(self._names)}"
-            self._queue.append((name, place))
-        return name
+            seen.add(key)
+            if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and self._is_alias(schema)):
+                break
+            ref = schema["$ref"]
+        if key not in self._names:
+            self._names[key] = f"d{len(self._names)}"
+            self._queue.append((self._names[key], place))
+        return self._names[key]
 
     def _is_alias(self, schema: dict[str, Any]) -> bool:
         """Whether a schema with `$ref` restricts nothing else."""

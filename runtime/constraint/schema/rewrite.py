@@ -76,19 +76,15 @@ class _SchemaWriter:
         return all_of([out, *also])
 
     def _below(self, key: str, value: Any, types: set[str]) -> Any:
-        if key in ("allOf", "anyOf", "oneOf"):
-            return [self.write(one, types) for one in value]
+        inner = types if key in ("allOf", "anyOf", "oneOf") else set(TYPES)
         if key in MANY:
-            return [self.write(one, set(TYPES)) for one in value]
+            return [self.write(one, inner) for one in value]
         if key in ONE:
-            return self.write(value, set(TYPES))
-        if key == "pattern":
-            return to_rust(value)
-        if key == "patternProperties":
-            return {to_rust(pattern): self.write(one, set(TYPES)) for pattern, one in value.items()}
+            return self.write(value, inner)
         if key in NAMED:
-            return {name: self.write(one, set(TYPES)) for name, one in value.items()}
-        return value
+            named = to_rust if key == "patternProperties" else str
+            return {named(name): self.write(one, inner) for name, one in value.items()}
+        return to_rust(value) if key == "pattern" else value
 
     # One method per keyword: it removes the keyword from `rest` and returns schemas that must hold as well.
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from banyan.kernels.fused_layers import Layers
+from banyan.kernels.native.layers import Layers
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.engine.batch import Batch
