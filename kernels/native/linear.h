@@ -83,7 +83,14 @@ inline void block(float* c, const T* a, int64_t s_a, const B* b, int n_k, bool f
 
 template <class T, class B>
 inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const B* b, int n_k, bool fresh) {
-    each_tile(n, [&](int64_t r, auto R) { block<R>(c + r * PANEL, a + r * s_a, s_a, b, n_k, fresh); });
+    for (; n >= MR; n -= MR, c += MR * PANEL, a += MR * s_a) block<MR>(c, a, s_a, b, n_k, fresh);
+    switch (n) {
+        case 1: return block<1>(c, a, s_a, b, n_k, fresh);
+        case 2: return block<2>(c, a, s_a, b, n_k, fresh);
+        case 3: return block<3>(c, a, s_a, b, n_k, fresh);
+        case 4: return block<4>(c, a, s_a, b, n_k, fresh);
+        case 5: return block<5>(c, a, s_a, b, n_k, fresh);
+    }
 }
 
 template <class T>
@@ -130,10 +137,10 @@ void linear(const T* x, const Q* weight, const float* scale, const T* bias, T* o
         for (int64_t r = 0; r < n_rows; r++) {
             T* to = out + (m * MC + r) * n_out + p * PANEL;
             const T* add = bias ? bias + p * PANEL : nullptr;
-            each_vector(width, [&](int64_t j, auto m) {
-                const vf y = load(c + r * PANEL + j);
-                store(to + j, add ? y + load(add + j, m) : y, m);
-            });
+            int64_t j = 0;
+            for (; j + W <= width; j += W)
+                store(to + j, add ? load(c + r * PANEL + j) + load(add + j) : load(c + r * PANEL + j));
+            for (; j < width; j++) put(to + j, add ? c[r * PANEL + j] + get(add[j]) : c[r * PANEL + j]);
         }
     });
 }

@@ -17,29 +17,26 @@ void each_row(int64_t n, int n_threads, const F& row) {
     });
 }
 
-// 1 / sqrt(mean of squares + eps)
-template <class T>
-inline float inverse_rms(const T* x, int64_t dim, float eps) {
-    vf squares = vf{};
-    each_vector(dim, [&](int64_t d, auto m) { squares += load(x + d, m) * load(x + d, m); });
-    return 1.0f / std::sqrt(sum(squares) / float(dim) + eps);
-}
-
 template <class T>
 void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int64_t n, int64_t n_heads, int64_t dim,
           int64_t s_row, int64_t s_head, float eps, int n_threads) {
     each_row(n, n_threads, [&](int64_t i) {
         const T* from = x + i / n_heads * s_row + i % n_heads * s_head;
         T* to = out + i * dim;
+        vf squares = vf{};
+        float rest = 0;
         if (residual) {
-            T* all = total + i * dim;
-            each_vector(dim, [&](int64_t d, auto m) {
-                store(all + d, load(from + d, m) + load(residual + i * dim + d, m), m);
-            });
-            from = all;  // the norm uses the rounded sum, as the next layers do
+            int64_t d = 0;
+            for (; d + W <= dim; d += W) store(total + i * dim + d, load(from + d) + load(residual + i * dim + d));
+            for (; d < dim; d++) put(total + i * dim + d, get(from[d]) + get(residual[i * dim + d]));
+            from = total + i * dim;  // the norm uses the rounded sum, as the next layers do
         }
-        const float by = inverse_rms(from, dim, eps);
-        each_vector(dim, [&](int64_t d, auto m) { store(to + d, load(from + d, m) * by * load(weight + d, m), m); });
+        int64_t d = 0;
+        for (; d + W <= dim; d += W) squares += load(from + d) * load(from + d);
+        for (; d < dim; d++) rest += get(from[d]) * get(from[d]);
+        const float by = 1.0f / std::sqrt((sum(squares) + rest) / float(dim) + eps);
+        for (d = 0; d + W <= dim; d += W) store(to + d, load(from + d) * by * load(weight + d));
+        for (; d < dim; d++) put(to + d, get(from[d]) * by * get(weight[d]));
     });
 }
 
@@ -48,18 +45,29 @@ template <class T, class U>
 inline void rotate(const T* from, U* to, const T* weight, const float* cos, const float* sin, int64_t dim, int64_t half,
                  float eps) {
     float x[MAX_HEAD];
-    each_vector(dim, [&](int64_t d, auto m) { store(x + d, load(from + d, m), m); });
+    int64_t d = 0;
+    for (; d + W <= dim; d += W) store(x + d, load(from + d));
+    for (; d < dim; d++) x[d] = get(from[d]);
     if (weight) {
-        const float by = inverse_rms(x, dim, eps);
-        each_vector(dim, [&](int64_t d, auto m) { store(x + d, load(x + d, m) * by * load(weight + d, m), m); });
+        float squares = 0;
+        vf wide = vf{};
+        for (d = 0; d + W <= dim; d += W) wide += load(x + d) * load(x + d);
+        for (; d < dim; d++) squares += x[d] * x[d];
+        const float by = 1.0f / std::sqrt((sum(wide) + squares) / float(dim) + eps);
+        for (d = 0; d + W <= dim; d += W) store(x + d, load(x + d) * by * load(weight + d));
+        for (; d < dim; d++) x[d] *= by * get(weight[d]);
     }
-    each_vector(half, [&](int64_t d, auto m) {
-        const vf a = load(x + d, m), b = load(x + half + d, m), c = load(cos + d, m), s = load(sin + d, m);
-        store(to + d, a * c - b * s, m);
-        store(to + half + d, b * c + a * s, m);
-    });
-    const int64_t o = 2 * half;
-    each_vector(dim - o, [&](int64_t d, auto m) { store(to + o + d, load(x + o + d, m), m); });
+    for (d = 0; d + W <= half; d += W) {
+        vf a = load(x + d), b = load(x + half + d);
+        store(to + d, a * load(cos + d) - b * load(sin + d));
+        store(to + half + d, b * load(cos + d) + a * load(sin + d));
+    }
+    for (; d < half; d++) {
+        float a = x[d], b = x[half + d];
+        put(to + d, a * cos[d] - b * sin[d]);
+        put(to + half + d, b * cos[d] + a * sin[d]);
+    }
+    for (d = 2 * half; d < dim; d++) put(to + d, x[d]);
 }
 
 struct RopeKv {  // one call; pointers to elements of one type
@@ -79,17 +87,22 @@ inline float limit(e4m3) { return 448.0f; }
 template <class P>
 inline float quantize(const float* x, P* to, int64_t dim) {
     vf high = vf{}, nan = vf{};
-    each_vector(dim, [&](int64_t d, auto m) {
-        const vf y = load(x + d, m);
+    float most = 0;
+    int64_t d = 0;
+    for (; d + W <= dim; d += W) {
+        vf y = load(x + d);
         high = vmax(high, y < 0 ? -y : y);
         nan += y * 0.0f;
-    });
-    const float scale = top(high) / limit(P{}), by = scale > 0 ? 1.0f / scale : 0.0f;
-    each_vector(dim, [&](int64_t d, auto m) {
-        vf y = load(x + d, m) * by;
+    }
+    for (; d < dim; d++) most = std::fmax(most, std::fabs(x[d])), nan[0] += x[d] * 0.0f;
+    most = std::fmax(most, top(high));
+    const float scale = most / limit(P{}), by = scale > 0 ? 1.0f / scale : 0.0f;
+    for (d = 0; d + W <= dim; d += W) {
+        vf y = load(x + d) * by;
         y = y > limit(P{}) ? vf{} + limit(P{}) : y;
-        store(to + d, y < -limit(P{}) ? vf{} - limit(P{}) : y, m);
-    });
+        store(to + d, y < -limit(P{}) ? vf{} - limit(P{}) : y);
+    }
+    for (; d < dim; d++) put(to + d, std::fmin(std::fmax(x[d] * by, -limit(P{})), limit(P{})));
     return scale + sum(nan);
 }
 
@@ -110,7 +123,7 @@ void rope_kv(const RopeKv& c, int n_threads) {
                 const int64_t scale = c.slots[i] * c.n_kv_heads + h;
                 rotate(from, x, static_cast<const T*>(c.k_norm), cos, sin, c.dim, c.half, c.eps);
                 c.k_scale[scale] = quantize(x, k + h * c.dim, c.dim);
-                each_vector(c.dim, [&](int64_t d, auto m) { store(x + d, load(value + d, m), m); });
+                for (int64_t d = 0; d < c.dim; d++) x[d] = get(value[d]);
                 c.v_scale[scale] = quantize(x, v + h * c.dim, c.dim);
             }
         } else {
@@ -125,10 +138,13 @@ template <class T>
 void gate(const T* x, T* out, int64_t n, int64_t dim, int64_t s_row, int n_threads) {
     each_row(n, n_threads, [&](int64_t i) {
         const T *g = x + i * s_row, *u = g + dim;
-        each_vector(dim, [&](int64_t d, auto m) {
-            const vf y = load(g + d, m), z = y * -LOG2E;
-            store(out + i * dim + d, y / (1.0f + exp2(z > 126.0f ? vf{} + 126.0f : z)) * load(u + d, m), m);
-        });
+        int64_t d = 0;
+        for (; d + W <= dim; d += W) {
+            vf y = load(g + d), z = y * -LOG2E;
+            z = z > 126.0f ? vf{} + 126.0f : z;
+            store(out + i * dim + d, y / (1.0f + exp2(z)) * load(u + d));
+        }
+        for (; d < dim; d++) put(out + i * dim + d, get(g[d]) / (1.0f + std::exp2(get(g[d]) * -LOG2E)) * get(u[d]));
     });
 }
 

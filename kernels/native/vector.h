@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 #ifdef __AVX512F__
 #include <immintrin.h>
@@ -83,36 +82,34 @@ inline void store(e4m3* p, vf x) {  // for numbers within 448; rounds to nearest
     vub small = __builtin_convertvector((bits >> 24 & 0x80) | (near >> 20 & 0x7F), vub);
     std::memcpy(p, &small, sizeof small);
 }
-// The same with the first n of W numbers; the others are 0, or stay.
-template <class T>
-inline vf load(const T* p, int n) {
-    if (n == W) return load(p);
-    T some[W] = {};
-    std::memcpy(some, p, n * sizeof(T));
-    return load(some);
-}
-template <class T>
-inline void store(T* p, vf x, int n) {
-    if (n == W) return store(p, x);
-    T some[W];
-    store(some, x);
-    std::memcpy(p, some, n * sizeof(T));
-}
-
-// Calls f(d, m) for all m = W numbers from d on, and for the last m < W of n.
-template <class F>
-inline void each_vector(int64_t n, const F& f) {
-    int64_t d = 0;
-    for (; d + W <= n; d += W) f(d, std::integral_constant<int, W>());
-    if (d < n) f(d, int(n - d));
-}
-
 inline float get(float x) { return x; }
 inline float get(bf16 x) {
     uint32_t bits = uint32_t(x.bits) << 16;
     float y;
     std::memcpy(&y, &bits, 4);
     return y;
+}
+inline void put(float* p, float x) { *p = x; }
+inline void put(bf16* p, float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    p->bits = x != x ? 0x7FC0 : uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+inline float get(int8_t x) { return x; }
+inline float get(e4m3 x) {
+    uint32_t bits = uint32_t(x.bits & 0x80) << 24 | uint32_t(x.bits & 0x7F) << 20;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y * 0x1p120f;
+}
+inline void put(int8_t* p, float x) { *p = int8_t((x + 0x1.8p23f) - 0x1.8p23f); }
+inline void put(e4m3* p, float x) {
+    uint32_t bits;
+    x *= 0x1p-120f;
+    std::memcpy(&bits, &x, 4);
+    const uint32_t near = (bits & 0x7FFFFFFFu) + 0x7FFFF + (bits >> 20 & 1);
+    p->bits = uint8_t((bits >> 24 & 0x80) | (near >> 20 & 0x7F));
 }
 
 inline vf vmax(vf a, vf b) { return a > b ? a : b; }
@@ -189,17 +186,17 @@ inline void tile(float* c, int s_c, const float* a, int s_a, const B* const* b, 
         for (int v = 0; v < V; v++) store(c + r * s_c + v * W, t[r][v]);
 }
 
-// Calls f(r, R) for tiles of R rows from r on: R = MR, and fewer for the last one.
-template <class F>
-inline void each_tile(int64_t n, const F& f) {
-    int64_t r = 0;
-    for (; n - r >= MR; r += MR) f(r, std::integral_constant<int, MR>());
-    switch (n - r) {
-        case 1: return f(r, std::integral_constant<int, 1>());
-        case 2: return f(r, std::integral_constant<int, 2>());
-        case 3: return f(r, std::integral_constant<int, 3>());
-        case 4: return f(r, std::integral_constant<int, 4>());
-        case 5: return f(r, std::integral_constant<int, 5>());
+template <int V, class B>
+inline void rows(int n, float* c, int s_c, const float* a, int s_a, const B* const* b, int o_b, int n_k,
+                 const float* shrink) {
+    for (; n >= MR; n -= MR, c += MR * s_c, a += MR * s_a, shrink += shrink ? MR : 0)
+        tile<MR, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+    switch (n) {
+        case 1: return tile<1, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+        case 2: return tile<2, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+        case 3: return tile<3, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+        case 4: return tile<4, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+        case 5: return tile<5, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
     }
 }
 
@@ -207,14 +204,9 @@ inline void each_tile(int64_t n, const F& f) {
 template <class B>
 inline void product(int n, int n_columns, float* c, int s_c, const float* a, int s_a, const B* const* b, int n_k,
                     const float* shrink) {
-    const auto columns = [&](int at, auto V) {
-        each_tile(n, [&](int64_t r, auto R) {
-            tile<R, V>(c + r * s_c + at, s_c, a + r * s_a, s_a, b, at, n_k, shrink ? shrink + r : nullptr);
-        });
-    };
     int at = 0;
-    for (; at + NV * W <= n_columns; at += NV * W) columns(at, std::integral_constant<int, NV>());
-    for (; at < n_columns; at += W) columns(at, std::integral_constant<int, 1>());
+    for (; at + NV * W <= n_columns; at += NV * W) rows<NV>(n, c + at, s_c, a, s_a, b, at, n_k, shrink);
+    for (; at < n_columns; at += W) rows<1>(n, c + at, s_c, a, s_a, b, at, n_k, shrink);
 }
 
 }  // namespace
