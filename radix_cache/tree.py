@@ -23,14 +23,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, EvictionQueue, Node, Root, link, n_common, unlink
 from banyan.radix_cache.policy import Lru
-
-if TYPE_CHECKING:
-    from banyan.radix_cache.events import CacheEvents
-    from banyan.radix_cache.host_tier import Host
 
 _MAX_TRIM = 64  # pages: a longer leaf is split before pages are cut off its end, since each cut copies its key
 _level = attrgetter("level")
@@ -61,6 +57,24 @@ class PagePool:
         self.free += pages
 
 
+class SecondTier(Protocol):
+    """Where pages go that are evicted from the device; see `host_tier.Host`."""
+
+    def move_out(self, node: Node, n: int) -> int: ...
+    def bring(self, node: Node, n: int, n_room: int) -> tuple[Node, int]: ...
+    def adopt(self, node: Node, pages: list[int]) -> None: ...
+    def drop_subtree(self, node: Node) -> None: ...
+    def split(self, upper: Node, lower: Node) -> None: ...
+    def free_copy(self, node: Node) -> None: ...
+
+
+class Listener(Protocol):
+    """Is told which pages come to the device and leave it; see `events.CacheEvents`."""
+
+    def stored(self, node: Node, first: int) -> None: ...
+    def removed(self, node: Node, first: int) -> None: ...
+
+
 class Tree:
     """One tree per namespace, over one pool and with one order of eviction."""
 
@@ -78,8 +92,8 @@ class Tree:
         self.by_level: dict[float, EvictionQueue] = {}
         self.queues: list[EvictionQueue] = []  # sorted by level: all queues with nodes, and at least one
         self.queue(0)
-        self.second_tier: Host | None = None
-        self.listener: CacheEvents | None = None
+        self.second_tier: SecondTier | None = None
+        self.listener: Listener | None = None
         self.n_nodes = 0  # without roots
         self.n_pages = 0  # on the device
         self.n_tokens = 0  # in these pages
