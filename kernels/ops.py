@@ -172,7 +172,9 @@ def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) ->
 
 
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
-    """Copies the first slots of pages to other pages, in place; see `copy_pages/reference.py`."""
+    """For each (source page, destination page, n_slots) of `copies`, copy the first n_slots slots, in every pool.
+
+    Modifies the pools; see `copy_pages/reference.py`."""
     if pools:
         implementation("copy_pages", pools[0].device.type)(pools, copies)
 

@@ -94,7 +94,7 @@ class Lease:
         del self.pages[n_kept:]
 
     def publish(self, ids: bytes) -> None:
-        """Stores the tokens `ids`, from the first one on, in the tree. Completed forward passes have computed them.
+        """Store the tokens `ids` in the tree, from the first one on. Forward passes must have computed their KV.
 
         `ids` continues what was published before, and has at most `n_slots` tokens. If another lease has published the
         same tokens meanwhile, this one continues on the tree's pages and its duplicates are freed: read `pages` again.

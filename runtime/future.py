@@ -16,8 +16,11 @@ _log = logging.getLogger("banyan")
 
 
 class ValueFuture(Generic[T]):
-    """Set once, from any thread. Used like a concurrent.futures.Future. It needs no lock: the setter stores the outcome
-    and then looks for callbacks; `add_done_callback` adds the callback and then looks for the outcome."""
+    """A future with the interface of concurrent.futures.Future. Any thread sets it, once.
+
+    It needs no lock: the setter stores the result before it looks for callbacks, and `add_done_callback` adds the
+    callback before it looks for a result. So at least one of the two finds each callback, and popping it from the list
+    makes sure that it runs once."""
 
     __slots__ = ("_callbacks", "_error", "_is_done", "_value")
 

@@ -276,10 +276,11 @@ def select(
     seed: int | None = None,
     timeout: float | None = None,
 ) -> SelectExpr:
-    """Append the likeliest of `choices` and store it in the variable `name`.
+    """Append the choice with the highest score and store it in the variable `name`.
 
-    temperature: above 0, the choice is drawn from softmax(score / temperature) with `seed`. choices_method: how choices
-    are scored, by name, or your own ChoicesSamplingMethod, which takes no temperature. timeout: as for `gen`.
+    temperature: if above 0, the choice is drawn from softmax(score / temperature), with `seed`. choices_method: how
+    choices are scored: the name of a method, or your own ChoicesSamplingMethod. Your own method decides by itself, so
+    temperature and seed cannot be used with it. timeout: as for `gen`.
     """
     if not temperature >= 0.0:
         raise BadProgram(f"temperature is {temperature}; it must be 0 or more")

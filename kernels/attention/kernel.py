@@ -173,7 +173,9 @@ def _merge(
     p_part, p_lse, p_out, p_sinks, p_merges, s_out_row, s_out_head, n_heads,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (split row, query head): the mean of its partial results, weighted by their exponential sums."""
+    """Merge the partial results of rows whose keys were split, as in flash-decoding; one program per row and query head.
+
+    Each partial result is weighted by its softmax denominator. With SINKS, the head's sink is part of the total."""
     i_merge, i_head = tl.program_id(0), tl.program_id(1)
     p_merge = p_merges + i_merge.to(tl.int64) * 4
     row, part, n_parts = tl.load(p_merge), tl.load(p_merge + 1), tl.load(p_merge + 2)

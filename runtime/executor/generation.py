@@ -62,9 +62,10 @@ class Generation:
 
 
 class Retries(Generation):
-    """A gen whose client checks each output, and may say what is wrong with it.
+    """A gen whose client checks each output and accepts it or returns a correction, for at most `op.retries` retries.
 
-    The model sees its refused outputs and the corrections as turns of their own. The state gets the last output alone.
+    For a retry, the prompt gets the refused output and the correction: as a user turn if the gen is in a turn of the
+    assistant, otherwise as a paragraph. The state gets only the last output.
     """
 
     def __init__(self, op: wire.Gen, prompt: Prompt, order: tuple[int, ...]) -> None:

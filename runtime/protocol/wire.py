@@ -573,7 +573,7 @@ class Answer(Wire, frozen=True):
 
 
 class Pong(Wire, frozen=True):
-    """The reply to a Ping. The server also sends it unasked, to find out which client is gone."""
+    """The reply to a Ping. The server also sends it without a Ping: if the send fails, the client has disconnected."""
 
 
 # ---- server <-> engine ---------------------------------------------------------------------------------------------

@@ -261,8 +261,12 @@ class DepthController:
         return best
 
     def _lengths(self, branches: Sequence[DraftBranch], threshold: float, n: int, share: float) -> list[int]:
-        """How many tokens of each branch to compute. The most likely branch is computed to its end where the drafter
-        knew no more (it could have proposed n) and that may spare a step of `share` seconds for less."""
+        """How many tokens of each branch to compute: those whose probability is at least `threshold`.
+
+        The most likely branch is extended to its end if two things hold. The drafter proposed fewer than the n tokens
+        that it could have, so it has no more to propose. And with p the probability that the whole branch is right,
+        p * share > (1 - p) * cost of the extra rows: share is the time of one step, in seconds, saved if it is right.
+        """
         lengths = [branch.length(threshold) for branch in branches]
         first = branches[0]
         n_left = len(first.tokens) - lengths[0]

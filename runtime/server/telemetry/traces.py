@@ -102,5 +102,5 @@ class Traces:
 
 
 def _ns(monotonic: float) -> int:
-    """A time of wire.Times as nanoseconds since 1970, as spans have it."""
+    """Convert a time on the monotonic clock, as in wire.Times, to nanoseconds since 1970, as OpenTelemetry spans need."""
     return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)
