@@ -43,8 +43,8 @@ class LazyValue(Expr):
         name: str = "",
         line: str = "",
     ) -> None:
-        """previous: the value that was appended to the same state just before this one. If earlier values failed, the error
-        of the earliest one is reported."""
+        """previous: the value appended to the same state just before this one. If earlier values failed, the error of
+        the earliest one is reported."""
         self.record, self.number, self.name, self.line = record, record.new_refs(), name, line
         self.previous = previous
         self.deltas: Feed[wire.Delta] | None = None

@@ -173,7 +173,7 @@ def _merge(
     p_part, p_lse, p_out, p_sinks, p_merges, s_out_row, s_out_head, n_heads,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Merge the partial results of rows whose keys were split, as in flash-decoding; one program per row and query head.
+    """Merge the partial results of rows whose keys were split, as in flash-decoding. A program: (row, query head).
 
     Each partial result is weighted by its softmax denominator. With SINKS, the head's sink is part of the total."""
     i_merge, i_head = tl.program_id(0), tl.program_id(1)

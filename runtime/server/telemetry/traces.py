@@ -102,5 +102,5 @@ class Traces:
 
 
 def _ns(monotonic: float) -> int:
-    """Convert a time on the monotonic clock, as in wire.Times, to nanoseconds since 1970, as OpenTelemetry spans need."""
+    """Convert a time on the monotonic clock, as in wire.Times, to nanoseconds since 1970, as in OpenTelemetry."""
     return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)
