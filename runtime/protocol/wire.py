@@ -53,13 +53,13 @@ class Ref(Wire, frozen=True):
     ref: Number
 
 
-class BeginTurn(Wire, frozen=True):
+class BeginTurn(Wire, frozen=True, tag="begin"):
     """A chat turn of `role` begins. The text of the marker comes from the tokenizer's chat template."""
 
     role: str
 
 
-class EndTurn(Wire, frozen=True):
+class EndTurn(Wire, frozen=True, tag="end"):
     """The open chat turn ends."""
 
 
