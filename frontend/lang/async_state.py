@@ -96,7 +96,7 @@ class AsyncState(StateBase):
         await self._all_known()
         for value in self._joined:
             await known(value)
-        self._check_values()
+        self._check_values(self._lazy_values())
 
     async def error(self) -> BaseException | None:
         """`State.error`."""

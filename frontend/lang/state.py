@@ -101,9 +101,10 @@ class State(StateBase):
     def sync(self) -> None:
         """Wait until all that was appended is done, including joined branches. Raises the first error."""
         self._await_body()
-        if not all(ref.is_done for ref in self._lazy_values()):
+        refs = self._lazy_values()
+        if not all(ref.is_done for ref in refs):
             self._record.flush()
-        self._check_values()
+        self._check_values(refs)
 
     def error(self) -> BaseException | None:
         """Wait as `sync` does, and return the error that it would raise, or None."""

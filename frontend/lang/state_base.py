@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
@@ -339,9 +339,9 @@ class StateBase:
     def _joined(self) -> list[JoinedValues]:
         return [value for value in self._values.values() if isinstance(value, JoinedValues)]
 
-    def _check_values(self) -> None:
-        """Raise the first error in its prompt or in a joined branch. Waits for what is not known."""
-        for ref in self._lazy_values():
+    def _check_values(self, refs: Sequence[LazyValue]) -> None:
+        """Wait for `refs`, the values in its prompt, and raise the first error of them or of a joined branch."""
+        for ref in refs:
             ref.wait()
         for value in self._joined:
             try:
