@@ -21,19 +21,19 @@ STYLES = {"in use": "bold green", "pinned": "bold magenta", "expected": "cyan", 
 
 def show(runtime: Any, n_nodes: int | None = None, html: Path | None = None) -> int:
     """Draw the tree of the server that `runtime` is connected to: `n_nodes` of its nodes; the others are counted."""
-    sketch = runtime.client.ask("tree", limit=n_nodes or (MAX_BLOCKS if html else MAX_LINES))
-    roots = nodes(sketch)
+    snapshot = runtime.client.ask("tree", limit=n_nodes or (MAX_BLOCKS if html else MAX_LINES))
+    roots = nodes(snapshot)
     if html is not None:
-        print(f"the tree is drawn in {page(sketch, roots).save(html)}")
+        print(f"the tree is drawn in {page(snapshot, roots).save(html)}")
     else:
-        draw(sketch, roots, Console(highlight=False))
+        draw(snapshot, roots, Console(highlight=False))
     return 0
 
 
-def draw(sketch: dict[str, Any], roots: list[TreeNode], console: Console) -> None:
+def draw(snapshot: dict[str, Any], roots: list[TreeNode], console: Console) -> None:
     """Print a table: the tree on the left, the facts of each node on the right."""
-    facts = ", ".join(f"{figure} {what}" for figure, what in summary(sketch))
-    console.print(f"{facts}; a page is {sketch['page']} tokens\n", soft_wrap=True)
+    facts = ", ".join(f"{figure} {what}" for figure, what in summary(snapshot))
+    console.print(f"{facts}; a page is {snapshot['page']} tokens\n", soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     rest = sum(COLUMNS.values()) + 2 * len(COLUMNS)
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(24, console.width - rest))
@@ -52,7 +52,7 @@ def draw(sketch: dict[str, Any], roots: list[TreeNode], console: Console) -> Non
                 n, n_tokens = node
                 table.add_row(Text(f"{guide}… {n:,} more", "dim"), Text(f"{n_tokens:,}", "dim"))
     console.print(table)
-    if n_more := sketch["n_roots"] - len(roots):
+    if n_more := snapshot["n_roots"] - len(roots):
         console.print(f"… {n_more:,} more namespaces", style="dim")
 
 

@@ -69,11 +69,11 @@ class TreeNode(NamedTuple):
         return found
 
 
-def nodes(sketch: dict[str, Any]) -> list[TreeNode]:
+def nodes(snapshot: dict[str, Any]) -> list[TreeNode]:
     """The roots of the server's answer. Each root is a namespace."""
     created: list[TreeNode] = []
     roots: list[TreeNode] = []
-    for fields in sketch["nodes"]:
+    for fields in snapshot["nodes"]:
         is_root = fields["parent"] < 0
         name = f"namespace {fields['namespace'][:16]}" if fields["namespace"] else "tree"
         facts = {key: value for key, value in fields.items() if key in TreeNode._fields}
@@ -88,39 +88,39 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "⏎" if c == "\n" else "·" for c in text)
 
 
-def summary(sketch: dict[str, Any]) -> list[tuple[str, str]]:
+def summary(snapshot: dict[str, Any]) -> list[tuple[str, str]]:
     """(figure, meaning) of the whole tree."""
     figures = [
-        (f"{sketch['n_nodes']:,}", "nodes"),
-        (f"{sketch['n_cached']:,}", "pages in the tree"),
-        (f"{sketch['n_leased']:,}", "pages being written"),
-        (f"{sketch['n_free']:,}", "pages free"),
+        (f"{snapshot['n_nodes']:,}", "nodes"),
+        (f"{snapshot['n_cached']:,}", "pages in the tree"),
+        (f"{snapshot['n_leased']:,}", "pages being written"),
+        (f"{snapshot['n_free']:,}", "pages free"),
     ]
-    if sketch["n_held"]:
-        figures.append((f"{sketch['n_held']:,}", "pages expected or pinned"))
-    if sketch["n_host_pages"]:
-        figures.append((f"{sketch['n_host_cached']:,}", f"of {sketch['n_host_pages']:,} pages in host memory"))
+    if snapshot["n_held"]:
+        figures.append((f"{snapshot['n_held']:,}", "pages expected or pinned"))
+    if snapshot["n_host_pages"]:
+        figures.append((f"{snapshot['n_host_cached']:,}", f"of {snapshot['n_host_pages']:,} pages in host memory"))
     return figures
 
 
 # ---- the page ------------------------------------------------------------------------------------------------------
 
 
-def page(sketch: dict[str, Any], roots: list[TreeNode]) -> Page:
-    """The whole page. sketch: the server's answer; roots: `nodes(sketch)`."""
+def page(snapshot: dict[str, Any], roots: list[TreeNode]) -> Page:
+    """The whole page. snapshot: the server's answer; roots: `nodes(snapshot)`."""
     used = {node.state for root in roots for node in root.subtree() if not node.is_root}
     key = "".join(
         f'<span class="{name}"><i></i>{text}</span>' for state, (name, text) in KINDS.items() if state in used
     )
-    drawings = [card(escape(root.text), _drawing(root, sketch["n_cached"])) for root in roots if root.children]
-    n_more = sketch["n_roots"] - len(roots)
+    drawings = [card(escape(root.text), _drawing(root, snapshot["n_cached"])) for root in roots if root.children]
+    n_more = snapshot["n_roots"] - len(roots)
     body = [
-        tiles(summary(sketch)),
+        tiles(summary(snapshot)),
         f'<div class="key">{key}</div>',
         *(drawings or [card("tree", "Nothing is stored yet.")]),
         card("more", f"{n_more:,} more namespaces") if n_more else "",
     ]
-    return document("The tree", "The tree", f"a page is {sketch['page']} tokens", body)
+    return document("The tree", "The tree", f"a page is {snapshot['page']} tokens", body)
 
 
 def _drawing(root: TreeNode, n_cached: int) -> str:

@@ -99,9 +99,9 @@ class Questions:
             del self._n_open[client]
 
     def _with_text(self, body: bytes) -> bytes:
-        """A sketch of the tree with `text` in place of `ids`, and tenant names in place of namespaces."""
-        sketch = msgspec.json.decode(body)
-        for node in sketch["nodes"]:
+        """A snapshot of the tree with `text` in place of `ids`, and tenant names in place of namespaces."""
+        snapshot = msgspec.json.decode(body)
+        for node in snapshot["nodes"]:
             node["text"] = self._tokenizer.text_of(node.pop("ids"))
             node["namespace"] = self._tenants.name(bytes.fromhex(node["namespace"]))
-        return msgspec.json.encode(sketch)
+        return msgspec.json.encode(snapshot)

@@ -60,8 +60,8 @@ UNUSABLE = (
 """Why a constraint on tool calls is given up for a looser one."""
 
 Offload = Callable[[int, Callable[[], Any], Callable[[Any], None]], None]
-"""(n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with what `work`
-returned or, on a thread, raised."""
+"""(n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the result or the
+exception of `work`."""
 
 CheckConstraint = Callable[[wire.ConstraintSpec, int, Callable[[wire.ConstraintSpec | BanyanError], None]], None]
 """(spec, client, then): check a constraint, and call `then` on the loop; see ConstraintChecker.check."""
