@@ -230,8 +230,8 @@ def test_client_is_asked_once_per_attempt(
     wait_until(lambda: calls, "the first question", alive=lambda: server.is_alive)
     rejection = wire.Results(0, 0, 0, ("no, one",))
     if is_answered:
+        n = len(journal_tokens(server))  # before the second attempt starts: it pauses at a fixed number of tokens
         program.submit([rejection])
-        n = len(journal_tokens(server))
         wait_for_tokens(server, n + 5)
     kill(server)
     resume_engines()
