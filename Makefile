@@ -41,6 +41,7 @@ lint: $(READY)  ## ruff, and mypy (strict where there is no torch)
 	@$(BIN)/pip install --quiet --no-deps --target $(TYPED) .
 	@rm -rf build
 	@MYPYPATH=$(TYPED) $(BIN)/mypy -p banyan
+	@MYPYPATH=$(TYPED):benchmarks:training $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/*.py training/pocket/*.py
 
 outliers: $(READY)  ## name the longest files, functions and folders
 	@$(BIN)/python tests/helpers/outliers.py

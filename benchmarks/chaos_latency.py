@@ -119,4 +119,4 @@ async def answer(model: str, dtype: str, write: Callable[[Any], None]) -> None:
 if __name__ == "__main__":
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    asyncio.run(answer(*sys.argv[1:3], lambda result: print(json.dumps(result), file=lines, flush=True)))
+    asyncio.run(answer(sys.argv[1], sys.argv[2], lambda result: print(json.dumps(result), file=lines, flush=True)))

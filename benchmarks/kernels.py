@@ -159,7 +159,7 @@ def planning(report: Report, seconds: float) -> None:
         group = HEADS // KV_HEADS
         counts = [512 if n == 8 else 1] * n, [n_keys] * n
         options: dict[str, Any] = {
-            "tiles": Tiles(1, native.ROWS // group, native.MAX_ROWS // group, native.MAX_ROWS // HEADS),
+            "tiles": Tiles(1, native.CHUNK_ROWS // group, native.MAX_ROWS // group, native.MAX_ROWS // HEADS),
             "programs": (1, KV_HEADS), "n_processors": 2, "shared": shared, "merge_keys": planner.MERGE_KEYS["cpu"],
         }  # fmt: skip
         make = partial(planner.plan, *counts, **options)

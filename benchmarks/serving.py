@@ -279,9 +279,9 @@ def main() -> None:
             if place := getattr(args, peer):
                 systems[peer] = Peer(peer, place, args.model, dtype)
         runs = measure(systems, args.workloads, args.times)
-        for system, driver in systems.items():
-            report.row(f"start of {system}", "s", driver.startup)
-            report.row(f"peak memory of {system}", "MiB", driver.peak / 2**20)
+        for name, driver in systems.items():
+            report.row(f"start of {name}", "s", driver.startup)
+            report.row(f"peak memory of {name}", "MiB", driver.peak / 2**20)
     finally:
         for system in systems.values():
             system.close()

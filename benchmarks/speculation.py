@@ -183,8 +183,9 @@ class Bench:
         controllers = {how: make_controller(configs.drafters(how, "")) for how in ("off", *names)}
         vocabulary = Vocabulary(self.tokenizer.vocabulary(), engine.model.model.spec.vocab_size)
         for controller in controllers.values():
-            controller.set_vocabulary(vocabulary.spelling, vocabulary.control)
-            controller.warm_up(0)
+            for drafter in controller.drafters:
+                drafter.set_vocabulary(vocabulary.spelling, vocabulary.control)
+                drafter.warm_up(0)
         n_at_once, seconds = 4 * batch, {how: list[float]() for how in controllers}
         for r in range(-1, self.rounds * (4 if batch == 1 else 8)):  # rounds differ by other load
             jobs, took = work(r), dict.fromkeys(controllers, 0.0)
