@@ -3,8 +3,8 @@
 Each page has a label: its tokens, a digest of the whole prefix that it ends, the digest of the prefix before it, and
 checksums of the label and of the page. A label is erased before its page is written, and written after it. So if the
 process dies, every valid label belongs to a complete page. If the machine crashes, writes may be lost in any order; the
-page's checksum, which is compared before its first use, detects that. There is no log and no repair. A file of another
-model, layout or version is overwritten.
+page's checksum, which is compared before its first use, detects that. There is no log and no repair. A page file of
+another model, layout or version is overwritten; any other file is refused.
 
     file header   one block of 4 KiB
     labels        one per page, of equal size
@@ -14,9 +14,11 @@ model, layout or version is overwritten.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -28,10 +30,16 @@ from banyan.radix_cache.node import Node, namespace_of
 
 N_NAMESPACE = 64
 """Pages with a longer namespace, in bytes, are not kept in a file."""
-_MAGIC = b"BANYANKV1"
+_KIND = b"BANYANKV"
+"""Starts the page files of all versions."""
+_MAGIC = _KIND + b"1"
 _BLOCK = 4096
 _FILE = struct.Struct("<16sIIQ32s")  # magic, page, n_pages, page_bytes, identity
 _HEAD = struct.Struct("<IIIB3x16s16s64s")  # crc of the rest, crc of the page, n_tokens, n_namespace, digests, namespace
+
+
+class NotAPageFile(Exception):
+    """There is something at the path that must not be overwritten."""
 
 
 class Label(NamedTuple):
@@ -75,7 +83,8 @@ class PageFile:
     """A file of `n_pages` pages of `page_bytes` each, mapped into memory. Locked by one process at a time.
 
     identity: 32 bytes that identify the meaning of the pages (model, weights, layout). A file with another identity or
-    other sizes is cleared. Raises OSError if the file cannot be created, or another process has it.
+    other sizes is cleared. Raises OSError if the file cannot be created, or another process has it, and NotAPageFile if
+    there is a file that no PageFile wrote.
     """
 
     def __init__(self, path: Path, n_pages: int, page: int, page_bytes: int, identity: bytes) -> None:
@@ -84,19 +93,21 @@ class PageFile:
         self._o_pages = -(-(_BLOCK + n_pages * self._label_bytes) // _BLOCK) * _BLOCK
         size = self._o_pages + n_pages * page_bytes
         head = _FILE.pack(_MAGIC, page, n_pages, page_bytes, identity)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = _open(path)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = os.fstat(self._fd).st_size == size and os.pread(self._fd, _FILE.size, 0) == head
-            if not is_ours:
+            _check_ours(self._fd, path)
+            os.fchmod(self._fd, 0o600)  # another program may have made the file, and left it empty
+            is_current = os.fstat(self._fd).st_size == size and os.pread(self._fd, _FILE.size, 0) == head
+            if not is_current:
                 os.ftruncate(self._fd, 0)
+                os.pwrite(self._fd, head, 0)
+                os.fsync(self._fd)  # after a crash of the machine, the file is still known to be a page file
             os.posix_fallocate(self._fd, 0, size)  # a full disk is an error here, and not a fault in a later write
             self._map = mmap.mmap(self._fd, size)
-        except OSError:
+        except BaseException:
             os.close(self._fd)
             raise
-        if not is_ours:
-            self._map[: len(head)] = head
 
     @property
     def pages(self) -> memoryview:
@@ -145,6 +156,31 @@ class PageFile:
         o = self._o_pages + i * self.page_bytes
         with memoryview(self._map)[o : o + self.page_bytes] as view:
             return crc32(view)
+
+
+def _open(path: Path) -> int:
+    """A descriptor of the file at `path`, which is created if there is none. NotAPageFile: a link or no regular file."""
+    try:  # O_NONBLOCK: opening a pipe or a device must not wait
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as e:
+        if e.errno == errno.ELOOP and path.is_symlink():
+            raise NotAPageFile(f"{path} is a symbolic link, which is not followed; name the file itself") from e
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotAPageFile(f"{path} is no regular file; name another path")
+    return fd
+
+
+def _check_ours(fd: int, path: Path) -> None:
+    """NotAPageFile: the file belongs to another user, or has content that no PageFile wrote."""
+    status = os.fstat(fd)
+    if status.st_uid != os.geteuid():
+        raise NotAPageFile(f"{path} belongs to user {status.st_uid}; name a file of your own")
+    if status.st_nlink > 1:
+        raise NotAPageFile(f"{path} has another name too (a hard link); name another path")
+    if status.st_size and os.pread(fd, len(_KIND), 0) != _KIND:
+        raise NotAPageFile(f"{path} is another kind of file, which is not overwritten; name another path, or delete it")
 
 
 def _pack(label: Label) -> bytes:

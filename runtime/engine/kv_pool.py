@@ -17,7 +17,7 @@ from banyan.kernels import ops
 from banyan.kernels.attention.ragged import to_device
 from banyan.kernels.kv_layout import KINDS, Pool, parts, slot_bytes, stacked
 from banyan.radix_cache.host_tier import Move
-from banyan.radix_cache.pagefile import PageFile
+from banyan.radix_cache.pagefile import NotAPageFile, PageFile
 from banyan.runtime.config import Config, KVDtype, Resolved
 from banyan.runtime.errors import ConfigError, OutOfMemory
 from banyan.runtime.model.spec import ModelSpec
@@ -152,6 +152,8 @@ def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str)
         return PageFile(Path(config.host_file), resolved.n_host, config.page, page_bytes, identity)
     except BlockingIOError as e:
         raise ConfigError(f"host_file {config.host_file} is used by another server; name another file") from e
+    except NotAPageFile as e:
+        raise ConfigError(f"host_file: {e}") from e
     except OSError as e:
         size = resolved.n_host * page_bytes / 2**20
         raise ConfigError(f"host_file {config.host_file} cannot hold {size:.0f} MiB: {e.strerror}") from e

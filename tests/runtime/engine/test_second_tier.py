@@ -99,7 +99,7 @@ def test_mismatched_file_is_overwritten(fake: ModuleType, tmp_path: Path, damage
     e.close()
     data = path.read_bytes()
     if damage in ("head", "labels"):
-        first = 0 if damage == "head" else 4096
+        first = 16 if damage == "head" else 4096  # behind the mark of page files
         path.write_bytes(data[:first] + bytes(b ^ 255 for b in data[first : first + 4096]) + data[first + 4096 :])
     elif damage in ("short", "empty"):
         path.write_bytes(data[: len(data) // 2 if damage == "short" else 0])
@@ -124,6 +124,13 @@ def test_second_engine_on_a_host_file_is_refused(fake: ModuleType, tmp_path: Pat
     with pytest.raises(ConfigError, match="another server"):
         fake.engine(**options)
     e.model.store.release()
+
+
+def test_host_file_that_is_no_page_file_is_refused(fake: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("mine")
+    with pytest.raises(ConfigError, match=r"host_file: .*text is another kind of file, which is not overwritten"):
+        fake.engine(n_host=64, host_memory="1MB", host_file=str(tmp_path / "text"))
+    assert (tmp_path / "text").read_text() == "mine"
 
 
 def test_host_file_in_a_missing_folder_is_refused(fake: ModuleType, tmp_path: Path) -> None:
