@@ -159,7 +159,7 @@ class PageFile:
 
 
 def _open(path: Path) -> int:
-    """A descriptor of the file at `path`, which is created if there is none. NotAPageFile: a link or no regular file."""
+    """A descriptor of the file at `path`, created if there is none. NotAPageFile: it is a link, or no regular file."""
     try:  # O_NONBLOCK: opening a pipe or a device must not wait
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as e:

@@ -101,7 +101,7 @@ class ServerBackend:
         self.ask("flush")
 
     def get_server_info(self) -> dict[str, Any]:
-        """The model and the options of the server."""
+        """The model and the limits of the server; for an operator its options too."""
         return dict(self.ask("info"))
 
     def cache_prefix(self, prefix: str) -> None:

@@ -38,6 +38,8 @@ def check(runtime: Any, *, is_private: bool) -> int:
             title = ""
 
     info = runtime.ask("info")
+    if "pid" not in info:
+        raise BanyanError("only an operator may check this server; see docs/security.md")
     report("machine", f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}")
     versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)]
     report("software", ", ".join(versions))

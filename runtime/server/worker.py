@@ -358,15 +358,23 @@ class Server:
             if peer.n_silent > ipc.MAX_SILENT:
                 self._forget(client)
 
-    def _info(self) -> dict[str, Any]:
-        return {
+    def _info(self, is_operator: bool) -> dict[str, Any]:
+        """The answer to Ask("info"). Paths, processes and options are for operators."""
+        ready = self.link.ready
+        known = {
             "model": self.name,
+            "protocol": wire.VERSION,
+            "engine": {"page": ready.page, "max_context": ready.max_context} if ready else None,
+            "limits": quota.QuotaLimits.of(self.config)._asdict() | {"max_message": self.config.max_message},
+        }
+        if not is_operator:
+            return known
+        return known | {
             "model_path": str(self.directory),
             "config": self.config,
-            "engine": msgspec.structs.asdict(self.link.ready) if self.link.ready else None,
+            "engine": msgspec.structs.asdict(ready) if ready else None,
             "pid": os.getpid(),
             "engine_pid": self.link.pid,
-            "protocol": wire.VERSION,
             "address": self.listeners.address,
         }
 

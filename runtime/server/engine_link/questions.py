@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.policy.tenants import Tenants
+from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
 Client = bytes
@@ -24,8 +24,9 @@ OURSELVES = b""
 class Questions:
     """Questions that wait for the engine's answer.
 
-    send_to_engine, send: send a command to the engine, or a message to a client. stats, info: the server's own data.
-    check: a violated invariant of the server, or "". on_counters: gets the counters that OURSELVES asked for.
+    send_to_engine, send: send a command to the engine, or a message to a client. stats: the server's own counters.
+    info: its own data, given whether an operator asks. check: a violated invariant of the server, or "". on_counters:
+    gets the counters that OURSELVES asked for.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Questions:
         send_to_engine: Callable[[wire.EngineCommand], None],
         send: Callable[[Client, wire.ServerMessage], None],
         stats: Callable[[], dict[str, float]],
-        info: Callable[[], dict[str, Any]],
+        info: Callable[[bool], dict[str, Any]],
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],
     ) -> None:
@@ -49,11 +50,13 @@ class Questions:
 
     def ask(self, client: Client, ask: wire.Ask) -> None:
         """A client asks."""
+        tenant = Tenant() if client == OURSELVES else self._tenants.tenant(client)
         if ask.what == "info":
-            self._send(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(self._info())))
+            body = msgspec.json.encode(self._info(tenant.is_operator))
+            self._send(client, wire.Answer(id=ask.id, ok=True, body=body))
             return
         refusal = ""
-        if client != OURSELVES and not (tenant := self._tenants.tenant(client)).is_operator:
+        if not tenant.is_operator:
             refusal = f"{ask.what!r} tells of all tenants, and {tenant.name!r} is no operator; see docs/security.md"
         elif self._n_open[client] >= MAX_OPEN:
             refusal = f"{MAX_OPEN} questions of this client are open, which is the limit; wait for answers"

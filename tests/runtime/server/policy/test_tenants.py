@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from banyan.cli.check import check
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import BanyanError, ConfigError, ConnectFailed
@@ -230,8 +231,17 @@ def test_global_queries_need_an_operator(
         contextlib.closing(client.connect(server.socket, 30, ANN)) as ann,
         contextlib.closing(client.connect(server.socket, 30, OPERATOR)) as ops,
     ):
-        assert ann.ask("info")["protocol"] == wire.VERSION
+        shown, all_of_it = ann.ask("info"), ops.ask("info")
+        assert shown["protocol"] == wire.VERSION
+        assert set(shown) == {"model", "protocol", "engine", "limits"}
+        assert set(shown["engine"]) == {"page", "max_context"}
+        assert set(shown["limits"]) == {"max_programs", "max_width", "max_program", "max_client", "max_message"}
+        assert set(all_of_it) > set(shown)
+        for secret in (all_of_it["model_path"], all_of_it["config"]["token_file"]):
+            assert secret not in repr(shown)
         assert ops.ask("stats")["server"]["clients"] == 2
         for query in ("stats", "flush", "check", "tree", "events"):
             with pytest.raises(BanyanError, match="'ann' is no operator"):
                 ann.ask(query)
+        with pytest.raises(BanyanError, match="only an operator may check"):
+            check(ann, is_private=False)
