@@ -25,6 +25,7 @@ class Listeners:
     monitors  readable when a connection broke
     address   tcp://HOST:PORT as bound; "" without `bind`
     report    lines for a person about where it listens besides the local socket
+    peer      where the message came from that `receive` yielded last: an IP address, or "the local socket"
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: Config) -> None:
@@ -32,6 +33,7 @@ class Listeners:
         local, self._lock = ipc.listen(context, Path(config.socket), config.max_message)
         self._sockets = {b"i": local}
         self.address = ""
+        self.peer = ""
         self.report: tuple[str, ...] = ()
         try:
             if config.bind:
@@ -52,9 +54,14 @@ class Listeners:
         for letter, socket in self._sockets.items():
             for _ in range(_BATCH):
                 try:
-                    identity, *frames = socket.recv_multipart(zmq.NOBLOCK)
+                    identity, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=letter == b"i")
                 except zmq.Again:
                     break
+                if letter == b"i":
+                    self.peer = "the local socket"
+                else:  # only a zmq.Frame knows its peer
+                    self.peer = identity.get("Peer-Address")
+                    identity, *frames = (frame.bytes for frame in (identity, *frames))
                 yield letter + identity, frames
 
     def send(self, client: Client, data: bytes) -> bool:

@@ -41,6 +41,7 @@ from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
 from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, configured
+from banyan.runtime.server.policy.token_throttle import TokenThrottle
 from banyan.runtime.server.programs.durables import Durables
 from banyan.runtime.server.programs.generation import EngineGenerator
 from banyan.runtime.server.programs.journal import Journal
@@ -60,6 +61,11 @@ MAX_REFUSALS = 16
 
 MAX_COUNTED_PEERS = 4096
 """Peers whose refused messages are counted."""
+
+MAX_LOGGED = 1000
+"""Characters of a line of the log, and ..."""
+MAX_NAME = 100
+"""... of a client's name, which the client chooses."""
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -88,7 +94,8 @@ class Server:
             raise ConfigError(f"bind is {config.bind}, and anybody could come in there; say who may, with token_file")
         self._peers: dict[bytes, Peer] = {}
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
-        self._waiting: dict[bytes, tuple[wire.Hello, Tenant]] = {}  # clients that wait until the engine is ready
+        self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
+        self._waiting: dict[bytes, tuple[str, Tenant]] = {}  # clients that wait until the engine is ready: their names
         self._n_failed_starts = 0
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
@@ -146,6 +153,7 @@ class Server:
         check = self.constraints.check
         generator = EngineGenerator(self.tokenizer, template, self.requests, self._offload, Random(), check)
         self.timers = Timers()
+        self._throttle = TokenThrottle(self.timers, partial(self._log, "info"))
         self.programs = Programs(
             generator,
             self._send,
@@ -227,8 +235,10 @@ class Server:
         os.eventfd_write(self._wake, 1)
 
     def _log(self, level: Literal["quiet", "info", "debug"], text: str) -> None:
+        """Print a line. `text` may contain what a client chose: it is cut, and control characters are escaped."""
         if LEVELS.index(level) <= LEVELS.index(self.config.log):
-            print(f"banyan: {text}", file=sys.stderr, flush=True)
+            line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:MAX_LOGGED])
+            print(f"banyan: {line}", file=sys.stderr, flush=True)
 
     def _run_calls(self) -> None:
         os.eventfd_read(self._wake)
@@ -281,9 +291,9 @@ class Server:
                     f"the server speaks version {wire.VERSION} of the protocol, the client {message.version}; "
                     "install the same version of banyan on both sides"
                 )
-            self._waiting[client] = message, self.tenants.identify(message)
-            if self.link.ready is not None:
-                self._welcome(self.link.ready)
+            if client in self._throttled:
+                raise BadMessage("a second Hello came before the answer to the first")
+            self._identify(client, message)
             return
         peer = self._peers.get(client)
         if peer is None:
@@ -305,6 +315,30 @@ class Server:
             case wire.Ping():
                 self._send(client, wire.Pong())
 
+    def _identify(self, client: bytes, hello: wire.Hello) -> None:
+        """Accept or refuse a client by its token, after the pause of its address."""
+        address = self.listeners.peer
+        try:
+            answer = partial(self._accept, client, hello.client[:MAX_NAME], self.tenants.identify(hello))
+        except ConnectFailed as e:
+            self._throttle.note_wrong(address)
+            answer = partial(self._turn_away, client, e)
+        if not (pause := self._throttle.pause(address)):
+            answer()
+            return
+        self._throttled.add(client)
+
+        def end_pause() -> None:
+            self._throttled.remove(client)
+            answer()
+
+        self.timers.call(pause, end_pause)
+
+    def _accept(self, client: bytes, name: str, tenant: Tenant) -> None:
+        self._waiting[client] = name, tenant
+        if self.link.ready is not None:
+            self._welcome(self.link.ready)
+
     def _welcome(self, ready: wire.Ready) -> None:
         """Accept the clients that said Hello."""
         welcome = wire.Welcome(
@@ -315,11 +349,11 @@ class Server:
             max_message=self.config.max_message,
             max_programs=self.config.max_programs,
         )
-        for client, (hello, tenant) in self._waiting.items():
-            self._peers[client] = Peer(hello.client)
+        for client, (name, tenant) in self._waiting.items():
+            self._peers[client] = Peer(name)
             self.tenants.join(client, tenant)
             whose = f" of {tenant.name}" if tenant.name else ""
-            self._log("info", f"client {hello.client}{whose} joined as {client.hex()}")
+            self._log("info", f"client {name}{whose} joined as {client.hex()}")
             self._send(client, welcome)
         self._waiting.clear()
 
@@ -331,6 +365,9 @@ class Server:
     def _refuse(self, client: bytes, error: BanyanError) -> None:
         """Send an error to a peer that violated the protocol, and disconnect it."""
         self._log("info", f"refused {client.hex()}: {error.message}")
+        self._turn_away(client, error)
+
+    def _turn_away(self, client: bytes, error: BanyanError) -> None:
         self._refusals[client] = self._refusals.pop(client, 0) + 1
         if len(self._refusals) > MAX_COUNTED_PEERS:
             self._refusals.popitem(last=False)
@@ -384,6 +421,7 @@ class Server:
             "programs": len(self.programs),
             "requests": len(self.requests),
             "engine_starts": self.link.n_starts,
+            "wrong_tokens": self._throttle.n_wrong,
             **({f"slo_{name}": n for name, n in self.observer.goodput.counts.items()} if self.config.slo else {}),
             "seconds": round(time.monotonic() - self._started, 3),
         }

@@ -24,6 +24,8 @@ Client = bytes
 
 MIN_TOKEN = 16
 """Minimum length of a token in characters."""
+MAX_TOKEN = 4096
+"""Its maximum length. A longer one that a client gives is not even hashed."""
 
 
 class Tenant(NamedTuple):
@@ -63,6 +65,8 @@ def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
             raise ConfigError(f"{where}, line {n}: must be `TENANT TOKEN`, or `TENANT TOKEN operator`")
         if len(words[1]) < MIN_TOKEN:
             raise ConfigError(f"{where}, line {n}: a token of {len(words[1])} characters; {MIN_TOKEN} are the least")
+        if len(words[1]) > MAX_TOKEN:
+            raise ConfigError(f"{where}, line {n}: a token of {len(words[1])} characters; {MAX_TOKEN} are the most")
         digest, is_operator = _digest(words[1]), len(words) == 3 or n_tenants == 1
         if any(token.digest == digest for token in tokens):
             raise ConfigError(f"{where}, line {n}: this token is on an earlier line too")
@@ -105,7 +109,7 @@ class Tenants:
         """The tenant of a client that connects. ConnectFailed: its token is missing or wrong."""
         if not self._tokens:
             return Tenant()
-        digest, found = _digest(hello.token), None
+        digest, found = _digest(hello.token if len(hello.token) <= MAX_TOKEN else ""), None
         for token in self._tokens:  # does not stop at the matching one, so that the time is constant
             if hmac.compare_digest(digest, token.digest):
                 found = token.tenant

@@ -155,6 +155,7 @@ class Metrics:
                 yield counter(f"banyan_good_{what}", f"{text} and met the service levels", server[f"slo_good_{what}"])
         for name in ("clients", "programs"):
             yield gauge(f"banyan_{name}", f"{name} on the server", server.get(name, 0))
+        yield counter("banyan_wrong_tokens", "clients refused for their access token", server.get("wrong_tokens", 0))
         yield counter(
             "banyan_engine_starts", "engines started: all but the first replaced one", server.get("engine_starts", 0)
         )

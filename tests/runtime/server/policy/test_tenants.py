@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from banyan.cli.check import check
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import BanyanError, ConfigError, ConnectFailed
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server.policy import tenants
 from banyan.runtime.server.policy.tenants import Tenants, read_tokens, root_key
+from banyan.runtime.server.policy.token_throttle import FREE
 
 ANN, ANN_NEW, BOB, OPERATOR = (f"{name}-0123456789abcdef" for name in ("ann", "ann-new", "bob", "ops"))
 TOKENS = f"# a comment\n\nann {ANN}\nann {ANN_NEW}  # the next one\nbob {BOB}\nops {OPERATOR} operator\n"
@@ -221,6 +223,34 @@ def test_wrong_token_is_refused_at_once(
         monkeypatch.setenv(config.TOKEN, ANN)
         assert client.connect(server.socket) is good, "the environment's token is the default"
         assert ANN not in repr(good.address)
+
+
+def test_guessing_is_slow_and_the_loop_goes_on(
+    serve: Callable[..., launch.ServerProcess], token_file: Callable[..., str]
+) -> None:
+    server = serve(options={"token_file": token_file(TOKENS)}, say={"a": "b"})
+    context: Any = zmq.Context()
+    guesser = ipc.connect(context, server.socket)[0]
+    with contextlib.closing(client.connect(server.socket, 30, OPERATOR)) as ops:
+        for n in range(1, FREE + 2):
+            guesser.send(wire.encode(wire.Hello(wire.VERSION, token=f"guess {n}" * 9)))
+            while ops.ask("stats")["server"]["wrong_tokens"] < n:  # answered while the guesser waits
+                pass
+            assert guesser.poll(30_000)
+            assert isinstance(wire.decode_server(guesser.recv()), wire.Failed)
+        guesser.send(wire.encode(wire.Hello(wire.VERSION, token="guess" * 9)), zmq.NOBLOCK)
+        guesser.send(wire.encode(wire.Hello(wire.VERSION, token=ANN)))
+        assert "a second Hello" in wire.decode_server(guesser.recv()).message
+        client.connect(server.socket, 30, ANN).close()  # a right token waits too, and not longer than MAX_PAUSE
+    context.destroy(linger=0)
+
+
+def test_long_token_is_refused_and_not_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    monkeypatch.setattr(tenants, "_digest", lambda secret: lengths.append(len(secret)) or b"")
+    with pytest.raises(ConnectFailed, match="the token is wrong"):
+        Tenants([tenants.AccessToken(b"x", tenants.Tenant())]).identify(wire.Hello(1, token="x" * (1 << 20)))
+    assert max(lengths) <= tenants.MAX_TOKEN
 
 
 def test_global_queries_need_an_operator(

@@ -1,0 +1,64 @@
+"""Slows down peers that give wrong access tokens, and counts them by address.
+
+After FREE wrong tokens from one address, its peers learn whether a token is right only after a pause, which doubles
+with each further wrong one. A peer with the right token waits as long, so that a pause says nothing. All local peers
+have one address.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+from banyan.runtime.server.policy.run_limits import Timers
+
+FREE = 4
+"""Wrong tokens of one address that delay nobody. Half of those counted are forgotten every HALF_LIFE seconds."""
+HALF_LIFE = 60.0
+FIRST_PAUSE, MAX_PAUSE = 0.1, 2.0
+"""Seconds. The longest is short, because a peer that guesses delays the others of its address."""
+MAX_ADDRESSES = 4096
+"""Addresses that are counted. Beyond that the one without a wrong token for the longest time is forgotten."""
+LOG_INTERVAL = 60.0
+"""Seconds between two lines of the log about wrong tokens."""
+
+
+class TokenThrottle:
+    """The wrong tokens of all peers. n_wrong: their number since the start."""
+
+    def __init__(self, timers: Timers, log: Callable[[str], None]) -> None:
+        self._timers, self._log = timers, log
+        self.n_wrong = 0
+        self._by_address: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (faded number, when it was counted)
+        self._last_address = ""
+        self._n_logged = -1  # n_wrong at the last line of the log; -1: the next wrong token is logged at once
+
+    def note_wrong(self, address: str) -> None:
+        """A peer at this address gave a wrong token."""
+        self.n_wrong += 1
+        self._last_address = address
+        self._by_address[address] = self._n_recent(address) + 1.0, self._timers.now()
+        self._by_address.move_to_end(address)
+        if len(self._by_address) > MAX_ADDRESSES:
+            self._by_address.popitem(last=False)
+        if self._n_logged < 0:
+            self._n_logged = self.n_wrong
+            self._log(f"a wrong token, or none, from {address}")
+            self._timers.call(LOG_INTERVAL, self._end_interval)
+
+    def pause(self, address: str) -> float:
+        """Seconds that a peer at this address waits until it learns whether its token is right."""
+        n = self._n_recent(address) - FREE
+        return min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(n, 60.0)) if n > 0 else 0.0
+
+    def _n_recent(self, address: str) -> float:
+        n, at = self._by_address.get(address, (0.0, 0.0))
+        return float(n * 0.5 ** ((self._timers.now() - at) / HALF_LIFE))
+
+    def _end_interval(self) -> None:
+        n = self.n_wrong - self._n_logged
+        self._n_logged = -1
+        if n:
+            self._n_logged = self.n_wrong
+            self._log(f"{n} more wrong tokens in {LOG_INTERVAL:.0f} s, the last from {self._last_address}")
+            self._timers.call(LOG_INTERVAL, self._end_interval)
