@@ -107,6 +107,7 @@ EXCEPTIONS = {
     "banyan.cli.main": {f"{RUNTIME}.protocol.tcp_auth": "`banyan keys` creates them"},
     "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer returns the transformers tokenizer"},
     "banyan.backends.openai.backend": {"openai": "an extra, loaded when the backend is created"},
+    "banyan.backends.openai.bounds": {"openai": "an extra, loaded when the backend is created"},
     "banyan.cli.kernels": {
         "banyan.kernels.dispatch_report": "`banyan kernels` reports the kernels in use, which needs torch"
     },

@@ -6,13 +6,14 @@ import os
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self
 
 from banyan.backends.base import Question
 from banyan.backends.job import CHATML, Job
 from banyan.backends.local import LocalProgram
-from banyan.backends.openai import format, responses
+from banyan.backends.openai import bounds, format, responses
 from banyan.backends.openai.api_speculation import ApiSpeculation
 from banyan.runtime.errors import (
     BanyanError,
@@ -88,8 +89,10 @@ class OpenAI:
 
     All requests run on one thread of the process. The client retries temporary failures (no connection, 408, 409, 429,
     5xx) max_retries times (2), with growing pauses or those that the server asks for. Other failures raise where the
-    value is read. A select on a completion model scores its choices by the log-probabilities that `echo` returns; on a
-    chat model it generates the choice under a schema that allows nothing else.
+    value is read, and so does an answer that is larger than its request can need, or takes six times `timeout` in all.
+    With an http_client of your own, limiting the size of responses is up to that client. A select on a completion model
+    scores its choices by the log-probabilities that `echo` returns; on a chat model it generates the choice under a
+    schema that allows nothing else.
 
     ConfigError: the package is missing, or an argument is wrong.
     """
@@ -184,8 +187,11 @@ class OpenAI:
     # ---- on the loop -----------------------------------------------------------------------------------------------
 
     async def _answer(self, job: Job, ask: Callable[[], Awaitable[GenOutcome]]) -> None:
+        import asyncio
+
         try:
-            async with self._connect().slots:
+            connection = self._connect()
+            async with connection.slots, asyncio.timeout(_total_seconds(connection.client.timeout)):
                 outcome = await ask()
         except Exception as e:
             job.fail(self._translated(e))
@@ -199,8 +205,9 @@ class OpenAI:
     async def _gen(self, job: Job, request: dict[str, Any]) -> GenOutcome:
         if not request.get("stream"):
             return responses.outcome(await self._create(request), self.kind)
+        chunks = await self._create(request)
         reader = responses.ResponseReader(self.kind)
-        async for chunk in await self._create(request):
+        async for chunk in chunks:
             if text := reader.take(chunk):
                 job.deliver(text)
         return reader.outcome()
@@ -210,6 +217,7 @@ class OpenAI:
 
     async def _create(self, request: dict[str, Any]) -> Any:
         client = self._connect().client
+        bounds.limits.set(bounds.AnswerLimits.of(request))  # of this task, which reads the response too
         endpoint = client.chat.completions if self.kind == "chat" else client.completions
         return await endpoint.create(model=self.model_name, **request)
 
@@ -226,7 +234,9 @@ class OpenAI:
         """An error of the openai package as a BanyanError; other errors unchanged."""
         import openai
 
-        if not isinstance(error, openai.OpenAIError):
+        if isinstance(error, TimeoutError):
+            return DeadlineExceeded(f"{self.base_url} did not end its answer in time; raise timeout=")
+        if not isinstance(error, openai.OpenAIError | bounds.AnswerTooLarge):
             return error
         message = f"{self.base_url}: {error}"
         translated: BanyanError = ProgramError(message)
@@ -249,6 +259,12 @@ class OpenAI:
         return translated
 
 
+def _total_seconds(timeout: Any) -> float | None:
+    """How long a request may take in all. timeout: of a client of the openai package; None: no limit."""
+    seconds = getattr(timeout, "read", timeout)
+    return None if seconds is None else bounds.SLOWEST * seconds
+
+
 def _deliver(job: Job, outcome: GenOutcome) -> GenOutcome:
     """Stream an answer in one piece, where the gen streams."""
     if isinstance(job.op, wire.Gen) and job.op.stream:
@@ -262,16 +278,21 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
     ConnectFailed: no answer within `timeout` seconds. ModelNotFound: the server has no model.
     """
     key = api_key or os.environ.get("OPENAI_API_KEY") or "none"  # the package needs one
-    _client_factory(False, (), {})
+    make = _client_factory(False, (), {"base_url": base_url, "api_key": key, "timeout": timeout, "max_retries": 0})
+    import asyncio
+
     import openai
 
-    with openai.OpenAI(base_url=base_url, api_key=key, timeout=timeout, max_retries=0) as client:
-        try:
-            models = client.models.list().data
-        except openai.APIConnectionError as e:
-            raise ConnectFailed(f"{base_url} cannot be reached: {e.__cause__ or e}") from e
-        except openai.OpenAIError as e:
-            raise ConnectFailed(f"{base_url} does not list its models: {e}") from e
+    async def list_models() -> Any:
+        async with make() as client, asyncio.timeout(_total_seconds(timeout)):
+            return (await client.models.list()).data
+
+    try:
+        models = _ApiLoop.of_this_process().run(list_models()).result()
+    except openai.APIConnectionError as e:
+        raise ConnectFailed(f"{base_url} cannot be reached: {e.__cause__ or e}") from e
+    except (openai.OpenAIError, TimeoutError) as e:
+        raise ConnectFailed(f"{base_url} does not list its models: {e or 'no answer in time'}") from e
     if not models:
         raise ModelNotFound(f"{base_url} lists no model; write bn.OpenAI(model_name, base_url=...)")
     extensions = set(format.EXTENSIONS) - {"prefix"}
@@ -287,7 +308,7 @@ def _client_factory(is_azure: bool, args: tuple[Any, ...], kwargs: dict[str, Any
 
     def make() -> Any:
         try:
-            return kind(*args, **kwargs)
+            return kind(*args, **{"http_client": bounds.http_client()} | kwargs)
         except (openai.OpenAIError, TypeError, ValueError) as e:
             raise ConfigError(f"OpenAI: {e}") from e
 
@@ -347,13 +368,14 @@ class _ApiLoop:
         """Called in a forked child, which does not have the thread."""
         cls.current, cls._lock = None, threading.Lock()
 
-    def run(self, coroutine: Any, on_stop: Callable[[Callable[[], object]], None] | None = None) -> None:
+    def run(self, coroutine: Any, on_stop: Callable[[Callable[[], object]], None] | None = None) -> Future[Any]:
         """Run a coroutine. `on_stop` gets the function that cancels it."""
         import asyncio
 
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         if on_stop is not None:
             on_stop(future.cancel)
+        return future
 
 
 os.register_at_fork(after_in_child=_ApiLoop.forget)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from banyan.backends.job import Job
+from banyan.backends.openai.bounds import AnswerTooLarge, limits
 from banyan.backends.openai.format import Kind
 from banyan.runtime.errors import ProgramError
 from banyan.runtime.executor.generator import GenOutcome
@@ -31,15 +32,21 @@ class ResponseReader:
         self._kind = kind
         self._choices: dict[int, _Choice] = {}
         self._usage: Any = None
+        self._limits, self._n_chunks = limits.get(), 0
         self.first = 0.0
 
     def take(self, chunk: Any) -> str:
-        """Read a chunk; returns the new text of the first choice."""
+        """Read a chunk; returns the new text of the first choice. AnswerTooLarge: see `limits`."""
+        self._n_chunks += 1
+        if self._n_chunks > self._limits.n_events:
+            raise AnswerTooLarge("events", self._limits.n_events)
         self._usage = getattr(chunk, "usage", None) or self._usage
         new = ""
         for part in chunk.choices:
             text = self._choices.setdefault(part.index, _Choice()).take(part, self._kind)
             new += text if part.index == 0 else ""
+        if sum(choice.n_chars for choice in self._choices.values()) > self._limits.n_chars:
+            raise AnswerTooLarge("characters of text", self._limits.n_chars)
         self.first = self.first or (time.monotonic() if new else 0.0)
         return new
 
@@ -57,9 +64,11 @@ class ResponseReader:
 
 
 class _Choice:
-    """One choice of a response, as far as it was read. calls: by index, (id, name, arguments)."""
+    """One choice of a response, as far as it was read. calls: by index, (id, name, arguments). n_chars: of its text,
+    its calls and its refusal."""
 
     def __init__(self) -> None:
+        self.n_chars = 0
         self.texts: list[str] = []
         self.refusal = ""
         self.calls: dict[int, list[str]] = {}
@@ -75,7 +84,9 @@ class _Choice:
             self.logprobs += _chat_logprobs(part.logprobs)
             message = getattr(part, "delta", None) or part.message
             text = message.content or ""
-            self.refusal += getattr(message, "refusal", None) or ""
+            refusal = getattr(message, "refusal", None) or ""
+            self.refusal += refusal
+            self.n_chars += len(refusal)
             for k, call in enumerate(getattr(message, "tool_calls", None) or ()):
                 index = getattr(call, "index", None)
                 known = self.calls.setdefault(k if index is None else index, ["", "", ""])
@@ -83,6 +94,8 @@ class _Choice:
                 if call.function is not None:
                     known[1] += call.function.name or ""
                     known[2] += call.function.arguments or ""
+                    self.n_chars += len(call.function.name or "") + len(call.function.arguments or "")
+        self.n_chars += len(text)
         self.texts.append(text)
         return text
 
@@ -121,11 +134,15 @@ def _completion_logprobs(logprobs: Any) -> tuple[wire.TokenLogprob, ...]:
 
 
 def _usage(usage: Any) -> wire.TokenUsage:
-    if usage is None:
-        return wire.TokenUsage()
+    """The token counts of a response; 0 for what is missing or no count."""
+
+    def count(source: Any, name: str) -> int:
+        n = getattr(source, name, None)
+        return n if isinstance(n, int) and 0 <= n < 1 << 63 else 0
+
     details = getattr(usage, "prompt_tokens_details", None)
     return wire.TokenUsage(
-        usage.prompt_tokens, getattr(details, "cached_tokens", None) or 0, getattr(usage, "completion_tokens", 0) or 0
+        count(usage, "prompt_tokens"), count(details, "cached_tokens"), count(usage, "completion_tokens")
     )
 
 

@@ -1,0 +1,129 @@
+"""Bounds on what a server of OpenAI's API may send: it may be faulty, or hostile.
+
+The `openai` package reads a body and a line of a stream to their ends, however long they are. Here the bytes are
+counted as they arrive, before anything keeps or parses them. Headers are bounded by the HTTP library (100 KB).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+SLOWEST = 6.0
+"""A request may take this many times the client's `timeout` in all, with retries; the timeout itself applies to each
+read."""
+UNLIMITED = 1 << 14
+"""Tokens that a request is expected to need at most where it has no limit: a select of a chat model."""
+MAX_EVENT_LINES = 1024
+"""Lines of one event of a stream. The package joins them in quadratic time."""
+_END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")
+
+
+class AnswerLimits(NamedTuple):
+    """The most that one response may have. n_line: bytes of a line of a stream. n_chars: of all texts and arguments of
+    calls."""
+
+    n_bytes: int = 16 << 20
+    n_line: int = 16 << 20
+    n_events: int = 1 << 10
+    n_chars: int = 1 << 14
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> AnswerLimits:
+        """The limits of the response to a request. They are generous: an honest server stays ten times below them."""
+        max_tokens = request.get("max_completion_tokens", request.get("max_tokens", UNLIMITED))
+        n_tokens = max_tokens * (request.get("n") or 1)
+        n_top = request.get("top_logprobs") or int(request.get("logprobs") or 0)
+        per_logprob = 256 * (1 + n_top) if request.get("logprobs") else 0
+        n_echoed = len(str(request["prompt"])) if request.get("echo") else 0
+        n_base = (1 << 20) + n_echoed * per_logprob
+        return cls(
+            n_bytes=n_base + n_tokens * (1024 + per_logprob),  # a chunk of a stream names the model and its request
+            n_line=n_base + n_tokens * (64 + per_logprob),
+            n_events=1024 + 16 * n_tokens,
+            n_chars=(1 << 14) + 2 * n_echoed + 128 * n_tokens,  # the longest tokens have 128 spaces
+        )
+
+
+class AnswerTooLarge(Exception):
+    """A response has more than `limit` of something."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(f"the server's answer has more {what} than this request can need: more than {limit}")
+
+
+limits: ContextVar[AnswerLimits] = ContextVar("limits", default=AnswerLimits())  # noqa: B039 (it is frozen)
+"""Of the request that the present task makes."""
+
+
+def http_client() -> Any:
+    """An HTTP client for `openai.AsyncOpenAI` that enforces `limits`. It asks for responses without compression, of
+    which a few bytes could become many."""
+    import openai
+
+    kind = openai.DefaultAsyncHttpxClient
+    package = next(base.__module__.partition(".")[0] for base in kind.__mro__ if base.__name__ == "AsyncClient")
+    stream_type = sys.modules[package].AsyncByteStream  # of httpx or httpx2, by the version of `openai`
+
+    class BoundedStream(stream_type):  # type: ignore[misc, valid-type]
+        """The body of a response, counted."""
+
+        def __init__(self, stream: Any, has_lines: bool) -> None:
+            self._stream, self._has_lines = stream, has_lines
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            counter = BodyCounter(limits.get(), self._has_lines)
+            async for data in self._stream:
+                try:
+                    counter.count(data)
+                except AnswerTooLarge as e:
+                    raise openai.OpenAIError(str(e)) from e  # after its own errors the package does not retry
+                yield data
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+
+    async def bound(response: Any) -> None:
+        if (coding := response.headers.get("content-encoding", "identity")) != "identity":
+            raise openai.OpenAIError(f"the server compressed its answer ({coding[:20]!r}), which was not asked for")
+        has_lines = "event-stream" in response.headers.get("content-type", "")
+        response.stream = BoundedStream(response.stream, has_lines)
+
+    return kind(headers={"accept-encoding": "identity"}, event_hooks={"response": [bound]})
+
+
+class BodyCounter:
+    """Counts a body as it arrives, and raises AnswerTooLarge where it exceeds a limit."""
+
+    def __init__(self, limits: AnswerLimits, has_lines: bool = True) -> None:
+        """has_lines: it is a stream of events, whose lines have limits too."""
+        self._limits, self._has_lines = limits, has_lines
+        self._n_bytes = self._n_line = self._n_event_lines = 0
+        self._last = b""  # the end of what came before: an end of an event may be cut in two
+
+    def count(self, data: bytes) -> None:
+        """More of the body has arrived."""
+        self._n_bytes += len(data)
+        if self._has_lines:
+            self._count_lines(data)
+        if self._n_bytes > self._limits.n_bytes:
+            raise AnswerTooLarge("bytes", self._limits.n_bytes)
+
+    def _count_lines(self, data: bytes) -> None:
+        end_of_line = max(data.rfind(b"\n"), data.rfind(b"\r"))
+        self._n_line = self._n_line + len(data) if end_of_line < 0 else len(data) - 1 - end_of_line
+        seen = self._last + data
+        ends = [found.end() for found in _END_OF_EVENT.finditer(seen)]
+        if ends:
+            self._n_event_lines = 0
+        self._n_event_lines += sum(seen.count(end, ends[-1] if ends else 0) for end in (b"\n", b"\r"))
+        self._last = seen[-3:]
+        for what, n, limit in (
+            ("bytes in a line", self._n_line, self._limits.n_line),
+            ("lines in an event", self._n_event_lines // 2, MAX_EVENT_LINES),  # a line may end with two characters
+        ):
+            if n > limit:
+                raise AnswerTooLarge(what, limit)
