@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.hints import KVHint
 from banyan.runtime.protocol.wire import EvictFirst, Hold, Release
 
 KVHintOrder = Hold | Release | EvictFirst
+
+MAX_BYTES = 64 << 20
+"""Of the prefixes of all hints. A program's pins outlive it, so clients could add to them without end. Beyond it, the
+namespace whose hints have most bytes loses its oldest hints."""
+ENTRY = 512
+"""Bytes that a hint counts for besides its prefix."""
 
 
 class KVHintReceiver:
@@ -14,7 +22,8 @@ class KVHintReceiver:
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._hints: dict[int, KVHint] = {}
+        self._hints: OrderedDict[int, KVHint] = OrderedDict()  # oldest first
+        self._n_bytes: dict[bytes, int] = {}  # by namespace
         self._sweep_at = 64  # with more hints than this, drop those that hold no page any more
 
     def __len__(self) -> int:
@@ -23,8 +32,7 @@ class KVHintReceiver:
     def take(self, order: KVHintOrder, now: float) -> None:
         """Apply an order. now: seconds, on the clock of plans. Ids that are not whole int32 are ignored."""
         if isinstance(order, Release):
-            if hint := self._hints.pop(order.hold, None):
-                hint.release()
+            self._release(order.hold)
         elif len(order.ids) % 4 == 0:
             if isinstance(order, Hold):
                 self._hold(order, now)
@@ -32,9 +40,9 @@ class KVHintReceiver:
                 self._cache.handle(order.ids, order.namespace).drop(order.n_shared)
 
     def _hold(self, order: Hold, now: float) -> None:
-        if hint := self._hints.pop(order.hold, None):
-            hint.release()
+        self._release(order.hold)
         hint = self._hints[order.hold] = self._cache.handle(order.ids, order.namespace)
+        self._n_bytes[hint.namespace] = self._n_bytes.get(hint.namespace, 0) + _n_bytes(hint)
         if order.prefetch:
             hint.prefetch()
         if order.steps >= 0:
@@ -42,5 +50,20 @@ class KVHintReceiver:
         if order.seconds > 0:
             hint.pin(now + order.seconds)
         if len(self._hints) > self._sweep_at:
-            self._hints = {number: hint for number, hint in self._hints.items() if hint.is_held}
+            for number in [number for number, hint in self._hints.items() if not hint.is_held]:
+                self._release(number)
             self._sweep_at = 64 + 2 * len(self._hints)
+        while sum(self._n_bytes.values()) > MAX_BYTES:
+            largest = max(self._n_bytes, key=lambda namespace: self._n_bytes[namespace])
+            self._release(next(number for number, hint in self._hints.items() if hint.namespace == largest))
+
+    def _release(self, number: int) -> None:
+        if hint := self._hints.pop(number, None):
+            hint.release()
+            self._n_bytes[hint.namespace] -= _n_bytes(hint)
+            if not self._n_bytes[hint.namespace]:
+                del self._n_bytes[hint.namespace]
+
+
+def _n_bytes(hint: KVHint) -> int:
+    return ENTRY + len(hint.ids)

@@ -29,6 +29,7 @@ QUOTED = 2 * len(ORDERS)
 WEAK = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
 """Kinds of matches by n-grams shorter than the longest. A quote is more likely than these."""
 N_TOKENS = 1 << 20  # most tokens of ended texts; beyond that the oldest are evicted
+MIN_TOKENS = 32  # of an ended text, on average; of shorter ones fewer are kept, as each also takes 300 bytes
 ENTRIES_PER_TOKEN = 8  # of the index: three lengths are indexed for the program and for everyone
 _N_BITS = 24  # of an index number: the position in the text. Tokens beyond 2^24 of a text are not indexed
 
@@ -120,7 +121,7 @@ class TreeDrafter(Drafter):
         self._texts[reader.number] = _TreeText(kept, base, request.run.namespace)
         self._ended.append(reader.number)
         self.n_tokens += len(kept)
-        while self.n_tokens > self._max_tokens:
+        while self.n_tokens > self._max_tokens or MIN_TOKENS * len(self._ended) > self._max_tokens:
             self.n_tokens -= len(self._texts.pop(self._ended.popleft()).ids)
 
     def _reader(self, request: Request) -> _Reader:
@@ -141,11 +142,14 @@ class TreeDrafter(Drafter):
         return _Reader(number, request.n_cached, (program, everyone), quotes)
 
     def _queue(self, reader: _Reader, ids: array[int]) -> None:
-        """Queue all its tokens but the last, which nothing follows yet."""
+        """Queue all its tokens but the last, which nothing follows yet. Copies them, as the queue must not keep whole
+        texts: a text may end before the index is updated."""
         n = min(len(ids), 1 << _N_BITS) - 1
         if n >= reader.n_indexed:
-            self._pieces.append(Piece(ids, reader.n_indexed, n, reader.salts, reader.number << _N_BITS))
-            self._n_pending += n - reader.n_indexed
+            first = max(0, reader.n_indexed - max(ORDERS))
+            base = (reader.number << _N_BITS) + first
+            self._pieces.append(Piece(ids[first:n], reader.n_indexed - first, n - first, reader.salts, base))
+            self._n_pending += n + 1 - reader.n_indexed
         reader.n_indexed = n + 1
         if self._n_pending > MAX_PENDING:
             self._update_index()

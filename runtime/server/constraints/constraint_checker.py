@@ -24,8 +24,13 @@ from banyan.runtime.protocol import ipc, wire
 PREFLIGHT = (sys.executable, "-m", "banyan.runtime.server.constraints.preflight")
 QUEUE = 64
 """Constraints of one client that may be checked at a time. Another one is refused with ConstraintBusy."""
+WAITING_CHARS = 16 << 20
+"""Characters of all constraints that are being checked, as clients may leave before that is done. Beyond it, others are
+refused with ConstraintBusy."""
 CACHE_CHARS = 16 << 20
-"""Characters of all cached constraints."""
+"""Characters of all cached results. Beyond it, the least recently used are forgotten."""
+ENTRY = 1 << 10
+"""Characters that a constraint counts for besides its text."""
 ERROR_TTL = 60.0
 """Seconds for which a refusal is cached."""
 MAX_DEATHS = 2
@@ -39,6 +44,7 @@ class CachedResult(NamedTuple):
 
     result: wire.ConstraintSpec | BanyanError
     expires: float
+    n_chars: int
 
 
 class Waiting(NamedTuple):
@@ -75,7 +81,7 @@ class ConstraintChecker:
         self._on_sockets_changed = on_sockets_changed
         self._engine = engine
         self._cache: OrderedDict[wire.ConstraintSpec, CachedResult] = OrderedDict()
-        self._n_chars = 0
+        self._n_chars = self._n_waiting_chars = 0  # of the cache, and of constraints that are being checked
         self._waiting: dict[int, Waiting] = {}
         self._by_spec: dict[wire.ConstraintSpec, int] = {}
         self._n_checks = self._n_starts = 0
@@ -97,10 +103,13 @@ class ConstraintChecker:
             limits.check_size(spec, self._max_bytes)
             if sum(one.owner == owner for one in self._waiting.values()) >= QUEUE:
                 raise ConstraintBusy(f"{QUEUE} constraints of this client are being compiled; try again")
+            if self._n_waiting_chars + ENTRY + _n_chars(spec) > WAITING_CHARS:
+                raise ConstraintBusy("too many constraints of all clients are being compiled; try again")
         except BanyanError as e:
             return then(e)
         number = self._n_checks
         self._n_checks += 1
+        self._n_waiting_chars += ENTRY + _n_chars(spec)
         self._waiting[number], self._by_spec[spec] = Waiting(spec, owner, [then]), number
         if self._child is None:
             self._start()
@@ -167,14 +176,21 @@ class ConstraintChecker:
     def _finish(self, number: int, result: wire.ConstraintSpec | BanyanError) -> None:
         spec, _, callbacks = self._waiting.pop(number)
         del self._by_spec[spec]
+        self._n_waiting_chars -= ENTRY + _n_chars(spec)
         is_error = isinstance(result, BanyanError)
-        self._cache[spec] = CachedResult(result, self._clock() + ERROR_TTL if is_error else math.inf)
-        self._n_chars += len(spec.text)
+        n_chars = (
+            ENTRY + _n_chars(spec) + (len(result.message) if isinstance(result, BanyanError) else _n_chars(result))
+        )
+        self._cache[spec] = CachedResult(result, self._clock() + ERROR_TTL if is_error else math.inf, n_chars)
+        self._n_chars += n_chars
         while self._n_chars > CACHE_CHARS:
             self._evict(next(iter(self._cache)))
         for then in callbacks:
             then(result)
 
     def _evict(self, spec: wire.ConstraintSpec) -> None:
-        del self._cache[spec]
-        self._n_chars -= len(spec.text)
+        self._n_chars -= self._cache.pop(spec).n_chars
+
+
+def _n_chars(spec: wire.ConstraintSpec) -> int:
+    return sum(map(len, (spec.text, spec.end, spec.since, *spec.after)))

@@ -2,9 +2,9 @@
 
 A state rests when none of its requests runs. Usually its program continues it: after a tool call, or when the user's
 code has read its output. How long that takes, and whether it happens, is estimated from earlier rests with the same
-tool or in programs of the same name. The KV of a resting state is held (wire.Hold) until a request that continues it
-has run, or until it is long overdue. A dropped branch is evicted first (wire.EvictFirst), down to its fork. A state
-that is dropped before its branches follows when the last of them is dropped.
+tool or in programs of the same name, in the same namespace. The KV of a resting state is held (wire.Hold) until a
+request that continues it has run, or until it is long overdue. A dropped branch is evicted first (wire.EvictFirst),
+down to its fork. A state that is dropped before its branches follows when the last of them is dropped.
 
 Hints change no output. They only decide which pages are evicted first when pages are short.
 """
@@ -29,7 +29,10 @@ MIN_REST = 2.0
 """... but not before this many seconds."""
 MEMORY = 64
 """Rests of one name that an estimate covers, roughly: older ones decay."""
-MAX_NAMES = 4096
+MAX_NAMES, MAX_NAMESPACES = 1024, 64
+"""Names of one namespace with an estimate, and namespaces; beyond that the least recently used are forgotten."""
+MAX_NAME = 100
+"""Characters of a name. What is longer is cut, and shares its estimate with names that begin the same."""
 
 
 class _RestEstimate:
@@ -103,7 +106,7 @@ class KVHintSender:
         self._newly_resting: dict[Key, None] = {}  # since the last step
         self._overdue: list[tuple[float, Key, float]] = []  # heap of (when to give up, state, when the rest started)
         self._max_overdue = 1024  # size at which stale entries are removed
-        self._estimates: OrderedDict[tuple[str, str], _RestEstimate] = OrderedDict()
+        self._estimates: OrderedDict[bytes, OrderedDict[tuple[str, str], _RestEstimate]] = OrderedDict()  # by namespace
         self._n_holds = 0
         self._step_seconds, self._last_step = 0.05, 0.0
 
@@ -177,12 +180,12 @@ class KVHintSender:
 
     def begin(self, serial: int, name: str, namespace: bytes = b"") -> None:
         """A program starts."""
-        self._names[serial] = name, namespace
+        self._names[serial] = name[:MAX_NAME], namespace
 
     def calls(self, serial: int, number: int, names: tuple[str, ...]) -> None:
         """A state waits for these tools."""
         if state := self._find((serial, number)):
-            state.tools = names
+            state.tools = tuple({name[:MAX_NAME] for name in names})
 
     def keep(self, serial: int, op: wire.CacheHint, ids: bytes) -> None:
         """A hint of the program itself. ids: the state's tokens; b"": those of its last generation."""
@@ -269,12 +272,16 @@ class KVHintSender:
     def _estimates_of(self, state: _StateKV) -> list[_RestEstimate]:
         """The estimates for the tools that it waits for, or for its program."""
         names = [("tool", name) for name in state.tools] or [("program", state.name)]
-        for name in names:
-            self._estimates.setdefault(name, _RestEstimate())
-            self._estimates.move_to_end(name)
-        found = [self._estimates[name] for name in names]
-        while len(self._estimates) > MAX_NAMES:
+        estimates = self._estimates.setdefault(state.namespace, OrderedDict())
+        self._estimates.move_to_end(state.namespace)
+        if len(self._estimates) > MAX_NAMESPACES:
             self._estimates.popitem(last=False)
+        for name in names:
+            estimates.setdefault(name, _RestEstimate())
+            estimates.move_to_end(name)
+        found = [estimates[name] for name in names]
+        while len(estimates) > MAX_NAMES:
+            estimates.popitem(last=False)
         return found
 
 

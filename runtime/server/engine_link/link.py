@@ -1,7 +1,7 @@
 """The server's connection to the engine process, which may die and be replaced.
 
-Commands sent before the engine is ready are queued. When the process dies, the server starts another one and replays
-the running requests (`EngineRequests.replay`).
+Requests and questions that come before the engine is ready are queued; a request that ends meanwhile is taken out. When
+the process dies, the server starts another one and replays the running requests (`EngineRequests.replay`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class EngineLink:
     def start(self) -> None:
         """Start an engine. Commands that the previous one did not receive are dropped."""
         self.ready: wire.Ready | None = None
-        self._queued: list[bytes] = []
+        self._queued: dict[tuple[str, int], bytes] = {}  # commands, by kind and number
         self.n_starts += 1
         self._address = ipc.child_path(self._path, "e")
         self.socket = ipc.pair(self._context, self._address)
@@ -73,11 +73,16 @@ class EngineLink:
 
     def send(self, command: wire.EngineCommand) -> None:
         """Raises if the command cannot be encoded: the caller's fault, not the engine's."""
-        data = wire.encode(command)
-        if self.ready is None:
-            self._queued.append(data)
-        else:
-            self._send(data)
+        if self.ready is not None:
+            self._send(wire.encode(command))
+            return
+        match command:  # only what an engine without requests and without KV can act on is kept
+            case wire.Run():
+                self._queued["run", command.rid] = wire.encode(command)
+            case wire.Abort():
+                self._queued.pop(("run", command.rid), None)
+            case wire.Ask():
+                self._queued["ask", command.id] = wire.encode(command)
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(zmq.Again):  # the engine has died; `life` will report it
@@ -107,7 +112,7 @@ class EngineLink:
         self.ready = ready
         if self._vocabulary is not None:
             self.send(self._vocabulary)
-        for data in self._queued:
+        for data in self._queued.values():
             self._send(data)
         self._queued.clear()
 

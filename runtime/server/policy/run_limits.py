@@ -105,7 +105,7 @@ class Limiter:
     ) -> None:
         self._timers, self._end, self._stop = timers, end, stop
         self._programs: dict[int, tuple[RunningProgram, list[_Budget]]] = {}  # by serial: those with a budget
-        self._batches: OrderedDict[tuple[Client, int], _Budget] = OrderedDict()
+        self._batches: dict[Client, OrderedDict[int, _Budget]] = {}
         self._timeouts: dict[int, Timer] = {}  # by serial
         self._gens: dict[tuple[int, int], tuple[_Budget | None, Timer | None]] = {}  # by serial and state
 
@@ -119,7 +119,7 @@ class Limiter:
             self._timeouts[program.serial] = self._timers.call(limits.left, partial(self._time_out, program, error))
         budgets = [_Budget("run", limits.budget)] if limits.budget else []
         if limits.batch >= 0 and limits.batch_budget:
-            budgets.append(self._batch((program.client, limits.batch), limits.batch_budget))
+            budgets.append(self._batch(program.client, limits.batch, limits.batch_budget))
         if budgets:
             self._programs[program.serial] = program, budgets
         for budget in budgets:
@@ -131,11 +131,12 @@ class Limiter:
         if not program.is_settled:  # otherwise only the user's code is running, and the client enforces the timeout
             self._end(program, error)
 
-    def _batch(self, key: tuple[Client, int], limit: int) -> _Budget:
-        budget = self._batches.setdefault(key, _Budget("batch", limit))
-        self._batches.move_to_end(key)
-        if len(self._batches) > MAX_BATCHES:
-            self._batches.popitem(last=False)
+    def _batch(self, client: Client, number: int, limit: int) -> _Budget:
+        batches = self._batches.setdefault(client, OrderedDict())
+        budget = batches.setdefault(number, _Budget("batch", limit))
+        batches.move_to_end(number)
+        if len(batches) > MAX_BATCHES:
+            batches.popitem(last=False)
         return budget
 
     def watch(self, program: RunningProgram, state: RunningState, op: wire.Gen | wire.Select) -> None:
@@ -180,6 +181,10 @@ class Limiter:
             timer.cancel()
         for budget in self._programs.pop(program.serial, (program, []))[1]:
             budget.programs.discard(program)
+
+    def forget_client(self, client: Client) -> None:
+        """A client is gone. Its programs have ended."""
+        self._batches.pop(client, None)
 
 
 def _timeout_error(of: str, seconds: float) -> BanyanError:

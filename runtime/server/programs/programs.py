@@ -163,6 +163,7 @@ class Programs(ProgramObserver):
             self._end(self._programs[key], None, is_client_gone=True)
         self._durables.forget(client)
         self._clients.pop(client, None)
+        self._limiter.forget_client(client)
         self._quota.forget_client(client)
 
     def _end(self, program: RunningProgram, error: BanyanError | None, is_client_gone: bool = False) -> None:
@@ -209,7 +210,7 @@ class Programs(ProgramObserver):
 
     def called(self, program: RunningProgram, state: int, called: wire.Called) -> None:
         if called.calls:
-            self._kv_hints.calls(program.serial, state, tuple({call.name for call in called.calls}))
+            self._kv_hints.calls(program.serial, state, tuple(call.name for call in called.calls))
         texts = program.early_results.pop((called.ref, called.round), None)
         if texts is None:
             called = replace(called, program=program.number, seq=self._next(program))

@@ -16,6 +16,8 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server.programs.running_program import RunningProgram
 
 _SHUTDOWN_MS = 2000
+_MAX_TEXT = 1000
+"""Characters of a name, a source line or an error in a span. A client chooses them, and the queue holds 2048 spans."""
 
 
 def exporter(where: str) -> Any:
@@ -57,10 +59,15 @@ class Traces:
         times = outcome.times if isinstance(outcome, GenOutcome) else wire.Times()
         kind = type(op).__name__.lower()
         span = self._tracer.start_span(
-            f"{kind} {op.name}".rstrip(),
+            f"{kind} {op.name[:_MAX_TEXT]}".rstrip(),
             parent,
             start_time=_ns(times.ready) if times.ready else None,
-            attributes={"banyan.kind": kind, "banyan.name": op.name, "banyan.line": op.line, "banyan.state": op.state},
+            attributes={
+                "banyan.kind": kind,
+                "banyan.name": op.name[:_MAX_TEXT],
+                "banyan.line": op.line[:_MAX_TEXT],
+                "banyan.state": op.state,
+            },
         )
         for name in ("sent", "started", "first"):
             if at := getattr(times, name):
@@ -89,16 +96,17 @@ class Traces:
     def _span(self, program: RunningProgram) -> Any:
         span = self._programs.get(program.serial)
         if span is None:
+            name = program.name[:_MAX_TEXT]
             span = self._programs[program.serial] = self._tracer.start_span(
-                f"program {program.name}".rstrip(),
+                f"program {name}".rstrip(),
                 start_time=int(program.started.timestamp() * 1e9),
-                attributes={"banyan.program": program.name, "banyan.serial": program.serial},
+                attributes={"banyan.program": name, "banyan.serial": program.serial},
             )
         return span
 
     def _fail(self, span: Any, error: BanyanError) -> None:
         span.set_attribute("banyan.error", error.code)
-        span.set_status(self._trace.StatusCode.ERROR, error.message)
+        span.set_status(self._trace.StatusCode.ERROR, error.message[:_MAX_TEXT])
 
 
 def _ns(monotonic: float) -> int:

@@ -251,10 +251,22 @@ def test_verdicts_are_cached(driver: CheckerDriver) -> None:
 
 
 def test_cache_size_is_bounded(driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constraint_checker, "CACHE_CHARS", 10)
+    monkeypatch.setattr(constraint_checker, "CACHE_CHARS", 2 * constraint_checker.ENTRY + 100)
     driver.ask(*(ConstraintSpec("regex", f"aaa{i}") for i in range(5)))
     assert len(driver.checker._cache) == 2
-    assert driver.checker._n_chars == 8
+    assert driver.checker._n_chars == 2 * constraint_checker.ENTRY + 4 * 4
+    # Refused constraints without any text count too, with their triggers and their errors.
+    driver.ask(*(ConstraintSpec("choices", "", after=(f"{i}" * 99,)) for i in range(5)))
+    assert len(driver.checker._cache) == 1
+    assert 0 < driver.checker._n_chars - constraint_checker.ENTRY < 300
+
+
+def test_constraints_of_clients_that_left_are_bounded(driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraint_checker, "WAITING_CHARS", 10 * constraint_checker.ENTRY)
+    verdicts = [driver.begin(ConstraintSpec("regex", f"b{i}" * 50), owner=i) for i in range(100)]  # a client each
+    assert sum(isinstance(v.get(0), ConstraintBusy) for v in verdicts) > 80
+    driver.wait(lambda: all(verdicts))
+    assert driver.checker._n_waiting_chars == 0
 
 
 def test_queue_length_is_limited_per_owner(driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,4 +168,4 @@ def test_limits_of_ended_programs_are_removed(bench: Any, greedy: Any) -> None:
     b.programs.forget(b"me")
     limiter = b.programs._limiter
     assert (limiter._programs, limiter._timeouts, limiter._gens) == ({}, {}, {})
-    assert not limiter._batches[b"me", 1].programs
+    assert not limiter._batches
