@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -53,16 +54,16 @@ class Listeners:
         delayed."""
         for letter, socket in self._sockets.items():
             for _ in range(_BATCH):
+                is_tcp = letter == b"t"
                 try:
-                    identity, *frames = socket.recv_multipart(zmq.NOBLOCK, copy=letter == b"i")
+                    frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK, copy=not is_tcp)
                 except zmq.Again:
                     break
-                if letter == b"i":
-                    self.peer = "the local socket"
-                else:  # only a zmq.Frame knows its peer
-                    self.peer = identity.get("Peer-Address")
-                    identity, *frames = (frame.bytes for frame in (identity, *frames))
-                yield letter + identity, frames
+                self.peer = "the local socket"
+                if is_tcp:  # only a zmq.Frame knows its peer
+                    self.peer = str(frames[0].get("Peer-Address"))
+                    frames = [frame.bytes for frame in frames]
+                yield letter + frames[0], frames[1:]
 
     def send(self, client: Client, data: bytes) -> bool:
         """Send a message. Returns False if the client is gone or does not read its messages."""

@@ -41,7 +41,7 @@ from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
 from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, configured
-from banyan.runtime.server.policy.token_throttle import TokenThrottle
+from banyan.runtime.server.policy.token_throttle import TokenThrottle, network
 from banyan.runtime.server.programs.durables import Durables
 from banyan.runtime.server.programs.generation import EngineGenerator
 from banyan.runtime.server.programs.journal import Journal
@@ -317,7 +317,7 @@ class Server:
 
     def _identify(self, client: bytes, hello: wire.Hello) -> None:
         """Accept or refuse a client by its token, after the pause of its address."""
-        address = self.listeners.peer
+        address = network(self.listeners.peer)
         try:
             answer = partial(self._accept, client, hello.client[:MAX_NAME], self.tenants.identify(hello))
         except ConnectFailed as e:

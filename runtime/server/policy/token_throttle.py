@@ -2,11 +2,12 @@
 
 After FREE wrong tokens from one address, its peers learn whether a token is right only after a pause, which doubles
 with each further wrong one. A peer with the right token waits as long, so that a pause says nothing. All local peers
-have one address.
+have one address, and so have all of one IPv6 network of 64 bits.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -21,6 +22,17 @@ MAX_ADDRESSES = 4096
 """Addresses that are counted. Beyond that the one without a wrong token for the longest time is forgotten."""
 LOG_INTERVAL = 60.0
 """Seconds between two lines of the log about wrong tokens."""
+
+
+def network(address: str) -> str:
+    """What a peer's address is counted as. address: an IP address, or any other text, which stays as it is."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    return str(ip.ipv4_mapped or ipaddress.ip_network((ip, 64), strict=False))
 
 
 class TokenThrottle:

@@ -20,6 +20,8 @@ from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import ConfigError, ConnectFailed
 from banyan.runtime.protocol import ipc, tcp_auth, wire
+from banyan.runtime.server.listeners import Listeners
+from banyan.runtime.server.policy.token_throttle import network
 from waits import wait_until
 
 TOKEN = "ann-0123456789abcdef"
@@ -66,6 +68,25 @@ def test_key_and_token_give_access_by_tcp(tcp_server: TcpServer, keys: tuple[Pat
     ):
         assert all(map(can_run, (by_socket, by_key, by_file)))
         assert client.connect(tcp_server.address, 30, TOKEN, tcp_server.key) is by_key
+
+
+def test_listeners_know_the_address_of_a_peer(keys: tuple[Path, Path], tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    context: Any = zmq.Context()
+    options = {"bind": "tcp://127.0.0.1:0", "curve_key": str(keys[1]), "socket": str(tmp_path / "s")}
+    listeners = Listeners(context, config.make(**options))
+    try:
+        remote = tcp_auth.connect(context, listeners.address, str(keys[0]), 10)[0]
+        local = ipc.connect(context, tmp_path / "s")[0]
+        for sender, peer in ((remote, "127.0.0.1"), (local, "the local socket"), (remote, "127.0.0.1")):
+            sender.send(b"hello")
+            found: list[Any] = []
+            wait_until(lambda: bool(found.extend(listeners.receive()) or found), "a message")  # noqa: B023
+            assert [frames for _, frames in found] == [[b"hello"]]
+            assert network(listeners.peer) == peer
+    finally:
+        listeners.release()
+        context.destroy(0)
 
 
 def test_bn_connect_takes_key_and_token_from_arguments_or_environment(

@@ -287,6 +287,9 @@ def test_log_option_sets_the_verbosity(
         try:
             client = Peer(context, server.socket)
             client.run_program(0)
+            forger = Peer(context, server.socket, hello=False)
+            forger.send(wire.Hello(wire.VERSION, client="x\nbanyan: client root joined\x1b[2J" + "y" * 10_000))
+            assert isinstance(forger.receive(), wire.Welcome)
         finally:
             context.destroy(linger=0)
             server.close()
@@ -294,5 +297,7 @@ def test_log_option_sets_the_verbosity(
     assert logs["quiet"] == ""
     assert "banyan: fake engine" in logs["info"]
     assert "joined" in logs["info"]
+    assert "client x\\nbanyan: client root joined\\x1b[2Jyyy" in logs["info"], "control characters are escaped"
+    assert max(map(len, logs["debug"].splitlines())) < 300, "names are cut"
     assert "Submit" not in logs["info"]
     assert "Submit" in logs["debug"]

@@ -10,6 +10,7 @@ from banyan.runtime.server.policy.token_throttle import (
     MAX_ADDRESSES,
     MAX_PAUSE,
     TokenThrottle,
+    network,
 )
 
 
@@ -50,6 +51,14 @@ def test_wrong_tokens_are_forgotten() -> None:
     assert world.throttle.pause("a") == 0
     world.wait(1e9)
     assert world.throttle.pause("a") == 0
+
+
+def test_addresses_of_one_network_are_one() -> None:
+    assert network("::ffff:1.2.3.4") == network("1.2.3.4") == "1.2.3.4"
+    assert network("2001:db8::1") == network("2001:db8::ffff:1") == "2001:db8::/64"
+    assert network("2001:db8:0:1::1") != network("2001:db8::1")
+    assert network("fe80::1%eth0") == "fe80::/64"
+    assert network("the local socket") == "the local socket"
 
 
 def test_number_of_addresses_is_bounded() -> None:
