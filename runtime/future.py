@@ -40,6 +40,11 @@ class ValueFuture(Generic[T]):
         self._is_done = True
         self._run_callbacks()
 
+    def fail_in_forked_child(self, error: BaseException) -> None:
+        """`set_exception` without the callbacks: they belong to threads and event loops of the parent."""
+        self._error = error
+        self._is_done = True
+
     def _run_callbacks(self) -> None:
         while self._callbacks:
             try:

@@ -2,7 +2,8 @@
 
 A child ends with its parent in three independent ways: EOF of the alive pipe, of which the parent holds the only write
 end; close(), called at the exit of the parent's interpreter; and PR_SET_PDEATHSIG of the kernel. Children run in their
-own session, so Ctrl-C in a terminal reaches only the user's process, which then ends them.
+own session, so Ctrl-C in a terminal reaches only the user's process, which then ends them. A fork of the parent does
+not own them: its exit and its close() leave them alone.
 """
 
 from __future__ import annotations
@@ -72,8 +73,9 @@ class ChildProcess:
             raise
         finally:
             os.close(alive)
-        self.pid = self.process.pid
+        self.pid, self._write_end = self.process.pid, write_end
         self._end = weakref.finalize(self, _end, self.process, write_end, directory)  # also runs at exit
+        _children.add(self)
 
     @property
     def is_alive(self) -> bool:
@@ -89,6 +91,20 @@ class ChildProcess:
     def close(self) -> None:
         """End it: close the alive pipe, wait a little, then kill its whole session. Idempotent."""
         self._end()
+
+
+_children: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
+
+
+def _disown_children() -> None:
+    """Called in a fork of the parent: close() and the exit do nothing here. The alive pipes are closed, because a child
+    does not see the end of its parent while any process holds the write end open."""
+    for child in list(_children):
+        if child._end.detach() is not None:
+            os.close(child._write_end)
+
+
+os.register_at_fork(after_in_child=_disown_children)
 
 
 def _end(process: subprocess.Popen[bytes], write_end: int, directory: Path | None) -> None:

@@ -6,6 +6,7 @@ program runs in the caller's thread, op by op.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ class LocalProgram(ProgramDefaults, ProgramObserver):
     """One program, and the futures of its values. Any thread may use it; every future resolves."""
 
     def __init__(self, backend: JobBackend, name: str) -> None:
-        self.name, self._backend = name, backend
+        self.name, self._backend, self._process = name, backend, os.getpid()
         self._lock = threading.RLock()
         self._executor = Executor(self, self, self._lock)
         self._futures: dict[int, ValueFuture[wire.Value]] = {}
@@ -80,6 +81,8 @@ class LocalProgram(ProgramDefaults, ProgramObserver):
             callback(delta)
 
     def cancel(self) -> None:
+        if self._process != os.getpid():  # a forked child: its jobs run in the parent
+            return
         self._executor.end()
         with self._lock:
             pending = [future for future in self._futures.values() if not future.done()]

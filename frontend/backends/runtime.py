@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakKeyDictionary, WeakSet
@@ -29,20 +30,32 @@ _holders: WeakKeyDictionary[Client, WeakSet[ServerBackend]] = WeakKeyDictionary(
 class ServerBackend:
     """A running server as a backend. Its programs run beside those of other clients."""
 
-    client: Client
-    """The one connection of this process to the server."""
+    welcome: wire.Welcome
+    _client: Client | None = None
+    _is_closed = False
 
     def _join(self, path: str | Path, timeout: float, token: str | None = None, server_key: str | None = None) -> None:
-        self.client = _connect(path, timeout, token, server_key)
-        with _holding:
-            _holders.setdefault(self.client, WeakSet()).add(self)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.welcome.model} at {self.client.path}>"
+        self._connect = partial(_connect, path, timeout, token, server_key)
+        self._path, self.welcome = path, self.client.welcome
 
     @property
-    def welcome(self) -> wire.Welcome:
-        return self.client.welcome
+    def client(self) -> Client:
+        """The one connection of this process to the server. A forked child makes its own at its first use; raises
+        ConnectFailed if it cannot."""
+        if self._client is None:
+            client = self._connect()
+            with _holding:
+                _holders.setdefault(client, WeakSet()).add(self)
+            self._client = client
+        return self._client
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.welcome.model} at {self._path}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In a process that `multiprocessing` starts, it is a client of the same server."""
+        path, timeout, token, server_key = self._connect.args
+        return partial(connect, path, timeout, token=token, server_key=server_key), ()
 
     @property
     def refuses(self) -> frozenset[str]:
@@ -53,22 +66,23 @@ class ServerBackend:
         return frozenset(name for name, is_lacking in found.items() if is_lacking)
 
     def close(self) -> None:
-        """Leave the server. Idempotent.
+        """Leave the server; in a forked child, leave the parent's connection alone. Idempotent.
 
         New programs raise RuntimeLost from now on. If no other backend of this process uses the server, so do the open
         values of running programs.
         """
-        with _holding:
-            holders = _holders.get(self.client, WeakSet())
-            holders.discard(self)
-            is_last = not holders
-        if is_last:
-            self.client.close()
+        self._is_closed = True
+        if (client := self._client) is not None:
+            with _holding:
+                holders = _holders.get(client, WeakSet())
+                holders.discard(self)
+                is_last = not holders
+            if is_last:
+                client.close()
 
     def _check(self) -> None:
-        with _holding:
-            if self not in _holders.get(self.client, ()):
-                raise RuntimeLost(f"{self!r} was closed; join the server again")
+        if self._is_closed:
+            raise RuntimeLost(f"{self!r} was closed; join the server again")
 
     def __enter__(self) -> Self:
         return self
@@ -334,9 +348,13 @@ def _connect(path: str | Path, timeout: float, token: str | None, server_key: st
     return connect(path, timeout, token or "", server_key or "")
 
 
-def _renew_lock() -> None:
+def _leave_to_parent() -> None:
+    """Called in a forked child: its backends connect again when they are used."""
     global _holding
     _holding = threading.Lock()
+    for backend in [backend for holders in _holders.values() for backend in holders]:
+        backend._client = None
+    _holders.clear()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +59,7 @@ class BatchRun:
         self._finished: SimpleQueue[tuple[int, State | BaseException]] = SimpleQueue()
         self._slots = threading.Semaphore(MAX_IN_FLIGHT if concurrency is None else concurrency)
         self._running: dict[int, ProgramRun[State]] = {}
-        self._is_stopped = False
+        self._is_stopped, self._process = False, os.getpid()
         self._bar: Bar | None = None
         self._n_started = 0
 
@@ -146,7 +147,8 @@ class BatchRun:
         while True:
             self._slots.acquire()
             with self._lock:
-                i = None if self._is_stopped else next(self._indices, None)
+                is_fork = self._process != os.getpid()  # a body forked, and its child did not exit
+                i = None if self._is_stopped or is_fork else next(self._indices, None)
                 self._n_started += i is not None
             if i is None:
                 self._slots.release()  # so that the next worker ends as well

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 import weakref
@@ -25,7 +26,7 @@ from banyan.execution.feed import ErrorFlag, Feed
 from banyan.execution.futures import copy_of, when_all_done
 from banyan.execution.run_trace import RunTrace, Sent
 from banyan.lang.sampling import Options
-from banyan.runtime.errors import BanyanError, Cancelled
+from banyan.runtime.errors import BanyanError, Cancelled, RuntimeLost
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
@@ -62,7 +63,7 @@ class ProgramRecord:
     def __init__(
         self, name: str, backend: Backend, options: Options, batch: run_limits.BatchLimits | None = None
     ) -> None:
-        self.name, self.backend, self.options = name, backend, options
+        self.name, self.backend, self.options, self._process = name, backend, options, os.getpid()
         self.sampling = options.over(_DEFAULTS)
         self.program: OpenProgram
         try:
@@ -166,7 +167,12 @@ class ProgramRecord:
         return ops
 
     def flush(self, why: str = "") -> None:
-        """Send all recorded ops as one message; `why` is for the trace. Raises what stopped the program, also later."""
+        """Send all recorded ops as one message; `why` is for the trace. Raises what stopped the program, also later.
+        RuntimeLost: this is a fork of the process that runs it."""
+        if self._process != (here := os.getpid()):
+            raise RuntimeLost(
+                f"program {self.name} runs in process {self._process}, and this is its fork {here}: run it here"
+            )
         if self.error is not None:
             raise self.error
         with self._send_lock:  # also while submitting: messages must leave in the order of their ops
@@ -250,7 +256,7 @@ class ProgramRecord:
 
     def __del__(self) -> None:
         # Nobody can read its values any more. (If `__init__` failed, there is no program.)
-        if (program := getattr(self, "program", None)) is not None:
+        if (program := getattr(self, "program", None)) is not None and self._process == os.getpid():
             error = None if self.error_flag.is_seen else self.error or self.failure or program.first_error
             program.cancel()
             if error is not None and not isinstance(error, Cancelled):

@@ -5,9 +5,11 @@ Running the template does not run the body: it sends the arguments, and the serv
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from banyan.backends.base import Backend
@@ -44,7 +46,7 @@ class RecordedTemplate:
         self._parents = [parents[child] for child in sorted(parents)]  # of states 1, 2, ...
         self._gen_paths, self._end_path = _seed_paths(self.shape.ops)
         self._refs = sorted(set(_lazy_values(self._state)), key=lambda ref: ref.number)
-        self._number, self._define_lock = -1, threading.Lock()
+        self._number, self._process, self._define_lock = -1, os.getpid(), threading.Lock()
 
     @property
     def n_bytes(self) -> int:
@@ -92,16 +94,19 @@ class RecordedTemplate:
 
     def _define(self, backend: Backend) -> int:
         """The template's number on the backend, which gets it with the first use; -1 if it takes only plain ops."""
+        if self._process != os.getpid():  # a forked child, with a connection of its own
+            self._number, self._process, self._define_lock = -1, os.getpid(), threading.Lock()
         if self._number < 0 and (define := getattr(backend, "define", None)) is not None:
             with self._define_lock:
                 if self._number < 0:
                     self._number = define(self.shape)
-                    weakref.finalize(self, _undefine, weakref.ref(backend), self._number).atexit = False
+                    undefine = partial(_undefine, weakref.ref(backend), self._number, self._process)
+                    weakref.finalize(self, undefine).atexit = False
         return self._number
 
 
-def _undefine(backend: weakref.ref[Any], number: int) -> None:
-    if (found := backend()) is not None:
+def _undefine(backend: weakref.ref[Any], number: int, process: int) -> None:
+    if (found := backend()) is not None and process == os.getpid():
         found.undefine(number)
 
 

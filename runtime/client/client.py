@@ -1,7 +1,8 @@
 """Client side of the protocol: one connection per process and server, and one I/O thread per process.
 
 All methods may be called from any thread. Only `connect`, `ask` and a future's `result` block. Every future resolves:
-to a value, to the error of its program, or to RuntimeLost if the server is gone. A forked child must connect itself.
+to a value, to the error of its program, or to RuntimeLost if the server is gone. A forked child connects itself: in it,
+the clients of its parent are lost, and what it does reaches neither their connections nor their threads.
 """
 
 from __future__ import annotations
@@ -103,9 +104,12 @@ class Client:
     def _handshake(self, timeout: float) -> wire.Welcome:
         self.send_now(wire.encode(wire.Hello(wire.VERSION, f"pid {os.getpid()}", self.address.token)))
         poller = zmq.Poller()
-        poller.register(self.socket, zmq.POLLIN)
         poller.register(self.monitor, zmq.POLLIN)
         ready = dict(poller.poll(int(timeout * 1000)))
+        if ready:
+            self._connection = ipc.connected(self.monitor)
+            poller.register(self.socket, zmq.POLLIN)
+            ready = dict(poller.poll(int(timeout * 1000)))
         if not ready:
             raise ConnectFailed(
                 f"the server at {self.path} did not answer within {timeout:g} s; is it still loading its model?"
@@ -157,7 +161,7 @@ class Client:
 
     def undefine(self, number: int) -> None:
         """Delete a template. Safe in a finalizer."""
-        if self.templates.pop(number, None) is not None and self._pid == os.getpid():
+        if self.templates.pop(number, None) is not None:
             self.send(wire.encode(wire.Undefine(number)))
 
     def ask(
@@ -195,11 +199,6 @@ class Client:
 
     def check(self) -> None:
         """Raise RuntimeLost if this client cannot be used: the server is gone, or this is a forked child."""
-        if self._pid != os.getpid():
-            raise RuntimeLost(
-                f"this client belongs to process {self._pid}, and this is its fork {os.getpid()}; "
-                "connect in the process that uses it"
-            )
         if self.lost is not None:
             raise RuntimeLost(self.lost)
 
@@ -325,9 +324,11 @@ class Client:
     def lose_in_forked_child(self) -> None:
         """Called in a forked child. The locks may have been held by threads of the parent, so they are replaced."""
         self._lock = threading.Lock()
+        self.lost = f"this belongs to process {self._pid}, and this is its fork {os.getpid()}: run the program here"
         for program in self._programs.values():
-            program.renew_lock()
-        self.lose("the connection stayed with the parent of this forked process; connect in this process")
+            program.lose_in_forked_child(self.lost)
+        self._programs.clear()
+        ipc.close_in_fork(self._connection)
 
 
 class _ClientLoop:
@@ -444,6 +445,13 @@ class _ClientLoop:
                 client.receive()  # messages sent before the connection broke
                 self.drop(client, f"the server at {client.path} is gone", may_come_back=True)
 
+    def lose_in_forked_child(self) -> None:
+        """Called in a forked child, which does not have the thread: whoever still holds a client wakes nobody."""
+        os.close(self._wake)
+        self._is_woken = True
+        for client in self.clients.values():
+            client.lose_in_forked_child()
+
     def stop(self) -> None:
         """Close all connections and end the thread. Called at the exit of the process."""
         self.call(self._stop)
@@ -463,8 +471,8 @@ _busy = threading.RLock()
 def _reset_in_forked_child() -> None:
     global _connecting
     loop, _ClientLoop.current, _connecting = _ClientLoop.current, None, threading.Lock()
-    for client in () if loop is None else loop.clients.values():
-        client.lose_in_forked_child()
+    if loop is not None:
+        loop.lose_in_forked_child()
     _busy.release()
 
 

@@ -242,9 +242,14 @@ class ProgramFutures:
         """The handle was garbage collected. Safe in a finalizer."""
         self._connection.call(self.close)
 
-    def renew_lock(self) -> None:
-        """In a forked child: a thread of the parent may have held the lock."""
+    def lose_in_forked_child(self, why: str) -> None:
+        """Called in a forked child: fail all values that are not known. A thread of the parent may have held the lock,
+        so it is replaced."""
         self._lock = threading.Lock()
+        self._failure = self._failure or (lambda gen, line: RuntimeLost(why))
+        for future in self._futures.values():
+            if not future.done():
+                future.fail_in_forked_child(RuntimeLost(why))
 
     # ---- on the I/O thread -----------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import os
 import secrets
 import socket as sockets
 import stat
+import struct
 from pathlib import Path
 
 import zmq
@@ -32,6 +33,7 @@ MAX_SILENT = 30
 
 _RECEIVE_LIMIT = 64  # unread messages of one client in the server; more of them wait in the client
 _SEND_LIMIT = 100_000  # messages queued for a client that does not read; then it is disconnected
+_EVENT = struct.Struct("=Hi")  # of a `watch` socket: the kind, and its value
 _PATH_LIMIT = 107  # bytes of a Unix socket's path, without the final NUL
 
 
@@ -163,8 +165,28 @@ def pair(context: Context, path: Path) -> Socket:
 
 
 def watch(socket: Socket) -> Socket:
-    """A socket that becomes readable when a connection of `socket` breaks. Call it before connect or bind."""
-    return socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+    """A socket that becomes readable when `socket` has connected, and when a connection of it breaks. Call it before
+    connect or bind."""
+    return socket.get_monitor_socket(zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED)
+
+
+def connected(monitor: Socket) -> tuple[int, int]:
+    """(file descriptor, inode) of a DEALER's connection: takes the first event of its `watch` socket. (-1, 0): it broke
+    already."""
+    number = _EVENT.unpack(monitor.recv_multipart()[0])[1]
+    try:
+        return number, os.fstat(number).st_ino
+    except OSError:
+        return -1, 0
+
+
+def close_in_fork(connection: tuple[int, int]) -> None:
+    """Close a forked child's copy of `connected`: the server sees the end of the parent once all copies are closed. The
+    inode tells whether the number stands for another file now."""
+    number, inode = connection
+    with contextlib.suppress(OSError):
+        if os.fstat(number).st_ino == inode:
+            os.close(number)
 
 
 def drain(monitor: Socket) -> bool:

@@ -37,7 +37,6 @@ class ApiTokenUsage:
     """The tokens of all requests so far. Any thread may add to it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self.reset()
 
     def __repr__(self) -> str:
@@ -45,11 +44,11 @@ class ApiTokenUsage:
 
     def reset(self) -> None:
         """Set all counts to 0."""
-        with self._lock:
+        with _lock:
             self.prompt_tokens = self.completion_tokens = self.cached_tokens = self.n_requests = 0
 
     def add(self, usage: wire.TokenUsage, n_requests: int = 1) -> None:
-        with self._lock:
+        with _lock:
             self.prompt_tokens += usage.prompt
             self.completion_tokens += usage.generated
             self.cached_tokens += usage.cached
@@ -121,7 +120,6 @@ class OpenAI:
         self.token_usage = ApiTokenUsage()
         self._new_client = _client_factory(is_azure, args, kwargs)
         self._connection: _Connection | None = None
-        self._starting = threading.Lock()
         self.base_url = str(self._connect().client.base_url)
         # OpenAI's chat models need the new name of max_tokens; other servers may know only the old one.
         is_openai = is_azure or "api.openai.com" in self.base_url
@@ -223,7 +221,7 @@ class OpenAI:
 
     def _connect(self) -> _Connection:
         """The connection of this process: a forked child makes its own."""
-        with self._starting:
+        with _lock:
             loop = _ApiLoop.of_this_process()
             if self._connection is None or self._connection.loop is not loop:
                 self._connection = _Connection(loop, self._new_client(), self.max_in_flight)
@@ -337,6 +335,7 @@ class _Connection:
 
         self.loop, self.client, self.slots = loop, client, asyncio.Semaphore(max_in_flight)
         self._is_closed = False
+        _connections.add(self)
 
     def close(self) -> None:
         if not self._is_closed and self.loop is _ApiLoop.current:
@@ -348,7 +347,6 @@ class _ApiLoop:
     """An event loop on its own thread: one per process, started when it is first needed."""
 
     current: _ApiLoop | None = None
-    _lock = threading.Lock()
 
     def __init__(self) -> None:
         import asyncio
@@ -358,15 +356,10 @@ class _ApiLoop:
 
     @classmethod
     def of_this_process(cls) -> _ApiLoop:
-        with cls._lock:
+        with _lock:
             if cls.current is None:
                 cls.current = cls()
             return cls.current
-
-    @classmethod
-    def forget(cls) -> None:
-        """Called in a forked child, which does not have the thread."""
-        cls.current, cls._lock = None, threading.Lock()
 
     def run(self, coroutine: Any, on_stop: Callable[[Callable[[], object]], None] | None = None) -> Future[Any]:
         """Run a coroutine. `on_stop` gets the function that cancels it."""
@@ -378,4 +371,15 @@ class _ApiLoop:
         return future
 
 
-os.register_at_fork(after_in_child=_ApiLoop.forget)
+def _leave_to_parent() -> None:
+    """Called in a forked child, which does not have the thread of the loop, nor one that held the lock."""
+    global _lock
+    _ApiLoop.current, _lock = None, threading.RLock()
+    _of_parent.extend(_connections)
+
+
+_lock = threading.RLock()
+_connections: weakref.WeakSet[_Connection] = weakref.WeakSet()
+_of_parent: list[_Connection] = []
+"""Kept for ever, because the finalizer of a client closes its TLS connections, which are the parent's."""
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -29,15 +30,16 @@ class Record:
 
     Each entry is written when its value is known, so a run that is interrupted leaves a file that can be replayed up to
     there. Close it, or use it in a `with` block, whose end waits for the open values of its programs (not on an event
-    loop, and not after an exception). `backend` stays open. ConfigError: the file cannot be written.
+    loop, and not after an exception). `backend` stays open. ConfigError: the file cannot be written, or this is a fork
+    of the process that writes it.
     """
 
     def __init__(self, backend: Backend, path: str | Path) -> None:
-        self.backend, self.path = backend, Path(path)
+        self.backend, self.path, self._process = backend, Path(path), os.getpid()
         self._lock = threading.Lock()
         self._programs: weakref.WeakSet[_RecordedProgram] = weakref.WeakSet()
         try:
-            self._file = self.path.open("wb")
+            self._file = self.path.open("wb", buffering=0)  # a forked child would write a buffer again
         except OSError as e:
             raise ConfigError(f"the recording {path} cannot be written: {e}") from e
         weakref.finalize(self, self._file.close)
@@ -61,6 +63,8 @@ class Record:
         return self.backend.refuses
 
     def program(self, name: str = "") -> OpenProgram:
+        if self._process != os.getpid():
+            raise ConfigError(f"{self!r} belongs to process {self._process}, and this is its fork: make a Record here")
         program = _RecordedProgram(self.backend, name, self._put)
         self._programs.add(program)
         return program
@@ -87,7 +91,6 @@ class Record:
         with self._lock:
             if not self._file.closed:
                 self._file.write(data)
-                self._file.flush()
 
 
 def _is_on_loop() -> bool:

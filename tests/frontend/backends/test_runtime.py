@@ -135,7 +135,7 @@ def test_endpoint_refuses_what_its_model_lacks(server: MockServer) -> None:
             (replace(endpoint.welcome, chat=replace(chat, no_calls="no tools")), {"image", "tools"}),
             (replace(endpoint.welcome, chat=None), {"image", "tools", "roles"}),
         ):
-            endpoint.client.welcome = welcome
+            endpoint.welcome = welcome
             assert endpoint.refuses == refused
 
 
