@@ -102,6 +102,7 @@ def _disown_children() -> None:
     for child in list(_children):
         if child._end.detach() is not None:
             os.close(child._write_end)
+            child.process.returncode = 0  # a fork cannot wait for it
 
 
 os.register_at_fork(after_in_child=_disown_children)

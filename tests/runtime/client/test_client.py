@@ -339,7 +339,7 @@ def test_forked_child_needs_its_own_connection(serve: Serve) -> None:
     with os.fdopen(read) as f:
         results = json.load(f)
     assert len(results) == 5
-    assert all("connect in" in message for message in results[:4])
+    assert all("is its fork" in message for message in results[:4])
     assert results[4] == "b"
     assert program.future(0).result(10).samples[0].text == "b", "the parent still works"
 

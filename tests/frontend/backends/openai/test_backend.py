@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -13,6 +14,7 @@ import pytest
 
 import banyan as bn
 from banyan.runtime.protocol import wire
+from forks import in_child
 from waits import wait_until
 
 pytest.importorskip("openai")
@@ -446,3 +448,41 @@ def test_http_endpoint_without_models_raises(serve: Callable[..., Any], fake: Mo
     api, _ = serve(refuse)
     with pytest.raises(bn.ConnectFailed, match="does not list its models"):
         bn.RuntimeEndpoint(api.url)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_child_leaves_the_requests_of_its_parent_alone(serve: Any, fake: ModuleType) -> None:
+    asked, go = threading.Event(), threading.Event()
+
+    def answer(path: str, body: Any) -> Any:
+        text = body["messages"][-1]["content"]
+        if text == "parent":
+            asked.set()
+            assert go.wait(30)
+        return fake.chat(text)
+
+    _, backend = serve(answer)
+
+    @bn.function
+    def program(s: bn.State, text: str) -> None:
+        s += bn.user(text) + bn.assistant(bn.gen("x"))
+
+    state = program.run("parent", backend=backend)
+    assert asked.wait(30)
+
+    def work() -> list[str]:
+        texts = [program.run("child", backend=backend)["x"]]
+        try:
+            state.text()
+        except bn.RuntimeLost as e:
+            texts.append(str(e))
+        state.cancel()
+        backend.close()
+        gc.collect()
+        return texts
+
+    own, lost = in_child(work)
+    assert own == "child"
+    assert "is its fork" in lost
+    go.set()
+    assert state["x"] == "parent"

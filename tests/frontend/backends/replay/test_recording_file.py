@@ -16,6 +16,7 @@ import pytest
 import banyan as bn
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
+from forks import in_child
 
 
 @bn.function
@@ -350,3 +351,20 @@ def test_adopted_branch_is_replayed(path: Path) -> None:
         first = tree.run(backend=recorder)["outer"].text()
     assert first == "Qq1:y2!z"
     assert tree.run(backend=bn.Replay(path))["outer"].text() == first
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_child_does_not_write_to_the_recording_of_its_parent(tmp_path: Path) -> None:
+    with bn.Record(NumberedMock(), tmp_path / "r") as recorder:
+        conversation.run("it", backend=recorder).sync()
+        before = recorder.path.read_bytes()
+
+        def work() -> str:
+            with recorder, pytest.raises(bn.ConfigError) as raised:
+                conversation.run("it", backend=recorder).sync()
+            return str(raised.value)
+
+        assert "make a Record here" in in_child(work)
+        assert recorder.path.read_bytes() == before
+        conversation.run("other", backend=recorder).sync()
+    assert recorder.path.stat().st_size > len(before)
