@@ -61,6 +61,14 @@ def _command(process: psutil.Process) -> str:
     return ""
 
 
+@pytest.fixture
+def no_flusher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread flushes programs: only the test does, however slow the machine is."""
+    from banyan.execution import clock
+
+    monkeypatch.setattr(clock.Flusher, "add", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def module_at() -> Callable[[Path], ModuleType]:
     """`module_at(path)`: load a file as a module, once; `--import-mode=importlib` adds no test folder to sys.path."""

@@ -1,13 +1,19 @@
-"""Timer threads: one for deadlines and delayed answers, one that flushes programs."""
+"""Timer threads: one for deadlines and delayed answers, one that flushes records of programs."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import Protocol
+
+FLUSH_AFTER = 0.001
+"""Seconds from the first unsent gen of a program to the flush by the thread."""
 
 
 class Alarm:
@@ -28,8 +34,7 @@ class Alarm:
 class Clock:
     """A thread that calls functions at given times and sleeps in between. It starts with the first call."""
 
-    def __init__(self, name: str = "banyan-clock") -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._due: list[tuple[float, int, Alarm]] = []
         self._numbers, self._changed = count(), threading.Condition()
         self._thread: threading.Thread | None = None
@@ -45,7 +50,7 @@ class Clock:
                 self.n_cancelled = 0
             heappush(self._due, (when, next(self._numbers), alarm))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._run, name="banyan-clock", daemon=True)
                 self._thread.start()
             if self._due[0][2] is alarm:
                 self._changed.notify()
@@ -63,23 +68,68 @@ class Clock:
             del alarm, action  # the next alarm may be far off, and these keep their objects alive
 
 
+class LateRecord(Protocol):
+    """The part of a ProgramRecord that the flusher calls."""
+
+    def flush_late(self) -> None: ...
+
+
+class Flusher:
+    """A thread that calls `flush_late` of each added record FLUSH_AFTER seconds later; while others are added, at most
+    twice that time later. It sleeps once for all records of that time, because an alarm for each is a tenth of what a
+    program costs. It keeps no record alive, and starts with the first."""
+
+    def __init__(self) -> None:
+        self._records: deque[weakref.ref[LateRecord]] = deque()
+        self._starting, self._added = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_idle = True
+
+    def add(self, record: LateRecord) -> None:
+        self._records.append(weakref.ref(record))
+        if self._is_idle:
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="banyan-flush", daemon=True)
+                self._thread.start()
+        self._added.set()
+
+    def _run(self) -> None:
+        while True:
+            self._added.clear()
+            self._is_idle = True  # before it looks: what is added later wakes it
+            if not self._records:
+                self._added.wait()
+            self._is_idle = False
+            while n_records := len(self._records):
+                time.sleep(FLUSH_AFTER)
+                for _ in range(n_records):
+                    if (record := self._records.popleft()()) is not None:
+                        record.flush_late()
+                    del record  # the next one may be far off
+
+
 def clock() -> Clock:
     """The clock of this process."""
     return _clock
 
 
-def flush_clock() -> Clock:
-    """The clock that flushes programs. It is separate because a backend may run user code in `submit`."""
-    return _flush_clock
+def flusher() -> Flusher:
+    """The flusher of this process. Its thread is not that of the clock, because a backend may run user code in
+    `submit`."""
+    return _flusher
 
 
 def _reset() -> None:
     """Threads do not survive a fork; the child starts its own."""
-    global _clock, _flush_clock
-    _clock, _flush_clock = Clock(), Clock("banyan-flush")
+    global _clock, _flusher
+    _clock, _flusher = Clock(), Flusher()
 
 
 _clock: Clock
-_flush_clock: Clock
+_flusher: Flusher
 _reset()
 os.register_at_fork(after_in_child=_reset)

@@ -1,7 +1,8 @@
 """The client's record of one running program: the ops that its states append, until they are sent.
 
 A flush sends all recorded ops as one message: when a value or a stream is read, when the body ends, and FLUSH_AFTER
-seconds after the first unsent gen. So a straight-line program is usually one message, and a busy body delays no gen.
+(clock.py) seconds after the first unsent gen. So a straight-line program is usually one message, and a busy body delays
+no gen.
 """
 
 from __future__ import annotations
@@ -11,16 +12,14 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count
 from typing import Any
 
 from banyan.backends.base import Backend, OpenProgram, ProgramDefaults
 from banyan.execution import run_limits
-from banyan.execution.clock import flush_clock
+from banyan.execution.clock import FLUSH_AFTER, flusher
 from banyan.execution.events import Events
 from banyan.execution.feed import ErrorFlag, Feed
 from banyan.execution.futures import copy_of, when_all_done
@@ -30,9 +29,6 @@ from banyan.runtime.errors import BanyanError, Cancelled, RuntimeLost
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
-
-FLUSH_AFTER = 0.001
-"""Seconds from the first unsent gen to the flush by timer."""
 
 _logger = logging.getLogger("banyan")
 _DEFAULTS = wire.Sampling()
@@ -136,7 +132,7 @@ class ProgramRecord:
         self._unsent.append(op)
         if not self._has_unsent_gen and isinstance(op, (wire.Gen, wire.Select)):  # a tuple: this runs for each op
             self._has_unsent_gen = True
-            flush_clock().call(time.monotonic() + FLUSH_AFTER, partial(_flush_late, weakref.ref(self)))
+            flusher().add(self)
 
     def use(self, use: wire.Use, template: ProgramTemplate) -> None:
         """Record a use of a template; its plain ops if the backend keeps no templates (`use.template` is -1)."""
@@ -185,6 +181,12 @@ class ProgramRecord:
                     e.add_note(f"while program {self.name} was sent to its backend")
                     self.stop(e)
         self.check()
+
+    def flush_late(self) -> None:
+        """Flush if there is an unsent gen. Called by the flusher; errors are kept for the readers."""
+        if self._has_unsent_gen:
+            with contextlib.suppress(BaseException):
+                self.flush(f"{FLUSH_AFTER * 1000:g} ms passed after a gen")
 
     # ---- stopping and ending -----------------------------------------------------------------------------------------
 
@@ -261,12 +263,6 @@ class ProgramRecord:
             program.cancel()
             if error is not None and not isinstance(error, Cancelled):
                 _logger.error("program %s failed, and nobody looked: %s: %s", self.name, type(error).__name__, error)
-
-
-def _flush_late(record: weakref.ref[ProgramRecord]) -> None:
-    if (found := record()) is not None and found._has_unsent_gen:
-        with contextlib.suppress(BaseException):  # errors are kept for the readers
-            found.flush(f"{FLUSH_AFTER * 1000:g} ms passed after a gen")
 
 
 class FailedProgram(ProgramDefaults):

@@ -9,19 +9,11 @@ from typing import Any
 import pytest
 
 import banyan as bn
-from banyan.execution import clock
-
-
-class _SilentClock:
-    """A clock that never fires, so that only the test flushes, however slow the machine is."""
-
-    def call(self, *_: Any) -> None:
-        pass
 
 
 @pytest.fixture(autouse=True)
-def _no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "_flush_clock", _SilentClock())
+def _no_flusher(no_flusher: None) -> None:
+    pass
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 import banyan as bn
-from banyan.execution import program_record
 from banyan.runtime import config, launch
 from banyan.runtime.protocol import wire
 from banyan.templates.compiled import compile
@@ -51,8 +50,7 @@ class Traffic:
 
 
 @pytest.fixture
-def traffic(endpoint: bn.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch) -> Traffic:
-    monkeypatch.setattr(program_record, "FLUSH_AFTER", 5.0)  # counts do not depend on the load
+def traffic(endpoint: bn.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch, no_flusher: None) -> Traffic:
     recorded, send = Traffic(), endpoint.client.send
 
     def record_and_send(data: bytes) -> None:

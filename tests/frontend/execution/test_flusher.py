@@ -1,4 +1,4 @@
-"""The flush clock sends unread gens a moment after the first of them, whatever the body does."""
+"""The flusher sends unread gens a moment after the first of them, whatever the body does."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import weakref
 import pytest
 
 import banyan as bn
-from banyan.execution import clock, program_record
-from banyan.execution.clock import Clock
+from banyan.execution import clock
 from banyan.execution.program_record import ProgramRecord
 from banyan.lang.sampling import Options
 from banyan.runtime.protocol import wire
 
 
 @pytest.fixture(autouse=True)
-def _real_clock(_no_clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "_flush_clock", Clock("banyan-flush"))
+def _no_flusher() -> None:
+    """Overrides the fixture of the other tests: here, the thread flushes."""
 
 
 @bn.function
@@ -28,10 +27,7 @@ def straight(s: bn.State, k: int) -> None:
         s += f"{i}" + bn.gen("x")
 
 
-def test_straight_line_that_ends_before_the_flush_is_one_message(
-    mock: bn.Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(program_record, "FLUSH_AFTER", 30.0)
+def test_straight_line_that_ends_before_the_flush_is_one_message(mock: bn.Mock, no_flusher: None) -> None:
     straight.run(20).sync()
     assert len(mock.calls) == 20
     assert len(mock.submits) == 1
@@ -60,7 +56,7 @@ def test_text_alone_is_not_flushed(mock: bn.Mock) -> None:
     @bn.function
     def program(s: bn.State) -> None:
         s += "text"
-        time.sleep(20 * program_record.FLUSH_AFTER)
+        time.sleep(20 * clock.FLUSH_AFTER)
         assert mock.submits == []
 
     program.run()
@@ -105,9 +101,9 @@ def test_flush_error_is_raised_at_every_flush(mock: bn.Mock) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_forked_process_has_its_own_clock() -> None:
-    parent_clock = clock.flush_clock()
+def test_forked_process_has_its_own_flusher() -> None:
+    parent_flusher = clock.flusher()
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if clock.flush_clock() is not parent_clock and clock.flush_clock()._thread is None else 1)
+        os._exit(0 if clock.flusher() is not parent_flusher and clock.flusher()._thread is None else 1)
     assert os.waitpid(pid, 0)[1] == 0
