@@ -118,9 +118,6 @@ class Seq(_Node, frozen=True):
     parts: tuple[Any, ...]
 
 
-DRAWS = (GenExpr, SelectExpr)
-"""The expressions that make a value. A tuple, because isinstance is faster with a tuple than with a union."""
-
 Leaf: TypeAlias = Expr
 """An expression that is not a Seq: one of the above, a LazyValue or an ArgumentSlot."""
 Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
@@ -421,7 +418,9 @@ def leaves(expr: Expression) -> list[str | Leaf]:
             flat += _embedder.extract(part)
         elif part:
             flat.append(part)
-    names = [part.name for part in flat if isinstance(part, DRAWS) and part.name is not None]
+    # Not isinstance, here and in _append: with a struct's class it takes 0.1 us whenever the answer is no.
+    draws = [part for part in flat if type(part) is GenExpr or type(part) is SelectExpr]
+    names = [part.name for part in draws if part.name is not None]
     if len(names) > 1 and len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise BadProgram(f"two gens of one expression are both called {twice!r}; only one of them could be read")
@@ -429,9 +428,11 @@ def leaves(expr: Expression) -> list[str | Leaf]:
 
 
 def _parts(expr: Any) -> Iterable[Any]:
+    if isinstance(expr, str):
+        return (expr,)
     if isinstance(expr, Seq):
         return expr.parts
-    if isinstance(expr, str | Expr):
+    if isinstance(expr, Expr):
         return (expr,)
     if isinstance(expr, list | tuple):
         return [part for item in expr for part in _parts(item)]

@@ -18,7 +18,6 @@ from banyan.execution.run_limits import limit_gen
 from banyan.execution.source_line import source_line
 from banyan.execution.text_pieces import pieces_async
 from banyan.lang.expr import (
-    DRAWS,
     NOTHING,
     REASONING_SUFFIX,
     Expr,
@@ -108,7 +107,7 @@ class StateBase:
         for leaf in flat:
             if isinstance(leaf, str):
                 parts.append(leaf)
-            elif isinstance(leaf, DRAWS):
+            elif type(leaf) is GenExpr or type(leaf) is SelectExpr:
                 record.add_text(state, parts)
                 parts, line = [], line or source_line()
                 leaf = self._generate(leaf, line, samplings)
@@ -132,15 +131,15 @@ class StateBase:
         for leaf in flat:
             if isinstance(leaf, str):
                 continue
-            if isinstance(leaf, RoleBegin):
+            if type(leaf) is RoleBegin:
                 if role is not None:
                     raise BadProgram(f"a turn of {leaf.role!r} begins inside a turn of {role!r}; end that first")
                 role = leaf.role
-            elif isinstance(leaf, RoleEnd):
+            elif type(leaf) is RoleEnd:
                 if role != leaf.role:
                     raise BadProgram(f"a turn of {leaf.role!r} ends, but the open one is {role!r}")
                 role = None
-            elif isinstance(leaf, GenExpr):
+            elif type(leaf) is GenExpr:
                 samplings.append(leaf.sampling(self._record.sampling))
                 if leaf.tools is not None:
                     self._check_tools(role)
@@ -505,11 +504,11 @@ class StateBase:
 
 def _wire_part(leaf: Leaf) -> wire.Part:
     """A leaf that is not a gen, as it is sent."""
+    if type(leaf) is RoleBegin:
+        return wire.BeginTurn(leaf.role)
+    if type(leaf) is RoleEnd:
+        return _END
     match leaf:
-        case RoleBegin(role=role):
-            return wire.BeginTurn(role)
-        case RoleEnd():
-            return _END
         case LazyValue(number=number):
             return wire.Ref(number)
         case RawExpr(text=text):
