@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +21,30 @@ from banyan.sglang.global_config import global_config
 from banyan.views.transcript import Transcript
 
 P = TypeVar("P", bound=StateBase)
+
+
+class _Playing:
+    """The block runs the body of a program. If it raises, the program is stopped on the server."""
+
+    __slots__ = ("_record", "_token")
+
+    def __init__(self, record: ProgramRecord) -> None:
+        self._record = record
+
+    def __enter__(self) -> None:
+        self._token = CURRENT.set(self._record.backend)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        try:
+            if error is None:
+                self._record.flush("the body ended")
+        except BaseException as e:
+            self._record.end(e)
+            raise
+        else:
+            self._record.end(error)
+        finally:
+            CURRENT.reset(self._token)
 
 
 class ProgramRun(Generic[P]):
@@ -45,24 +69,10 @@ class ProgramRun(Generic[P]):
         seed = options.seed if index is None else mix(options.seed, index)
         self.state = state_class(self.record, self.record.new_handle(), seed, Transcript())
 
-    @contextmanager
-    def _playing(self) -> Iterator[None]:
-        """The block runs the body. If it raises, the program is stopped on the server."""
-        token = CURRENT.set(self.record.backend)
-        try:
-            self.record.check()
-            yield
-            self.record.flush("the body ended")
-        except BaseException as e:
-            self.record.end(e)
-            raise
-        finally:
-            CURRENT.reset(token)
-        self.record.end()
-
     def play(self) -> None:
         """Run the body on this thread. Raises what it raises."""
-        with self._playing():
+        with _Playing(self.record):
+            self.record.check()
             value = self._body(self.state)
             if isinstance(value, CoroutineType):
                 value.close()
@@ -76,17 +86,18 @@ class ProgramRun(Generic[P]):
 
     async def play_async(self) -> None:
         """`play` for an `async def` body. If the program is stopped, the body is cancelled."""
-        from banyan.execution.asyncio_bridge import until_stopped  # lazily: it imports asyncio
+        from banyan.execution.asyncio_bridge import UntilStopped  # lazily: it imports asyncio
 
-        with self._playing():
-            async with until_stopped(self.record):
+        with _Playing(self.record):
+            self.record.check()
+            async with UntilStopped(self.record):
                 self.record.ret_value = await self._body(self.state)
 
 
 async def finished(run: ProgramRun[Any]) -> AsyncState:
     """Run the body, an `async def` in this task and a `def` on a thread, and wait for its values. Raises the first
     error."""
-    from banyan.execution.asyncio_bridge import on_thread, until_stopped, wait_done  # lazily: it imports asyncio
+    from banyan.execution.asyncio_bridge import UntilStopped, on_thread, wait_done  # lazily: it imports asyncio
 
     record = run.record
     state: AsyncState = run.state._view(AsyncState)
@@ -94,7 +105,7 @@ async def finished(run: ProgramRun[Any]) -> AsyncState:
         if isinstance(run.state, AsyncState):
             await run.play_async()
         else:
-            async with until_stopped(record):
+            async with UntilStopped(record):
                 await on_thread(run.play)
         for future in record.futures:
             await wait_done(future)

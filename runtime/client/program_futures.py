@@ -111,7 +111,7 @@ class ProgramFutures:
         """Templates used by messages that may have to be sent later: while it waits for admission, or is durable."""
         self._history: list[tuple[tuple[wire.Op, ...], bool]] = []
         """(ops, last) of each message of a durable program, to send them to a restarted server."""
-        self._calls_seen: set[tuple[int, int]] = set()  # (ref, round) of each Called of a durable program
+        self._calls_seen: list[tuple[int, int]] = []  # (ref, round) of each Called of a durable program
         self._started = 0.0
         self._is_admitted = False
         self._queued: list[bytes] = []  # messages that wait for admission
@@ -361,7 +361,7 @@ class ProgramFutures:
         if self.is_durable:
             if (ref, called.round) in self._calls_seen:
                 return  # a server that was lost asked before; the Results are in the history or on their way
-            self._calls_seen.add((ref, called.round))
+            self._calls_seen.append((ref, called.round))
         try:
             callback(called)
         except Exception as e:  # no Results will come
