@@ -45,8 +45,9 @@ class ProgramHandle:
 
     def __init__(self, futures: ProgramFutures) -> None:
         self.number, self.name, self._futures = futures.number, futures.name, futures
-        # A finalizer may run while our own locks are held, so it only queues a call for the I/O thread.
-        self._finalizer = weakref.finalize(self, futures.abandon)
+        # A finalizer may run while our own locks are held, so it only queues a call for the I/O thread. It does not keep
+        # the futures alive, because the traceback of an error in them may refer to the handle.
+        self._finalizer = weakref.finalize(self, _abandon, weakref.ref(futures))
         self._finalizer.atexit = False
 
     @property
@@ -86,6 +87,11 @@ class ProgramHandle:
     def close(self) -> None:
         """Submit no more ops. The server frees the program once it has finished. Idempotent."""
         self._futures.close()
+
+
+def _abandon(futures: weakref.ref[ProgramFutures]) -> None:
+    if (found := futures()) is not None:  # otherwise the program has ended
+        found.abandon()
 
 
 class ProgramFutures:
@@ -200,15 +206,18 @@ class ProgramFutures:
         self._connection.call(partial(self._connection.forget_if_over, self.number))
 
     def cancel(self) -> None:
-        with self._lock:
-            if self.is_over or (self._connection.lost is not None and not self.is_durable):
-                return
-            self._is_closed = self._is_cancelled = True
-            if self._n_sent:
-                self._send(wire.encode(wire.Cancel(program=self.number, seq=self._n_sent)))
-        self._connection.call(self._end_cancelled)
+        # Takes no lock: a finalizer calls it, on a thread that may hold the lock of any program or of the client.
+        if not self.is_over:
+            self._is_cancelled = True
+            self._connection.call(self._end_cancelled)
 
     def _end_cancelled(self) -> None:
+        with self._lock:
+            if self.is_over:
+                return
+            self._is_closed = True
+            if self._n_sent:
+                self._send(wire.encode(wire.Cancel(program=self.number, seq=self._n_sent)))
         # Fails the futures without waiting for the server, which may be slow or stuck.
         self.fail_unresolved()
         self._connection.forget_if_over(self.number)

@@ -344,6 +344,23 @@ def test_forked_child_needs_its_own_connection(serve: Serve) -> None:
     assert program.future(0).result(10).samples[0].text == "b", "the parent still works"
 
 
+def test_cancel_in_a_finalizer_does_not_wait_for_a_lock_of_its_own_thread(serve: Serve) -> None:
+    """The garbage collector may run the finalizer of a program's record wherever memory is allocated."""
+    program = connect(serve(say={"a": "b"}, step_ms=50).socket).program()
+    ask(program, "a")
+    futures = program._futures
+
+    def cancel() -> None:
+        with futures._lock, futures._connection._lock:  # type: ignore[attr-defined]
+            program.cancel()
+
+    thread = threading.Thread(target=cancel, daemon=True)
+    thread.start()
+    join_thread(thread, seconds=10)
+    with pytest.raises(Cancelled):
+        program.future(0).result(10)
+
+
 SCRIPT = """
 import sys
 from banyan.runtime.client import client
