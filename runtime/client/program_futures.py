@@ -45,7 +45,7 @@ class ProgramHandle:
 
     def __init__(self, futures: ProgramFutures) -> None:
         self.number, self.name, self._futures = futures.number, futures.name, futures
-        # A finalizer may run while our own locks are held, so it only queues a call for the I/O thread. It does not keep
+        # It may run while our own locks are held, so it only queues a call for the I/O thread. It does not keep
         # the futures alive, because the traceback of an error in them may refer to the handle.
         self._finalizer = weakref.finalize(self, _abandon, weakref.ref(futures))
         self._finalizer.atexit = False

@@ -1,0 +1,182 @@
+"""Memory of the client, the server and the engine over many mixed programs on a small KV cache.
+
+    python benchmarks/soak.py [--quick] [--minutes 15] [--json FILE]
+
+Threads run programs of all kinds, each with a prompt of its own, so the cache evicts all the time. Memory is the
+proportional set size (PSS), which counts a page shared by k processes as 1/k. The first fifth of the time is the warm-up.
+Growth is the median of the last fifth over that of the second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import re
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from report import Report, parser
+
+import banyan as bn
+
+KV = "12MiB"
+"""192 pages of the pocket model."""
+N_THREADS = 4
+MOST = "<= 1.02"
+
+
+@bn.tool
+def look(subject: str) -> str:
+    "Look a subject up."
+    return f"{subject} is fine"
+
+
+@bn.tool
+def broken(subject: str) -> str:
+    "Look a subject up."
+    raise ValueError(subject)
+
+
+@bn.function
+def chat(s: bn.State, i: int) -> None:
+    for turn in range(3):
+        s += bn.user(f"Question {i}, part {turn}: what is {i * turn}?")
+        s += bn.assistant(bn.gen("answer", max_tokens=12))
+
+
+@bn.function
+def choose(s: bn.State, i: int) -> None:
+    s += f"Case {i} is " + bn.select("verdict", ["good", "bad", "open"]) + bn.gen("n", regex=r"[0-9]{3}")
+
+
+@bn.function
+def branch(s: bn.State, i: int) -> None:
+    s += f"A tale of {i} friends. " * 8
+    forks = s.fork(4)
+    forks += lambda k: f"Chapter {k}:" + bn.gen("text", max_tokens=16, temperature=1.0)
+    forks[3].drop()
+    forks.join()
+    s += bn.gen("end", max_tokens=8)
+
+
+@bn.function
+def use_tools(s: bn.State, i: int) -> None:
+    s += bn.user(f"Look up {i}.") + bn.assistant(bn.gen("a", tools=[look, broken], max_tokens=48, max_rounds=2))
+
+
+@bn.function
+def fail(s: bn.State, i: int) -> None:
+    s += f"Case {i}" + bn.gen("x", max_tokens=4)
+    raise ValueError(s["x"])
+
+
+@bn.function
+async def chat_async(s: bn.AsyncState, i: int) -> None:
+    s += bn.user(f"Question {i}?") + bn.assistant(bn.gen("a", max_tokens=12))
+    await s.value("a")
+
+
+def stream(i: int) -> None:
+    for _ in chat.run(i, stream=True).text_iter():
+        pass
+
+
+def abandon(i: int) -> None:
+    for _ in chat.run(i, stream=True).text_iter():
+        break
+    chat.run(i).cancel()
+
+
+def limit(i: int) -> None:
+    chat.run(i, timeout=0.01).sync()
+
+
+def run_async(i: int) -> None:
+    async def main() -> None:
+        await asyncio.gather(*(chat_async.run_async(k) for k in (i, i)))
+        async with asyncio.timeout(0.01):
+            await chat_async.run_async(i)
+
+    asyncio.run(main())
+
+
+KINDS: tuple[Callable[[int], object], ...] = (
+    lambda i: chat.run(i).text(),
+    lambda i: choose.run(i).text(),
+    lambda i: branch.run(i).text(),
+    lambda i: use_tools.run(i).text(),
+    lambda i: fail.run(i),
+    lambda i: bn.compile(choose).run(i).text(),
+    lambda i: chat.run_batch([(i,), (i + 1,)], timeout=60.0),
+    lambda i: chat.run(i, n=2, budget=40).text(),
+    stream,
+    abandon,
+    limit,
+    run_async,
+)
+
+
+def pss(pid: int) -> float:
+    """The proportional set size of a process, in MiB."""
+    found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def soak(runtime: bn.Runtime, seconds: float) -> tuple[int, list[dict[str, float]]]:
+    """(the number of programs, the MiB of each process once in a while) of `seconds` of programs."""
+    numbers, end = count(), time.monotonic() + seconds
+
+    def work() -> None:
+        while time.monotonic() < end:
+            i = next(numbers)
+            with contextlib.suppress(bn.BanyanError, ValueError, TimeoutError):
+                KINDS[i % len(KINDS)](i)
+
+    info = runtime.get_server_info()
+    pids = {"client": os.getpid(), "server": info["pid"], "engine": info["engine_pid"]}
+    threads = [threading.Thread(target=work, name=f"soak-{k}") for k in range(N_THREADS)]
+    for thread in threads:
+        thread.start()
+    sizes: list[dict[str, float]] = []
+    while time.monotonic() < end:
+        time.sleep(seconds / 100)
+        gc.collect()
+        sizes.append({name: pss(pid) for name, pid in pids.items()})
+    for thread in threads:
+        thread.join()
+    assert runtime.get_server_info()["engine_pid"] == pids["engine"], "the engine died"
+    return next(numbers), sizes
+
+
+def main() -> int:
+    options = parser(__doc__, quick="a minute, with a wider target: the warm-up takes longer than that")
+    options.add_argument("--minutes", type=float, default=15.0, help="how long programs run (15)")
+    args = options.parse_args()
+    minutes = 1.0 if args.quick else args.minutes
+    logging.getLogger("banyan").setLevel(logging.CRITICAL)  # of errors that no program reads
+    report = Report("soak", f"{minutes:g} min of mixed programs on {N_THREADS} threads, KV of {KV}")
+    with bn.Runtime(log="quiet", kv_memory=KV) as runtime:
+        bn.set_default_backend(runtime)
+        n, sizes = soak(runtime, 60.0 * minutes)
+    fifth = len(sizes) // 5
+    report.row("programs", "programs", n)
+    for name in sizes[0]:
+        first = statistics.median(size[name] for size in sizes[fifth : 2 * fifth])
+        last = statistics.median(size[name] for size in sizes[-fifth:])
+        report.row(f"{name}, after the warm-up", "MiB", first)
+        report.row(f"{name}, at the end to that", "times", last / first, target="" if args.quick else MOST)
+    return report.end(args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
