@@ -3,8 +3,8 @@
     python benchmarks/soak.py [--quick] [--minutes 15] [--json FILE]
 
 Threads run programs of all kinds, each with a prompt of its own, so the cache evicts all the time. Memory is the
-proportional set size (PSS), which counts a page shared by k processes as 1/k. The first fifth of the time is the warm-up.
-Growth is the median of the last fifth over that of the second.
+proportional set size (PSS), which counts a page shared by k processes as 1/k. The first fifth of the time is the
+warm-up. Growth is the median of the last fifth over that of the second.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import banyan as bn
 KV = "12MiB"
 """192 pages of the pocket model."""
 N_THREADS = 4
-MOST = "<= 1.02"
+MOST, MOST_QUICK = "<= 1.02", "<= 1.1"
 
 
 @bn.tool
@@ -158,8 +158,16 @@ def soak(runtime: bn.Runtime, seconds: float) -> tuple[int, list[dict[str, float
     return next(numbers), sizes
 
 
+def growth(sizes: list[dict[str, float]]) -> dict[str, tuple[float, float]]:
+    """MiB of each process: the medians of the second fifth and of the last."""
+    fifth = len(sizes) // 5
+    parts = sizes[fifth : 2 * fifth], sizes[-fifth:]
+    first, last = ({name: statistics.median(size[name] for size in part) for name in sizes[0]} for part in parts)
+    return {name: (first[name], last[name]) for name in first}
+
+
 def main() -> int:
-    options = parser(__doc__, quick="a minute, with a wider target: the warm-up takes longer than that")
+    options = parser(__doc__, quick="a minute, with a wider target, because the warm-up takes longer")
     options.add_argument("--minutes", type=float, default=15.0, help="how long programs run (15)")
     args = options.parse_args()
     minutes = 1.0 if args.quick else args.minutes
@@ -168,13 +176,10 @@ def main() -> int:
     with bn.Runtime(log="quiet", kv_memory=KV) as runtime:
         bn.set_default_backend(runtime)
         n, sizes = soak(runtime, 60.0 * minutes)
-    fifth = len(sizes) // 5
     report.row("programs", "programs", n)
-    for name in sizes[0]:
-        first = statistics.median(size[name] for size in sizes[fifth : 2 * fifth])
-        last = statistics.median(size[name] for size in sizes[-fifth:])
+    for name, (first, last) in growth(sizes).items():
         report.row(f"{name}, after the warm-up", "MiB", first)
-        report.row(f"{name}, at the end to that", "times", last / first, target="" if args.quick else MOST)
+        report.row(f"{name}, at the end to that", "times", last / first, target=MOST_QUICK if args.quick else MOST)
     return report.end(args.json)
 
 
