@@ -86,7 +86,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "who shares KV: all clients of a tenant (without tokens: all clients), or one connection with itself",
     ] = "tenant"
     socket: Annotated[str, "path of the IPC socket; default: in a private directory of this process"] = ""
-    max_message: Annotated[int, "maximum size of a message from a client, in bytes"] = 64 << 20
+    max_message: Annotated[int, "maximum size of a message from a client, in bytes; clients split longer ones"] = (
+        1 << 20
+    )
     max_programs: Annotated[int, "maximum number of concurrent programs of one client"] = 1 << 16
     max_width: Annotated[int, "maximum number of branches of a fork, samples of a gen, choices of a select"] = 4096
     max_program: Annotated[int, "maximum server memory of one program, in bytes"] = 256 << 20

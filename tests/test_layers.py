@@ -30,7 +30,7 @@ RUNTIME = "banyan.runtime"
 PROTOCOL = f"{RUNTIME}.protocol"
 CORE = (
     *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "waiting")),
-    *(f"{PROTOCOL}.{name}" for name in ("op_template", "wire")),
+    *(f"{PROTOCOL}.{name}" for name in ("limits", "op_template", "wire")),
 )
 """Shared by both ends of a socket."""
 EXECUTOR = f"{RUNTIME}.executor"
@@ -59,7 +59,8 @@ RULES = {
     f"{RUNTIME}.launch": Rule((*CORE, f"{PROTOCOL}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
     f"{RUNTIME}.reasoning": Rule((f"{PROTOCOL}.wire",)),
     PROTOCOL: Rule(CORE, ("msgspec",)),
-    f"{PROTOCOL}.wire": Rule((), ("msgspec",)),
+    f"{PROTOCOL}.limits": Rule(),
+    f"{PROTOCOL}.wire": Rule((f"{PROTOCOL}.limits",), ("msgspec",)),
     f"{PROTOCOL}.ipc": Rule(CORE, ("msgspec", "zmq")),
     f"{PROTOCOL}.tcp_auth": Rule((*CORE, f"{PROTOCOL}.ipc"), ("zmq",)),
     f"{RUNTIME}.client": Rule((*CORE, PROTOCOL), ("msgspec",)),

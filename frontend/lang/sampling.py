@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_COUNT, MAX_NUMBER, MAX_PRIORITY
 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
@@ -25,46 +26,46 @@ class GenOptions(
 ):
     """Options of one gen. None: the run's value, or if that is None too, the default of `wire.Sampling`."""
 
-    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
     """The most output tokens (128). With 0, nothing is generated, but the prompt is computed."""
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    n: Annotated[int, Meta(ge=1)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None = None
     """Number of samples (1). With more, the variable is a list, and the prompt continues with the first sample."""
-    stop: str | tuple[str, ...] | None = None
+    stop: wire.Stop | wire.Stops | None = None
     """The output ends before the first of these strings, even if it begins inside a token."""
-    stop_token_ids: tuple[int, ...] | None = None
-    stop_regex: str | tuple[str, ...] | None = None
+    stop_token_ids: wire.StopIds | None = None
+    stop_regex: wire.Stop | wire.Stops | None = None
     """The output ends after the first match of one of these patterns (RE2's syntax). Unlike a stop string, the match is
     kept. A match has at most 4,096 characters."""
     temperature: Annotated[float, Meta(ge=0.0)] | None = None
     """1.0; 0 is greedy."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
     """-1: all tokens."""
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.0)] | None = None
     """Applies to prompt and output; 1.0 is off."""
-    logit_bias: dict[int, float] | None = None
+    logit_bias: wire.LogitBias | None = None
     """Token id -> value added to its logit."""
     ignore_eos: bool | None = None
-    seed: int | None = None
+    seed: wire.Seed | None = None
     """On a gen: its seed. On a run: the seeds of all its gens are derived from it, each a different one."""
     return_logprob: bool | None = None
     """Include the log-probability of each output token in the meta info."""
-    logprob_start_len: Annotated[int, Meta(ge=-1)] | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
     """Include those of the prompt tokens from this position on (-1: none); needs return_logprob."""
-    top_logprobs_num: Annotated[int, Meta(ge=0)] | None = None
+    top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
     """Number of alternatives for each output token; needs return_logprob."""
     return_text_in_logprobs: bool | None = None
     """Include the text of each token with its log-probability."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds until an unfinished value raises DeadlineExceeded. On a gen: counted once all before it is done. On a
     run: counted from its start, for its body and all its gens."""
-    budget: Annotated[int, Meta(ge=1)] | None = None
+    budget: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
     """Tokens that may be generated, over all samples; one more raises BudgetExceeded. On a run: for all its gens."""
-    priority: Annotated[int, Meta(ge=-wire.MAX_PRIORITY, le=wire.MAX_PRIORITY)] | None = None
+    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     """-100 to 100 (0). Of two waiting gens, also of different programs, the one with the higher priority runs first."""
     deadline: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds. Of equal priority, the gen with the earliest deadline runs first. Unlike with `timeout`, a late gen goes

@@ -38,6 +38,7 @@ from banyan.lang.sampling import mix
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError, UnknownVariable, Unsupported
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_NAME
 from banyan.templates.argument_slot import ArgumentSlot
 from banyan.views.state_views import snippet, timeline, usage
 from banyan.views.transcript import Renderer, Transcript
@@ -205,7 +206,7 @@ class StateBase:
             ref.number,
             sampling,
             run.stream,
-            ref.name,
+            ref.name[:MAX_NAME],
             ref.line,
             tools,
             leaf.reasoning,
@@ -230,7 +231,7 @@ class StateBase:
             leaf.method,
             leaf.temperature,
             seed if leaf.seed is None else leaf.seed,
-            ref.name,
+            ref.name[:MAX_NAME],
             ref.line,
             leaf.timeout or 0.0,
             client_decides=leaf.decide is not None,

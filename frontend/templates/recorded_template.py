@@ -51,7 +51,7 @@ class RecordedTemplate:
     @property
     def n_bytes(self) -> int:
         """The size of the message that defines the template on a backend."""
-        return len(wire.encode(wire.Define(0, self.shape.ops)))
+        return len(wire.encode(wire.Define(0, tuple(self.shape.ops))))
 
     def matches(self, recording: Recording, arguments: Sequence[Any]) -> bool:
         """Whether a body that was recorded with these arguments did exactly what the template does with them."""

@@ -22,11 +22,13 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import zmq
 
+from banyan.runtime.client import splitting
 from banyan.runtime.client.program_futures import ProgramFutures, ProgramHandle
 from banyan.runtime.config import SERVER_KEY, TOKEN
 from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import ipc, tcp_auth, wire
+from banyan.runtime.protocol.limits import MAX_NAME
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
 RECONNECT_TIMEOUT = 120.0
@@ -135,7 +137,7 @@ class Client:
     def program(self, name: str = "") -> ProgramHandle:
         """A new, empty program. Nothing is sent before its first `submit`."""
         self.check()
-        program = ProgramFutures(self, next(self._numbers), name)
+        program = ProgramFutures(self, next(self._numbers), name[:MAX_NAME])
         with self._lock:
             self._programs[program.number] = program
         return ProgramHandle(program)
@@ -145,7 +147,7 @@ class Client:
         larger than the server allows."""
         self.check()
         number = next(self._numbers)
-        n_bytes = len(wire.encode(wire.Define(number, template.ops)))
+        n_bytes = len(wire.encode(_define(number, template)))
         if n_bytes > (most := self.welcome.max_message):
             raise BadMessage(
                 f"this template takes {n_bytes} bytes, and the server takes {most} at once; "
@@ -157,7 +159,7 @@ class Client:
     def define_as(self, number: int, template: ProgramTemplate) -> None:
         """Define a template under a number of a lost connection, or of a deleted template."""
         self.templates[number] = template
-        self.send(wire.encode(wire.Define(number, template.ops)))
+        self.send(wire.encode(_define(number, template)))
 
     def undefine(self, number: int) -> None:
         """Delete a template. Safe in a finalizer."""
@@ -461,6 +463,13 @@ class _ClientLoop:
         for client in list(self.clients.values()):
             self.drop(client, "this process is ending")
         self._is_stopping = True
+
+
+def _define(number: int, template: ProgramTemplate) -> wire.Define:
+    ops: list[wire.TemplateOp] = []
+    for op in template.ops:
+        ops += splitting.short_appends(op) if isinstance(op, wire.Append) else (op,)
+    return wire.Define(number, tuple(ops))
 
 
 _connecting = threading.Lock()

@@ -12,9 +12,11 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, RuntimeLost, from_code
+from banyan.runtime.client import splitting
+from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, RuntimeLost, from_code
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_NAME
 from banyan.runtime.protocol.op_template import ProgramTemplate, ValueSource
 
 _PASSED = 1e-6  # seconds: stands for a deadline that has passed, as 0 would mean none
@@ -56,7 +58,9 @@ class ProgramHandle:
         return self._futures.first_error
 
     def limit(self, limits: wire.ProgramLimits) -> None:
-        """Set the limits of the program. Call it before the first `submit`."""
+        """Set the limits of the program. Call it before the first `submit`. BadProgram: `durable` is too long."""
+        if len(limits.durable) > MAX_NAME:
+            raise BadProgram(f"durable is a name of {len(limits.durable)} characters; {MAX_NAME} are the most")
         self._futures.limits = limits
 
     def generate_ahead(self, n_tokens: int) -> None:
@@ -147,19 +151,14 @@ class ProgramFutures:
                 raise BadProgram("the program is closed and takes no more ops", program=self.name)
             if self._failure is not None or self._is_cancelled:
                 return  # its futures raise the reason
-            data = self._encode(ops, last)
-            if len(data) > (most := self._connection.welcome.max_message):
-                raise BadMessage(
-                    f"this part of program {self.name!r} takes {len(data)} bytes, and the server takes "
-                    f"{most} at once; send less text, or start it with a larger max_message"
-                )
+            messages = self._encode(ops, last)
             templates = {op.template: self._template(op.template) for op in ops if isinstance(op, wire.Use)}
             for ref, name, line in _values(ops, templates):
                 self._sources[ref] = (name, line)
                 self._expected.add(ref)
             self._is_closed = last
             self._remember(ops, last)
-            self._send(data)
+            self._send(messages)
             if self.is_durable or not self._is_admitted:
                 self._templates |= templates
         if last:
@@ -170,29 +169,44 @@ class ProgramFutures:
             raise BadProgram(f"template {number} is not defined", program=self.name)
         return template
 
-    def _encode(self, ops: tuple[wire.Op, ...], last: bool) -> bytes:
+    def _encode(self, ops: tuple[wire.Op, ...], last: bool) -> list[bytes]:
+        """One Submit, or several if the ops are too many or too long for one. BadMessage: an op is too long."""
         limits = None if self._n_sent else self.limits
         if limits is not None and self._started:  # sent again to a restarted server: less time is left
             elapsed = time.monotonic() - self._started
             left = max(0.0, limits.left - elapsed) if limits.timeout else 0.0
             deadline = max(_PASSED, limits.deadline - elapsed) if limits.deadline else 0.0
             limits = replace(limits, left=left, deadline=deadline)
-        return wire.encode(wire.Submit(self.number, self._n_sent, ops, last, self.name, limits))
+        data = wire.encode(wire.Submit(self.number, self._n_sent, ops, last, self.name, limits))
+        max_message = self._connection.welcome.max_message
+        if splitting.fits(data, ops, max_message):
+            return [data]
+        groups = list(splitting.messages(ops, self._connection.templates, max_message))
+        return [
+            wire.encode(
+                wire.Submit(
+                    *(self.number, self._n_sent + k, group, last and k == len(groups) - 1, self.name),
+                    None if k else limits,
+                )
+            )
+            for k, group in enumerate(groups)
+        ]
 
     def _remember(self, ops: tuple[wire.Op, ...], last: bool) -> None:
         if self.is_durable:
             self._history.append((ops, last))
             self._started = self._started or time.monotonic()
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, messages: Sequence[bytes]) -> None:
         """Called with the lock held, so that messages leave in the order of seq."""
-        self._n_sent += 1
+        self._n_sent += len(messages)
         if not self._is_admitted and not self._queued:
             self._is_admitted = self._connection.admit(self)
         if self._is_admitted:
-            self._connection.send(data)
+            for data in messages:
+                self._connection.send(data)
         else:
-            self._queued.append(data)
+            self._queued += messages
 
     def close(self) -> None:
         """Send the last message, unless that was done before."""
@@ -217,7 +231,7 @@ class ProgramFutures:
                 return
             self._is_closed = True
             if self._n_sent:
-                self._send(wire.encode(wire.Cancel(program=self.number, seq=self._n_sent)))
+                self._send([wire.encode(wire.Cancel(program=self.number, seq=self._n_sent))])
         # Fails the futures without waiting for the server, which may be slow or stuck.
         self.fail_unresolved()
         self._connection.forget_if_over(self.number)

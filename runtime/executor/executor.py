@@ -8,8 +8,8 @@ in: each op still queued there fails, and so does what depends on it in other st
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import partial
@@ -38,8 +38,8 @@ class Generator(Protocol):
 class ProgramObserver:
     """Learns what happens in a program.
 
-    `value`, `failed`, `called`, `dropped` and `settled` are called outside of the executor's lock, all others inside
-    it. An op fails with the BanyanError that the observer raises.
+    `value`, `failed`, `called`, `dropped`, `paused`, `settled` and `ended` are called outside of the executor's lock, all
+    others inside it. An op fails with the BanyanError that the observer raises.
     """
 
     def value(self, program: Any, ref: int, outcome: GenOutcome) -> None:
@@ -66,6 +66,9 @@ class ProgramObserver:
     def forked(self, program: Any, state: RunningState, children: tuple[int, ...]) -> None:
         """`state` is about to be forked. May raise."""
 
+    def joined(self, program: Any, reached: Snapshot) -> None:
+        """A state is about to get the text of another, or to become it. May raise."""
+
     def adopted(self, program: Any, state: int, child: int) -> None:
         """The state goes on as its child."""
 
@@ -75,8 +78,14 @@ class ProgramObserver:
     def dropped(self, program: Any, state: int) -> None:
         """Nobody needs the state any more."""
 
+    def paused(self, program: Any) -> None:
+        """`pump` returned early, because `is_late` said so. Its next call goes on."""
+
     def settled(self, program: Any) -> None:
         """All ops are done, and no more will come."""
+
+    def ended(self, program: Any) -> None:
+        """After `end`: everything has been stopped. May be called again."""
 
     def crashed(self, program: Any, error: Exception) -> None:
         """The executor itself failed on the program."""
@@ -91,19 +100,30 @@ class Executor:
     """
 
     def __init__(
-        self, generator: Generator, observer: ProgramObserver, lock: AbstractContextManager[Any] | None = None
+        self,
+        generator: Generator,
+        observer: ProgramObserver,
+        lock: AbstractContextManager[Any] | None = None,
+        is_late: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._generator, self._observer = generator, observer
+        """is_late: whether `pump` should return soon, although there is more to do."""
+        self._generator, self._observer, self._is_late = generator, observer, is_late
         self._lock = nullcontext() if lock is None else lock
         self._no_prompt = generator.prompt(self)  # of states that do not run yet, or will not run again
         self.states = {0: RunningState(0, generator.prompt(self), is_forked=True)}
         self.values: dict[int, str | BanyanError] = {}
         self.makers: dict[int, RunningState] = {}  # ref -> the state whose op makes it
         self.running: set[RunningState] = set()  # states with a generation
-        self.waiting: dict[int | PendingJoin, list[RunningState]] = {}  # who waits for a value or a join
+        self._n_queued = 0  # ops in the queues of all states
+        self.waiting: OrderedDict[int | PendingJoin, deque[RunningState]] = OrderedDict()
+        """Who waits for a value or a join; also states that have failed since."""
+        self._unmade: set[int] = set()  # values that were waited for before an op made them
         self.is_last = self.is_over = False
         """is_last: no more ops will come. is_over: nothing is executed or reported any more."""
         self._dropped: set[int] = set()
+        self._needed: set[int] = set()  # states that others wait for, as far as the search has come
+        self._search: Iterator[None] | None = None
+        self._has_progressed = False  # since the search began: an op or a value was done, or a state dropped
         self._ready: deque[RunningState] = deque()
         self._stops: list[Attempt] = []
         self._effects: deque[Callable[[], None]] = deque()  # what is done outside of the lock
@@ -113,7 +133,7 @@ class Executor:
     def is_settled(self) -> bool:
         """Nothing is left to do with the ops that came so far."""
         with self._lock:
-            return not self.running and not any(state.queue for state in self.states.values())
+            return not (self.running or self._n_queued or self._effects)
 
     @property
     def n_ready(self) -> int:
@@ -128,7 +148,6 @@ class Executor:
             state = self.states.get(op.state)
             if state is None:
                 raise BadProgram(f"{type(op).__name__} names state {op.state}, which no Fork before it makes")
-            queued: QueuedOp = op
             match op:
                 case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
                     if ref in self.makers:
@@ -143,18 +162,21 @@ class Executor:
                 case wire.Join(children=children):
                     if op.adopt and len(children) != 1:
                         raise BadProgram(f"Join adopts {len(children)} states; a state goes on as one")
-                    queued = PendingJoin(op)
                     for child in children:
                         if child not in self.states or child == op.state:
                             raise BadProgram(f"Join names state {child}, which is itself or no Fork's before it")
-                        self._enqueue(self.states[child], JoinPoint(queued, child))
+                        join = PendingJoin(child, op.adopt)
+                        self._enqueue(self.states[child], JoinPoint(join))
+                        self._enqueue(state, join)
+                    return
                 case wire.Drop():
                     self._dropped.update(self._subtree(op.state) if op.tree else (op.state,))
+                    self._has_progressed = True
                     return
                 case wire.Results():
                     self._resume(state, op)
                     return
-            self._enqueue(state, queued)
+            self._enqueue(state, op)
 
     def resume(self, results: wire.Results) -> None:
         """Results for a generation that waits for them."""
@@ -173,19 +195,14 @@ class Executor:
         self.pump()
 
     def end(self) -> None:
-        """Stop everything. Nothing is reported any more."""
+        """Stop everything. Nothing is reported any more but `ended`."""
         with self._lock:
             if self.is_over:
                 return
             self.is_over = True
-            for state in tuple(self.running):
-                assert state.generation is not None
-                self._abort(state.generation)
-                self._release(state)
             self._ready.clear()
-            stops, self._stops = self._stops, []
-        for attempt in stops:
-            attempt.stop()
+            self._search = None
+        self.pump()
 
     def _subtree(self, number: int) -> Iterator[int]:
         """A state and all states forked from it, at any depth."""
@@ -196,7 +213,10 @@ class Executor:
 
     def _enqueue(self, state: RunningState, op: QueuedOp) -> None:
         state.queue.append(op)
+        self._n_queued += 1
         self._ready.append(state)
+        if self._search is not None:
+            self._needed.update((state.number, *self._needs(state, op)))
 
     def _resume(self, state: RunningState, results: wire.Results) -> None:
         generation = state.generation
@@ -219,50 +239,81 @@ class Executor:
         if thread in self._pumping:
             return
         self._pumping.add(thread)
+        is_paused, crash = False, None
         try:
-            while self._pump_once():
-                pass
+            while self._pump_once() and not is_paused:
+                is_paused = self._is_late()
         except Exception as e:
-            self._observer.crashed(self, e)
+            crash = e
         finally:
             self._pumping.discard(thread)
-        if self.is_last and not self.is_over and self.is_settled:
+        if crash is not None:
+            self._observer.crashed(self, crash)
+        elif is_paused:
+            self._observer.paused(self)
+        elif self.is_over:
+            self._observer.ended(self)
+        elif self.is_last and self.is_settled:
             self._observer.settled(self)
 
     def _pump_once(self) -> bool:
-        """Advance all states that are ready, then do what they led to. False: there was nothing to do."""
+        """Advance all states that are ready, then do what they led to, until it is late. False: there was nothing to
+        do."""
         with self._lock:
+            while self.is_over and self.running and not self._stops:
+                state = next(iter(self.running))
+                assert state.generation is not None
+                self._abort(state.generation)
+                self._release(state)
             while self._ready:
                 self._advance(self._ready.popleft())
-            if not (self.is_over or self._effects):
+                if self._is_late():
+                    break
+            if not (self.is_over or self._ready or self._effects):
                 self._reap()
                 if not (self._ready or self._effects):
                     self._break_deadlock()
             stops, self._stops = self._stops, []
             effects, self._effects = self._effects, deque()
-            has_more = bool(self._ready or stops or effects)
+            has_more = bool(self._ready or stops or effects or self._search or (self.is_over and self.running))
         for attempt in stops:
             attempt.stop()
-        for effect in effects:
-            if not self.is_over:
-                effect()
+        while effects and not self.is_over:
+            effects.popleft()()
+            if effects and self._is_late():
+                with self._lock:
+                    self._effects.extendleft(reversed(effects))
+                break
         return has_more
 
     def _advance(self, state: RunningState) -> None:
+        """Do its ops until one must wait, or until it is late."""
+        if state.origin is not None and state.queue and state.error is None:
+            # Not in the Fork, which may make thousands of states.
+            state.prompt, state.marks, state.origin = state.origin.prompt.copy(), dict(state.origin.marks), None
         while state.queue and state.is_forked and state.generation is None and not self.is_over:
             op = state.queue[0]
             if state.error is None and (blocker := self._blocker(op)) is not None:
-                self.waiting.setdefault(blocker, []).append(state)
+                if state.blocker != blocker:
+                    state.blocker = blocker
+                    self.waiting.setdefault(blocker, deque()).append(state)
+                    if isinstance(blocker, int) and blocker not in self.makers:
+                        self._unmade.add(blocker)
                 return
             state.queue.popleft()
+            self._n_queued -= 1
             state.n_done += 1
+            self._has_progressed = True
             if state.error is not None:
                 self._fail(op, copy_error(state.error, "something before it in its state failed"))
-                continue
-            try:
-                self._execute(state, op)
-            except BanyanError as e:
-                self._break_state(state, op, e.with_traceback(None))
+            else:
+                try:
+                    self._execute(state, op)
+                except BanyanError as e:
+                    self._break_state(state, op, e.with_traceback(None))
+            if state.queue and self._is_late():
+                self._ready.appendleft(state)
+                return
 
     def _execute(self, state: RunningState, op: QueuedOp) -> None:
         match op:
@@ -276,15 +327,15 @@ class Executor:
                 self._next_attempt(state, generation)
             case wire.Fork(children=children):
                 self._observer.forked(self, state, children)
+                origin = Snapshot(state.prompt.copy(), len(state.prompt.pieces), dict(state.marks))
                 for number in children:
                     child = self.states[number]
-                    child.prompt, child.marks = state.prompt.copy(), dict(state.marks)
-                    child.is_forked = True
+                    child.origin, child.is_forked = origin, True
                     self._ready.append(child)
             case PendingJoin():
                 self._join(state, op)
             case JoinPoint():
-                self._reach(op, Snapshot(state.prompt, len(state.prompt.pieces), dict(state.marks)))
+                self._reach(op.join, Snapshot(state.prompt, len(state.prompt.pieces), dict(state.marks)))
             case wire.Mark(mark=mark):
                 state.marks[mark] = len(state.prompt.pieces)
             case wire.CacheHint():
@@ -304,22 +355,21 @@ class Executor:
         state.prompt.append_part(part)
 
     def _join(self, state: RunningState, join: PendingJoin) -> None:
-        for number in join.op.children:
-            reached = join.reached[number]
-            if isinstance(reached, BanyanError):
-                raise copy_error(reached, f"state {number}, which is joined here, failed")
-            if join.op.adopt:
-                state.prompt = reached.prompt.upto(reached.n_pieces, state.prompt.n_inherited)
-                state.marks = dict(reached.marks)
-                self._observer.adopted(self, state.number, number)
-            else:
-                state.prompt.join(reached.prompt, reached.n_pieces)
+        reached = join.reached
+        assert reached is not None
+        if isinstance(reached, BanyanError):
+            raise copy_error(reached, f"state {join.child}, which is joined here, failed")
+        self._observer.joined(self, reached)
+        if join.adopt:
+            state.prompt = reached.prompt.upto(reached.n_pieces, state.prompt.n_inherited)
+            state.marks = dict(reached.marks)
+            self._observer.adopted(self, state.number, join.child)
+        else:
+            state.prompt.join(reached.prompt, reached.n_pieces)
 
-    def _reach(self, point: JoinPoint, reached: Snapshot | BanyanError) -> None:
-        point.join.reached[point.child] = reached
-        point.join.n_missing -= 1
-        if not point.join.n_missing:
-            self._wake(point.join)
+    def _reach(self, join: PendingJoin, reached: Snapshot | BanyanError) -> None:
+        join.reached = reached
+        self._wake(join)
 
     def _read(self, state: RunningState, op: wire.Read) -> None:
         if op.mark is not None and op.mark not in state.marks:
@@ -393,11 +443,14 @@ class Executor:
 
     def _resolve(self, ref: int, outcome: GenOutcome) -> None:
         self.values[ref] = outcome.text
+        self._has_progressed = True
         self._effects.append(partial(self._observer.value, self, ref, outcome))
         self._wake(ref)
 
     def _wake(self, awaited: int | PendingJoin) -> None:
-        self._ready.extend(self.waiting.pop(awaited, ()))
+        for state in self.waiting.pop(awaited, ()):
+            state.blocker = None
+            self._ready.append(state)
 
     def _break_state(self, state: RunningState, op: QueuedOp, error: BanyanError) -> None:
         """`op` failed, and its state with it."""
@@ -420,37 +473,55 @@ class Executor:
                     child.error, child.is_forked = child.error or error, True
                     self._ready.append(child)
             case JoinPoint():
-                self._reach(op, error)
+                self._reach(op.join, error)
 
     def _break_deadlock(self) -> None:
         """Where nothing runs, and states wait for what cannot come, fail one of them."""
-        if self.running or not self.waiting:
+        if self.running or (not self.is_last and self._awaits_new_op()):
             return
-        states = [state for state in self.states.values() if state.queue and state.is_forked]
-        blockers = [self._blocker(state.queue[0]) for state in states]
-        # A value that no op makes yet may come with the next message.
-        if not states or (not self.is_last and any(isinstance(b, int) and b not in self.makers for b in blockers)):
-            return
-        awaited = f"value {blockers[0]}" if isinstance(blockers[0], int) else "another state"
-        states[0].error = BadProgram(f"this waits for {awaited}, which is never made, or waits for this in its turn")
-        self._ready.append(states[0])
+        while self.waiting:
+            blocker, states = next(iter(self.waiting.items()))
+            if not states:
+                del self.waiting[blocker]
+            elif (state := states.popleft()).error is None:
+                awaited = f"value {blocker}" if isinstance(blocker, int) else "another state"
+                state.error = BadProgram(
+                    f"this waits for {awaited}, which is never made, or waits for this in its turn"
+                )
+                self._ready.append(state)
+                return
+
+    def _awaits_new_op(self) -> bool:
+        """Whether a state waits for a value that no op makes yet: the op may come with the next message."""
+        while self._unmade:
+            ref = next(iter(self._unmade))
+            if ref not in self.makers and any(state.error is None for state in self.waiting.get(ref, ())):
+                return True
+            self._unmade.discard(ref)
+        return False
 
     def _blocker(self, op: QueuedOp) -> int | PendingJoin | None:
         """The value or the join that `op` has to wait for."""
         match op:
             case wire.Append(parts=parts):
                 return next((ref for ref in _refs(parts) if ref not in self.values), None)
-            case PendingJoin() if op.n_missing:
+            case PendingJoin(reached=None):
                 return op
         return None
 
     # ---- dropped states --------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """End dropped states that nobody needs any more."""
-        if not self._dropped:
-            return
-        for number in self._dropped.difference(self._needed()):
+        """End dropped states that nobody needs any more, as soon as all ops have been searched for who needs them."""
+        if self._search is None:
+            if not (self._dropped and self._has_progressed):
+                return
+            self._search, self._has_progressed = self._find_needed(), False
+        for _ in self._search:
+            if self._is_late():
+                return
+        self._search = None
+        for number in self._dropped.difference(self._needed):
             self._dropped.discard(number)
             state = self.states[number]
             state.error = state.error or Cancelled("its state was dropped")
@@ -459,23 +530,29 @@ class Executor:
                 self._release(state)
                 self._fail(generation.op, state.error)
             self._effects.append(partial(self._observer.dropped, self, number))
-            state.prompt, state.is_forked = self._no_prompt, True
+            state.prompt, state.origin, state.is_forked = self._no_prompt, None, True
             self._ready.append(state)
 
-    def _needed(self) -> Iterator[int]:
-        """States that others wait for: for a value, to join them, or to be forked from them."""
-        for state in self.states.values():
-            for op in state.queue:
-                match op:
-                    case wire.Append(parts=parts):
-                        for ref in _refs(parts):
-                            maker = self.makers.get(ref)
-                            if ref not in self.values and maker is not None and maker is not state:
-                                yield maker.number
-                    case PendingJoin():
-                        yield from op.op.children
-                    case wire.Fork(children=children) if not self._dropped.issuperset(children):
-                        yield state.number
+    def _find_needed(self) -> Iterator[None]:
+        """Collect the states that others wait for. Ops that come meanwhile are added by `_enqueue`."""
+        self._needed = set()
+        for state in tuple(self.states.values()):
+            for op in tuple(state.queue):
+                self._needed.update(self._needs(state, op))
+                yield
+            yield
+
+    def _needs(self, state: RunningState, op: QueuedOp) -> Iterable[int]:
+        """The states that `op`, queued in `state`, needs: for a value, to join them, or to be forked from them."""
+        match op:
+            case wire.Append(parts=parts):
+                makers = (self.makers.get(ref) for ref in _refs(parts) if ref not in self.values)
+                return [maker.number for maker in makers if maker is not None and maker is not state]
+            case PendingJoin():
+                return (op.child,)
+            case wire.Fork(children=children) if not self._dropped.issuperset(children):
+                return (state.number,)
+        return ()
 
 
 def copy_error(error: BanyanError, why: str) -> BanyanError:

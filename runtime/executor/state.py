@@ -20,18 +20,17 @@ class Snapshot(NamedTuple):
 
 
 class PendingJoin:
-    """A Join in the queue of its state. reached: child -> its snapshot where the Join was sent, or its error."""
+    """A Join of one child in the queue of its state. reached: the child where the Join was sent, or its error."""
 
-    def __init__(self, op: wire.Join) -> None:
-        self.op, self.n_missing = op, len(op.children)
-        self.reached: dict[int, Snapshot | BanyanError] = {}
+    def __init__(self, child: int, adopt: bool) -> None:
+        self.child, self.adopt = child, adopt
+        self.reached: Snapshot | BanyanError | None = None
 
 
 class JoinPoint(NamedTuple):
     """Stands in the queue of a child where a Join takes its text."""
 
     join: PendingJoin
-    child: int
 
 
 QueuedOp: TypeAlias = wire.Op | PendingJoin | JoinPoint
@@ -43,9 +42,13 @@ class RunningState:
     def __init__(self, number: int, prompt: Prompt, is_forked: bool = False) -> None:
         self.number, self.prompt, self.is_forked = number, prompt, is_forked
         """is_forked: the Fork that makes the state is done. Before that it does not run."""
+        self.origin: Snapshot | None = None
+        """What it was forked from, until it does its first op: then it gets a prompt of its own."""
         self.marks: dict[int, int] = {}  # mark -> number of pieces before it
         self.queue: deque[QueuedOp] = deque()
         self.n_done = 0  # ops taken from the queue
+        self.blocker: int | PendingJoin | None = None
+        """The value or join that its next op waits for, if it was found to wait."""
         self.generation: Generation | None = None
         """The gen or select that runs. The queue waits for it."""
         self.error: BanyanError | None = None

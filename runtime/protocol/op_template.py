@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_NUMBER
 
 
 class ValueSource(NamedTuple):
@@ -23,32 +24,37 @@ class ProgramTemplate:
     """The ops of one Define. n_args, n_children, n_refs, n_marks: how many numbers of each kind a Use takes. places:
     the sources of its values. n_draws: gens and selects without a seed."""
 
-    def __init__(self, ops: Sequence[wire.TemplateOp]) -> None:
-        """BadProgram: a negative number, which would refer to something outside of the template."""
-        self.ops = tuple(ops)
+    def __init__(self, ops: Iterable[wire.TemplateOp] = ()) -> None:
+        self.ops: list[wire.TemplateOp] = []
         self.places: list[ValueSource] = []
-        args, states, refs, marks = set[int](), {0}, set[int](), set[int]()
-        for op in self.ops:
-            states.add(op.state)
-            match op:
-                case wire.Append(parts=parts):
-                    args |= {part.i for part in parts if isinstance(part, wire.Arg)}
-                    refs |= {part.ref for part in parts if isinstance(part, wire.Ref)}
-                case wire.Gen() | wire.Select():
-                    self.places.append(ValueSource(op.ref, op.name, op.line))
-                case wire.Read(ref=ref, mark=mark):
-                    self.places.append(ValueSource(ref))
-                    marks |= set() if mark is None else {mark}
-                case wire.Fork(children=children) | wire.Join(children=children):
-                    states.update(children)
-                case wire.Mark(mark=mark):
-                    marks.add(mark)
-        refs.update(place.ref for place in self.places)
-        if min(0, *args, *states, *refs, *marks) < 0:
-            raise BadProgram("a template must number its states, values, marks and arguments from 0 on")
-        self.n_args, self.n_refs, self.n_marks = (1 + max(found, default=-1) for found in (args, refs, marks))
-        self.n_children = max(states)
-        self.n_draws = sum(is_unseeded(op) for op in self.ops)
+        self.n_args = self.n_children = self.n_refs = self.n_marks = self.n_draws = 0
+        for op in ops:
+            self.add(op)
+
+    def add(self, op: wire.TemplateOp) -> None:
+        """Add the next op."""
+        args, states, refs, marks = list[int](), [op.state], list[int](), list[int]()
+        match op:
+            case wire.Append(parts=parts):
+                args += [part.i for part in parts if isinstance(part, wire.Arg)]
+                refs += [part.ref for part in parts if isinstance(part, wire.Ref)]
+            case wire.Gen(ref=ref) | wire.Select(ref=ref):
+                refs.append(ref)
+                self.places.append(ValueSource(ref, op.name, op.line))
+            case wire.Read(ref=ref, mark=mark):
+                refs.append(ref)
+                self.places.append(ValueSource(ref))
+                marks += [] if mark is None else [mark]
+            case wire.Fork(children=children) | wire.Join(children=children):
+                states += children
+            case wire.Mark(mark=mark):
+                marks.append(mark)
+        self.n_args = max(self.n_args, 1 + max(args, default=-1))
+        self.n_refs = max(self.n_refs, 1 + max(refs, default=-1))
+        self.n_marks = max(self.n_marks, 1 + max(marks, default=-1))
+        self.n_children = max(self.n_children, *states)
+        self.n_draws += is_unseeded(op)
+        self.ops.append(op)
 
     def expand(self, use: wire.Use) -> Iterator[wire.TemplateOp]:
         """The ops that `use` stands for. BadProgram: a wrong number of arguments or seeds, or numbers out of range."""
@@ -60,9 +66,9 @@ class ProgramTemplate:
             ("values", use.ref, self.n_refs),
             ("marks", use.mark, self.n_marks),
         ):
-            if start + n - 1 > wire.MAX_NUMBER:
+            if start + n - 1 > MAX_NUMBER:
                 raise BadProgram(
-                    f"template {use.template} numbers its {what} up to {start + n - 1}; {wire.MAX_NUMBER} is the most"
+                    f"template {use.template} numbers its {what} up to {start + n - 1}; {MAX_NUMBER} is the most"
                 )
         seeds = iter(use.seeds)
         is_renumbered = (use.state, use.child, use.ref, use.mark) != (0, 1, 0, 0)

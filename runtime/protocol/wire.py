@@ -21,16 +21,45 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+from banyan.runtime.protocol.limits import (
+    MAX_BIASES,
+    MAX_COUNT,
+    MAX_ITEMS,
+    MAX_LINE,
+    MAX_NAME,
+    MAX_NODES,
+    MAX_NUMBER,
+    MAX_OPS,
+    MAX_PARTS,
+    MAX_RESULTS,
+    MAX_ROLE,
+    MAX_SECRET,
+    MAX_SPEC,
+    MAX_STOP,
+    MAX_STOP_IDS,
+    MAX_STOPS,
+    MAX_TOOLS,
+)
 
 VERSION = 2
 """Protocol version. The handshake refuses a peer with a different one."""
 
-MAX_PRIORITY = 100
-"""Priorities of programs and gens lie in -MAX_PRIORITY .. MAX_PRIORITY."""
-
-MAX_NUMBER = 2**63 - 1
-Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
-"""What a client numbers: programs, messages, states, refs, marks, templates. Checked when a message is decoded."""
+# Types with a range or a length, which decoders check; see limits.py.
+Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
+"""What a client numbers: programs, messages, states, refs, marks, templates."""
+Int32 = Annotated[int, Meta(ge=-MAX_COUNT - 1, le=MAX_COUNT)]
+Seed = Annotated[int, Meta(ge=-MAX_NUMBER - 1, le=MAX_NUMBER)]
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+Line = Annotated[str, Meta(max_length=MAX_LINE)]
+Stop = Annotated[str, Meta(max_length=MAX_STOP)]
+Stops = Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
+StopIds = Annotated[tuple[Int32, ...], Meta(max_length=MAX_STOP_IDS)]
+LogitBias = Annotated[dict[Int32, float], Meta(max_length=MAX_BIASES)]
+Numbers = Annotated[tuple[Number, ...], Meta(max_length=MAX_ITEMS)]
+Texts = Annotated[tuple[str, ...], Meta(max_length=MAX_ITEMS)]
+ToolSpecs = Annotated[tuple[Annotated[str, Meta(max_length=MAX_SPEC)], ...], Meta(max_length=MAX_TOOLS)]
 
 
 class Wire(msgspec.Struct, frozen=True, gc=False, tag_field="t", tag=str.lower, omit_defaults=True):
@@ -56,7 +85,7 @@ class Ref(Wire, frozen=True):
 class BeginTurn(Wire, frozen=True, tag="begin"):
     """A chat turn of `role` begins. The text of the marker comes from the tokenizer's chat template."""
 
-    role: str
+    role: Annotated[str, Meta(max_length=MAX_ROLE)]
 
 
 class EndTurn(Wire, frozen=True, tag="end"):
@@ -67,7 +96,7 @@ class Image(Wire, frozen=True):
     """An image file. kind: its MIME type, such as "image/png". Allowed only if Welcome.images is set."""
 
     data: bytes
-    kind: str
+    kind: Name
 
 
 class Arg(Wire, frozen=True):
@@ -101,10 +130,10 @@ class ConstraintSpec(Wire, frozen=True):
     kind: Literal["regex", "json_schema", "grammar", "choices"]
     text: str
     style: Literal["spaced", "compact", "flexible"] = "spaced"
-    after: tuple[str, ...] = ()
+    after: Stops = ()
     scope: Literal["must", "may", "repeat"] = "must"
-    end: str = ""
-    since: str = ""
+    end: Stop = ""
+    since: Stop = ""
     engine: Literal["", "outlines_core"] = ""
 
 
@@ -116,28 +145,28 @@ class Sampling(Wire, frozen=True, cache_hash=True):
     before them. A draw depends on (seed, sample, position) only; with seed None the server chooses a seed.
     """
 
-    max_tokens: int = 128
-    min_tokens: int = 0
-    n: int = 1
+    max_tokens: Int32 = 128
+    min_tokens: Int32 = 0
+    n: Int32 = 1
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1
+    top_k: Int32 = -1
     min_p: float = 0.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] = {}
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    logit_bias: LogitBias = {}
+    stop: Stops = ()
+    stop_token_ids: StopIds = ()
     ignore_eos: bool = False
-    seed: int | None = None
+    seed: Seed | None = None
     logprobs: bool = False
-    top_logprobs: int = 0
+    top_logprobs: Int32 = 0
     constraint: ConstraintSpec | None = None
     """The mask is applied after all other logit edits and before temperature. Logprobs are computed without it."""
-    stop_regex: tuple[str, ...] = ()
+    stop_regex: Stops = ()
     """Patterns in RE2's syntax. The text ends after the first match."""
-    logprob_start: int = -1
+    logprob_start: Int32 = -1
     """With `logprobs`, also return the logprobs of prompt tokens from this index on. -1: none."""
 
 
@@ -155,15 +184,15 @@ class Tools(Wire, frozen=True):
     """Tools that a gen may call. specs: one JSON document each, {"type": "function", "function": {name, description,
     parameters}}. max_rounds: turns with calls before the model must answer."""
 
-    specs: tuple[str, ...]
-    max_rounds: int = 4
+    specs: ToolSpecs
+    max_rounds: Int32 = 4
 
 
 class Reasoning(Wire, frozen=True):
     """How a model marks its reasoning. is_forced: the output begins inside the reasoning, with or without `start`."""
 
-    start: str = "<think>"
-    end: str = "</think>"
+    start: Stop = "<think>"
+    end: Stop = "</think>"
     is_forced: bool = False
 
 
@@ -174,7 +203,7 @@ class Append(Wire, frozen=True):
     """Append `parts` to a state."""
 
     state: Number
-    parts: tuple[Part, ...]
+    parts: Annotated[tuple[Part, ...], Meta(max_length=MAX_PARTS)]
 
 
 class Gen(Wire, frozen=True):
@@ -185,26 +214,26 @@ class Gen(Wire, frozen=True):
     sampling: Sampling = Sampling()
     stream: bool = False
     """Send a Delta for each piece of text of sample 0, including reasoning and outputs that are later retried."""
-    name: str = ""
-    line: str = ""
+    name: Name = ""
+    line: Line = ""
     """Source position, for errors: "file.py:12"."""
     tools: Tools | None = None
     """The gen must be inside an assistant turn. When the model calls tools, the server ends the turn, sends Called,
     appends the Results as tool turns and generates again. The value is the text of the first turn without calls."""
     reasoning: Reasoning | None = None
     """Separate reasoning from the answer: it goes to Sample.reasoning, and not into the value or the state."""
-    retries: int = 0
+    retries: Int32 = 0
     """> 0: the client validates each output. The server sends Called (without calls); Results with an empty text accept
     it, any other text is an error message for the model, which tries again. Only the last output enters the state."""
     timeout: float = 0.0
     """Seconds after which the gen fails, from when its state reaches it; 0: none."""
-    budget: int = 0
+    budget: Number = 0
     """Tokens, over all samples and turns, after which the gen fails; 0: none."""
-    priority: int | None = None
+    priority: Int32 | None = None
     """Overrides the program's priority; see ProgramLimits."""
     deadline: float = 0.0
     """Overrides the program's deadline, in seconds from when its state reaches it; 0: the program's."""
-    adapter: str = ""
+    adapter: Name = ""
     """Name of the LoRA adapter to use; "": none. Different adapters never share KV."""
 
 
@@ -218,14 +247,14 @@ class Select(Wire, frozen=True):
 
     state: Number
     ref: Number
-    choices: tuple[str, ...]
+    choices: Texts
     method: ChoicesMethod = "token_length_normalized"
     temperature: float = 0.0
-    seed: int | None = None
-    name: str = ""
-    line: str = ""
+    seed: Seed | None = None
+    name: Name = ""
+    line: Line = ""
     timeout: float = 0.0
-    adapter: str = ""
+    adapter: Name = ""
     client_decides: bool = False
     """The server sends the scores in a Called; the one text of the Results is the choice."""
 
@@ -234,7 +263,7 @@ class Fork(Wire, frozen=True):
     """Create `children` as copies of `state` at this point."""
 
     state: Number
-    children: tuple[Number, ...]
+    children: Numbers
 
 
 class Join(Wire, frozen=True):
@@ -242,7 +271,7 @@ class Join(Wire, frozen=True):
     equal to its only child, tokens included."""
 
     state: Number
-    children: tuple[Number, ...]
+    children: Numbers
     adopt: bool = False
 
 
@@ -288,11 +317,11 @@ class Use(Wire, frozen=True):
 
     state: Number
     template: Number
-    args: tuple[str, ...] = ()
+    args: Texts = ()
     child: Number = 1
     ref: Number = 0
     mark: Number = 0
-    seeds: tuple[int, ...] = ()
+    seeds: Annotated[tuple[Seed, ...], Meta(max_length=MAX_ITEMS)] = ()
 
 
 class Results(Wire, frozen=True):
@@ -302,7 +331,7 @@ class Results(Wire, frozen=True):
     state: Number
     ref: Number
     round: Number
-    texts: tuple[str, ...]
+    texts: Annotated[tuple[str, ...], Meta(max_length=MAX_RESULTS)]
 
 
 Op = Append | Gen | Select | Fork | Join | Mark | Read | Drop | CacheHint | Use | Results
@@ -316,9 +345,9 @@ class Hello(Wire, frozen=True):
     """The first message of a client. client: its name for the log. token: its access token, if the server asks for
     one."""
 
-    version: int
-    client: str = ""
-    token: str = ""
+    version: Int32
+    client: Name = ""
+    token: Annotated[str, Meta(max_length=MAX_SECRET)] = ""
 
 
 class ProgramLimits(Wire, frozen=True):
@@ -335,12 +364,12 @@ class ProgramLimits(Wire, frozen=True):
     timeout: float = 0.0
     left: float = 0.0
     timeout_of: Literal["run", "batch"] = "run"
-    budget: int = 0
-    batch: int = -1
-    batch_budget: int = 0
-    priority: int = 0
+    budget: Number = 0
+    batch: Annotated[int, Meta(ge=-1, le=MAX_NUMBER)] = -1
+    batch_budget: Number = 0
+    priority: Int32 = 0
     deadline: float = 0.0
-    durable: str = ""
+    durable: Name = ""
 
 
 class Submit(Wire, frozen=True):
@@ -348,9 +377,9 @@ class Submit(Wire, frozen=True):
 
     program: Number
     seq: Number
-    ops: tuple[Op, ...]
+    ops: Annotated[tuple[Op, ...], Meta(max_length=MAX_OPS)]
     last: bool = False
-    name: str = ""
+    name: Name = ""
     limits: ProgramLimits | None = None
 
 
@@ -359,7 +388,7 @@ class Define(Wire, frozen=True):
     states come from its Forks."""
 
     template: Number
-    ops: tuple[TemplateOp, ...]
+    ops: Annotated[tuple[TemplateOp, ...], Meta(max_length=MAX_OPS)]
 
 
 class Undefine(Wire, frozen=True):
@@ -392,12 +421,41 @@ class Ask(Wire, frozen=True):
 
     id: Number
     what: Literal["stats", "flush", "check", "info", "tree", "events"]
-    limit: int = 0
-    since: int = -1
+    limit: Annotated[int, Meta(ge=0, le=MAX_NODES)] = 0
+    since: Annotated[int, Meta(ge=-1, le=MAX_NUMBER)] = -1
 
 
 class Ping(Wire, frozen=True):
     """The sender is alive and wants a Pong."""
+
+
+# ---- how the server takes client messages apart --------------------------------------------------------------------
+
+
+class SlicedSubmit(Wire, frozen=True, tag="submit"):
+    """A Submit whose ops are still bytes: the server decodes each when its turn comes."""
+
+    program: Number
+    seq: Number
+    ops: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_OPS)]
+    last: bool = False
+    name: Name = ""
+    limits: ProgramLimits | None = None
+
+
+class SlicedDefine(Wire, frozen=True, tag="define"):
+    """A Define whose ops are still bytes."""
+
+    template: Number
+    ops: Annotated[tuple[msgspec.Raw, ...], Meta(max_length=MAX_OPS)]
+
+
+class OpSource(msgspec.Struct, frozen=True):
+    """What an error says about an op that does not decode."""
+
+    t: Name = ""
+    name: Name = ""
+    line: Line = ""
 
 
 # ---- server -> client ----------------------------------------------------------------------------------------------
@@ -423,7 +481,7 @@ class Welcome(Wire, frozen=True):
     max_context: int
     chat: ChatMarkers | None = None
     """None: the model has no chat template, and the server refuses role turns."""
-    max_message: int = 64 << 20
+    max_message: int = 1 << 20
     """Size limit of a message to the server, in bytes."""
     images: bool = False
     """Whether prompts may contain images."""
@@ -743,6 +801,7 @@ class CheckResult(Wire, frozen=True):
 
 ClientMessage = Hello | Submit | Define | Undefine | Cancel | Acknowledge | Ask | Ping
 ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong
+SlicedMessage = Hello | SlicedSubmit | SlicedDefine | Undefine | Cancel | Acknowledge | Ask | Ping
 EngineCommand = Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Ping
 EngineReport = Ready | Step | Failed | Answer | Pong
 
@@ -752,6 +811,10 @@ UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 # One decoder per direction: a message of another direction does not decode.
 encode = msgspec.msgpack.Encoder().encode
 decode_client = msgspec.msgpack.Decoder(ClientMessage).decode
+decode_sliced = msgspec.msgpack.Decoder(SlicedMessage).decode
+decode_op = msgspec.msgpack.Decoder(Op).decode
+decode_template_op = msgspec.msgpack.Decoder(TemplateOp).decode
+decode_op_source = msgspec.msgpack.Decoder(OpSource).decode
 decode_server = msgspec.msgpack.Decoder(ServerMessage).decode
 decode_command = msgspec.msgpack.Decoder(EngineCommand).decode
 decode_report = msgspec.msgpack.Decoder(EngineReport).decode

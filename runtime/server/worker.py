@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ import zmq
 
 from banyan.runtime import launch
 from banyan.runtime.config import Config, parse_bytes
-from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, from_code
+from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
@@ -42,10 +42,12 @@ from banyan.runtime.server.policy import quota
 from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, configured
 from banyan.runtime.server.policy.token_throttle import TokenThrottle, network
+from banyan.runtime.server.policy.work_queue import QueuedWork, WorkQueue
 from banyan.runtime.server.programs.durables import Durables
 from banyan.runtime.server.programs.generation import EngineGenerator
 from banyan.runtime.server.programs.journal import Journal
 from banyan.runtime.server.programs.programs import Programs
+from banyan.runtime.server.telemetry.loop_times import LoopTimes
 from banyan.runtime.server.telemetry.observer import Observer
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.tokenizer import Files, Tokenizer
@@ -66,6 +68,8 @@ MAX_LOGGED = 1000
 """Characters of a line of the log, and ..."""
 MAX_NAME = 100
 """... of a client's name, which the client chooses."""
+
+PING = wire.encode(wire.Ping())
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -93,12 +97,15 @@ class Server:
         if config.bind and not self.tenants.asks_for_token:
             raise ConfigError(f"bind is {config.bind}, and anybody could come in there; say who may, with token_file")
         self._peers: dict[bytes, Peer] = {}
+        self._addresses: dict[bytes, str] = {}  # of peers whose Hello waits
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
         self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
         self._waiting: dict[bytes, tuple[str, Tenant]] = {}  # clients that wait until the engine is ready: their names
         self._n_failed_starts = 0
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
+        self.times = LoopTimes()
+        self.work = WorkQueue(self._begin, self.times, config.max_client)
         with contextlib.ExitStack() as undo:
             self._open(undo, engine)
             self._undo = undo.pop_all()
@@ -162,6 +169,8 @@ class Server:
             root_key=self.tenants.root,
             telemetry=self.observer,
             durables=self._durables(undo),
+            is_late=self.work.is_late,
+            later=self._later,
         )
         self.questions = Questions(
             self.tenants,
@@ -196,9 +205,10 @@ class Server:
         with self._undo:
             while not self.is_stopping:
                 timeout = self.timers.wait(max(0.0, next_heartbeat - time.monotonic()))
-                ready = dict(self._poller.poll(int(1000 * timeout) + 1))
+                ready = dict(self._poller.poll(0 if self.work else int(1000 * timeout) + 1))
+                self.work.start_slice()
                 if self.link.socket in ready:
-                    self.link.receive(self._handle_report)
+                    self.link.receive(self._take_report)
                 if self.link.life in ready:
                     self._engine_died()
                 if any(source in ready for source in self.listeners.sockets):
@@ -212,10 +222,15 @@ class Server:
                     self._probe_clients()
                 if self._alive_fd in ready:
                     self.stop()
-                self.timers.run()
+                start = self.times.clock()
+                self.timers.run(self.work.is_late)
+                self.times.since("timers", start)
+                self.work.run()
                 if time.monotonic() >= next_heartbeat:
                     next_heartbeat = time.monotonic() + ipc.HEARTBEAT
+                    start = self.times.clock()
                     self._heartbeat()
+                    self.times.since("heartbeat", start)
         if self._error is not None:
             raise self._error
 
@@ -243,10 +258,15 @@ class Server:
     def _run_calls(self) -> None:
         os.eventfd_read(self._wake)
         while self._calls:
+            start = self.times.clock()
             try:
                 self._calls.popleft()()
             except Exception:  # a bug of ours costs what was to be done, and not the loop
                 traceback.print_exc()
+            self.times.since("call", start)
+            if self.work.is_late():
+                self.wake()
+                return
 
     def _call_soon(self, call: Callable[[], None]) -> None:
         """Run `call` on the loop later. Safe on any thread."""
@@ -270,21 +290,49 @@ class Server:
     # ---- clients ---------------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
+        """Take messages from the sockets. Pings are answered at once; the others wait for their client's turn."""
+        start = self.times.clock()
         for client, frames in self.listeners.receive():
             if self._refusals.get(client, 0) >= MAX_REFUSALS:
                 continue
-            try:
-                message = _decode(frames)
-                if not isinstance(message, wire.Ping):
-                    self._log("debug", f"{client.hex()}: {type(message).__name__}, {len(frames[0])} bytes")
-                self._handle(client, message)
-            except BanyanError as e:
-                self._refuse(client, e)
-            except Exception as e:  # a bug: only the client that triggered it is disconnected
-                traceback.print_exc()
-                self._refuse(client, BanyanError(f"the server failed on this message: {e!r}"))
+            if (peer := self._peers.get(client)) is not None:
+                peer.n_silent = 0
+            else:
+                self._addresses[client] = self.listeners.peer
+            if len(frames) != 1:
+                self._refuse(client, BadMessage(f"a message has 1 frame, not {len(frames)}"))
+            elif frames[0] == PING and peer is not None:
+                self._send(client, wire.Pong())
+            elif not self.work.add(client, frames[0]):
+                self._refuse(client, Overloaded(f"messages of {self.config.max_client} bytes wait here; send slower"))
+            if self.work.is_late():
+                break
+        self.times.since("receive", start)
 
-    def _handle(self, client: bytes, message: wire.ClientMessage) -> None:
+    def _begin(self, client: bytes, data: bytes) -> QueuedWork:
+        """What a message asks for, as work."""
+        try:
+            message = _decode(data)
+        except BanyanError as e:
+            self._refuse(client, e)
+            return QueuedWork("invalid", iter(()))
+        if self.config.log == "debug":
+            self._log("debug", f"{client.hex()}: {type(message).__name__}, {len(data)} bytes")
+        return QueuedWork(str(message.__struct_config__.tag), self._serve(client, message))
+
+    def _later(self, client: bytes, steps: Iterator[None]) -> None:
+        self.work.add(client, QueuedWork("program", steps))
+
+    def _serve(self, client: bytes, message: wire.SlicedMessage) -> Iterator[None]:
+        try:
+            yield from self._handle(client, message)
+        except BanyanError as e:
+            self._refuse(client, e)
+        except Exception as e:  # a bug: only the client that triggered it is disconnected
+            traceback.print_exc()
+            self._refuse(client, BanyanError(f"the server failed on this message: {e!r}"))
+
+    def _handle(self, client: bytes, message: wire.SlicedMessage) -> Iterable[None]:
         if isinstance(message, wire.Hello):
             if message.version != wire.VERSION:
                 raise ConnectFailed(
@@ -294,16 +342,14 @@ class Server:
             if client in self._throttled:
                 raise BadMessage("a second Hello came before the answer to the first")
             self._identify(client, message)
-            return
-        peer = self._peers.get(client)
-        if peer is None:
-            raise BadMessage(f"{type(message).__name__} came before Hello")
-        peer.n_silent = 0
+        elif client not in self._peers:
+            name = type(message).__name__.removeprefix("Sliced")
+            raise BadMessage(f"{name} came before Hello")
         match message:
-            case wire.Submit():
-                self.programs.submit(client, message)
-            case wire.Define():
-                self.programs.define(client, message)
+            case wire.SlicedSubmit():
+                return self.programs.submit(client, message)
+            case wire.SlicedDefine():
+                return self.programs.define(client, message)
             case wire.Undefine():
                 self.programs.undefine(client, message)
             case wire.Cancel():
@@ -314,10 +360,11 @@ class Server:
                 self.questions.ask(client, message)
             case wire.Ping():
                 self._send(client, wire.Pong())
+        return ()
 
     def _identify(self, client: bytes, hello: wire.Hello) -> None:
         """Accept or refuse a client by its token, after the pause of its address."""
-        address = network(self.listeners.peer)
+        address = network(self._addresses.pop(client, ""))
         try:
             answer = partial(self._accept, client, hello.client[:MAX_NAME], self.tenants.identify(hello))
         except ConnectFailed as e:
@@ -375,10 +422,12 @@ class Server:
         self._forget(client)
 
     def _forget(self, client: bytes) -> None:
+        self.work.drop_messages(client)
+        self._addresses.pop(client, None)
         if (peer := self._peers.pop(client, None)) is not None:
-            self._log("info", f"client {peer.name} is gone")
-            self.programs.forget(client)
+            self._log("info", f"client {peer.name!r} is gone")
             self.tenants.leave(client)
+            self.work.add(client, QueuedWork("forget", self.programs.forget(client)))
 
     def _probe_clients(self) -> None:
         """Find out which connections broke: sending to a client that is gone fails."""
@@ -423,10 +472,16 @@ class Server:
             "engine_starts": self.link.n_starts,
             "wrong_tokens": self._throttle.n_wrong,
             **({f"slo_{name}": n for name, n in self.observer.goodput.counts.items()} if self.config.slo else {}),
+            **{f"longest_{kind}_ms": round(1000 * most, 3) for kind, most in self.times.longest.items()},
             "seconds": round(time.monotonic() - self._started, 3),
         }
 
     # ---- the engine ------------------------------------------------------------------------------------------------
+
+    def _take_report(self, report: wire.EngineReport) -> None:
+        start = self.times.clock()
+        self._handle_report(report)
+        self.times.since("report", start)
 
     def _handle_report(self, report: wire.EngineReport) -> None:
         match report:
@@ -497,11 +552,9 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     return 0
 
 
-def _decode(frames: Sequence[bytes]) -> wire.ClientMessage:
-    if len(frames) != 1:
-        raise BadMessage(f"a message has 1 frame, not {len(frames)}")
+def _decode(data: bytes) -> wire.SlicedMessage:
     try:
-        message: wire.ClientMessage = wire.decode_client(frames[0])
+        message: wire.SlicedMessage = wire.decode_sliced(data)
     except wire.UNREADABLE as e:
         raise BadMessage(f"bytes that are no message of this protocol: {e}") from e
     return message

@@ -20,6 +20,7 @@ import msgspec
 
 from banyan.runtime.errors import BadProgram, BanyanError, ProgramError, Quarantined
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_PRIORITY
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
 from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
 from banyan.runtime.server.text.detokenizer import Detokenizer
@@ -96,8 +97,8 @@ def check_seconds(name: str, seconds: float) -> None:
 
 def check_priority(priority: int, deadline: float) -> None:
     """BadProgram: a value that is out of range."""
-    if abs(priority) > wire.MAX_PRIORITY:
-        raise BadProgram(f"priority is {priority}; it must be in {-wire.MAX_PRIORITY} .. {wire.MAX_PRIORITY}")
+    if abs(priority) > MAX_PRIORITY:
+        raise BadProgram(f"priority is {priority}; it must be in {-MAX_PRIORITY} .. {MAX_PRIORITY}")
     if not 0 <= deadline < math.inf:
         raise BadProgram(f"deadline is {deadline}; it must be at least 0 seconds")
 

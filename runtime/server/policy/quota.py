@@ -19,8 +19,6 @@ OP, STATE = 256, 2048
 """Bytes of an op, and of a state, besides their text."""
 PIECE = 8
 """Bytes that a fork takes for each piece of its parent's text."""
-MAX_OPS = 1 << 16
-"""Ops of one message, including those of templates. They take 0.3 s of the server's loop (one core of an AMD EPYC)."""
 MAX_TEMPLATES = 4096
 
 
@@ -75,8 +73,10 @@ class Quota:
         self._drop_if_empty(program.client, usage)
 
     def forget_client(self, client: Client) -> None:
-        """A client is gone. Its programs have ended."""
-        self._clients.pop(client, None)
+        """A client is gone. Some of its programs may still be ending."""
+        if (usage := self._clients.get(client)) is not None:
+            for number in tuple(usage.templates):
+                self.undefine(client, number)
 
     def hold(self, program: RunningProgram, n_bytes: int) -> None:
         """A program takes more memory. It is counted even if this raises."""
@@ -94,26 +94,21 @@ class Quota:
                 "server; wait for some of them, or raise `max_client`"
             )
 
-    def submit(self, program: RunningProgram, ops: tuple[wire.Op, ...]) -> None:
-        """A message adds ops to a program."""
-        n, n_bytes = len(ops), 0
-        templates = self._clients[program.client].templates
-        for op in ops:
-            n_bytes += self._bytes(op)
-            if isinstance(op, wire.Use) and (found := templates.get(op.template)) is not None:
-                n += len(found[0].ops)
-                n_bytes += found[1]
-        if n > MAX_OPS:
-            raise BadProgram(f"a message brings {n} ops; {MAX_OPS} are the most, so send it as several")
+    def queue(self, program: RunningProgram, op: wire.Op) -> None:
+        """An op is added to a program."""
+        n_bytes = self.bytes_of(op)
+        if isinstance(op, wire.Use):
+            found = self._clients[program.client].templates.get(op.template)
+            n_bytes += 0 if found is None else found[1]
         self.hold(program, n_bytes)
 
     # ---- templates -------------------------------------------------------------------------------------------------
 
-    def define(self, client: Client, number: int, template: ProgramTemplate) -> None:
-        """Add a template of a client. Overloaded: it has too many, or too large ones."""
+    def define(self, client: Client, number: int, template: ProgramTemplate, n_bytes: int) -> None:
+        """Add a template of a client. n_bytes: of its ops, by `bytes_of`. Overloaded: it has too many, or too large
+        ones."""
         usage = self._usage(client)
         self.undefine(client, number)
-        n_bytes = sum(map(self._bytes, template.ops))
         if len(usage.templates) >= MAX_TEMPLATES or usage.n_bytes + n_bytes > self.limits.max_client:
             self._drop_if_empty(client, usage)
             raise Overloaded(
@@ -142,7 +137,7 @@ class Quota:
         if not usage.n_programs and not usage.templates:
             self._clients.pop(client, None)
 
-    def _bytes(self, op: wire.Op) -> int:
+    def bytes_of(self, op: wire.Op) -> int:
         """Estimated memory of an op, while it is queued and as text of its state."""
         match op:
             case wire.Append(parts=parts):

@@ -63,9 +63,9 @@ class Timers:
         """Seconds until the next call is due, at most `timeout`."""
         return max(0.0, min(timeout, self._heap[0][0] - self.now())) if self._heap else timeout
 
-    def run(self) -> None:
-        """Make all calls that are due."""
-        while self._heap and self._heap[0][0] <= self.now():
+    def run(self, is_late: Callable[[], bool] = lambda: False) -> None:
+        """Make the calls that are due, until it is late."""
+        while self._heap and self._heap[0][0] <= self.now() and not is_late():
             timer = heappop(self._heap)[2]
             if timer.action is None:
                 self._n_cancelled -= 1

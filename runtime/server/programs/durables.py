@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from banyan.runtime.errors import BadProgram, BanyanError, RuntimeLost, Unsupported
+from banyan.runtime.errors import BanyanError, RuntimeLost, Unsupported
 from banyan.runtime.server.programs.journal import Diary, Journal
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
-
-MAX_NAME = 256
-"""Characters of the name of a durable program."""
 
 CLIENT_GONE = RuntimeLost("its client is gone")
 TAKEN_OVER = RuntimeLost("another client took this durable program over")
@@ -30,12 +27,10 @@ class Durables:
         """Make a program durable under `name`. Returns the running program that had this name before, which is to be
         ended with TAKEN_OVER. root: the root key of its tenant.
 
-        Unsupported: this server has no journal. BadProgram: the name is too long.
+        Unsupported: this server has no journal.
         """
         if self.journal is None:
             raise Unsupported(f"durable: {self.unsupported}")
-        if len(name) > MAX_NAME:
-            raise BadProgram(f"durable is a name of {len(name)} characters; {MAX_NAME} are the most")
         key = root + name.encode()
         previous = None
         if (serial := self._serials.get(key)) is not None:

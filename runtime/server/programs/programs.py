@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 from msgspec.structs import replace
 
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, Unsupported
 from banyan.runtime.executor.executor import ProgramObserver
 from banyan.runtime.executor.generator import GenOutcome
-from banyan.runtime.executor.state import RunningState
+from banyan.runtime.executor.state import RunningState, Snapshot
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.runtime.server.engine_link.kv_hints import check_keep
 from banyan.runtime.server.engine_link.requests import EngineRequests, SchedulingInfo, StreamPiece, internal_error
-from banyan.runtime.server.policy.quota import PIECE, Quota, QuotaLimits
+from banyan.runtime.server.policy.quota import OP, PIECE, Quota, QuotaLimits
 from banyan.runtime.server.policy.run_limits import Limiter, Timers
 from banyan.runtime.server.programs.delivery import Delivery
 from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Durables
@@ -41,7 +43,8 @@ class Programs(ProgramObserver):
     """The programs of all clients.
 
     send: gives a message to a client, and must not raise. timers: those of the server's loop. root_key: the root key
-    of a client's KV; see tenants.py. durables: the journals of durable programs.
+    of a client's KV; see tenants.py. durables: the journals of durable programs. is_late: whether a program should
+    pause. later: gets what is left to do for a client, for when it has its turn.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class Programs(ProgramObserver):
         root_key: Callable[[Client], bytes] = lambda client: b"",
         telemetry: Telemetry | None = None,
         durables: Durables | None = None,
+        is_late: Callable[[], bool] = lambda: False,
+        later: Callable[[Client, Iterator[None]], None] = lambda client, steps: None,
     ) -> None:
         self.generator, self._timers, self._root_key, self._telemetry = generator, timers, root_key, telemetry
         self._durables = durables or Durables()
@@ -60,7 +65,10 @@ class Programs(ProgramObserver):
         self._limiter = Limiter(timers, end=self._end, stop=RunningProgram.stop)
         self._quota = Quota(limits)
         self._kv_hints = generator.requests.kv_hints
+        self._is_late, self._later = is_late, later
         self._programs: dict[tuple[Client, int], RunningProgram] = {}
+        self._ending: dict[int, tuple[RunningProgram, Callable[[], None], BanyanError | None]] = {}
+        """By serial: programs that are over, and whose requests are being stopped."""
         self._clients: dict[Client, int] = {}
         self._n_clients = self._n_started = 0
 
@@ -70,15 +78,15 @@ class Programs(ProgramObserver):
     def check(self, requests: EngineRequests) -> str:
         """What is wrong with the programs between two messages; "" if nothing is."""
         owned: list[int] = []
-        for program in self._programs.values():
-            if program.n_ready:
+        for program in (*self._programs.values(), *(program for program, _, _ in self._ending.values())):
+            if program.n_ready and not program.is_paused:
                 return f"{program.n_ready} states of program {program.name!r} could go on, and do not"
             for state in program.states.values():
                 if (state.generation is not None) != (state in program.running):
                     return f"state {state.number} of program {program.name!r} is not counted as running, or falsely so"
                 if state.generation is not None and isinstance(attempt := state.generation.attempt, EngineAttempt):
                     owned += [request.rid for request in attempt.requests if request.finish is None]
-            if program.is_over or (program.is_last and program.is_settled):
+            if program.is_over != (program.serial in self._ending) or (program.is_last and program.is_settled):
                 return f"program {program.name!r} has ended and is still there"
         if sorted(owned) != sorted(requests.living):
             return f"requests {sorted(requests.living)} run, but generations have {sorted(owned)}"
@@ -86,7 +94,8 @@ class Programs(ProgramObserver):
 
     # ---- messages of clients ---------------------------------------------------------------------------------------
 
-    def submit(self, client: Client, message: wire.Submit) -> None:
+    def submit(self, client: Client, message: wire.SlicedSubmit) -> Iterator[None]:
+        """Add ops to a program, one in each step."""
         key = client, message.program
         program = self._programs.get(key)
         if (error := self.delivery.receive(key, message.seq)) is not None:
@@ -101,19 +110,26 @@ class Programs(ProgramObserver):
                     self._limiter.begin(program, message.limits)
                     if message.limits.durable:
                         self._make_durable(program, message.limits.durable)
-            self._quota.submit(program, message.ops)
             if program.is_last:
                 raise BadMessage(f"program {program.name!r} goes on after its last message")
+            for data in message.ops:
+                op = _decode(data)
+                self._quota.queue(program, op)
+                if isinstance(op, wire.Use):
+                    yield from self._use(program, op)
+                else:
+                    self._queue(program, op)
+                if program.is_over:
+                    return
+                yield
             program.is_last = message.last
-            for op in message.ops:
-                self._queue(program, op)
         except BanyanError as e:
             self._end(program, e.with_traceback(None))
         except Exception as e:
             self.crashed(program, e)
         program.pump()
 
-    def _begin(self, client: Client, message: wire.Submit) -> RunningProgram:
+    def _begin(self, client: Client, message: wire.SlicedSubmit) -> RunningProgram:
         limits = message.limits or wire.ProgramLimits()
         if client not in self._clients:
             self._clients[client] = self._n_clients
@@ -122,7 +138,7 @@ class Programs(ProgramObserver):
         scheduling = SchedulingInfo(self._clients[client], limits.priority, deadline, self._root_key(client))
         program = self._programs[client, message.program] = RunningProgram(
             *(client, message.program, message.name[:MAX_NAME], self._n_started, scheduling),
-            *(self.generator, self, self._delta, self._limiter.spend),
+            *(self.generator, self, self._delta, self._limiter.spend, self._is_late),
         )
         self._n_started += 1
         self._kv_hints.begin(program.serial, program.name, scheduling.namespace)
@@ -134,13 +150,16 @@ class Programs(ProgramObserver):
         if before is not None:
             self._end(before, TAKEN_OVER)
 
+    def _use(self, program: RunningProgram, use: wire.Use) -> Iterator[None]:
+        if (template := self._quota.template(program.client, use.template)) is None:
+            raise BadProgram(f"Use names template {use.template}, which no Define makes")
+        for op in template.expand(use):
+            if program.is_over:
+                return
+            self._queue(program, op)
+            yield
+
     def _queue(self, program: RunningProgram, op: wire.Op) -> None:
-        if isinstance(op, wire.Use):
-            if (template := self._quota.template(program.client, op.template)) is None:
-                raise BadProgram(f"Use names template {op.template}, which no Define makes")
-            for one in template.expand(op):
-                self._queue(program, one)
-            return
         if program.journal is not None and isinstance(op, wire.Gen) and op.stream:
             raise Unsupported("stream: a durable program cannot stream, as its text may come a second time")
         if program.journal is not None and isinstance(op, wire.Results):
@@ -154,16 +173,25 @@ class Programs(ProgramObserver):
     def acknowledge(self, client: Client, message: wire.Acknowledge) -> None:
         self._durables.acknowledge(client, message.program, self._programs.get((client, message.program)))
 
-    def define(self, client: Client, message: wire.Define) -> None:
-        self._quota.define(client, message.template, ProgramTemplate(message.ops))
+    def define(self, client: Client, message: wire.SlicedDefine) -> Iterator[None]:
+        """Add a template, one op in each step. Raises BanyanError."""
+        template, n_bytes = ProgramTemplate(), 0
+        for data in message.ops:
+            op = _decode(data, wire.decode_template_op)
+            template.add(op)
+            n_bytes += self._quota.bytes_of(op)
+            yield
+        self._quota.define(client, message.template, template, n_bytes)
 
     def undefine(self, client: Client, message: wire.Undefine) -> None:
         self._quota.undefine(client, message.template)
 
-    def forget(self, client: Client) -> None:
-        """The client is gone: stop all of its programs."""
+    def forget(self, client: Client) -> Iterator[None]:
+        """The client is gone: stop all of its programs, one in each step."""
         for key in [key for key in self._programs if key[0] == client]:
-            self._end(self._programs[key], None, is_client_gone=True)
+            if (program := self._programs.get(key)) is not None:
+                self._end(program, None, is_client_gone=True)
+                yield
         self._durables.forget(client)
         self._clients.pop(client, None)
         self._limiter.forget_client(client)
@@ -175,20 +203,37 @@ class Programs(ProgramObserver):
             return
         # A client may cancel a program, or leave, when all is done: then the program has ended well.
         is_done = program.is_settled and (error is None or error.code == Cancelled.code)
-        program.end()
-        self._limiter.forget(program)
-        self._quota.forget(program)
-        self.generator.requests.end(program.scheduling.client, program.serial)
-        if self._telemetry is not None:
-            self._telemetry.program_ended(program, None if is_done else CLIENT_GONE if is_client_gone else error)
-        self._durables.over(program, error, is_client_gone)
-        self._kv_hints.end(program.serial)
+        shown = None if is_done else CLIENT_GONE if is_client_gone else error
+        self._ending[program.serial] = program, partial(self._durables.over, program, error, is_client_gone), shown
         key = program.client, program.number
         del self._programs[key]
         if error is not None:
             failed = wire.Failed(program.number, self._next(program), error.code, error.message)
             self.delivery.send(program.client, failed)
         self.delivery.end(key)
+        program.end()
+
+    def ended(self, program: RunningProgram) -> None:
+        if (found := self._ending.pop(program.serial, None)) is None:
+            return
+        _, close_journal, error = found
+        self._limiter.forget(program)
+        self._quota.forget(program)
+        self.generator.requests.end(program.scheduling.client, program.serial)
+        if self._telemetry is not None:
+            self._telemetry.program_ended(program, error)
+        close_journal()
+        self._kv_hints.end(program.serial)
+
+    def paused(self, program: RunningProgram) -> None:
+        if not program.is_paused:
+            program.is_paused = True
+            self._later(program.client, self._go_on(program))
+
+    def _go_on(self, program: RunningProgram) -> Iterator[None]:
+        program.is_paused = False
+        program.pump()
+        yield
 
     # ---- messages to clients ---------------------------------------------------------------------------------------
 
@@ -247,6 +292,10 @@ class Programs(ProgramObserver):
         self._quota.hold(program, PIECE * len(children) * len(state.prompt.pieces))
         self._kv_hints.forked(program.serial, state.number, children)
 
+    def joined(self, program: RunningProgram, reached: Snapshot) -> None:
+        pieces = reached.prompt.pieces[reached.prompt.n_inherited : reached.n_pieces]
+        self._quota.hold(program, sum(OP // 4 + len(getattr(piece, "text", "")) for piece in pieces))
+
     def adopted(self, program: RunningProgram, state: int, child: int) -> None:
         self._kv_hints.adopted(program.serial, state, child)
 
@@ -262,4 +311,19 @@ class Programs(ProgramObserver):
         self._end(program, None)
 
     def crashed(self, program: RunningProgram, error: Exception) -> None:
+        if program.is_over:
+            internal_error(error)
+            self.ended(program)
         self._end(program, error if isinstance(error, BanyanError) else internal_error(error))
+
+
+def _decode(data: msgspec.Raw, decode: Callable[[msgspec.Raw], Any] = wire.decode_op) -> Any:
+    """BadMessage: the op cannot be decoded; says which one."""
+    try:
+        return decode(data)
+    except wire.UNREADABLE as e:
+        source = wire.OpSource()
+        with contextlib.suppress(*wire.UNREADABLE):
+            source = wire.decode_op_source(data)
+        where = " ".join(filter(None, (source.t, repr(source.name) if source.name else "", source.line)))
+        raise BadMessage(f"an op ({where or 'of no known kind'}) is invalid: {e}") from None

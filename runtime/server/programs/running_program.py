@@ -36,14 +36,17 @@ class RunningProgram(Executor):
         observer: ProgramObserver,
         stream: Callable[[RunningProgram, int, StreamPiece], None],
         spend: Callable[[tuple[int, ...], int], None],
+        is_late: Callable[[], bool],
     ) -> None:
-        super().__init__(generator, observer)
+        super().__init__(generator, observer, is_late=is_late)
         self.client, self.number, self.name, self.serial, self.scheduling = client, number, name, serial, scheduling
         self._stream, self.spend = stream, spend
         self.started = datetime.now()
         """The time that chat templates see. It is fixed, so that a prompt does not change at midnight."""
         self.last = self.started
         """When its last gen or select ended: the client may hold the program for long after that."""
+        self.is_paused = False
+        """Its `pump` has more to do, and goes on when its client has its turn."""
         self.journal: RequestJournal | None = None
         self.early_results: dict[tuple[int, int], tuple[str, ...]] = {}
         """Results by ref and round, of a durable program: its client sends them again before they are asked for."""

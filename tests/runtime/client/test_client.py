@@ -56,7 +56,7 @@ def count_programs(c: Client) -> int:
 
 def test_welcome_describes_the_server(join: Join) -> None:
     c = join()
-    assert (c.welcome.version, c.welcome.max_context, c.welcome.max_message) == (wire.VERSION, 512, 64 << 20)
+    assert (c.welcome.version, c.welcome.max_context, c.welcome.max_message) == (wire.VERSION, 512, 1 << 20)
     assert c.welcome.chat is not None
     assert c.welcome.chat.roles["user"] == ("<|im_start|>user\n", "<|im_end|>\n")
     assert c.welcome.chat.stop == ("<|im_end|>",)
@@ -303,11 +303,11 @@ def test_hanging_server_is_detected_by_missed_heartbeats(serve: Serve, monkeypat
         os.kill(server.pid, signal.SIGCONT)
 
 
-def test_oversized_message_is_refused_at_submit(serve: Serve) -> None:
+def test_oversized_op_is_refused_at_submit(serve: Serve) -> None:
     c = connect(serve(options={"max_message": 1 << 16}, say={"a": "b"}).socket)
     program = c.program("big")
-    with pytest.raises(BadMessage, match=r"max_message"):
-        program.submit([wire.Append(0, ("x" * (1 << 17),))])
+    with pytest.raises(BadMessage, match=r"the select 'x' at file.py:3 takes \d+ bytes.*fewer .* max_message"):
+        program.submit([wire.Select(0, 0, ("x" * (1 << 17), "y"), name="x", line="file.py:3")])
     ask(program, "a")
     assert program.future(0).result(10).samples[0].text == "b"
 

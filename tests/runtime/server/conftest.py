@@ -115,8 +115,18 @@ class Bench:
     def submit(self, *ops: wire.Op, program: int = 0, last: bool = False, client: bytes = b"me") -> None:
         seq = self._seq.get(program, 0)
         self._seq[program] = seq + 1
-        self.programs.submit(client, wire.Submit(program=program, seq=seq, ops=ops, last=last, name="test"))
+        self.send(wire.Submit(program=program, seq=seq, ops=ops, last=last, name="test"), client)
         assert self.programs.check(self.requests) == ""
+
+    def send(self, message: wire.Submit | wire.Define, client: bytes = b"me") -> None:
+        match wire.decode_sliced(wire.encode(message)):
+            case wire.SlicedSubmit() as submit:
+                list(self.programs.submit(client, submit))
+            case wire.SlicedDefine() as define:
+                list(self.programs.define(client, define))
+
+    def leave(self, client: bytes = b"me") -> None:
+        list(self.programs.forget(client))
 
     def run(self, n_steps: int = 10_000) -> None:
         for _ in range(n_steps):

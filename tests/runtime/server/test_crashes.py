@@ -206,10 +206,10 @@ def test_program_with_many_bad_requests_fails_as_a_whole(bench: Any, greedy: Sam
 def test_nan_timeout_is_refused_and_timers_still_run(bench: Any, greedy: Sampler) -> None:
     b = bench()
     nan, late = float("nan"), wire.ProgramLimits(timeout=1.0, left=1.0)
-    b.programs.submit(b"me", wire.Submit(0, 0, (), limits=wire.ProgramLimits(timeout=nan)))
-    b.programs.submit(b"me", wire.Submit(1, 0, (), limits=wire.ProgramLimits(timeout=1.0, left=nan)))
+    b.send(wire.Submit(0, 0, (), limits=wire.ProgramLimits(timeout=nan)))
+    b.send(wire.Submit(1, 0, (), limits=wire.ProgramLimits(timeout=1.0, left=nan)))
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(), timeout=nan), program=2)
-    b.programs.submit(b"me", wire.Submit(3, 0, (Append(0, ("a",)), Gen(0, 0, greedy())), limits=late))
+    b.send(wire.Submit(3, 0, (Append(0, ("a",)), Gen(0, 0, greedy())), limits=late))
     assert "timeout is nan" in b.failed(None, 0).message
     assert "timeout is nan" in b.failed(None, 1).message
     assert "timeout is nan" in b.failed(0, 2).message

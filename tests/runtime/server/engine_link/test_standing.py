@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import MAX_PRIORITY, Append, Fork, Gen
+from banyan.runtime.protocol.limits import MAX_PRIORITY
+from banyan.runtime.protocol.wire import Append, Fork, Gen
 
 Sampler = Callable[..., wire.Sampling]
 
 
 def submit(b: Any, number: int, client: bytes = b"me", **limits: Any) -> None:
     ops = (Append(0, ("a",)), Gen(0, 0, wire.Sampling(max_tokens=2, n=2)), Fork(0, (1,)), Gen(1, 1))
-    b.programs.submit(client, wire.Submit(number, 0, ops, last=True, limits=wire.ProgramLimits(**limits)))
+    b.send(wire.Submit(number, 0, ops, last=True, limits=wire.ProgramLimits(**limits)), client)
 
 
 def test_runs_have_their_programs_priority_and_deadline(bench: Any) -> None:
@@ -35,9 +36,7 @@ def test_gen_may_override_priority_and_deadline(bench: Any) -> None:
     b.requests.clock = lambda: b.now
     short = wire.Sampling(max_tokens=2)
     ops = [Append(0, ("a",)), Gen(0, 0, short), Gen(0, 1, short, priority=0), Gen(0, 2, short, deadline=1.5)]
-    b.programs.submit(
-        b"me", wire.Submit(0, 0, tuple(ops), last=True, limits=wire.ProgramLimits(priority=3, deadline=5.0))
-    )
+    b.send(wire.Submit(0, 0, tuple(ops), last=True, limits=wire.ProgramLimits(priority=3, deadline=5.0)))
     b.run()
     assert [(run.priority, run.deadline) for run in b.engine.runs] == [(3, 105.0), (0, 105.0), (3, 101.5)]
     b.submit(Append(0, ("a",)), Gen(0, 0, short, priority=MAX_PRIORITY + 1), program=1, last=True)
@@ -50,11 +49,11 @@ def test_clients_are_numbered_and_forgotten(bench: Any) -> None:
         submit(b, len(b.engine.runs), client=client)
     b.run()
     assert [run.client for run in b.engine.runs[:6]] == [0, 0, 1, 1, 0, 0]
-    b.programs.forget(b"me")
+    b.leave()
     submit(b, 77, client=b"me")
     assert b.engine.runs[-1].client == 2, "a returning client has a new number"
-    b.programs.forget(b"me")
-    b.programs.forget(b"you")
+    b.leave()
+    b.leave(b"you")
     assert not b.programs._clients
     assert not b.programs._programs
 

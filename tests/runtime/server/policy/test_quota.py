@@ -58,7 +58,7 @@ def test_number_of_branches_samples_and_choices_is_limited(limited: Make, op: wi
     failed = b.failed(None)
     assert (failed.code, error in failed.message) == ("bad_program", True)
     assert "max_width" in failed.message
-    b.programs.define(b"me", Define(0, (Append(0, ("a",)), Fork(0, (1, 2, 3)))))
+    b.send(Define(0, (Append(0, ("a",)), Fork(0, (1, 2, 3)))))
     b.submit(Use(0, 0), program=1)
     assert not b.messages(wire.Failed, 1)
 
@@ -100,29 +100,28 @@ def test_states_and_pieces_count_towards_the_program_limit(limited: Make) -> Non
     assert "takes more than" in b.failed(0).message
 
 
-def test_number_of_ops_per_message_is_limited(limited: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quota, "MAX_OPS", 50)
-    b = limited()
-    b.programs.define(b"me", Define(0, (Append(0, (Arg(0),)),) * 30))
+def test_ops_of_templates_count_towards_the_program_limit(limited: Make) -> None:
+    b = limited(max_program=30_000)
+    b.send(Define(0, (Append(0, (Arg(0),)),) * 60))
     b.submit(Use(0, 0, ("a",)))
     assert not b.messages(wire.Failed)
     b.submit(Use(0, 0, ("a",)), Use(0, 0, ("a",)), program=1)
-    assert "62 ops" in b.failed(None, 1).message
+    assert "takes more than" in b.failed(None, 1).message
 
 
 def test_templates_are_limited_in_bytes_and_number(limited: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     b = limited(max_client=100_000)
-    b.programs.define(b"me", Define(0, (Append(0, ("x" * 60_000,)),)))
+    b.send(Define(0, (Append(0, ("x" * 60_000,)),)))
     with pytest.raises(Overloaded, match=r"1 templates, and 0\.1 MiB"):
-        b.programs.define(b"me", Define(1, (Append(0, ("x" * 60_000,)),)))
-    b.programs.define(b"me", Define(0, (Append(0, ("x" * 70_000,)),)))
+        b.send(Define(1, (Append(0, ("x" * 60_000,)),)))
+    b.send(Define(0, (Append(0, ("x" * 70_000,)),)))
     b.programs.undefine(b"me", wire.Undefine(0))
     assert not b.programs._quota._clients
     monkeypatch.setattr(quota, "MAX_TEMPLATES", 2)
     for number in range(2):
-        b.programs.define(b"me", Define(number, ()))
+        b.send(Define(number, ()))
     with pytest.raises(Overloaded, match="at most 2 templates"):
-        b.programs.define(b"me", Define(2, ()))
+        b.send(Define(2, ()))
 
 
 @pytest.mark.parametrize("end", ["last", "cancel", "forget"])
@@ -132,7 +131,7 @@ def test_ended_program_frees_its_quota(limited: Make, end: str) -> None:
     if end == "cancel":
         b.programs.cancel(b"me", wire.Cancel(0, 1))
     if end == "forget":
-        b.programs.forget(b"me")
+        b.leave()
     assert not b.programs._quota._clients
     assert not b.programs._quota._program_bytes
 

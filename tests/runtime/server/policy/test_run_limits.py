@@ -12,7 +12,7 @@ from banyan.runtime.server.policy.run_limits import Timers
 
 
 def submit(b: Any, limits: ProgramLimits | None, *ops: wire.Op, program: int = 0) -> None:
-    b.programs.submit(b"me", wire.Submit(program, 0, ops, False, "test", limits))
+    b.send(wire.Submit(program, 0, ops, False, "test", limits))
 
 
 def advance(b: Any, seconds: float) -> None:
@@ -56,7 +56,7 @@ def test_run_timeout_fails_only_its_program(bench: Any, greedy: Any) -> None:
     submit(b, ProgramLimits(timeout=5.0, left=4.0), Append(0, ("a",)), Gen(0, 0, greedy()))
     b.run()
     submit(b, None, Append(0, ("long",)), Gen(0, 0, greedy()), program=1)
-    b.programs.submit(b"me", wire.Submit(0, 1, (Gen(0, 1, greedy()), Gen(0, 2, greedy()))))
+    b.send(wire.Submit(0, 1, (Gen(0, 1, greedy()), Gen(0, 2, greedy()))))
     b.run(2)
     advance(b, 3.9)
     assert not b.messages(wire.Failed)
@@ -72,7 +72,7 @@ def test_run_timeout_fails_only_its_program(bench: Any, greedy: Any) -> None:
 @pytest.mark.parametrize("is_last", [True, False])
 def test_run_without_open_work_does_not_time_out(bench: Any, is_last: bool) -> None:
     b = bench()
-    b.programs.submit(b"me", wire.Submit(0, 0, (Read(0, 0),), is_last, "test", ProgramLimits(timeout=1.0, left=1.0)))
+    b.send(wire.Submit(0, 0, (Read(0, 0),), is_last, "test", ProgramLimits(timeout=1.0, left=1.0)))
     advance(b, 2.0)
     assert not b.messages(wire.Failed)
 
@@ -162,10 +162,10 @@ def test_limits_of_ended_programs_are_removed(bench: Any, greedy: Any) -> None:
     b = bench({"a": "b"})
     limits = ProgramLimits(timeout=9.0, left=9.0, budget=100, batch=1, batch_budget=100)
     ops = (Append(0, ("a",)), Gen(0, 0, greedy(), timeout=3.0, budget=50))
-    b.programs.submit(b"me", wire.Submit(0, 0, ops, True, "test", limits))
+    b.send(wire.Submit(0, 0, ops, True, "test", limits))
     submit(b, limits, Append(0, ("long",)), Gen(0, 0, greedy(), timeout=3.0, budget=50), program=1)
     b.run(8)
-    b.programs.forget(b"me")
+    b.leave()
     limiter = b.programs._limiter
     assert (limiter._programs, limiter._timeouts, limiter._gens) == ({}, {}, {})
     assert not limiter._batches

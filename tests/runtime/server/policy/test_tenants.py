@@ -84,9 +84,9 @@ def test_engine_commands_carry_the_tenants_namespace(bench: Any) -> None:
         wire.Fork(0, (1,)), wire.Append(1, (" three",)), wire.Gen(1, 1, short), wire.Select(0, 2, ("x", "y")),
     )  # fmt: skip
     for k, tenant in enumerate((b"ann", b"bob")):
-        b.programs.submit(tenant, wire.Submit(k, 0, ops))
+        b.send(wire.Submit(k, 0, ops), tenant)
         b.run()
-        b.programs.submit(tenant, wire.Submit(k, 1, (wire.Drop(1),)))
+        b.send(wire.Submit(k, 1, (wire.Drop(1),)), tenant)
     commands = [*b.engine.runs, *(command for command in b.engine.steered if not isinstance(command, wire.Release))]
     assert {type(command) for command in commands} == {wire.Run, wire.Hold, wire.EvictFirst}
     for kind in (wire.Run, wire.Hold, wire.EvictFirst):

@@ -183,7 +183,7 @@ def test_template_gives_the_values_of_its_ops(bench: Any, ops: list[wire.Op], da
 
     def bench_with_template() -> Any:
         b = bench()
-        b.programs.define(b"me", wire.Define(7, tuple(template_ops)))
+        b.send(wire.Define(7, tuple(template_ops)))
         return b
 
     direct, alone, embedded = bench(), bench_with_template(), bench_with_template()

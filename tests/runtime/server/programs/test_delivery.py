@@ -17,8 +17,8 @@ def submit(seq: int, *ops: wire.Op, program: int = 0, last: bool = False) -> wir
 
 def test_gap_in_message_numbers_fails_the_program(bench: Any, greedy: Any) -> None:
     b = bench({"a": "b"})
-    b.programs.submit(ME, submit(0, Append(0, ("a",)), Gen(0, 0, greedy())))
-    b.programs.submit(ME, submit(2, Read(0, 1)))
+    b.send(submit(0, Append(0, ("a",)), Gen(0, 0, greedy())))
+    b.send(submit(2, Read(0, 1)))
     assert b.failed(None).code == "bad_message"
     assert "message 2 of the program came where message 1 was expected" in b.failed(None).message
     assert b.engine.aborted == [0]
@@ -28,14 +28,14 @@ def test_gap_in_message_numbers_fails_the_program(bench: Any, greedy: Any) -> No
 def test_repeated_message_fails_the_program(bench: Any, greedy: Any) -> None:
     b = bench({"a": "b"})
     for _ in range(2):
-        b.programs.submit(ME, submit(0, Append(0, ("a",)), Gen(0, 0, greedy())))
+        b.send(submit(0, Append(0, ("a",)), Gen(0, 0, greedy())))
     assert "message 0 of the program came where message 1 was expected" in b.failed(None).message
     assert (len(b.engine.runs), len(b.programs)) == (1, 0)
 
 
 def test_missing_first_message_fails_the_program(bench: Any) -> None:
     b = bench()
-    b.programs.submit(ME, submit(1, Read(0, 0), program=5))
+    b.send(submit(1, Read(0, 0), program=5))
     (failed,) = [m for _, m in b.sent]
     assert (failed.program, failed.ref, failed.code) == (5, None, "bad_message")
     assert len(b.programs) == 0
@@ -45,7 +45,7 @@ def test_message_for_an_ended_program_is_ignored(bench: Any, greedy: Any) -> Non
     b = bench({"a": "b"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), last=True)
     b.run()
-    b.programs.submit(ME, submit(1, Gen(0, 1, greedy())))
+    b.send(submit(1, Gen(0, 1, greedy())))
     b.programs.cancel(ME, wire.Cancel(0, 2))
     b.run()
     assert len(b.engine.runs) == 1
@@ -56,7 +56,7 @@ def test_forgotten_client_leaves_no_state(bench: Any, greedy: Any) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), Fork(0, (1,)))
     b.submit(Read(0, 0), program=1, last=True)
-    b.programs.forget(ME)
+    b.leave(ME)
     assert (len(b.programs), b.programs.delivery._n_received, b.programs.delivery._n_sent) == (0, {}, {})
 
 

@@ -114,24 +114,24 @@ def test_program_is_removed_after_its_last_op(bench: Any, greedy: Sampler) -> No
 
 def test_template_belongs_to_its_client_until_undefine(bench: Any, greedy: Sampler) -> None:
     b = bench({"tea?": "yes"})
-    b.programs.define(b"me", wire.Define(3, (Append(0, (Arg(0), "?")), Gen(0, 0, greedy(), name="a"))))
+    b.send(wire.Define(3, (Append(0, (Arg(0), "?")), Gen(0, 0, greedy(), name="a"))))
     for program, drink in enumerate(("tea", "tea")):
         b.submit(Use(0, 3, (drink,)), program=program)
     b.run()
     assert [b.text(0, program) for program in range(2)] == ["yes"] * 2
-    b.programs.submit(b"you", wire.Submit(2, 0, (Use(0, 3, ("tea",)),)))
+    b.send(wire.Submit(2, 0, (Use(0, 3, ("tea",)),)), b"you")
     assert "names template 3" in b.failed(None, 2).message
     b.programs.undefine(b"me", wire.Undefine(3))
-    b.programs.submit(b"me", wire.Submit(3, 0, (Use(0, 3, ("tea",)),)))
+    b.send(wire.Submit(3, 0, (Use(0, 3, ("tea",)),)))
     assert b.failed(None, 3).code == "bad_program"
-    b.programs.define(b"me", wire.Define(4, ()))
-    b.programs.forget(b"me")
+    b.send(wire.Define(4, ()))
+    b.leave()
     assert not b.programs._quota._clients
 
 
 def test_invalid_template_arguments_fail_the_program(bench: Any) -> None:
     b = bench()
-    b.programs.define(b"me", wire.Define(0, (Append(0, (Arg(0),)),)))
+    b.send(wire.Define(0, (Append(0, (Arg(0),)),)))
     b.submit(Use(0, 0, ()), Read(0, 0))
     assert "takes 1 arguments, not 0" in b.failed(None).message
     b.submit(Append(0, (Arg(0),)), Read(0, 0), program=1)
@@ -236,8 +236,8 @@ def test_forgotten_client_leaves_no_requests(bench: Any, greedy: Sampler) -> Non
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()), program=1)
-    b.programs.submit(b"other", wire.Submit(0, 0, (Append(0, ("a",)), Gen(0, 0, greedy(max_tokens=2)))))
-    b.programs.forget(b"me")
+    b.send(wire.Submit(0, 0, (Append(0, ("a",)), Gen(0, 0, greedy(max_tokens=2)))), b"other")
+    b.leave()
     assert sorted(b.engine.aborted) == [0, 1]
     b.run()
     assert [(c, m.ref) for c, m in b.sent] == [(b"other", 0)]

@@ -183,7 +183,7 @@ def test_gen_that_waits_for_results_can_be_stopped(how: str, begin: Callable[...
             b.submit(Drop(0))
             assert b.failed(0).code == "cancelled"
         case "leave":
-            b.programs.forget(b"me")
+            b.leave()
     assert b.programs.check(b.requests) == ""
     if how == "drop":
         b.submit(Results(0, 0, 0, ("late",)))

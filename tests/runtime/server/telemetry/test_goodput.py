@@ -60,7 +60,7 @@ def test_how_a_program_ends_is_reported_once(bench: Any) -> None:
     b.submit(wire.Append(0, (wire.Ref(9),)), program=3)
     b.programs.cancel(b"me", wire.Cancel(3, 2))
     b.submit(wire.Append(0, (wire.Ref(9),)), program=4)
-    b.programs.forget(b"me")
+    b.leave()
     assert ends == [None, None, "bad_program", "cancelled", "runtime_lost"]
 
 

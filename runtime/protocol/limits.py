@@ -1,0 +1,60 @@
+"""The limits of one message: how long each string and each list in it may be. They are the same for all servers.
+
+Decoders check them before they read the contents, so a message that exceeds one costs no time. `config` has the limits
+that a server can set: bytes of a message, and what a client may have on the server at a time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAX_PRIORITY = 100
+"""Priorities of programs and gens lie in -MAX_PRIORITY .. MAX_PRIORITY."""
+
+MAX_NUMBER = 2**63 - 1
+MAX_COUNT = 2**31 - 1
+"""The engine works with 32-bit integers."""
+MAX_OPS = 1 << 16
+"""Their headers take 3 ms to decode (one core of an AMD EPYC)."""
+MAX_PARTS = 4096
+MAX_ITEMS = 1 << 16
+MAX_NAME = 256
+MAX_LINE = 512
+MAX_ROLE = 64
+MAX_SECRET = 4096
+MAX_STOPS = 64
+MAX_STOP = 1024
+MAX_STOP_IDS = 1024
+MAX_BIASES = 4096
+MAX_TOOLS = 256
+MAX_SPEC = 1 << 16
+MAX_RESULTS = 1024
+MAX_NODES = 1 << 16
+
+
+class MessageLimit(NamedTuple):
+    """A row of the table of limits."""
+
+    text: str
+    most: int
+    unit: str
+
+
+MESSAGE_LIMITS = (
+    MessageLimit("ops of a message, or of a template", MAX_OPS, "ops"),
+    MessageLimit("parts of an append; the client splits longer ones", MAX_PARTS, "parts"),
+    MessageLimit("branches of a fork or a join, choices, arguments and seeds of a template", MAX_ITEMS, "items"),
+    MessageLimit("name of a program, gen, adapter or client", MAX_NAME, "characters"),
+    MessageLimit("source position of a gen", MAX_LINE, "characters"),
+    MessageLimit("name of a role", MAX_ROLE, "characters"),
+    MessageLimit("access token", MAX_SECRET, "characters"),
+    MessageLimit("stop strings, or patterns, of a gen", MAX_STOPS, "strings"),
+    MessageLimit("one stop string, pattern, trigger or marker", MAX_STOP, "characters"),
+    MessageLimit("stop_token_ids of a gen", MAX_STOP_IDS, "ids"),
+    MessageLimit("logit_bias of a gen", MAX_BIASES, "ids"),
+    MessageLimit("tools of a gen", MAX_TOOLS, "tools"),
+    MessageLimit("JSON document of one tool", MAX_SPEC, "characters"),
+    MessageLimit("results of one turn's calls", MAX_RESULTS, "texts"),
+    MessageLimit("nodes of the tree in one answer", MAX_NODES, "nodes"),
+)
+"""All of them, for `banyan serve --help` and the documentation."""

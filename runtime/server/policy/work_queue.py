@@ -1,0 +1,116 @@
+"""The work of clients that waits for the server's loop. Clients are served in turn, with equal shares of its time.
+
+Work is done in steps of at most a few milliseconds. This is deficit round robin: in each round a client gets QUANTUM
+seconds, and what its work takes longer than that is taken from its next rounds. Bytes count as time too, because long
+texts are encoded on threads that all clients share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from banyan.runtime.server.telemetry.loop_times import LoopTimes
+
+Client = bytes
+
+SLICE = 0.002
+"""Seconds of work after which the loop looks at its sockets again."""
+QUANTUM = 0.001
+BYTE = 2e-9
+"""Seconds that a byte of a message costs its client."""
+MESSAGE = 128
+"""Bytes of a waiting message besides its own."""
+
+
+class QueuedWork(NamedTuple):
+    """kind: for LoopTimes. steps: does a step when it is advanced."""
+
+    kind: str
+    steps: Iterator[None]
+
+
+class _ClientQueue:
+    """What waits of one client. credit: seconds that it may use in this round; below 0: used in advance."""
+
+    __slots__ = ("credit", "items", "n_bytes")
+
+    def __init__(self) -> None:
+        self.items: deque[QueuedWork | bytes] = deque()
+        self.n_bytes = 0
+        self.credit = 0.0
+
+
+class WorkQueue:
+    """The messages of all clients that are not handled yet, and work that was begun.
+
+    begin: makes work of a message; must not raise. max_bytes: of the waiting messages of one client.
+    """
+
+    def __init__(self, begin: Callable[[Client, bytes], QueuedWork], times: LoopTimes, max_bytes: int) -> None:
+        self._begin, self._times, self._max_bytes = begin, times, max_bytes
+        self._clients: dict[Client, _ClientQueue] = {}
+        self._turns: deque[Client] = deque()
+        self._until = math.inf
+
+    def __bool__(self) -> bool:
+        """Whether something waits."""
+        return bool(self._clients)
+
+    def is_late(self) -> bool:
+        """Whether the work that is done now should stop soon, so that the loop can look at its sockets."""
+        return self._times.clock() >= self._until
+
+    def start_slice(self) -> None:
+        """What follows has SLICE seconds until it `is_late`."""
+        self._until = self._times.clock() + SLICE
+
+    def add(self, client: Client, work: QueuedWork | bytes) -> bool:
+        """Add work, or a message, behind what waits of the client. False: too many bytes of the client wait already."""
+        own = self._clients.get(client)
+        if own is None:
+            own = self._clients[client] = _ClientQueue()
+            self._turns.append(client)
+        if isinstance(work, bytes):
+            if own.n_bytes > self._max_bytes:
+                return False
+            own.n_bytes += len(work) + MESSAGE
+        own.items.append(work)
+        return True
+
+    def drop_messages(self, client: Client) -> None:
+        """Forget the waiting messages of a client. Work that was begun goes on."""
+        if (own := self._clients.get(client)) is not None:
+            own.items = deque(item for item in own.items if not isinstance(item, bytes))
+            own.n_bytes = 0
+
+    def run(self) -> None:
+        """Work for SLICE seconds."""
+        now = self._times.clock()
+        end = now + SLICE
+        while self._turns and now < end:
+            client = self._turns.popleft()
+            own = self._clients[client]
+            own.credit = min(own.credit, 0.0) + QUANTUM
+            while own.items and own.credit > 0 and now < end:
+                item = own.items.popleft()
+                self._until = min(end, now + own.credit)
+                start = now
+                if isinstance(item, bytes):
+                    own.n_bytes -= len(item) + MESSAGE
+                    own.credit -= len(item) * BYTE
+                    item = self._begin(client, item)
+                is_done = False
+                while not is_done and now < self._until:
+                    is_done = next(item.steps, item) is item
+                    now = self._times.clock()
+                own.credit -= now - start
+                self._times.note(item.kind, now - start)
+                if not is_done:
+                    own.items.appendleft(item)
+            if own.items:
+                self._turns.append(client)
+            else:
+                del self._clients[client]
