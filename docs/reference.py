@@ -4,6 +4,7 @@ import inspect
 import re
 import sys
 import types
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import msgspec
 
 import banyan
+from banyan.runtime.config import LIMITS, Config
+from banyan.runtime.protocol.limits import MESSAGE_LIMITS
 
 PAGE = Path(__file__).with_name("reference.md")
 HEAD = """# Reference
@@ -202,6 +205,20 @@ def in_the_tree(name: str) -> str:
     return found[1] if found else "the base of all errors of Banyan"
 
 
+def limits() -> Iterator[str]:
+    """The limits of clients and of messages."""
+    hints = typing.get_type_hints(Config, include_extras=True)
+    yield "## Limits\n"
+    yield "What a client may have on a server. These are options of `banyan serve` and of `Runtime`.\n"
+    yield "| option | default | |\n|---|---|---|"
+    for name in LIMITS:
+        yield f"| `{name}` | {getattr(Config(), name)} | {typing.get_args(hints[name])[1]} |"
+    yield "\nWhat one message may contain, on all servers. A program whose message contains more fails.\n"
+    yield "| | at most |\n|---|---|"
+    for limit in MESSAGE_LIMITS:
+        yield f"| {limit.text} | {limit.most:,} {limit.unit} |"
+
+
 def page() -> str:
     """The whole page."""
     lines = [HEAD]
@@ -213,6 +230,7 @@ def page() -> str:
         lines.append(f"## {group}\n")
         for name in names:
             lines += about(name)
+    lines += limits()
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 

@@ -86,13 +86,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "who shares KV: all clients of a tenant (without tokens: all clients), or one connection with itself",
     ] = "tenant"
     socket: Annotated[str, "path of the IPC socket; default: in a private directory of this process"] = ""
-    max_message: Annotated[int, "maximum size of a message from a client, in bytes; clients split longer ones"] = (
+    max_message: Annotated[int, "maximum size of a message from a client, in bytes; clients split long programs"] = (
         1 << 20
     )
     max_programs: Annotated[int, "maximum number of concurrent programs of one client"] = 1 << 16
     max_width: Annotated[int, "maximum number of branches of a fork, samples of a gen, choices of a select"] = 4096
     max_program: Annotated[int, "maximum server memory of one program, in bytes"] = 256 << 20
-    max_client: Annotated[int, "maximum server memory of all programs of one client, in bytes"] = 1 << 30
+    max_client: Annotated[
+        int, "maximum server memory of all programs of one client, in bytes; also of its messages that wait"
+    ] = 1 << 30
     durable_bytes: Annotated[str, "maximum disk space for the journals of durable programs"] = "256MiB"
     metrics: Annotated[str, "serve Prometheus metrics at a local port, or at HOST:PORT"] = ""
     slo: Annotated[
@@ -104,6 +106,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         str, "where to send spans of programs and gens: console, or the URL of an OTLP/HTTP collector"
     ] = ""
     log: Annotated[Literal["quiet", "info", "debug"], "log level of the server on stderr"] = "quiet"
+
+
+LIMITS = (
+    *("max_message", "max_programs", "max_width", "max_program", "max_client"),
+    *("constraint_bytes", "constraint_seconds", "durable_bytes"),
+)
+"""The options that limit clients. Limits that are the same for all servers are in protocol/limits.py."""
 
 
 class Hardware(msgspec.Struct, frozen=True):

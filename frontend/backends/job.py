@@ -65,8 +65,8 @@ class LocalPrompt(Prompt):
         prompt.role = open_role(prompt.pieces, n_pieces)
         return prompt
 
-    def join(self, child: LocalPrompt, n_pieces: int) -> None:
-        self.pieces += child.pieces[child.n_inherited : n_pieces]
+    def join(self, child: LocalPrompt, start: int, stop: int) -> None:
+        self.pieces += child.pieces[start:stop]
         self.role = open_role(self.pieces, len(self.pieces))
 
     def append_part(self, part: wire.Part) -> None:

@@ -24,6 +24,7 @@ import msgspec
 from banyan.runtime import config as configs
 from banyan.runtime.config import SERVER_KEY, TOKEN, Config
 from banyan.runtime.errors import BanyanError, ConfigError
+from banyan.runtime.protocol.limits import MESSAGE_LIMITS
 from banyan.runtime.waiting import NAP
 
 if TYPE_CHECKING:
@@ -141,7 +142,9 @@ def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaul
     """One flag per field of Config, with a default only if `defaults` has one. socket_help: if the command connects."""
     if socket_help:
         _add_server_key(parser)
-    group = parser.add_argument_group("options of the runtime")
+    options = parser.add_argument_group("options of the runtime")
+    limits = parser.add_argument_group("limits of clients")
+    parser.add_argument_group("limits of one message, the same for all servers", "; ".join(map(str, MESSAGE_LIMITS)))
     hints = typing.get_type_hints(Config, include_extras=True)
     for field in msgspec.structs.fields(Config):
         kind, text = typing.get_args(hints[field.name])
@@ -159,6 +162,7 @@ def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaul
         else:  # `int | None` is parsed as int
             arguments["type"] = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
             arguments["metavar"] = _METAVARS.get(field.name, "N")
+        group = limits if field.name in configs.LIMITS else options
         group.add_argument(f"--{field.name.replace('_', '-')}", **arguments)
 
 

@@ -21,6 +21,9 @@ from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.executor.state import JoinPoint, PendingJoin, QueuedOp, RunningState, Snapshot
 from banyan.runtime.protocol import wire
 
+JOINED = 4096
+"""Pieces that a join copies in one step."""
+
 
 class Generator(Protocol):
     """Answers the gens and selects of programs."""
@@ -38,8 +41,8 @@ class Generator(Protocol):
 class ProgramObserver:
     """Learns what happens in a program.
 
-    `value`, `failed`, `called`, `dropped`, `paused`, `settled` and `ended` are called outside of the executor's lock, all
-    others inside it. An op fails with the BanyanError that the observer raises.
+    `value`, `failed`, `called`, `dropped`, `paused`, `settled` and `ended` are called outside of the executor's lock,
+    all others inside it. An op fails with the BanyanError that the observer raises.
     """
 
     def value(self, program: Any, ref: int, outcome: GenOutcome) -> None:
@@ -66,8 +69,8 @@ class ProgramObserver:
     def forked(self, program: Any, state: RunningState, children: tuple[int, ...]) -> None:
         """`state` is about to be forked. May raise."""
 
-    def joined(self, program: Any, reached: Snapshot) -> None:
-        """A state is about to get the text of another, or to become it. May raise."""
+    def joined(self, program: Any, prompt: Prompt, start: int, stop: int) -> None:
+        """A state is about to get the pieces start .. stop - 1 of `prompt`. May raise."""
 
     def adopted(self, program: Any, state: int, child: int) -> None:
         """The state goes on as its child."""
@@ -193,6 +196,14 @@ class Executor:
             self._abort(generation)
             self._finish(state, generation, error)
         self.pump()
+
+    def free(self) -> Iterator[None]:
+        """After the end: free the states one by one, because they may hold millions of pieces."""
+        for state in self.states.values():
+            state.prompt, state.origin = self._no_prompt, None
+            state.queue.clear()
+            state.marks.clear()
+            yield
 
     def end(self) -> None:
         """Stop everything. Nothing is reported any more but `ended`."""
@@ -359,13 +370,23 @@ class Executor:
         assert reached is not None
         if isinstance(reached, BanyanError):
             raise copy_error(reached, f"state {join.child}, which is joined here, failed")
-        self._observer.joined(self, reached)
         if join.adopt:
             state.prompt = reached.prompt.upto(reached.n_pieces, state.prompt.n_inherited)
             state.marks = dict(reached.marks)
             self._observer.adopted(self, state.number, join.child)
-        else:
-            state.prompt.join(reached.prompt, reached.n_pieces)
+            return
+        start = join.n_joined or reached.prompt.n_inherited
+        join.n_joined = stop = min(reached.n_pieces, start + JOINED)
+        self._observer.joined(self, reached.prompt, start, stop)
+        state.prompt.join(reached.prompt, start, stop)
+        if stop < reached.n_pieces:
+            self._put_back(state, join)
+
+    def _put_back(self, state: RunningState, op: QueuedOp) -> None:
+        """The op is not done yet."""
+        state.queue.appendleft(op)
+        state.n_done -= 1
+        self._n_queued += 1
 
     def _reach(self, join: PendingJoin, reached: Snapshot | BanyanError) -> None:
         join.reached = reached
@@ -393,7 +414,7 @@ class Executor:
         try:
             attempt.start()
         except BanyanError as e:
-            attempt.finish(e)
+            attempt.finish(e.with_traceback(None))
         if state.generation is generation and not attempt.round:
             with self._lock:
                 if state.generation is generation:
@@ -512,35 +533,40 @@ class Executor:
     # ---- dropped states --------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """End dropped states that nobody needs any more, as soon as all ops have been searched for who needs them."""
+        """End dropped states that nobody needs any more, unless it is late."""
         if self._search is None:
             if not (self._dropped and self._has_progressed):
                 return
-            self._search, self._has_progressed = self._find_needed(), False
+            self._search, self._has_progressed = self._search_and_reap(), False
         for _ in self._search:
             if self._is_late():
                 return
         self._search = None
-        for number in self._dropped.difference(self._needed):
-            self._dropped.discard(number)
-            state = self.states[number]
-            state.error = state.error or Cancelled("its state was dropped")
-            if (generation := state.generation) is not None:
-                self._abort(generation)
-                self._release(state)
-                self._fail(generation.op, state.error)
-            self._effects.append(partial(self._observer.dropped, self, number))
-            state.prompt, state.origin, state.is_forked = self._no_prompt, None, True
-            self._ready.append(state)
 
-    def _find_needed(self) -> Iterator[None]:
-        """Collect the states that others wait for. Ops that come meanwhile are added by `_enqueue`."""
+    def _search_and_reap(self) -> Iterator[None]:
+        """Collect the states that others wait for, and end the dropped ones that are not among them. What ops need that
+        come meanwhile is added by `_enqueue`."""
         self._needed = set()
         for state in tuple(self.states.values()):
             for op in tuple(state.queue):
                 self._needed.update(self._needs(state, op))
                 yield
             yield
+        for number in self._dropped.difference(self._needed):
+            if number not in self._needed:
+                self._end_dropped(self.states[number])
+            yield
+
+    def _end_dropped(self, state: RunningState) -> None:
+        self._dropped.discard(state.number)
+        state.error = state.error or Cancelled("its state was dropped")
+        if (generation := state.generation) is not None:
+            self._abort(generation)
+            self._release(state)
+            self._fail(generation.op, state.error)
+        self._effects.append(partial(self._observer.dropped, self, state.number))
+        state.prompt, state.origin, state.is_forked = self._no_prompt, None, True
+        self._ready.append(state)
 
     def _needs(self, state: RunningState, op: QueuedOp) -> Iterable[int]:
         """The states that `op`, queued in `state`, needs: for a value, to join them, or to be forked from them."""

@@ -72,8 +72,8 @@ class Prompt(ABC):
         """Append a tool turn for each call, and begin a turn of the assistant."""
 
     @abstractmethod
-    def join(self, child: Self, n_pieces: int) -> None:
-        """Append those of the first `n_pieces` pieces of `child` that it did not inherit."""
+    def join(self, child: Self, start: int, stop: int) -> None:
+        """Append the pieces start .. stop - 1 of `child`."""
 
     @abstractmethod
     def tail(self) -> str:

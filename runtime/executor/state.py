@@ -20,11 +20,13 @@ class Snapshot(NamedTuple):
 
 
 class PendingJoin:
-    """A Join of one child in the queue of its state. reached: the child where the Join was sent, or its error."""
+    """A Join of one child in the queue of its state. reached: the child where the Join was sent, or its error.
+    n_joined: pieces of the child up to which the state has joined them."""
 
     def __init__(self, child: int, adopt: bool) -> None:
         self.child, self.adopt = child, adopt
         self.reached: Snapshot | BanyanError | None = None
+        self.n_joined = 0
 
 
 class JoinPoint(NamedTuple):

@@ -39,6 +39,9 @@ class MessageLimit(NamedTuple):
     most: int
     unit: str
 
+    def __str__(self) -> str:
+        return f"{self.text}: {self.most:,} {self.unit}"
+
 
 MESSAGE_LIMITS = (
     MessageLimit("ops of a message, or of a template", MAX_OPS, "ops"),

@@ -36,7 +36,7 @@ class Questions:
         *,
         send_to_engine: Callable[[wire.EngineCommand], None],
         send: Callable[[Client, wire.ServerMessage], None],
-        stats: Callable[[], dict[str, float]],
+        stats: Callable[[], dict[str, Any]],
         info: Callable[[bool], dict[str, Any]],
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],

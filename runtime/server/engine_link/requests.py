@@ -89,6 +89,13 @@ def internal_error(error: Exception) -> ProgramError:
     return ProgramError(f"the server failed on this program: {error!r}")
 
 
+def _without_texts(sampling: wire.Sampling) -> wire.Sampling:
+    """The engine has no use for stop strings: it works on ids."""
+    if not (sampling.stop or sampling.stop_regex):
+        return sampling
+    return msgspec.structs.replace(sampling, stop=(), stop_regex=())
+
+
 def check_seconds(name: str, seconds: float) -> None:
     """BadProgram: a time that no timer can wait for."""
     if not seconds >= 0:
@@ -215,7 +222,7 @@ class EngineRequests:
         run = wire.Run(
             rid=self._n_started,
             ids=ids,
-            sampling=sampling,
+            sampling=_without_texts(sampling),
             stop_ids=pack(sorted(stops | stop_strings)),
             seed=seed,
             sample=sample,

@@ -19,6 +19,8 @@ OP, STATE = 256, 2048
 """Bytes of an op, and of a state, besides their text."""
 PIECE = 8
 """Bytes that a fork takes for each piece of its parent's text."""
+MARK = 64
+"""Bytes that a fork takes for each mark of its parent."""
 MAX_TEMPLATES = 4096
 
 

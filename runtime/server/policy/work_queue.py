@@ -32,7 +32,7 @@ class QueuedWork(NamedTuple):
     steps: Iterator[None]
 
 
-class _ClientQueue:
+class _ClientBacklog:
     """What waits of one client. credit: seconds that it may use in this round; below 0: used in advance."""
 
     __slots__ = ("credit", "items", "n_bytes")
@@ -51,7 +51,7 @@ class WorkQueue:
 
     def __init__(self, begin: Callable[[Client, bytes], QueuedWork], times: LoopTimes, max_bytes: int) -> None:
         self._begin, self._times, self._max_bytes = begin, times, max_bytes
-        self._clients: dict[Client, _ClientQueue] = {}
+        self._clients: dict[Client, _ClientBacklog] = {}
         self._turns: deque[Client] = deque()
         self._until = math.inf
 
@@ -71,7 +71,7 @@ class WorkQueue:
         """Add work, or a message, behind what waits of the client. False: too many bytes of the client wait already."""
         own = self._clients.get(client)
         if own is None:
-            own = self._clients[client] = _ClientQueue()
+            own = self._clients[client] = _ClientBacklog()
             self._turns.append(client)
         if isinstance(work, bytes):
             if own.n_bytes > self._max_bytes:

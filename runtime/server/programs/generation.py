@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from random import Random
@@ -144,6 +144,7 @@ class EngineAttempt(Attempt):
         has_rounds = isinstance(generation, Retries | ToolLoop)
         self._order = (program.serial, *generation.order, *((self.round,) if has_rounds else ()))
         self.requests: list[EngineRequest] = []
+        self._n_open = 0  # requests that have not ended, or not begun
         self._ready = self._engine.clock()
 
     def start(self) -> None:
@@ -160,7 +161,10 @@ class EngineAttempt(Attempt):
         super().finish(outcome)
 
     def _abort_requests(self) -> None:
-        for request in self.requests:
+        """Stop the requests that run. Forgets all of them: they refer to this attempt, and cycles are garbage that only
+        a collection of the whole heap would free."""
+        requests, self.requests = self.requests, []
+        for request in requests:
             self._engine.abort(request)
 
     def _check(self) -> None:
@@ -196,12 +200,33 @@ class EngineAttempt(Attempt):
         """Start the requests. encoded: the prompt with each suffix."""
         raise NotImplementedError
 
-    def _request_ended(self, _: EngineRequest) -> None:
+    def _start_each(self, n: int, start: Callable[[int], EngineRequest]) -> None:
+        """Call `start` for 0 .. n - 1, until it is late, and for the others when the client has its turn."""
+        self._n_open = n
+        steps = self._starts(n, start)
+        for _ in steps:
+            if self._program.is_late():
+                self._program.later(steps)
+                return
+
+    def _starts(self, n: int, start: Callable[[int], EngineRequest]) -> Iterator[None]:
+        try:
+            for k in range(n):
+                if self.is_over:
+                    return
+                self.requests.append(start(k))
+                yield
+        except BanyanError as e:
+            self.finish(e.with_traceback(None))
+        except Exception as e:
+            self._program.crashed(e)
+
+    def _request_ended(self, request: EngineRequest) -> None:
         """The first request that fails ends the attempt; else the last one does."""
-        for request in self.requests:
-            if request.failed is not None:
-                self.finish(from_code(request.failed.code, request.failed.message))
-        if not self.is_over and all(request.finish is not None for request in self.requests):
+        self._n_open -= 1
+        if request.failed is not None:
+            self.finish(from_code(request.failed.code, request.failed.message))
+        elif not self._n_open:
             self.finish(self._outcome())
 
     def _outcome(self) -> GenOutcome:
@@ -289,11 +314,12 @@ class GenAttempt(EngineAttempt):
             self._reasoning = ReasoningOutput(marks, runs, listener)
             listener, visible = (None if listener is None else self._reasoning.stream), (marks.start, marks.end)
         ids = b"".join(run.ids for run in runs)
-        start = max(1, sampling.logprob_start)
-        has_prompt_logprobs = sampling.logprobs and sampling.logprob_start >= 0 and start < len(ids) // 4
+        first = max(1, sampling.logprob_start)
+        has_prompt_logprobs = sampling.logprobs and sampling.logprob_start >= 0 and first < len(ids) // 4
         seed = self._seed(sampling.seed)
-        for k in range(sampling.n):
-            request = self._engine.start(
+
+        def start_sample(k: int) -> EngineRequest:
+            return self._engine.start(
                 ids,
                 sampling,
                 self._request_ended,
@@ -302,13 +328,14 @@ class GenAttempt(EngineAttempt):
                 turn_ends=turn_ends,
                 seed=seed,
                 sample=k,
-                score_from=start if has_prompt_logprobs and k == 0 else -1,
+                score_from=first if has_prompt_logprobs and k == 0 else -1,
                 listener=None if k else listener,
                 visible=visible,
                 priority=op.priority,
                 deadline=self._ready + op.deadline if op.deadline else 0.0,
             )
-            self.requests.append(request)
+
+        self._start_each(sampling.n, start_sample)
 
     def _stream(self, piece: StreamPiece) -> None:
         self._program.stream(self.op.ref, piece._replace(round=self.round) if self.round else piece)
@@ -372,7 +399,6 @@ class ToolTurn(GenAttempt):
         if isinstance(outcome, UNUSABLE) and len(self._left) > 1 and not self.is_over:
             del self._left[0]  # parameters may say more than a grammar can; the client checks the arguments anyway
             self._abort_requests()
-            self.requests = []
             try:
                 self._encode()
                 return
@@ -434,12 +460,15 @@ class SelectAttempt(EngineAttempt):
             blank = self._generator.tokenizer.blank
             scored += [([*blank, *ids], len(blank)) for ids in self._choice_ids]
         sampling = wire.Sampling(max_tokens=0, temperature=0.0)
-        for k, (ids, start) in enumerate(scored):
+
+        def start_choice(k: int) -> EngineRequest:
+            ids, start = scored[k]
             order = (*self._order, k)
-            request = self._engine.start(
+            return self._engine.start(
                 pack(ids), sampling, self._request_ended, owner=self._program, order=order, score_from=start
             )
-            self.requests.append(request)
+
+        self._start_each(len(scored), start_choice)
 
     def _outcome(self) -> GenOutcome:
         op, n = self.op, len(self.op.choices)

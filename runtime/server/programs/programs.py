@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, Unsupported
 from banyan.runtime.executor.executor import ProgramObserver
-from banyan.runtime.executor.generator import GenOutcome
-from banyan.runtime.executor.state import RunningState, Snapshot
+from banyan.runtime.executor.generator import GenOutcome, Prompt
+from banyan.runtime.executor.state import RunningState
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.runtime.server.engine_link.kv_hints import check_keep
 from banyan.runtime.server.engine_link.requests import EngineRequests, SchedulingInfo, StreamPiece, internal_error
-from banyan.runtime.server.policy.quota import OP, PIECE, Quota, QuotaLimits
+from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota, QuotaLimits
 from banyan.runtime.server.policy.run_limits import Limiter, Timers
 from banyan.runtime.server.programs.delivery import Delivery
 from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Durables
@@ -27,6 +27,8 @@ from banyan.runtime.server.programs.running_program import Client, RunningProgra
 
 MAX_NAME = 200
 """Characters that are kept of a program's name, a label that a client chooses."""
+BRANCHES = 64
+"""States that are made, or freed, in one step."""
 
 
 class Telemetry(Protocol):
@@ -66,19 +68,20 @@ class Programs(ProgramObserver):
         self._quota = Quota(limits)
         self._kv_hints = generator.requests.kv_hints
         self._is_late, self._later = is_late, later
-        self._programs: dict[tuple[Client, int], RunningProgram] = {}
+        self._programs: dict[Client, dict[int, RunningProgram]] = {}
         self._ending: dict[int, tuple[RunningProgram, Callable[[], None], BanyanError | None]] = {}
         """By serial: programs that are over, and whose requests are being stopped."""
         self._clients: dict[Client, int] = {}
         self._n_clients = self._n_started = 0
 
     def __len__(self) -> int:
-        return len(self._programs)
+        return sum(map(len, self._programs.values()))
 
     def check(self, requests: EngineRequests) -> str:
         """What is wrong with the programs between two messages; "" if nothing is."""
         owned: list[int] = []
-        for program in (*self._programs.values(), *(program for program, _, _ in self._ending.values())):
+        running = [program for programs in self._programs.values() for program in programs.values()]
+        for program in (*running, *(program for program, _, _ in self._ending.values())):
             if program.n_ready and not program.is_paused:
                 return f"{program.n_ready} states of program {program.name!r} could go on, and do not"
             for state in program.states.values():
@@ -97,7 +100,7 @@ class Programs(ProgramObserver):
     def submit(self, client: Client, message: wire.SlicedSubmit) -> Iterator[None]:
         """Add ops to a program, one in each step."""
         key = client, message.program
-        program = self._programs.get(key)
+        program = self._programs.get(client, {}).get(message.program)
         if (error := self.delivery.receive(key, message.seq)) is not None:
             if program is not None:
                 self._end(program, error)
@@ -115,13 +118,11 @@ class Programs(ProgramObserver):
             for data in message.ops:
                 op = _decode(data)
                 self._quota.queue(program, op)
-                if isinstance(op, wire.Use):
-                    yield from self._use(program, op)
-                else:
-                    self._queue(program, op)
-                if program.is_over:
-                    return
-                yield
+                for one in self._small(program, op):
+                    self._queue(program, one)
+                    yield
+                    if program.is_over:
+                        return
             program.is_last = message.last
         except BanyanError as e:
             self._end(program, e.with_traceback(None))
@@ -136,9 +137,10 @@ class Programs(ProgramObserver):
             self._n_clients += 1
         deadline = self._timers.now() + limits.deadline if limits.deadline else 0.0
         scheduling = SchedulingInfo(self._clients[client], limits.priority, deadline, self._root_key(client))
-        program = self._programs[client, message.program] = RunningProgram(
+        program = self._programs.setdefault(client, {})[message.program] = RunningProgram(
             *(client, message.program, message.name[:MAX_NAME], self._n_started, scheduling),
             *(self.generator, self, self._delta, self._limiter.spend, self._is_late),
+            partial(self._later, client),
         )
         self._n_started += 1
         self._kv_hints.begin(program.serial, program.name, scheduling.namespace)
@@ -150,14 +152,17 @@ class Programs(ProgramObserver):
         if before is not None:
             self._end(before, TAKEN_OVER)
 
-    def _use(self, program: RunningProgram, use: wire.Use) -> Iterator[None]:
-        if (template := self._quota.template(program.client, use.template)) is None:
-            raise BadProgram(f"Use names template {use.template}, which no Define makes")
-        for op in template.expand(use):
-            if program.is_over:
-                return
-            self._queue(program, op)
-            yield
+    def _small(self, program: RunningProgram, op: wire.Op) -> Iterable[wire.Op]:
+        """`op`, or the ops that do the same and are each done in one step."""
+        match op:
+            case wire.Use():
+                if (template := self._quota.template(program.client, op.template)) is None:
+                    raise BadProgram(f"Use names template {op.template}, which no Define makes")
+                return (small for one in template.expand(op) for small in self._small(program, one))
+            case wire.Fork(children=children) if len(children) > BRANCHES:
+                n = len(children)
+                return [replace(op, children=children[at : at + BRANCHES]) for at in range(0, n, BRANCHES)]
+        return (op,)
 
     def _queue(self, program: RunningProgram, op: wire.Op) -> None:
         if program.journal is not None and isinstance(op, wire.Gen) and op.stream:
@@ -167,11 +172,11 @@ class Programs(ProgramObserver):
         program.queue(op)
 
     def cancel(self, client: Client, message: wire.Cancel) -> None:
-        if program := self._programs.get((client, message.program)):
+        if program := self._programs.get(client, {}).get(message.program):
             self._end(program, Cancelled("the program was cancelled"))
 
     def acknowledge(self, client: Client, message: wire.Acknowledge) -> None:
-        self._durables.acknowledge(client, message.program, self._programs.get((client, message.program)))
+        self._durables.acknowledge(client, message.program, self._programs.get(client, {}).get(message.program))
 
     def define(self, client: Client, message: wire.SlicedDefine) -> Iterator[None]:
         """Add a template, one op in each step. Raises BanyanError."""
@@ -188,10 +193,9 @@ class Programs(ProgramObserver):
 
     def forget(self, client: Client) -> Iterator[None]:
         """The client is gone: stop all of its programs, one in each step."""
-        for key in [key for key in self._programs if key[0] == client]:
-            if (program := self._programs.get(key)) is not None:
-                self._end(program, None, is_client_gone=True)
-                yield
+        while programs := self._programs.get(client):
+            self._end(next(iter(programs.values())), None, is_client_gone=True)
+            yield
         self._durables.forget(client)
         self._clients.pop(client, None)
         self._limiter.forget_client(client)
@@ -205,12 +209,14 @@ class Programs(ProgramObserver):
         is_done = program.is_settled and (error is None or error.code == Cancelled.code)
         shown = None if is_done else CLIENT_GONE if is_client_gone else error
         self._ending[program.serial] = program, partial(self._durables.over, program, error, is_client_gone), shown
-        key = program.client, program.number
-        del self._programs[key]
+        programs = self._programs[program.client]
+        del programs[program.number]
+        if not programs:
+            del self._programs[program.client]
         if error is not None:
             failed = wire.Failed(program.number, self._next(program), error.code, error.message)
             self.delivery.send(program.client, failed)
-        self.delivery.end(key)
+        self.delivery.end((program.client, program.number))
         program.end()
 
     def ended(self, program: RunningProgram) -> None:
@@ -224,11 +230,13 @@ class Programs(ProgramObserver):
             self._telemetry.program_ended(program, error)
         close_journal()
         self._kv_hints.end(program.serial)
+        if len(program.states) > BRANCHES:
+            program.later(program.free())
 
     def paused(self, program: RunningProgram) -> None:
         if not program.is_paused:
             program.is_paused = True
-            self._later(program.client, self._go_on(program))
+            program.later(self._go_on(program))
 
     def _go_on(self, program: RunningProgram) -> Iterator[None]:
         program.is_paused = False
@@ -289,12 +297,13 @@ class Programs(ProgramObserver):
         self._quota.hold(program, n_chars)
 
     def forked(self, program: RunningProgram, state: RunningState, children: tuple[int, ...]) -> None:
-        self._quota.hold(program, PIECE * len(children) * len(state.prompt.pieces))
+        n_bytes = PIECE * len(state.prompt.pieces) + MARK * len(state.marks)
+        self._quota.hold(program, len(children) * n_bytes)
         self._kv_hints.forked(program.serial, state.number, children)
 
-    def joined(self, program: RunningProgram, reached: Snapshot) -> None:
-        pieces = reached.prompt.pieces[reached.prompt.n_inherited : reached.n_pieces]
-        self._quota.hold(program, sum(OP // 4 + len(getattr(piece, "text", "")) for piece in pieces))
+    def joined(self, program: RunningProgram, prompt: Prompt, start: int, stop: int) -> None:
+        texts = (getattr(piece, "text", "") for piece in prompt.pieces[start:stop])
+        self._quota.hold(program, sum(OP + len(text) for text in texts))
 
     def adopted(self, program: RunningProgram, state: int, child: int) -> None:
         self._kv_hints.adopted(program.serial, state, child)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Protocol
 
@@ -22,7 +22,7 @@ class RequestJournal(Protocol):
 class RunningProgram(Executor):
     """One program of one client. serial: its number among all programs of the server.
 
-    stream: sends a piece of the stream of a ref. spend: counts tokens against limits.
+    stream: sends a piece of the stream of a ref. spend: counts tokens against limits. is_late, later: see Programs.
     """
 
     def __init__(
@@ -37,8 +37,10 @@ class RunningProgram(Executor):
         stream: Callable[[RunningProgram, int, StreamPiece], None],
         spend: Callable[[tuple[int, ...], int], None],
         is_late: Callable[[], bool],
+        later: Callable[[Iterator[None]], None],
     ) -> None:
         super().__init__(generator, observer, is_late=is_late)
+        self.is_late, self.later = is_late, later
         self.client, self.number, self.name, self.serial, self.scheduling = client, number, name, serial, scheduling
         self._stream, self.spend = stream, spend
         self.started = datetime.now()

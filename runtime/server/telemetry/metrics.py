@@ -156,6 +156,14 @@ class Metrics:
         for name in ("clients", "programs"):
             yield gauge(f"banyan_{name}", f"{name} on the server", server.get(name, 0))
         yield counter("banyan_wrong_tokens", "clients refused for their access token", server.get("wrong_tokens", 0))
+        longest = gauge(
+            "banyan_longest_loop_seconds",
+            "longest time since the start that the server's loop spent on one piece of work",
+            labels=["kind"],
+        )
+        for kind, seconds in server.get("longest", {}).items():
+            longest.add_metric([kind], seconds)
+        yield longest
         yield counter(
             "banyan_engine_starts", "engines started: all but the first replaced one", server.get("engine_starts", 0)
         )

@@ -127,8 +127,8 @@ class PromptText(Prompt):
         prompt.n_inherited, prompt.tools, prompt._head = n_inherited, self.tools, self._head
         return prompt
 
-    def join(self, child: PromptText, n_pieces: int) -> None:
-        for piece in child.pieces[child.n_inherited : n_pieces]:
+    def join(self, child: PromptText, start: int, stop: int) -> None:
+        for piece in child.pieces[start:stop]:
             self.append(piece)
         self.tools = self.tools or child.tools
 

@@ -27,6 +27,9 @@ import zmq
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import LOOP, FlightRecord
 
+MAX_RUNNING = 64
+"""Requests in one step, as in Config.max_running."""
+
 Speak = Callable[[list[int]], Iterable[int]]
 """The prompt's ids -> the ids of the whole output."""
 
@@ -76,7 +79,7 @@ class FakeEngine:
 
     def step(self) -> list[wire.EngineReport]:
         rids, counts, out, logprobs = array("q"), array("i"), array("i"), {}
-        for rid, (run, output) in list(self.running.items()):
+        for rid, (run, output) in list(self.running.items())[:MAX_RUNNING]:
             n_prompt = len(run.ids) // 4 - run.n_done
             n_max = run.sampling.max_tokens - run.n_done
             stops, generated, finish = set(array("i", run.stop_ids)), array("i"), None
