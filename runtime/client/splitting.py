@@ -11,8 +11,8 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_OPS, MAX_PARTS
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
-HEADER = 4096
-"""Bytes that the fields of a Submit besides its ops, and those of an op besides its parts, take at most."""
+HEADER, FIELDS = 4096, 64
+"""Bytes that the fields of a Submit besides its ops take at most, and those of an Append besides its parts."""
 
 
 def fits(data: bytes, ops: Sequence[wire.Op], max_message: int) -> bool:
@@ -47,7 +47,7 @@ def _short_ops(ops: Iterable[wire.Op], templates: Mapping[int, ProgramTemplate],
     for op in ops:
         match op:
             case wire.Append():
-                yield from short_appends(op, most)
+                yield from short_appends(op, most - FIELDS)
             case wire.Use(args=args) if sum(map(len, args)) > most // 4:  # a character has at most 4 bytes
                 yield from _short_ops(templates[op.template].expand(op), templates, most)
             case _:
@@ -55,7 +55,7 @@ def _short_ops(ops: Iterable[wire.Op], templates: Mapping[int, ProgramTemplate],
 
 
 def short_appends(op: wire.Append, most: int = 1 << 62) -> Iterator[wire.Append]:
-    """`op` as appends of at most `most` bytes and MAX_PARTS parts; what cannot be cut may be longer."""
+    """`op` as appends of at most MAX_PARTS parts with `most` bytes; a part that cannot be cut may be longer."""
     parts: list[wire.Part] = []
     n_bytes = 0
     for part in _short_parts(op.parts, most // 8):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 from types import ModuleType, SimpleNamespace
@@ -79,8 +80,14 @@ class Bench:
         generator = EngineGenerator(words, template, self.requests, self._offload, Random(0), self._check)
         self.now = 0.0
         self.timers = Timers(lambda: self.now)
+        self._work: deque[Iterator[None]] = deque()
+        """What programs that paused have left to do."""
         self.programs = Programs(
-            generator, lambda client, message: self.sent.append((client, message)), self.timers, **options
+            generator,
+            lambda client, message: self.sent.append((client, message)),
+            self.timers,
+            later=lambda client, steps: self._work.append(steps),
+            **options,
         )
         self._seq: dict[int, int] = {}
 
@@ -121,12 +128,20 @@ class Bench:
     def send(self, message: wire.Submit | wire.Define, client: bytes = b"me") -> None:
         match wire.decode_sliced(wire.encode(message)):
             case wire.SlicedSubmit() as submit:
-                list(self.programs.submit(client, submit))
+                self._do(self.programs.submit(client, submit))
             case wire.SlicedDefine() as define:
-                list(self.programs.define(client, define))
+                self._do(self.programs.define(client, define))
 
     def leave(self, client: bytes = b"me") -> None:
-        list(self.programs.forget(client))
+        self._do(self.programs.forget(client))
+
+    def _do(self, *work: Iterator[None]) -> None:
+        """Do this and what programs left to do, in turn."""
+        self._work += work
+        while self._work:
+            for _ in (steps := self._work.popleft()):
+                self._work.append(steps)
+                break
 
     def run(self, n_steps: int = 10_000) -> None:
         for _ in range(n_steps):
@@ -140,6 +155,7 @@ class Bench:
                     self.requests.take(report)
                 elif isinstance(report, wire.Failed):
                     self.requests.fail(report)
+            self._do()
             assert self.programs.check(self.requests) == ""
 
     def replace_engine(self, death: Death) -> None:

@@ -196,6 +196,22 @@ def test_template_gives_the_values_of_its_ops(bench: Any, ops: list[wire.Op], da
     assert _prompts(alone) == _prompts(embedded) == _prompts(direct)
 
 
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ops=program(may_drop=False), data=st.data())
+def test_pauses_change_no_value(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
+    """A program that pauses wherever it can, and one that never does, get the same values from the same prompts."""
+    benches = [bench(), bench(is_late=lambda: True), bench(is_late=lambda: data.draw(st.booleans()))]
+    words = benches[0].words
+    for b in benches:
+        b.engine.speak = lambda ids: words.encode([TextSpan(answer(words.text_of(ids).removeprefix("<|im_end|>")))])
+        b.submit(*ops, last=True)
+        b.run()
+        assert (len(b.programs), len(b.requests)) == (0, 0)
+    values = [{m.ref: m.samples for m in b.messages(wire.Value)} for b in benches]
+    assert values[0] == values[1] == values[2]
+    assert _prompts(benches[0]) == _prompts(benches[1]) == _prompts(benches[2])
+
+
 def _with_arguments(op: wire.Op, args: list[str], data: st.DataObject) -> wire.Op:
     if not isinstance(op, wire.Append):
         return op
