@@ -223,7 +223,7 @@ def test_template_numbers_beyond_int64_fail_the_program(
 @pytest.mark.parametrize(
     ("gen", "error"),
     [
-        (Gen(0, 0, Sampling(stop_token_ids=(2**31,))), "stop_token_ids has 2147483648"),
+        (Gen(0, 0, Sampling(stop_token_ids=(2**31,))), "<= 2147483647.*stop_token_ids"),
         (Gen(0, 0, Sampling(stop_token_ids=(-1,))), "stop_token_ids has -1"),
         (Gen(0, 0, Sampling(stop_token_ids=(2**31 - 1,))), "stop_token_ids has 2147483647; .*the model's vocabulary"),
         (Gen(0, 0, Sampling(), reasoning=wire.Reasoning("", "")), "reasoning"),
