@@ -425,7 +425,7 @@ class Server:
         self.work.drop_messages(client)
         self._addresses.pop(client, None)
         if (peer := self._peers.pop(client, None)) is not None:
-            self._log("info", f"client {peer.name!r} is gone")
+            self._log("info", f"client {peer.name} is gone")
             self.tenants.leave(client)
             self.work.add(client, QueuedWork("forget", self.programs.forget(client)))
 

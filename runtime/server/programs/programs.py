@@ -25,8 +25,6 @@ from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Dur
 from banyan.runtime.server.programs.generation import EngineAttempt, EngineGenerator
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
-MAX_NAME = 200
-"""Characters that are kept of a program's name, a label that a client chooses."""
 BRANCHES = 64
 """States that are made, or freed, in one step."""
 
@@ -138,7 +136,7 @@ class Programs(ProgramObserver):
         deadline = self._timers.now() + limits.deadline if limits.deadline else 0.0
         scheduling = SchedulingInfo(self._clients[client], limits.priority, deadline, self._root_key(client))
         program = self._programs.setdefault(client, {})[message.program] = RunningProgram(
-            *(client, message.program, message.name[:MAX_NAME], self._n_started, scheduling),
+            *(client, message.program, message.name, self._n_started, scheduling),
             *(self.generator, self, self._delta, self._limiter.spend, self._is_late),
             partial(self._later, client),
         )

@@ -288,7 +288,7 @@ def test_log_option_sets_the_verbosity(
             client = Peer(context, server.socket)
             client.run_program(0)
             forger = Peer(context, server.socket, hello=False)
-            forger.send(wire.Hello(wire.VERSION, client="x\nbanyan: client root joined\x1b[2J" + "y" * 10_000))
+            forger.send(wire.Hello(wire.VERSION, client="x\nbanyan: client root joined\x1b[2J" + "y" * 200))
             assert isinstance(forger.receive(), wire.Welcome)
         finally:
             context.destroy(linger=0)

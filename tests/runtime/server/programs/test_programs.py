@@ -26,7 +26,6 @@ from banyan.runtime.protocol.wire import (
     Select,
     Use,
 )
-from banyan.runtime.server.programs.programs import MAX_NAME
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 Sampler = Callable[..., wire.Sampling]
@@ -412,12 +411,3 @@ def test_join_takes_the_branch_as_it_was_at_the_join(adopt: bool, bench: Any, gr
     )
     b.run()
     assert (b.text(1), b.text(2)) == ("one" if adopt else "slowmadeone", "two and more!")
-
-
-def test_only_the_start_of_a_long_name_is_kept(bench: Any, greedy: Sampler) -> None:
-    b = bench({"a": "b"})
-    b.programs.submit(b"me", wire.Submit(0, 0, (Append(0, ("a",)), Gen(0, 0, greedy())), name="name" * 100_000))
-    (program,) = b.programs._programs.values()
-    assert program.name == ("name" * MAX_NAME)[:MAX_NAME]
-    b.run()
-    assert b.text(0) == "b"
