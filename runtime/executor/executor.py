@@ -1,8 +1,8 @@
 """Executes a program: the DAG of ops that wire.py defines. The server and the backends in a user's process share it.
 
-Each state does its ops in order. It waits while a gen or select of its own runs, and while its next op needs a value or
-a child state that is not there yet. States wait for nothing else of each other. An error breaks the state it happens
-in: each op still queued there fails, and so does what depends on it in other states. Other states go on.
+Each state does its ops in order. It waits while a gen, select or read of its own runs, and while its next op needs a
+value or a child state that is not there yet. States wait for nothing else of each other. An error breaks the state it
+happens in: each op still queued there fails, and so does what depends on it in other states. Other states go on.
 """
 
 from __future__ import annotations
@@ -31,8 +31,16 @@ class Generator(Protocol):
     def attempt(self, program: Any, generation: Generation, done: Done) -> Attempt:
         """A new attempt at `generation.prompt`, for round `generation.round`; see Attempt."""
 
-    def read(self, program: Any, prompt: Prompt, start: int, has_tokens: bool) -> GenOutcome:
-        """The text of a prompt from piece `start` on; with `has_tokens` its tokens too."""
+    def read(
+        self,
+        program: Any,
+        prompt: Prompt,
+        start: int,
+        has_tokens: bool,
+        then: Callable[[GenOutcome | BanyanError], None],
+    ) -> None:
+        """Call `then`, now or later, with the text of a prompt from piece `start` on; with `has_tokens` its tokens too.
+        Nothing is appended to the prompt before that."""
 
 
 class ProgramObserver:
@@ -100,6 +108,7 @@ class Executor:
         self.values: dict[int, str | BanyanError] = {}
         self.makers: dict[int, RunningState] = {}  # ref -> the state whose op makes it
         self.running: set[RunningState] = set()  # states with a generation
+        self.reading: dict[RunningState, wire.Read] = {}  # states whose prompt is being read
         self.waiting: dict[int | PendingJoin, list[RunningState]] = {}  # who waits for a value or a join
         self.is_last = self.is_over = False
         """is_last: no more ops will come. is_over: nothing is executed or reported any more."""
@@ -113,7 +122,7 @@ class Executor:
     def is_settled(self) -> bool:
         """Nothing is left to do with the ops that came so far."""
         with self._lock:
-            return not self.running and not any(state.queue for state in self.states.values())
+            return not (self.running or self.reading) and not any(state.queue for state in self.states.values())
 
     @property
     def n_ready(self) -> int:
@@ -249,7 +258,9 @@ class Executor:
         return has_more
 
     def _advance(self, state: RunningState) -> None:
-        while state.queue and state.is_forked and state.generation is None and not self.is_over:
+        while state.queue and state.is_forked and not self.is_over:
+            if state.generation is not None or state in self.reading:
+                return
             op = state.queue[0]
             if state.error is None and (blocker := self._blocker(op)) is not None:
                 self.waiting.setdefault(blocker, []).append(state)
@@ -327,9 +338,24 @@ class Executor:
         if op.mark is not None and op.tokens:
             raise BadProgram("Read has a mark and asks for tokens; tokens are of a whole state")
         start = 0 if op.mark is None else state.marks[op.mark]
-        outcome = self._generator.read(self, state.prompt, start, op.tokens)
-        self._observer.hold(self, len(outcome.text))
-        self._resolve(op.ref, outcome)
+        self.reading[state] = op
+        then = partial(self._has_read, state, op)
+        self._effects.append(partial(self._generator.read, self, state.prompt, start, op.tokens, then))
+
+    def _has_read(self, state: RunningState, op: wire.Read, outcome: GenOutcome | BanyanError) -> None:
+        with self._lock:
+            del self.reading[state]
+            if self.is_over:
+                return
+            try:
+                if isinstance(outcome, BanyanError):
+                    raise outcome
+                self._observer.hold(self, len(outcome.text))
+                self._resolve(op.ref, outcome)
+            except BanyanError as e:
+                self._break_state(state, op, e.with_traceback(None))
+            self._ready.append(state)
+        self.pump()
 
     # ---- generations -----------------------------------------------------------------------------------------------
 
@@ -424,7 +450,7 @@ class Executor:
 
     def _break_deadlock(self) -> None:
         """Where nothing runs, and states wait for what cannot come, fail one of them."""
-        if self.running or not self.waiting:
+        if self.running or self.reading or not self.waiting:
             return
         states = [state for state in self.states.values() if state.queue and state.is_forked]
         blockers = [self._blocker(state.queue[0]) for state in states]
@@ -463,7 +489,9 @@ class Executor:
             self._ready.append(state)
 
     def _needed(self) -> Iterator[int]:
-        """States that others wait for: for a value, to join them, or to be forked from them."""
+        """States that are read, or that others wait for: for a value, to join them, or to be forked from them."""
+        for state in self.reading:
+            yield state.number
         for state in self.states.values():
             for op in state.queue:
                 match op:

@@ -442,6 +442,7 @@ class Server:
             case wire.Ready():
                 self._n_failed_starts = 0
                 self.tenants.weights = report.weights
+                self.programs.generator.max_context = report.max_context
                 lines = (*report.report, *self.listeners.report)
                 for line in lines:
                     self._log("info", line)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,6 +19,7 @@ from banyan.runtime.errors import (
     ConstraintTooLarge,
     ConstraintUnsatisfiable,
     ConstraintUnsupported,
+    PromptTooLong,
     ToolError,
     Unsupported,
     from_code,
@@ -39,6 +39,7 @@ from banyan.runtime.server.programs.call_filter import CallFilter
 from banyan.runtime.server.programs.running_program import RunningProgram
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import (
+    TURN,
     GeneratedText,
     Piece,
     PromptText,
@@ -63,6 +64,11 @@ Offload = Callable[[int, Callable[[], Any], Callable[[Any], None]], None]
 """(n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the result or the
 exception of `work`."""
 
+Encoded = tuple[PromptText, list[tuple[TokenRun, ...]]]
+"""The copy of the prompt that was laid out, and the runs of it with each suffix."""
+
+Read = GenOutcome | BanyanError
+
 CheckConstraint = Callable[[wire.ConstraintSpec, int, Callable[[wire.ConstraintSpec | BanyanError], None]], None]
 """(spec, client, then): check a constraint, and call `then` on the loop; see ConstraintChecker.check."""
 
@@ -81,6 +87,8 @@ class EngineGenerator:
     ) -> None:
         self.tokenizer, self.template, self.requests = tokenizer, template, requests
         self.offload, self.rng, self.check = offload, rng, check
+        self.max_context = 0
+        """Tokens of the longest prompt; 0: not known yet."""
         self.turn_end, self.turn_end_text = turn_end(template, tokenizer)
         self._call_format: Form | ToolError
         try:
@@ -111,25 +119,44 @@ class EngineGenerator:
             return ToolTurn(self, program, generation, done)
         return GenAttempt(self, program, generation, done)
 
-    def read(self, program: RunningProgram, prompt: Prompt, start: int, has_tokens: bool) -> GenOutcome:
+    def read(
+        self, program: RunningProgram, prompt: Prompt, start: int, has_tokens: bool, then: Callable[[Read], None]
+    ) -> None:
         assert isinstance(prompt, PromptText)
-        text = prompt.read(self.tokenizer, self.template, program.started, start)
-        tokens = prompt.tokens(self.tokenizer, self.template, program.started) if has_tokens else None
-        return GenOutcome((wire.Sample(text, "stop"),), tokens=tokens)
+        copy = prompt.copy()
+
+        def work() -> GenOutcome:
+            text = copy.read(self.tokenizer, self.template, program.started, start)
+            tokens = copy.tokens(self.tokenizer, self.template, program.started) if has_tokens else None
+            return GenOutcome((wire.Sample(text, "stop"),), tokens=tokens)
+
+        self.offload(copy.n_chars + TURN * len(copy.pieces), work, lambda read: then(_known_error(read)))
 
     def encode(self, prompt: Prompt, now: datetime, then: Callable[[bytes], None]) -> None:
         """Call `then` on the loop with the ids that a gen behind `prompt` would get; b"" if there are none yet."""
         assert isinstance(prompt, PromptText)
+        copy = prompt.copy()
 
-        def encoded(runs: tuple[TokenRun, ...] | Exception) -> None:
+        def encoded(runs: tuple[TokenRun, ...] | Exception) -> None:  # the template may refuse the turns so far
             then(b"" if isinstance(runs, Exception) else b"".join(run.ids for run in runs))
 
-        try:
-            known = prompt.prompt(self.tokenizer, self.template, now)
-        except BanyanError:  # the template refuses the conversation so far
-            then(b"")
-        else:
-            self.offload(known.n_chars, partial(known.encode, self.tokenizer), encoded)
+        self.offload(copy.work, lambda: copy.prompt(self.tokenizer, self.template, now).encode(self.tokenizer), encoded)
+
+    def check_length(self, n_chars: int) -> None:
+        """PromptTooLong: so much text cannot fit, whatever its tokens are."""
+        limit = self.max_context * self.tokenizer.longest
+        if n_chars > limit > 0:
+            raise PromptTooLong(
+                f"the prompt has {n_chars} characters; the model's context of {self.max_context} tokens, of at most "
+                f"{self.tokenizer.longest} characters each, holds no more than {limit}"
+            )
+
+
+def _known_error(result: Any) -> Any:
+    """The result of offloaded work, with an error of the library as a BanyanError."""
+    if isinstance(result, Exception) and not isinstance(result, BanyanError):
+        return BanyanError(f"the text cannot be encoded: {result!r}")
+    return result
 
 
 class EngineAttempt(Attempt):
@@ -170,23 +197,37 @@ class EngineAttempt(Attempt):
         check_seconds("timeout", self.op.timeout)
 
     def _encode(self) -> None:
-        generator, prompt = self._generator, self.prompt
-        assert isinstance(prompt, PromptText)
-        known = prompt.prompt(generator.tokenizer, generator.template, self._program.started)
-        n_chars = known.n_chars * len(self.suffixes) + sum(map(len, self.suffixes))
-        generator.offload(
-            n_chars, lambda: [known.encode(generator.tokenizer, suffix) for suffix in self.suffixes], self._encoded
-        )
+        """Tokenise on a copy of the prompt, as that may be done on a thread."""
+        generator, suffixes = self._generator, self.suffixes
+        assert isinstance(self.prompt, PromptText)
+        generator.check_length(self.prompt.n_chars + max(map(len, suffixes)))
+        copy = self.prompt.copy()
 
-    def _encoded(self, encoded: list[tuple[TokenRun, ...]] | Exception) -> None:
+        def work() -> Encoded:
+            known = copy.prompt(generator.tokenizer, generator.template, self._program.started)
+            self._prepare()
+            return copy, [known.encode(generator.tokenizer, suffix) for suffix in suffixes]
+
+        n_suffix_chars = sum(map(len, suffixes))
+        generator.offload(copy.work * len(suffixes) + n_suffix_chars + self._n_prepare(), work, self._encoded)
+
+    def _n_prepare(self) -> int:
+        """The work of `_prepare`, in characters to encode."""
+        return 0
+
+    def _prepare(self) -> None:
+        """Other work that may take long. Called on any thread."""
+
+    def _encoded(self, encoded: Encoded | Exception) -> None:
         if self.is_over:
             return
         try:
-            if isinstance(encoded, BanyanError):
+            if isinstance(encoded := _known_error(encoded), BanyanError):
                 raise encoded
-            if isinstance(encoded, Exception):
-                raise BanyanError(f"the text cannot be encoded: {encoded!r}")
-            self._run(encoded)
+            copy, prompts = encoded
+            assert isinstance(self.prompt, PromptText)
+            self.prompt.learn(copy, prompts[0] if self.suffixes == ("",) else None)
+            self._run(prompts)
         except BanyanError as e:
             self.finish(e.with_traceback(None))
         except Exception as e:
@@ -247,8 +288,6 @@ class GenAttempt(EngineAttempt):
         return self.op.sampling.constraint
 
     def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        assert isinstance(self.prompt, PromptText)
-        self.prompt.runs = encoded[0]
         if (constraint := self._constraint()) is None:
             self._start_requests(None)
         else:

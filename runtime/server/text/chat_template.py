@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
-from functools import lru_cache
+from itertools import count
 from typing import Any, NamedTuple
 
 import jinja2
@@ -21,8 +22,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from banyan.runtime.errors import BadModel, BadProgram
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.text.bounded_cache import BoundedCache
 
 ASSISTANT = "assistant"
+
+CACHE_BYTES, ENTRY = 16 << 20, 512
+"""Bytes of all cached markers and tool specs, and of one entry besides its text."""
+
+N_EXACT, N_LAST = 16, 4
+"""Turns of a conversation up to which `ending` renders all of them, and the last ones that it renders else."""
+
+_SIGN = re.compile("\ue000[0-9]+\ue001")
 
 
 class ChatMessage(NamedTuple):
@@ -91,16 +101,20 @@ class ChatTemplate:
         self._names = names
         self._uses_time = "strftime_now" in source
         self._tools: list[Any] | None = None
-        self._cached_markers = lru_cache(maxsize=512)(self._find_markers)
-        self.with_tools = lru_cache(maxsize=64)(self._with_tools)
+        self._cache: BoundedCache[Any] = BoundedCache(CACHE_BYTES)
+        self._serials = count()
+        self._serial = next(self._serials)  # keys of a template with tools differ from those of another
 
-    def _with_tools(self, specs: tuple[str, ...]) -> ChatTemplate:
+    def with_tools(self, specs: tuple[str, ...]) -> ChatTemplate:
         """The same template for conversations with these tools (wire.Tools.specs)."""
         if not specs:
             return self
-        template = copy.copy(self)
-        template._tools = [json.loads(spec) for spec in specs]
-        template._cached_markers = lru_cache(maxsize=512)(template._find_markers)
+        template: ChatTemplate | None = self._cache.get(specs)
+        if template is None:
+            template = copy.copy(self)
+            template._tools = [json.loads(spec) for spec in specs]
+            template._serial = next(self._serials)
+            self._cache.put(specs, template, 8 * sum(map(len, specs)))  # text, and what json makes of it
         return template
 
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
@@ -128,29 +142,36 @@ class ChatTemplate:
         opening: a turn of this role begins after them, and the last marker ends where its content starts. None: the
         template does not write the content of each turn once and in order.
         """
-        return self._cached_markers(roles, opening, now if self._uses_time else None)
+        now = now if self._uses_time else None
+        key = self._serial, roles, opening, now
+        if (found := self._cache.get(key)) is None:
+            found = (self._find_markers(roles, opening, now),)
+            texts = set(found[0] or ())
+            n_bytes = ENTRY * (1 + len(texts) + sum(not isinstance(role, str) for role in roles))
+            self._cache.put(key, found, n_bytes + 4 * sum(map(len, texts)) + 16 * len(roles))
+        return found[0]
 
     def _find_markers(
         self, roles: Sequence[str | ChatMessage], opening: str | None, now: datetime | None
     ) -> tuple[str, ...] | None:
-        signs = [f"\ue000{k}\ue001" for k in range(len(roles) + 1)]
         turns = [message(role) for role in roles]
+        signs = [f"\ue000{k}\ue001" for k in range(len(roles))]
         messages = [
-            turn if turn.calls else turn._replace(content=sign) for turn, sign in zip(turns, signs, strict=False)
+            turn if turn.calls else turn._replace(content=sign) for turn, sign in zip(turns, signs, strict=True)
         ]
         text = self.prefix(messages, opening, now) if opening is not None else self.render(messages, now=now)
-        at = 0
-        for turn, sign in zip(turns, signs, strict=False):
-            if turn.calls:  # the calls are written in place of the content
-                written = self.calling(turn.calls, now)
-                start = text.find(written, at)
-                if start < 0:
-                    return None
-                text = text[:start] + sign + text[start + len(written) :]
-            at = text.find(sign, at)
-            if at < 0:
+        if _SIGN.findall(text) != [sign for turn, sign in zip(turns, signs, strict=True) if not turn.calls]:
+            return None
+        parts, at = [], 0
+        known: dict[str, str] = {}  # most markers of a conversation are the same text, and are kept once
+        for turn, sign in zip(turns, signs, strict=True):
+            content = self.calling(turn.calls, now) if turn.calls else sign  # the calls stand in place of the content
+            start = text.find(content, at)
+            if start < 0:
                 return None
-        return _split(text, signs[: len(roles)])
+            parts.append(known.setdefault(text[at:start], text[at:start]))
+            at = start + len(content)
+        return (*parts, text[at:])
 
     def calling(self, calls: tuple[wire.WireToolCall, ...], now: datetime | None = None) -> str:
         """What the template writes as the content of an assistant turn with these calls, without empty reasoning."""
@@ -189,6 +210,23 @@ class ChatTemplate:
         shorter = (found[-1].removesuffix(name) for name in self._names.values() if name)
         return next((end for end in shorter if end and after[-1].startswith(end)), "")
 
+    def endings(self, roles: tuple[str | ChatMessage, ...], ends: Sequence[int], now: datetime | None) -> list[str]:
+        """`ending(roles[:k])` for each k of `ends`.
+
+        To render all turns before each k takes time quadratic in the turns. In a long conversation most turns in the
+        middle are left out, where it goes on after the same role, so that the order of the roles stays a valid one.
+        """
+        found = []
+        first = {message(roles[k]).role: k for k in range(min(len(roles), N_EXACT - N_LAST) - 1, -1, -1)}
+        for k in ends:
+            known = roles[:k]
+            if k > N_EXACT and (same := first.get(message(roles[k - N_LAST - 1]).role)) is not None:
+                known = (*roles[: same + 1], *roles[k - N_LAST : k])
+            elif k > N_EXACT and self._try(roles[k - N_LAST : k], None, now) is not None:
+                known = roles[k - N_LAST : k]
+            found.append(self.ending(known, now))
+        return found
+
     def chat_markers(self) -> wire.ChatMarkers:
         """The prefix and suffix of each role that the template supports, and what ends an assistant turn."""
         pair = self._try(("user", ASSISTANT, "user"))
@@ -224,14 +262,3 @@ class ChatTemplate:
             return self.markers(roles, opening, now)
         except BadProgram:
             return None
-
-
-def _split(text: str, signs: Sequence[str]) -> tuple[str, ...] | None:
-    parts, at = [], 0
-    for sign in signs:
-        start = text.find(sign, at)
-        if start < 0 or text.count(sign) != 1:
-            return None
-        parts.append(text[at:start])
-        at = start + len(sign)
-    return (*parts, text[at:])

@@ -7,12 +7,12 @@ text precedes an argument, tokenisation starts near the end of that beginning.
 
 from __future__ import annotations
 
-import threading
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+from banyan.runtime.server.text.bounded_cache import BoundedCache
 
 MAX_CHARS = 4 << 20
 """Characters of all cached texts. The least recently used are evicted."""
@@ -22,6 +22,9 @@ LONG = 256
 
 MARGIN = 32
 """Characters at the end of a beginning that are tokenised again, together with the text behind them."""
+
+MAX_BORDERS = 4
+"""Beginnings of one piece that are looked up and cached: the longest ones."""
 
 
 class CachedIds(NamedTuple):
@@ -40,25 +43,23 @@ class TokenCache:
 
     def __init__(self, encode: Callable[[str], Any]) -> None:
         self._encode = encode
-        self._cache: OrderedDict[tuple[bool, str], CachedIds] = OrderedDict()  # (is a whole piece, text)
-        self._n_chars = 0
-        self._lock = threading.Lock()
+        self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_CHARS)  # keys: (is a whole piece, text)
 
     def ids(self, text: str, borders: Sequence[int] = ()) -> list[int]:
         """The ids of a piece. borders: where its parts end, in order. Other pieces may begin with the same parts."""
         if not text:
             return []
-        if (cached := self._get(True, text)) is not None:
+        if (cached := self._cache.get((True, text))) is not None:
             return cached.ids.tolist()
-        ends = [border for border in borders if LONG <= border < len(text)]
+        ends = [border for border in borders[-MAX_BORDERS:] if LONG <= border < len(text)]
         for end in reversed(ends):
-            if (cached := self._get(False, text[:end])) is not None:
+            if (cached := self._cache.get((False, text[:end]))) is not None:
                 return cached.ids.tolist() + self._encode(text[cached.at :]).ids  # type: ignore[no-any-return]
         encoding = self._encode(text)
-        self._put(True, text, CachedIds(array("i", encoding.ids), len(text)))
+        self._cache.put((True, text), CachedIds(array("i", encoding.ids), len(text)), len(text))
         for end in ends:
             if (beginning := self._beginning(text, end - MARGIN, encoding)) is not None:
-                self._put(False, text[:end], beginning)
+                self._cache.put((False, text[:end]), beginning, end)
         return encoding.ids  # type: ignore[no-any-return]
 
     def _beginning(self, text: str, limit: int, encoding: Any) -> CachedIds | None:
@@ -71,20 +72,3 @@ class TokenCache:
                 ids = encoding.ids
                 return CachedIds(array("i", ids[:i]), at) if self._encode(text[at:]).ids == ids[i:] else None
         return None
-
-    def _get(self, is_whole: bool, text: str) -> CachedIds | None:
-        with self._lock:
-            if (cached := self._cache.get((is_whole, text))) is not None:
-                self._cache.move_to_end((is_whole, text))
-            return cached
-
-    def _put(self, is_whole: bool, text: str, cached: CachedIds) -> None:
-        if len(text) > MAX_CHARS:
-            return
-        with self._lock:
-            if (is_whole, text) not in self._cache:
-                self._cache[is_whole, text] = cached
-                self._n_chars += len(text)
-            while self._n_chars > MAX_CHARS:
-                (_, old), _ = self._cache.popitem(last=False)
-                self._n_chars -= len(old)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +90,7 @@ class Tokenizer:
     special     ids that generated text does not show
     eos_ids     ids that end an output
     blank       the prompt for an empty text
+    longest     bytes of the longest spelling
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
@@ -98,6 +100,7 @@ class Tokenizer:
         self.added = {token.content: i for i, token in added.items()}
         self._control = frozenset(i for i, t in added.items() if t.special or is_control(t.content))
         self.spelling = _spellings(self._tokenizer, {i: token.content for i, token in added.items()}, decoder)
+        self.longest = max(map(len, self.spelling), default=0)
         self._marks = Marks({added[i].content: i for i in self._control})
         self.eos_ids = self._find_eos(files)
         try:
@@ -126,11 +129,12 @@ class Tokenizer:
         if are_all and self._cache is None:
             return ids + self._encode(text, at_start)
         borders = list(accumulate(len(part.text) for part in parts))
-        done = 0
+        done = n_passed = 0
         for start, end, token in (*meant, (len(text), len(text), None)):
             piece = text[done:start]
+            first, n_passed = n_passed, bisect_left(borders, start, n_passed)
             if self._cache is not None and (are_all or not any(self.controls(piece))):
-                ids += self._cache.ids(piece, [border - done for border in borders if done < border < start])
+                ids += self._cache.ids(piece, [border - done for border in borders[first:n_passed] if border > done])
             elif piece:
                 ids += self._encode_data(piece, at_start and not done)
             ids += [] if token is None else [token]
@@ -284,15 +288,8 @@ def _depends_on_neighbours(token: Any) -> bool:
 
 def merge(spans: Iterable[TextSpan]) -> list[TextSpan]:
     """Join adjacent spans of the same kind, and drop empty ones."""
-    merged: list[TextSpan] = []
-    for span in spans:
-        if not span.text:
-            continue
-        if merged and merged[-1].meant == span.meant:
-            merged[-1] = TextSpan(merged[-1].text + span.text, span.meant)
-        else:
-            merged.append(span)
-    return merged
+    kinds = groupby((span for span in spans if span.text), key=attrgetter("meant"))
+    return [TextSpan("".join(span.text for span in same), meant) for meant, same in kinds]
 
 
 def _load(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:

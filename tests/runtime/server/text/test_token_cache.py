@@ -116,7 +116,7 @@ def test_cache_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for k in range(100):
         cache.ids(f"{k:090}")
         cache.ids("x" * 50)
-    assert cache._n_chars == sum(len(text) for _, text in cache._cache) <= 1000
+    assert cache._cache.size == sum(size for _, size in cache._cache._values.values()) <= 1000
     counting.n_chars = 0
     cache.ids("x" * 50)
     cache.ids(f"{99:090}")
