@@ -127,6 +127,7 @@ class Server:
     def _load(self, undo: contextlib.ExitStack) -> None:
         files = Files.read(self.directory)
         self.tokenizer = Tokenizer(self.directory, files)
+        undo.callback(self.tokenizer.close)
         template = ChatTemplate(files.template, files.special_tokens) if files.template else None
         text_config = files.config.get("text_config") or files.config
         self.observer = Observer(self.config, self.name, undo)

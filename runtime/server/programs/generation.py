@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from random import Random
@@ -86,7 +87,7 @@ class EngineGenerator:
         check: CheckConstraint,
     ) -> None:
         self.tokenizer, self.template, self.requests = tokenizer, template, requests
-        self.offload, self.rng, self.check = offload, rng, check
+        self._offload, self.rng, self.check = offload, rng, check
         self.max_context = 0
         """Tokens of the longest prompt; 0: not known yet."""
         self.turn_end, self.turn_end_text = turn_end(template, tokenizer)
@@ -95,6 +96,10 @@ class EngineGenerator:
             self._call_format = form_of(template, tokenizer)
         except ToolError as e:
             self._call_format = e
+
+    def offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """See Offload. With a tokenizer that may take long for any text, all encoding is done on a thread."""
+        self._offload(n_chars if self.tokenizer.is_local or not n_chars else sys.maxsize, work, then)
 
     @property
     def call_format(self) -> Form:

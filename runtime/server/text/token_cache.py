@@ -10,9 +10,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from banyan.runtime.server.text.bounded_cache import BoundedCache
+from banyan.runtime.server.text.encoder import EncodedText
 
 MAX_CHARS = 4 << 20
 """Characters of all cached texts. The least recently used are evicted."""
@@ -35,13 +36,13 @@ class CachedIds(NamedTuple):
 
 
 class TokenCache:
-    """Ids of pieces of text. encode: text -> an Encoding of `tokenizers`, without special tokens. Thread-safe.
+    """Ids of pieces of text. encode: Tokenizer's, with an option `offsets`. Thread-safe.
 
     Only for tokenizers that split text into words and encode each word by itself, so that the ids of the words before a
     space do not depend on the text behind it. If a whole piece is one word, no beginning of it is cached.
     """
 
-    def __init__(self, encode: Callable[[str], Any]) -> None:
+    def __init__(self, encode: Callable[..., EncodedText]) -> None:
         self._encode = encode
         self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_CHARS)  # keys: (is a whole piece, text)
 
@@ -54,15 +55,15 @@ class TokenCache:
         ends = [border for border in borders[-MAX_BORDERS:] if LONG <= border < len(text)]
         for end in reversed(ends):
             if (cached := self._cache.get((False, text[:end]))) is not None:
-                return cached.ids.tolist() + self._encode(text[cached.at :]).ids  # type: ignore[no-any-return]
-        encoding = self._encode(text)
+                return cached.ids.tolist() + self._encode(text[cached.at :]).ids
+        encoding = self._encode(text, offsets=bool(ends))
         self._cache.put((True, text), CachedIds(array("i", encoding.ids), len(text)), len(text))
         for end in ends:
             if (beginning := self._beginning(text, end - MARGIN, encoding)) is not None:
                 self._cache.put((False, text[:end]), beginning, end)
-        return encoding.ids  # type: ignore[no-any-return]
+        return encoding.ids
 
-    def _beginning(self, text: str, limit: int, encoding: Any) -> CachedIds | None:
+    def _beginning(self, text: str, limit: int, encoding: EncodedText) -> CachedIds | None:
         """The ids of the words that end at the last single space before `limit`."""
         offsets, words = encoding.offsets, encoding.word_ids
         k = bisect_right(offsets, limit, key=lambda offset: offset[0]) - 1

@@ -24,6 +24,7 @@ import tokenizers
 
 from banyan.runtime.errors import BadModel, BadProgram, Unsupported, rust_panics_as
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.text.encoder import EncodedText, Encoder, EncoderProcess, LocalEncoder, is_known, patterns
 from banyan.runtime.server.text.token_cache import TokenCache
 
 
@@ -35,9 +36,12 @@ class TextSpan(NamedTuple):
 
 
 class _TokenizerJson(msgspec.Struct):
-    """The part of tokenizer.json that determines how ids are spelled. The rest (megabytes) is not decoded."""
+    """The parts of tokenizer.json that say how text is cut and how ids are spelled. The rest (megabytes) is not
+    decoded."""
 
     decoder: Any = None
+    normalizer: Any = None
+    pre_tokenizer: Any = None
 
 
 class Files(msgspec.Struct, frozen=True):
@@ -91,15 +95,19 @@ class Tokenizer:
     eos_ids     ids that end an output
     blank       the prompt for an empty text
     longest     bytes of the longest spelling
+    is_local    texts are encoded in this process; else in one that can be killed
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
-        self._tokenizer, decoder = _load(directory)
+        self._tokenizer, description = _load(directory)
+        self._encoder: Encoder = LocalEncoder(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.added = {token.content: i for i, token in added.items()}
         self._control = frozenset(i for i, t in added.items() if t.special or is_control(t.content))
-        self.spelling = _spellings(self._tokenizer, {i: token.content for i, token in added.items()}, decoder)
+        self.spelling = _spellings(
+            self._tokenizer, {i: token.content for i, token in added.items()}, description.decoder
+        )
         self.longest = max(map(len, self.spelling), default=0)
         self._marks = Marks({added[i].content: i for i in self._control})
         self.eos_ids = self._find_eos(files)
@@ -107,9 +115,11 @@ class Tokenizer:
             self._start, self._anchor = self._prefix(), self._find_anchor()
         except BadProgram as e:
             raise BadModel(f"the tokenizer in {directory} cannot be used: {e.message}") from e
+        self.is_local = all(map(is_known, patterns([description.normalizer, description.pre_tokenizer])))
+        if not self.is_local:
+            self._encoder = EncoderProcess(self._tokenizer.to_str().encode())
         bos = self._tokenizer.token_to_id(files.special_tokens.get("bos_token", ""))
         self.blank = self._start or ([bos] if bos is not None else list(self.eos_ids[:1]))
-        self._anchor = self._find_anchor()
         reaching = [i for i in self._control if _depends_on_neighbours(added[i])]
         # None if the encoding of text may depend on the control token beside it.
         self._cache = None if self._anchor or reaching else TokenCache(self._raw)
@@ -176,16 +186,16 @@ class Tokenizer:
             self._stop_ids[stop] = frozenset(found - self.special)
         return self._stop_ids[stop]
 
+    def close(self) -> None:
+        """End the process that encodes, if there is one. Idempotent."""
+        self._encoder.close()
+
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
-    def _raw(self, text: str, special: bool = False) -> tokenizers.Encoding:
-        """What the library makes of a text. special: with the ids that stand around every text.
-
-        Raises BadProgram where it fails or panics, as a split regex does that backtracks too much.
-        """
+    def _raw(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
+        """What the library makes of a text; see Encoder.encode. BadProgram: it fails or takes too long."""
         try:
-            with rust_panics_as(BadProgram, "it panicked"):
-                return self._tokenizer.encode(text, add_special_tokens=special)
+            return self._encoder.encode(text, special, offsets)
         except Exception as e:  # the Rust library raises bare Exceptions
             raise BadProgram(f"the model's tokenizer cannot encode a text of {len(text)} characters: {e}") from e
 
@@ -292,8 +302,8 @@ def merge(spans: Iterable[TextSpan]) -> list[TextSpan]:
     return [TextSpan("".join(span.text for span in same), meant) for meant, same in kinds]
 
 
-def _load(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
-    """The tokenizer, and the description of its decoder."""
+def _load(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
+    """The tokenizer, and its description."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         return _convert(directory)
@@ -303,12 +313,12 @@ def _load(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
             loaded = tokenizers.Tokenizer.from_buffer(data)
         loaded.no_truncation()
         loaded.no_padding()
-        return loaded, msgspec.json.decode(data, type=_TokenizerJson).decoder
+        return loaded, msgspec.json.decode(data, type=_TokenizerJson)
     except Exception as e:  # the Rust library raises bare Exceptions
         raise BadModel(f"{file} cannot be read as a tokenizer: {e}") from e
 
 
-def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
+def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
     """A tokenizer in a format other than tokenizer.json, through transformers, which is slow to import."""
     from transformers import AutoTokenizer
 
@@ -317,7 +327,7 @@ def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
     except Exception as e:  # transformers raises many kinds
         raise BadModel(f"{directory} has no tokenizer.json, and transformers cannot make one: {e}") from e
-    return tokenizer, msgspec.json.decode(tokenizer.to_str(), type=_TokenizerJson).decoder
+    return tokenizer, msgspec.json.decode(tokenizer.to_str(), type=_TokenizerJson)
 
 
 def _spellings(tokenizer: tokenizers.Tokenizer, added: dict[int, str], decoder: Any) -> list[bytes]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from banyan.runtime.server.text import token_cache
+from banyan.runtime.server.text.encoder import LocalEncoder
 from banyan.runtime.server.text.token_cache import LONG, MARGIN, TokenCache
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
@@ -64,7 +65,7 @@ texts = st.text(alphabet=st.sampled_from("thequickbrwn's .,!1234567\n\r\t éè\u
 def test_cached_ids_equal_those_of_the_tokenizer(
     tokenizer: tokenizers.Tokenizer, constant: str, end: str, rest: list[list[str]]
 ) -> None:
-    cache = TokenCache(lambda text: tokenizer.encode(text, add_special_tokens=False))
+    cache = TokenCache(LocalEncoder(tokenizer).encode)
     prefix = (constant * LONG)[: LONG + 7] + end
     for parts in rest:
         text, boundaries = prefix + "".join(parts), [len(prefix)]
@@ -79,7 +80,7 @@ class CountingTokenizer:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self.tokenizer, self.n_chars = tokenizer, 0
 
-    def __call__(self, text: str) -> Any:
+    def __call__(self, text: str, offsets: bool = False) -> Any:
         self.n_chars += len(text)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
