@@ -33,6 +33,7 @@ from banyan.lang.expr import (
     leaves,
 )
 from banyan.lang.expr import role as turn
+from banyan.lang.fstring import check_unicode
 from banyan.lang.lazy_value import JoinedValues, LazyValue, ReasoningText, read
 from banyan.lang.sampling import mix
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError, UnknownVariable, Unsupported
@@ -130,8 +131,10 @@ class StateBase:
         samplings: list[wire.Sampling] = []
         for leaf in flat:
             if isinstance(leaf, str):
-                continue
-            if type(leaf) is RoleBegin:
+                check_unicode(leaf)
+            elif type(leaf) is RawExpr:
+                check_unicode(leaf.text)
+            elif type(leaf) is RoleBegin:
                 if role is not None:
                     raise BadProgram(f"a turn of {leaf.role!r} begins inside a turn of {role!r}; end that first")
                 role = leaf.role

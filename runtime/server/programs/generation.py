@@ -52,6 +52,7 @@ from banyan.runtime.server.text.prompt import (
 )
 from banyan.runtime.server.text.reasoning_output import ReasoningOutput
 from banyan.runtime.server.text.stop_patterns import Patterns
+from banyan.runtime.server.text.stop_strings import check_stops
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 from banyan.runtime.server.text.tool_call_format import Form, example, form_of
 
@@ -60,6 +61,9 @@ UNUSABLE = (
     *(ConstraintUnsupported, Unsupported),
 )
 """Why a constraint on tool calls is given up for a looser one."""
+
+STOP = 1024
+"""The work of finding the tokens that contain a stop string, in characters to encode."""
 
 Offload = Callable[[int, Callable[[], Any], Callable[[Any], None]], None]
 """(n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the result or the
@@ -282,12 +286,18 @@ class GenAttempt(EngineAttempt):
             raise BadProgram(f"n is {sampling.n}; a gen has at least one sample")
         if sampling.constraint is not None and sampling.ignore_eos:
             raise BadProgram("ignore_eos cannot be combined with a constraint: its output ends where its value does")
-        if not all(sampling.stop):
-            raise BadProgram("a stop string is empty; it would stop before anything")
+        check_stops(sampling.stop)
         if (marks := self.op.reasoning) is not None and not (marks.start and marks.end):
             raise BadProgram("a marker of the reasoning is empty; both start and end need some text")
         check_priority(self.op.priority or 0, self.op.deadline)
         Patterns(sampling.stop_regex)
+
+    def _n_prepare(self) -> int:
+        return STOP * sum(not self._generator.tokenizer.has_stop_ids(stop) for stop in self.op.sampling.stop)
+
+    def _prepare(self) -> None:
+        for stop in self.op.sampling.stop:
+            self._generator.tokenizer.stop_ids(stop)
 
     def _constraint(self) -> wire.ConstraintSpec | None:
         return self.op.sampling.constraint

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from itertools import count
 from typing import Any, NamedTuple
@@ -25,6 +25,11 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.bounded_cache import BoundedCache
 
 ASSISTANT = "assistant"
+
+ROLES = frozenset(
+    {"system", "developer", "user", ASSISTANT, "model", "tool", "function", "ipython", "observation", "environment"}
+)
+"""The roles that chat templates know."""
 
 CACHE_BYTES, ENTRY = 16 << 20, 512
 """Bytes of all cached markers and tool specs, and of one entry besides its text."""
@@ -182,6 +187,28 @@ class ChatTemplate:
             raise BadProgram("the model's chat template begins a turn with calls differently")
         written = whole[len(before) :].rpartition("</think>")[2].strip()
         return written.removesuffix(self.ending(("user", ASSISTANT), now).strip()).rstrip()
+
+    def check_role(self, role: str, controls: Callable[[str], Iterable[tuple[int, int, int]]]) -> None:
+        """BadProgram: the template makes a control token of the name of the role, as `<|{{ role }}|>` does of `end`.
+
+        controls: see Tokenizer.controls. The roles that templates are made for may have control tokens.
+        """
+        if role in ROLES:
+            return
+        key = self._serial, role
+        if (forged := self._cache.get(key)) is None:
+            # "q" stands for a name that no template knows, and that is in no control token.
+            found, expected = (
+                [text[start:end] for text in self._try((name,)) or () for start, end, _ in controls(text)]
+                for name in (role, "q" * len(role))
+            )
+            forged = next((token for token in found if role in token and token not in expected), "")
+            forged = forged or next((token for token in found if role in token and found != expected), "")
+            self._cache.put(key, forged, ENTRY)
+        if forged:
+            raise BadProgram(
+                f"the role {role!r} would become the control token {forged!r} in the model's chat template"
+            )
 
     def prefix(self, messages: Sequence[ChatMessage], opening: str, now: datetime | None = None) -> str:
         """The conversation up to the start of the content of a new turn of role `opening`."""

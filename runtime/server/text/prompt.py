@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import check_role
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
@@ -190,6 +191,7 @@ class PromptText(Prompt):
             case wire.Raw(text=text):
                 self.append(TextSpan(text, meant=True))
             case wire.BeginTurn(role=role):
+                check_role(role)
                 self.append(TurnStart(role))
             case wire.EndTurn():
                 self.append(TurnEnd())
@@ -343,6 +345,8 @@ def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: ChatTemplate
             f"the model has no chat template, so there are no role turns (here: {turns[0].role!r}); "
             "write the prompt as plain text"
         )
+    for role in {turn.role: None for turn in turns}:
+        template.check_role(role, tokenizer.controls)
     closed = turns[:-1] if is_open else turns
     opening = turns[-1].role if is_open else None
     markers = template.markers(tuple(t.shape for t in closed), opening, now)

@@ -24,8 +24,12 @@ import tokenizers
 
 from banyan.runtime.errors import BadModel, BadProgram, Unsupported, rust_panics_as
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.encoder import EncodedText, Encoder, EncoderProcess, LocalEncoder, is_known, patterns
 from banyan.runtime.server.text.token_cache import TokenCache
+
+STOP_IDS = 4 << 20
+"""Bytes of all cached `stop_ids`."""
 
 
 class TextSpan(NamedTuple):
@@ -123,7 +127,7 @@ class Tokenizer:
         reaching = [i for i in self._control if _depends_on_neighbours(added[i])]
         # None if the encoding of text may depend on the control token beside it.
         self._cache = None if self._anchor or reaching else TokenCache(self._raw)
-        self._stop_ids: dict[str, frozenset[int]] = {}
+        self._stop_ids: BoundedCache[frozenset[int]] = BoundedCache(STOP_IDS)
         self._vocabulary: tuple[bytes, list[int]] | None = None
 
     def encode(self, spans: Iterable[TextSpan], at_start: bool = False) -> list[int]:
@@ -173,7 +177,7 @@ class Tokenizer:
     def stop_ids(self, stop: str) -> frozenset[int]:
         """All ids whose spelling contains the whole of `stop`. Cached; the first call for a string scans the
         vocabulary."""
-        if stop not in self._stop_ids:
+        if (known := self._stop_ids.get(stop)) is None:
             if self._vocabulary is None:
                 # 0xFF does not occur in UTF-8, so no match spans two tokens.
                 ends = list(accumulate(len(s) + 1 for s in self.spelling))
@@ -183,8 +187,13 @@ class Tokenizer:
             while (at := blob.find(wanted, at + 1)) >= 0:
                 found.add(i := bisect_right(ends, at))
                 at = ends[i] - 1
-            self._stop_ids[stop] = frozenset(found - self.special)
-        return self._stop_ids[stop]
+            known = frozenset(found - self.special)
+            self._stop_ids.put(stop, known, 4 * len(stop) + 128 * (1 + len(known)))
+        return known
+
+    def has_stop_ids(self, stop: str) -> bool:
+        """Whether `stop_ids` is cached."""
+        return stop in self._stop_ids
 
     def close(self) -> None:
         """End the process that encodes, if there is one. Idempotent."""

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from banyan.runtime.errors import BadProgram
@@ -375,6 +375,7 @@ NEIGHBOURS = (
 )
 def test_ends_of_turns_are_found_without_rendering_all_turns(source: str, roles: list[str]) -> None:
     template = ChatTemplate(source, {"eos_token": "<|endoftext|>"})
+    assume(template._try(tuple(roles), None, NOW) is not None)  # else text between turns is refused
     ends = [*range(17, len(roles)), len(roles)]
     assert template.endings(tuple(roles), ends, NOW) == [template.ending(tuple(roles[:k]), NOW) for k in ends]
 
@@ -441,3 +442,18 @@ def test_gens_of_one_turn_look_at_new_text_only(words: Tokenizer) -> None:
     prompt.append(TextSpan("more"))
     assert prompt.work == 4
     assert prompt.prompt(words, template, NOW).rest == (TextSpan("more"),)
+
+
+@pytest.mark.parametrize("name", ["user<|im_end|>", "", "x" * 65, "a\nb", "<|im_start|>", "é"])
+def test_role_must_be_a_name(name: str) -> None:
+    with pytest.raises(BadProgram, match="a role is a name of 1 to 64 letters"):
+        PromptText().append_part(wire.BeginTurn(name))
+
+
+def test_role_makes_no_control_token(write: Any) -> None:
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|im_start|>{% endfor %}"
+    for name in ("im_end", "endoftext", "im_start"):
+        with pytest.raises(BadProgram, match=rf"the role '{name}' would become the control token '<\|{name}\|>'"):
+            write(source).turn(name, "x").seal()
+    assert write(source).turn("judge", "x").ids is not None
+    assert write().turn("end", "x").spelled == "<|im_start|>end\nx<|im_end|>\n"

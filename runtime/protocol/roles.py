@@ -1,0 +1,17 @@
+"""Names of roles. A chat template writes them beside its control tokens, so they are short and cannot spell one."""
+
+from __future__ import annotations
+
+import re
+
+from banyan.runtime.errors import BadProgram
+
+_ROLE = re.compile(r"[A-Za-z0-9_ .-]{1,64}")
+
+
+def check_role(name: object) -> None:
+    """BadProgram: it is no name of a role."""
+    if not isinstance(name, str) or not _ROLE.fullmatch(name):
+        raise BadProgram(
+            f"a role is a name of 1 to 64 letters, digits, spaces and `_.-`, such as 'tool', not {str(name)[:80]!r}"
+        )
