@@ -1,7 +1,6 @@
 """The model's chat template: renders conversations, and finds what it writes around each turn.
 
-The Jinja environment is that of Hugging Face (sandboxed, trimmed blocks, `tojson`, `raise_exception`, `strftime_now`,
-generation tags), so that templates render to the same text.
+The Jinja environment is that of Hugging Face, so that templates render to the same text; see template_sandbox.
 """
 
 from __future__ import annotations
@@ -15,14 +14,18 @@ from itertools import count
 from typing import Any, NamedTuple
 
 import jinja2
-import jinja2.ext
-from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from banyan.runtime.errors import BadModel, BadProgram
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.bounded_cache import BoundedCache
+from banyan.runtime.server.text.template_sandbox import (
+    BASE,
+    PER_CHARACTER,
+    PER_MESSAGE,
+    BudgetSpent,
+    TemplateEnvironment,
+    budget,
+)
 
 ASSISTANT = "assistant"
 
@@ -30,6 +33,8 @@ ROLES = frozenset(
     {"system", "developer", "user", ASSISTANT, "model", "tool", "function", "ipython", "observation", "environment"}
 )
 """The roles that chat templates know."""
+
+MAX_SOURCE = 1 << 20
 
 CACHE_BYTES, ENTRY = 16 << 20, 512
 """Bytes of all cached markers and tool specs, and of one entry besides its text."""
@@ -47,6 +52,10 @@ class ChatMessage(NamedTuple):
     content: str = ""
     calls: tuple[wire.WireToolCall, ...] = ()
     answers: wire.WireToolCall | None = None
+
+    @property
+    def n_chars(self) -> int:
+        return len(self.content) + sum(len(call.name) + len(call.arguments) for call in self.calls)
 
     def as_dict(self) -> dict[str, Any]:
         """The dict for templates. Keys without a value are left out, because templates check whether a key exists."""
@@ -66,49 +75,31 @@ def message(turn: str | ChatMessage) -> ChatMessage:
     return ChatMessage(turn) if isinstance(turn, str) else turn
 
 
-class _Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %} marks assistant text for training. Here it renders its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - the interface of jinja2
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    # Does not escape <, > and &, unlike jinja's filter.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 class ChatTemplate:
-    """A compiled chat template. names: variables with special tokens, such as bos_token, as text.
+    """A compiled chat template.
+
+    names: variables with special tokens, such as bos_token, as text. BadModel: the template cannot be compiled, or
+    takes too much time or memory.
 
     All methods raise BadProgram, with the template's message, if it refuses the conversation.
     """
 
     def __init__(self, source: str, names: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
+        if len(source) > MAX_SOURCE:
+            raise BadModel(f"the model's chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as e:
+            with budget(BASE):
+                self._template = TemplateEnvironment().from_string(source)
+        except (jinja2.TemplateError, RecursionError) as e:
             raise BadModel(f"the model's chat template cannot be compiled: {e}") from e
         self._names = names
         self._uses_time = "strftime_now" in source
         self._tools: list[Any] | None = None
+        self._n_tool_chars = 0
         self._cache: BoundedCache[Any] = BoundedCache(CACHE_BYTES)
         self._serials = count()
         self._serial = next(self._serials)  # keys of a template with tools differ from those of another
+        self._try_out()
 
     def with_tools(self, specs: tuple[str, ...]) -> ChatTemplate:
         """The same template for conversations with these tools (wire.Tools.specs)."""
@@ -117,7 +108,7 @@ class ChatTemplate:
         template: ChatTemplate | None = self._cache.get(specs)
         if template is None:
             template = copy.copy(self)
-            template._tools = [json.loads(spec) for spec in specs]
+            template._tools, template._n_tool_chars = [json.loads(spec) for spec in specs], sum(map(len, specs))
             template._serial = next(self._serials)
             self._cache.put(specs, template, 8 * sum(map(len, specs)))  # text, and what json makes of it
         return template
@@ -125,19 +116,32 @@ class ChatTemplate:
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
         """The conversation as text. prompt: with the beginning of an assistant turn at the end."""
         clock = now or datetime.now()
+        units = BASE + PER_CHARACTER * (self._n_tool_chars + sum(m.n_chars for m in messages))
         try:
-            return self._template.render(
-                messages=[m.as_dict() for m in messages],
-                add_generation_prompt=prompt,
-                tools=self._tools,
-                documents=None,
-                strftime_now=clock.strftime,
-                **self._names,
-            )
+            with budget(units + PER_MESSAGE * len(messages)):
+                return self._template.render(
+                    messages=[m.as_dict() for m in messages],
+                    add_generation_prompt=prompt,
+                    tools=self._tools,
+                    documents=None,
+                    strftime_now=clock.strftime,
+                    **self._names,
+                )
+        except BudgetSpent as e:
+            raise BadProgram(f"the model's chat template fails on these {len(messages)} turns: {e.message}") from e
         except jinja2.TemplateError as e:
             raise BadProgram(f"the model's chat template refuses this conversation: {e.message or e}") from e
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as e:
+        except Exception as e:  # whatever the template's own code raises
             raise BadProgram(f"the model's chat template fails on this conversation: {type(e).__name__}: {e}") from e
+
+    def _try_out(self) -> None:
+        """BadModel: the template takes more than its budget on a usual conversation."""
+        try:
+            for n in (1, 2, 8):
+                self.render([ChatMessage("user" if k % 2 == 0 else ASSISTANT, "?") for k in range(n)], prompt=True)
+        except BadProgram as e:
+            if isinstance(e.__cause__, BudgetSpent):
+                raise BadModel(f"the model's chat template cannot be used: {e.__cause__.message}") from e
 
     def markers(
         self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None
