@@ -443,7 +443,7 @@ class Server:
             case wire.Ready():
                 self._n_failed_starts = 0
                 self.tenants.weights = report.weights
-                self.programs.generator.max_context = report.max_context
+                self.programs.generator.set_context(report.max_context)
                 lines = (*report.report, *self.listeners.report)
                 for line in lines:
                     self._log("info", line)

@@ -92,8 +92,7 @@ class EngineGenerator:
     ) -> None:
         self.tokenizer, self.template, self.requests = tokenizer, template, requests
         self._offload, self.rng, self.check = offload, rng, check
-        self.max_context = 0
-        """Tokens of the longest prompt; 0: not known yet."""
+        self._max_context = 0
         self.turn_end, self.turn_end_text = turn_end(template, tokenizer)
         self._call_format: Form | ToolError
         try:
@@ -151,12 +150,17 @@ class EngineGenerator:
 
         self.offload(copy.work, lambda: copy.prompt(self.tokenizer, self.template, now).encode(self.tokenizer), encoded)
 
+    def set_context(self, n_tokens: int) -> None:
+        """The model's context, when the engine has told it."""
+        self._max_context = n_tokens
+        self.tokenizer.set_context(n_tokens)
+
     def check_length(self, n_chars: int) -> None:
         """PromptTooLong: so much text cannot fit, whatever its tokens are."""
-        limit = self.max_context * self.tokenizer.longest
+        limit = self._max_context * self.tokenizer.longest
         if n_chars > limit > 0:
             raise PromptTooLong(
-                f"the prompt has {n_chars} characters; the model's context of {self.max_context} tokens, of at most "
+                f"the prompt has {n_chars} characters; the model's context of {self._max_context} tokens, of at most "
                 f"{self.tokenizer.longest} characters each, holds no more than {limit}"
             )
 

@@ -13,8 +13,6 @@ from datetime import datetime
 from itertools import count
 from typing import Any, NamedTuple
 
-import jinja2
-
 from banyan.runtime.errors import BadModel, BadProgram
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.bounded_cache import BoundedCache
@@ -24,6 +22,7 @@ from banyan.runtime.server.text.template_sandbox import (
     PER_MESSAGE,
     BudgetSpent,
     TemplateEnvironment,
+    TemplateError,
     budget,
 )
 
@@ -90,7 +89,7 @@ class ChatTemplate:
         try:
             with budget(BASE):
                 self._template = TemplateEnvironment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as e:
+        except (TemplateError, RecursionError) as e:
             raise BadModel(f"the model's chat template cannot be compiled: {e}") from e
         self._names = names
         self._uses_time = "strftime_now" in source
@@ -129,7 +128,7 @@ class ChatTemplate:
                 )
         except BudgetSpent as e:
             raise BadProgram(f"the model's chat template fails on these {len(messages)} turns: {e.message}") from e
-        except jinja2.TemplateError as e:
+        except TemplateError as e:
             raise BadProgram(f"the model's chat template refuses this conversation: {e.message or e}") from e
         except Exception as e:  # whatever the template's own code raises
             raise BadProgram(f"the model's chat template fails on this conversation: {type(e).__name__}: {e}") from e

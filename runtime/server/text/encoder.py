@@ -23,7 +23,7 @@ import msgspec
 import tokenizers
 
 from banyan.runtime import launch
-from banyan.runtime.errors import BadProgram, rust_panics_as
+from banyan.runtime.errors import BadProgram, PromptTooLong, rust_panics_as
 
 COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.encoder")
 
@@ -91,9 +91,13 @@ class EncodedText(NamedTuple):
 
 
 class Encoder(Protocol):
+    """max_ids: how many ids a text may have; 0: any number."""
+
+    max_ids: int
+
     def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
         """special: with the ids that stand around every text. Raises an Exception of any kind if it fails; BadProgram
-        if the library panics, as a regex does that backtracks too much, or takes too long."""
+        if the library panics, as a regex does that backtracks too much, or takes too long; PromptTooLong."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -105,14 +109,17 @@ class LocalEncoder:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         # `encode` of the library holds the GIL, and `encode_batch` releases it; threads of its own would not help.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        self._tokenizer = tokenizer
+        self._tokenizer, self.max_ids = tokenizer, 0
 
     def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
         with rust_panics_as(BadProgram, "it panicked"):
-            if not offsets:
-                return EncodedText(self._tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
-            found = self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
-            return EncodedText(found.ids, found.offsets, found.word_ids)
+            encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
+            found = encode([text], add_special_tokens=special)[0]
+        if len(found) > self.max_ids > 0:  # before a list is made of them
+            raise PromptTooLong(
+                f"a text of {len(text)} characters has {len(found)} tokens; the model's context is {self.max_ids}"
+            )
+        return EncodedText(found.ids, found.offsets, found.word_ids) if offsets else EncodedText(found.ids)
 
     def close(self) -> None:
         pass
@@ -122,11 +129,13 @@ class _Request(msgspec.Struct, array_like=True):
     text: str
     special: bool
     offsets: bool
+    max_ids: int
 
 
 class _Reply(msgspec.Struct, array_like=True):
     found: EncodedText | None
     error: str = ""
+    is_too_long: bool = False
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -138,12 +147,12 @@ class EncoderProcess:
 
     def __init__(self, tokenizer: bytes) -> None:
         """tokenizer: as JSON."""
-        self._tokenizer = tokenizer
+        self._tokenizer, self.max_ids = tokenizer, 0
         self._lock = threading.Lock()
         self._child: launch.ChildProcess | None = None
 
     def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
-        request = _encode(_Request(text, special, offsets))
+        request = _encode(_Request(text, special, offsets, self.max_ids))
         with self._lock:
             if self._child is None:
                 self._start()
@@ -158,7 +167,7 @@ class EncoderProcess:
                 self._stop()
                 raise BadProgram("its process died of it") from e
         if reply.found is None:
-            raise BadProgram(reply.error)
+            raise (PromptTooLong if reply.is_too_long else BadProgram)(reply.error)
         return reply.found
 
     def close(self) -> None:
@@ -196,10 +205,11 @@ def main(argv: list[str]) -> int:
             request = decode(pipe.recv_bytes())
         except EOFError:
             return 0
+        encoder.max_ids = request.max_ids
         try:
             reply = _Reply(encoder.encode(request.text, request.special, request.offsets))
         except Exception as e:  # the Rust library raises bare Exceptions
-            reply = _Reply(None, str(e))
+            reply = _Reply(None, str(e), isinstance(e, PromptTooLong))
         pipe.send_bytes(_encode(reply))
 
 

@@ -55,7 +55,10 @@ _PLAIN = frozenset(
 _WIDE = re.compile(r"\d{4}|\*")
 
 
-class BudgetSpent(jinja2.TemplateError):
+TemplateError = jinja2.TemplateError
+
+
+class BudgetSpent(TemplateError):
     """The template takes more time or memory than a rendering has."""
 
 
@@ -166,7 +169,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise TemplateError(message)
 
 
 def _to_json(

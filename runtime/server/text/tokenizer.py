@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import tokenizers
 
-from banyan.runtime.errors import BadModel, BadProgram, Unsupported, rust_panics_as
+from banyan.runtime.errors import BadModel, BadProgram, PromptTooLong, Unsupported, rust_panics_as
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.encoder import EncodedText, Encoder, EncoderProcess, LocalEncoder, is_known, patterns
@@ -195,6 +195,10 @@ class Tokenizer:
         """Whether `stop_ids` is cached."""
         return stop in self._stop_ids
 
+    def set_context(self, n_tokens: int) -> None:
+        """The model's context. PromptTooLong is raised for a text with more tokens."""
+        self._encoder.max_ids = n_tokens
+
     def close(self) -> None:
         """End the process that encodes, if there is one. Idempotent."""
         self._encoder.close()
@@ -205,6 +209,8 @@ class Tokenizer:
         """What the library makes of a text; see Encoder.encode. BadProgram: it fails or takes too long."""
         try:
             return self._encoder.encode(text, special, offsets)
+        except PromptTooLong:
+            raise
         except Exception as e:  # the Rust library raises bare Exceptions
             raise BadProgram(f"the model's tokenizer cannot encode a text of {len(text)} characters: {e}") from e
 
