@@ -53,6 +53,9 @@ from banyan.runtime.server.text.tokenizer import Files, Tokenizer
 MAX_INLINE = 4096
 """Characters that are tokenised on the loop itself: at most 1 ms. The round trip to a thread takes 0.1 ms."""
 
+SWITCH = 0.0005
+"""Seconds for which a thread that lays out a prompt may keep the loop waiting; Python's own 5 ms add up."""
+
 MAX_FAILED_STARTS = 2
 """Engines in a row that may die before they are ready. Then the server ends."""
 
@@ -484,6 +487,7 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     parser.add_argument("--private", action="store_true", help="remove the socket's directory at the end")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH)
     server: Server | None = None
     try:
         server = Server(_read_config(args.config), args.alive_fd, args.ready_fd, args.private, engine)
