@@ -382,7 +382,8 @@ class Server:
         if (peer := self._peers.pop(client, None)) is not None:
             self._log("info", f"client {peer.name} is gone")
             self.programs.forget(client)
-            self.tenants.leave(client)
+            if (namespace := self.tenants.leave(client)) is not None:
+                self.tokenizer.forget(namespace)
 
     def _probe_clients(self) -> None:
         """Find out which connections broke: sending to a client that is gone fails."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from random import Random
 from typing import Any
 
@@ -135,20 +134,25 @@ class EngineGenerator:
 
         def work() -> GenOutcome:
             text = copy.read(self.tokenizer, self.template, program.started, start)
-            tokens = copy.tokens(self.tokenizer, self.template, program.started) if has_tokens else None
+            owner = program.scheduling.namespace
+            tokens = copy.tokens(self.tokenizer, self.template, program.started, owner) if has_tokens else None
             return GenOutcome((wire.Sample(text, "stop"),), tokens=tokens)
 
         self.offload(copy.n_chars + TURN * len(copy.pieces), work, lambda read: then(_known_error(read)))
 
-    def encode(self, prompt: Prompt, now: datetime, then: Callable[[bytes], None]) -> None:
+    def encode(self, program: RunningProgram, prompt: Prompt, then: Callable[[bytes], None]) -> None:
         """Call `then` on the loop with the ids that a gen behind `prompt` would get; b"" if there are none yet."""
         assert isinstance(prompt, PromptText)
-        copy = prompt.copy()
+        copy, owner = prompt.copy(), program.scheduling.namespace
+
+        def work() -> tuple[TokenRun, ...]:
+            known = copy.prompt(self.tokenizer, self.template, program.started)
+            return known.encode(self.tokenizer, owner=owner)
 
         def encoded(runs: tuple[TokenRun, ...] | Exception) -> None:  # the template may refuse the turns so far
             then(b"" if isinstance(runs, Exception) else b"".join(run.ids for run in runs))
 
-        self.offload(copy.work, lambda: copy.prompt(self.tokenizer, self.template, now).encode(self.tokenizer), encoded)
+        self.offload(copy.work, work, encoded)
 
     def set_context(self, n_tokens: int) -> None:
         """The model's context, when the engine has told it."""
@@ -214,12 +218,12 @@ class EngineAttempt(Attempt):
         generator, suffixes = self._generator, self.suffixes
         assert isinstance(self.prompt, PromptText)
         generator.check_length(self.prompt.n_chars + max(map(len, suffixes)))
-        copy = self.prompt.copy()
+        copy, owner = self.prompt.copy(), self._program.scheduling.namespace
 
         def work() -> Encoded:
             known = copy.prompt(generator.tokenizer, generator.template, self._program.started)
             self._prepare()
-            return copy, [known.encode(generator.tokenizer, suffix) for suffix in suffixes]
+            return copy, [known.encode(generator.tokenizer, suffix, owner) for suffix in suffixes]
 
         n_suffix_chars = sum(map(len, suffixes))
         generator.offload(copy.work * len(suffixes) + n_suffix_chars + self._n_prepare(), work, self._encoded)

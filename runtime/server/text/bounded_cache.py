@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
 
@@ -41,3 +41,9 @@ class BoundedCache(Generic[Value]):
             self._values[key] = value, size
             while self.size > self._max_size:
                 self.size -= self._values.popitem(last=False)[1][1]
+
+    def drop(self, is_dropped: Callable[[Any], bool]) -> None:
+        """Forget the values of these keys."""
+        with self._lock:
+            for key in [key for key in self._values if is_dropped(key)]:
+                self.size -= self._values.pop(key)[1]

@@ -171,6 +171,8 @@ class EncoderProcess:
         return reply.found
 
     def close(self) -> None:
+        if (child := self._child) is not None:
+            child.process.kill()  # so that no other thread waits for it, with the lock
         with self._lock:
             self._stop()
 
@@ -184,7 +186,7 @@ class EncoderProcess:
 
     def _stop(self) -> None:
         if self._child is not None:
-            os.kill(self._child.pid, signal.SIGKILL)
+            self._child.process.kill()
             self._child.close()
             self._child = None
             self._pipe.close()

@@ -74,13 +74,14 @@ class EncodedPrompt(NamedTuple):
     runs: tuple[TokenRun, ...]
     rest: tuple[Atom, ...]
 
-    def encode(self, tokenizer: Tokenizer, suffix: str = "") -> tuple[TokenRun, ...]:
-        """All runs, with `suffix` (as data) joined to the last text. Changes nothing, so any thread may call it."""
+    def encode(self, tokenizer: Tokenizer, suffix: str = "", owner: bytes = b"") -> tuple[TokenRun, ...]:
+        """All runs, with `suffix` (as data) joined to the last text. Changes nothing, so any thread may call it. owner:
+        see Tokenizer.encode."""
         runs = list(self.runs)
         spans: list[TextSpan] = []
 
         def seal() -> None:
-            ids = tokenizer.encode(spans, at_start=not any(run.ids for run in runs))
+            ids = tokenizer.encode(spans, at_start=not any(run.ids for run in runs), owner=owner)
             if ids or spans:
                 runs.append(TokenRun("".join(span.text for span in spans), pack(ids)))
             spans.clear()
@@ -249,9 +250,11 @@ class PromptText(Prompt):
         self.runs = self.runs[:n]
         return EncodedPrompt(self.runs, tuple(_from(atoms, at, n_silent)))
 
-    def tokens(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> wire.Tokens:
-        """All tokens, as a gen at the end would get them."""
-        runs = self.prompt(tokenizer, template, now).encode(tokenizer)
+    def tokens(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, owner: bytes = b""
+    ) -> wire.Tokens:
+        """All tokens, as a gen at the end would get them. owner: see Tokenizer.encode."""
+        runs = self.prompt(tokenizer, template, now).encode(tokenizer, owner=owner)
         lengths = array("i")
         for run in runs:
             lengths.extend(_lengths(run, tokenizer))

@@ -44,24 +44,31 @@ class TokenCache:
 
     def __init__(self, encode: Callable[..., EncodedText]) -> None:
         self._encode = encode
-        self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_CHARS)  # keys: (is a whole piece, text)
+        self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_CHARS)  # keys: (owner, is a whole piece, text)
 
-    def ids(self, text: str, borders: Sequence[int] = ()) -> list[int]:
-        """The ids of a piece. borders: where its parts end, in order. Other pieces may begin with the same parts."""
+    def ids(self, text: str, borders: Sequence[int] = (), owner: bytes = b"") -> list[int]:
+        """The ids of a piece. borders: where its parts end, in order. Other pieces may begin with the same parts.
+
+        owner: what another owner's text has left in the cache is not used.
+        """
         if not text:
             return []
-        if (cached := self._cache.get((True, text))) is not None:
+        if (cached := self._cache.get((owner, True, text))) is not None:
             return cached.ids.tolist()
         ends = [border for border in borders[-MAX_BORDERS:] if LONG <= border < len(text)]
         for end in reversed(ends):
-            if (cached := self._cache.get((False, text[:end]))) is not None:
+            if (cached := self._cache.get((owner, False, text[:end]))) is not None:
                 return cached.ids.tolist() + self._encode(text[cached.at :]).ids
         encoding = self._encode(text, offsets=bool(ends))
-        self._cache.put((True, text), CachedIds(array("i", encoding.ids), len(text)), len(text))
+        self._cache.put((owner, True, text), CachedIds(array("i", encoding.ids), len(text)), len(text))
         for end in ends:
             if (beginning := self._beginning(text, end - MARGIN, encoding)) is not None:
-                self._cache.put((False, text[:end]), beginning, end)
+                self._cache.put((owner, False, text[:end]), beginning, end)
         return encoding.ids
+
+    def forget(self, owner: bytes) -> None:
+        """Drop all texts of an owner."""
+        self._cache.drop(lambda key: key[0] == owner)
 
     def _beginning(self, text: str, limit: int, encoding: EncodedText) -> CachedIds | None:
         """The ids of the words that end at the last single space before `limit`."""

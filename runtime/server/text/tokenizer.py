@@ -130,9 +130,10 @@ class Tokenizer:
         self._stop_ids: BoundedCache[frozenset[int]] = BoundedCache(STOP_IDS)
         self._vocabulary: tuple[bytes, list[int]] | None = None
 
-    def encode(self, spans: Iterable[TextSpan], at_start: bool = False) -> list[int]:
+    def encode(self, spans: Iterable[TextSpan], at_start: bool = False, owner: bytes = b"") -> list[int]:
         """The ids of the joined text of the spans. at_start: the text starts a prompt, so the ids that the tokenizer
-        puts before every text (a begin-of-text id) come first, unless the text spells them itself."""
+        puts before every text (a begin-of-text id) come first, unless the text spells them itself. owner: the namespace
+        of the tenant, who shares cached texts with nobody."""
         parts = [span for span in spans if span.text]
         text, spans = "".join(span.text for span in parts), merge(parts)
         spelled = spans and spans[0].meant and text.startswith(self.text_of(self._start))
@@ -148,7 +149,8 @@ class Tokenizer:
             piece = text[done:start]
             first, n_passed = n_passed, bisect_left(borders, start, n_passed)
             if self._cache is not None and (are_all or not any(self.controls(piece))):
-                ids += self._cache.ids(piece, [border - done for border in borders[first:n_passed] if border > done])
+                inside = [border - done for border in borders[first:n_passed] if border > done]
+                ids += self._cache.ids(piece, inside, owner)
             elif piece:
                 ids += self._encode_data(piece, at_start and not done)
             ids += [] if token is None else [token]
@@ -194,6 +196,11 @@ class Tokenizer:
     def has_stop_ids(self, stop: str) -> bool:
         """Whether `stop_ids` is cached."""
         return stop in self._stop_ids
+
+    def forget(self, owner: bytes) -> None:
+        """Drop the cached texts of a tenant that is gone."""
+        if self._cache is not None:
+            self._cache.forget(owner)
 
     def set_context(self, n_tokens: int) -> None:
         """The model's context. PromptTooLong is raised for a text with more tokens."""

@@ -141,3 +141,20 @@ def test_conversation_ids_do_not_depend_on_the_cache(words: Tokenizer) -> None:
                 expected = words.encode(spans)
                 patch.setattr(words, "_cache", None)
                 assert words.encode(spans) == expected
+
+
+def test_owners_share_no_texts() -> None:
+    counting = CountingTokenizer(KINDS["gpt2"]())
+    cache = TokenCache(counting)
+    texts = "the quick brown fox", "the quick brown fox, " * 50
+    for owner in (b"a", b"b"):
+        counting.n_chars = 0
+        for text in texts:
+            cache.ids(text, [len(texts[1]) - 5], owner=owner)
+        assert counting.n_chars >= sum(map(len, texts))
+    cache.forget(b"a")
+    counting.n_chars = 0
+    cache.ids(texts[0], owner=b"b")
+    assert counting.n_chars == 0
+    cache.forget(b"b")
+    assert cache._cache.size == 0
