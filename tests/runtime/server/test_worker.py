@@ -201,8 +201,9 @@ def test_silent_client_is_dropped(
         context.destroy(linger=0)
 
 
-def test_encoding_a_long_text_does_not_block_the_loop(peer: Callable[..., Peer]) -> None:
-    first, second = peer(), peer()
+def test_encoding_a_long_text_does_not_block_the_loop(serve: Serve) -> None:
+    server, context = serve(context=1 << 20), zmq.Context()
+    first, second = Peer(context, server.socket), Peer(context, server.socket)
     text = "the quick brown fox " * 30_000
     first.send(wire.Submit(0, 0, (wire.Append(0, (text,)), wire.Read(0, 0, tokens=True))))
     second.run_program(0)
@@ -211,6 +212,12 @@ def test_encoding_a_long_text_does_not_block_the_loop(peer: Callable[..., Peer])
     value = first.receive(60)
     assert isinstance(value, wire.Value)
     assert value.samples[0].text == text
+    first.send(wire.Submit(1, 0, (wire.Append(0, ("a" * (15 << 20),)), wire.Gen(0, 0, wire.Sampling()))))
+    failed = first.receive(60)
+    assert isinstance(failed, wire.Failed)
+    assert failed.code == "prompt_too_long"
+    assert f"the prompt has {15 << 20} characters; the model's context of {1 << 20} tokens" in failed.message
+    context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("length", [1, 1200], ids=["short", "long"])
