@@ -31,8 +31,6 @@ _embedded = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 def check_unicode(text: str) -> None:
     """BadProgram: a text has a lone surrogate, as `open(..., errors="surrogateescape")` and cut JSON escapes make."""
-    if text.isascii():
-        return
     try:
         text.encode()
     except UnicodeEncodeError as e:

@@ -131,10 +131,10 @@ class StateBase:
         samplings: list[wire.Sampling] = []
         for leaf in flat:
             if isinstance(leaf, str):
-                check_unicode(leaf)
-            elif type(leaf) is RawExpr:
-                check_unicode(leaf.text)
-            elif type(leaf) is RoleBegin:
+                if not leaf.isascii():
+                    check_unicode(leaf)
+                continue
+            if type(leaf) is RoleBegin:
                 if role is not None:
                     raise BadProgram(f"a turn of {leaf.role!r} begins inside a turn of {role!r}; end that first")
                 role = leaf.role
@@ -146,6 +146,8 @@ class StateBase:
                 samplings.append(leaf.sampling(self._record.sampling))
                 if leaf.tools is not None:
                     self._check_tools(role)
+            elif type(leaf) is RawExpr:
+                check_unicode(leaf.text)
             elif isinstance(leaf, LazyValue) and leaf.record is not self._record:
                 raise BadProgram(f"{leaf!r} belongs to another program; append its value: state[{leaf.name!r}]")
             elif isinstance(leaf, ImageExpr) and not self._record.backend.welcome.images:

@@ -12,7 +12,7 @@ _ROLE = re.compile(r"[A-Za-z0-9_ .-]{1,64}")
 
 def check_role(name: object) -> None:
     """BadProgram: it is no name of a role."""
-    if not isinstance(name, str) or not _is_role(name[:65]):
+    if not isinstance(name, str) or len(name) > 64 or not _is_role(name):
         raise BadProgram(
             f"a role is a name of 1 to 64 letters, digits, spaces and `_.-`, such as 'tool', not {str(name)[:80]!r}"
         )
