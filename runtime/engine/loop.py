@@ -110,7 +110,6 @@ class EngineLoop:
     def warm_up(self) -> None:
         """Run steps before the first request: compiles kernels, starts threads, and measures the largest step."""
         n_rows = min(self.config.step_tokens, self.resolved.context - 1)
-        self.model.settle()
         before = time.monotonic()
         self.model.warm_up(n_rows, self.config.max_running)
         self.step_seconds = time.monotonic() - before
