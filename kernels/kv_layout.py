@@ -49,12 +49,6 @@ def stacked(n: int, shape: Sequence[int], dtype: torch.dtype, device: torch.devi
     return [Quantized(*pair) for pair in zip(numbers, scales, strict=True)]
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Pool:
-    """One uninitialised pool; see `stacked`."""
-    (pool,) = stacked(1, shape, dtype, device)
-    return pool
-
-
 def stacks(pools: Iterable[Tensor]) -> Iterator[Tensor]:
     """Views [n, *shape] that cover all given contiguous pools, each pool once.
 

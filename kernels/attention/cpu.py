@@ -62,6 +62,7 @@ def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: Att
             unseen = hidden(ragged, i, window, first * page_size)
             mask = torch.zeros(unseen.shape, dtype=q.dtype).masked_fill_(unseen, -torch.inf)
         if softcap:
+            assert mask is not None
             scores = (own.float() @ k.float().transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap) + mask
             lse = scores.logsumexp(-1)
             result = (scores - lse[..., None]).exp_() @ v.float()

@@ -13,7 +13,7 @@ from banyan.kernels.copy_slots import kernel as copy_slots
 from banyan.kernels.draw import kernel as draw
 from banyan.kernels.draw.rows import Rows
 from banyan.kernels.edit_logits import kernel as edit_logits
-from banyan.kernels.kv_layout import KINDS, empty
+from banyan.kernels.kv_layout import KINDS, stacked
 from banyan.kernels.mask_logits import kernel as mask_logits
 from banyan.kernels.rms_norm import kernel as rms_norm
 from banyan.kernels.rope_kv import kernel as rope_kv
@@ -40,7 +40,7 @@ def compile_attention(
     deterministic = options.pop("deterministic", False)
     batch = ragged([1, 1, 300], kv_lens, pages, page_size, "meta", parents, deterministic)
     q = torch.empty(302, heads[0], dim, dtype=dtype, device="meta")
-    pool = empty((8, page_size, heads[1], dim), KINDS.get(options.pop("kv", ""), dtype), "meta")
+    (pool,) = stacked(1, (8, page_size, heads[1], dim), KINDS.get(options.pop("kv", ""), dtype), "meta")
     if options.pop("sinks", False):
         options["sinks"] = torch.empty(heads[0], device="meta")
     kernels = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, AttentionOptions(0.1, **options))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels import ops
-from banyan.kernels.kv_layout import KINDS, LIMIT, Quantized, empty, parts
+from banyan.kernels.kv_layout import KINDS, LIMIT, Quantized, parts, stacked
 from banyan.kernels.mask_logits import reference as mask_logits
 from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.rope_kv import reference as rope_kv
@@ -57,7 +57,7 @@ def _small_pools(shape: Sequence[int], device: str) -> list[list[Quantized]]:
     """K and V pools of each 8-bit dtype. Every slot has the byte 77 and the scale 77."""
     found = []
     for kind in KINDS.values():
-        pools: Any = [empty(shape, kind, device) for _ in range(2)]
+        pools: Any = stacked(2, shape, kind, device)
         for part in (part for pool in pools for part in parts(pool)):
             part.fill_(77)
         found.append(pools)
