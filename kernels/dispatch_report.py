@@ -21,7 +21,7 @@ class Dispatch(NamedTuple):
     """The implementation that serves an op."""
 
     op: Op
-    file: str  # kernels/<op>/<file>.py
+    file: str  # in the op's folder
     why: str
 
     @property

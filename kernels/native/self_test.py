@@ -16,11 +16,9 @@ from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KINDS, Pool, Quantized, quantize
 from banyan.kernels.linear import packed
 from banyan.kernels.linear.packed import Packed
-from banyan.kernels.mask_logits import reference as mask_logits
 from banyan.kernels.native import layers
-from banyan.kernels.rms_norm import reference as rms_norm
 from banyan.kernels.rope_kv import reference as rope_kv
-from banyan.kernels.silu_mul import reference as silu_mul
+from banyan.kernels.small_ops import reference as small_ops
 
 
 def run(library: ctypes.CDLL) -> None:
@@ -79,12 +77,12 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
             kv.append((_pool(old[0], kind), _pool(old[1], kind)))
 
             k, v = (_pool(part, torch.float64 if kind == dtype else kind) for part in old)
-            h, total = rms_norm.rms_norm(h, attention_norm.double(), 1e-5, total)
+            h, total = small_ops.rms_norm(h, attention_norm.double(), 1e-5, total)
             rows, norms = qkv_of(h).view(4, -1, dim), (q_norm.double(), k_norm.double())
             q = rope_kv.rope_kv(rows, norms, 1e-5, cos.double(), sin.double(), k, v, batch.slots)
             attended = attention.attention(q, k, v, batch, AttentionOptions(dim**-0.5, window=window))
-            h, total = rms_norm.rms_norm(out_of(attended.view(4, -1)), mlp_norm.double(), 1e-5, total)
-            h = down_of(silu_mul.silu_mul(gate_up_of(h)))
+            h, total = small_ops.rms_norm(out_of(attended.view(4, -1)), mlp_norm.double(), 1e-5, total)
+            h = down_of(small_ops.silu_mul(gate_up_of(h)))
 
         fused = layers.Layers(library, weights, heads, kv_heads, dim, 1e-5)
         assert fused.bind(kv)
@@ -116,7 +114,7 @@ def _masks(library: ctypes.CDLL, generator: torch.Generator) -> None:
     masks[0, 1] = -1
     which = torch.tensor([1, -1, 0], dtype=torch.int32)
     want = logits.clone()
-    mask_logits.mask_logits(want, masks, which)
+    small_ops.mask_logits(want, masks, which)
     library.banyan_mask_logits(logits.data_ptr(), masks.data_ptr(), which.data_ptr(), 3, 100, 100, 4, 1)
     assert torch.equal(logits, want), "mask_logits is wrong on this machine"
 

@@ -12,7 +12,7 @@ def test_command_lists_every_op_with_its_implementation(capsys: pytest.CaptureFi
     assert cli.main(["kernels"]) == 0
     output = capsys.readouterr().out
     for choice in dispatch_report.choices():
-        assert f"{choice.op.name}/{choice.file}.py" in output
+        assert f"{choice.op.folder}/{choice.file}.py" in output
         assert choice.why in output
         assert choice.op.shapes in output
     norm = next(line for line in output.splitlines() if line.startswith("rms_norm "))
