@@ -18,7 +18,6 @@ longer than is usual now, so none starves."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -42,28 +41,8 @@ _N_NEIGHBORS = 64  # sorted prompts on each side of a published one that are com
 _rank = attrgetter("key")
 
 
-class QueueOrder(ABC):
-    """Waiting requests, and which of them is first."""
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[Request]: ...
-    @abstractmethod
-    def add(self, request: Request) -> None: ...
-    @abstractmethod
-    def remove(self, request: Request) -> None: ...
-    @abstractmethod
-    def first(self) -> Request: ...
-
-    def is_still_first(self, request: Request, n_cached: int) -> bool:
-        """Whether the first stays first, now that n_cached tokens of it were found in the tree."""
-        return True
-
-    def published(self, request: Request) -> None:  # noqa: B027 (only one order depends on the tree)
-        """The request's prompt is in the tree now."""
-
-
-class ArrivalOrder(QueueOrder):
-    """By rank: priority, deadline, arrival."""
+class QueueOrder:
+    """Waiting requests, and which of them is first: here by rank, which is priority, deadline and arrival."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -79,6 +58,13 @@ class ArrivalOrder(QueueOrder):
 
     def first(self) -> Request:
         return self._requests[0]
+
+    def is_still_first(self, request: Request, n_cached: int) -> bool:
+        """Whether the first stays first, now that n_cached tokens of it were found in the tree."""
+        return True
+
+    def published(self, request: Request) -> None:
+        """The request's prompt is in the tree now."""
 
 
 # ---- by clients and programs ---------------------------------------------------------------------------------------
@@ -261,7 +247,7 @@ class Queue:
         if schedule == "lpm":
             self.order = PrefixOrder(n_matched)
         else:
-            self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else ArrivalOrder()
+            self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else QueueOrder()
         self._clients: dict[int, ServiceAccount] = {}  # of those with requests here
         self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()  # of recent ones too
         self._arrivals: deque[tuple[float, Request]] = deque()  # start of each wait, oldest first; some are over
