@@ -68,8 +68,8 @@ class KVHint:
         self.due = self.until = None
 
     def drop(self, n_shared: int = 0) -> None:
-        """Marks all nodes below the prefix as dead. Also the path to it, from its end up to the first `n_shared` tokens
-        or to a fork. Locked and held nodes stay alive."""
+        """Marks as dead all nodes below the prefix, then the path to it from its end upwards, until a fork or until
+        only the first `n_shared` tokens are left. Locked and held nodes stay alive."""
         self.release()
         found = self._hints.find(self)
         if found is None:
@@ -108,7 +108,8 @@ class KVHint:
 
 
 class KVHints:
-    """All hints that hold something, in the order in which they give it up; and eviction, which makes them."""
+    """All hints that hold something, in the order in which they give it up. Evicts, and makes hints give up for
+    that."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree

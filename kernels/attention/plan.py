@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 MIN_SPLIT = 256  # keys per item, at least: with fewer, the merge costs more than a second reader saves
-ALIGN = 64  # items begin at multiples of this, or where a shared prefix ends: whole key blocks and whole pages
+ALIGN = 64  # items begin at multiples of this, or where a shared prefix ends, so they have whole blocks and pages
 WAVES = 4  # items per multiprocessor to aim for when long reads are split
-CHUNK = 256  # keys per item of a deterministic plan; results depend on this number and on nothing else in a plan
+CHUNK = 256  # keys per item of a deterministic plan; another number would change the last bits of results
 MERGE_KEYS = {"cpu": 48.0, "cuda": 192.0}
 """`merge_keys` of plans, by device type. The number for CPUs is measured: there, sharing 48 keys per row takes 0.85 to
 1.02 times the time of separate reads. The number for GPUs is a cautious guess: it forgoes some short shared reads."""
@@ -53,7 +53,7 @@ class Tiles(NamedTuple):
     small: int
     large: int
     shared: int  # of a large item with rows of several requests
-    few: int  # rows of several requests that still become a small item, if it is long
+    few: int  # rows of several requests, at most, that become a small item if they share many keys
 
 
 def subtrees(table: np.ndarray, contexts: Sequence[int], page_size: int) -> list[Subtree]:

@@ -11,7 +11,8 @@ from torch import Tensor
 from banyan.kernels.attention.plan import MAX_DRAFT, Subtree, subtrees
 
 MIN_SAVED_ROWS = 64
-"""The last layer skips the rows without wanted results if there are at least so many: a tail needs a second plan."""
+"""The last layer skips rows whose result nobody needs if there are at least so many. For fewer, the second plan that
+this takes (`Ragged.tail`) costs more than it saves."""
 ALL_KEYS = (1 << MAX_DRAFT) - 1
 """The ancestor mask of a row that attends to all keys up to its own."""
 

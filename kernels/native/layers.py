@@ -24,7 +24,7 @@ _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
 class _Weight(ctypes.Structure):
-    """Mirrors `Weight` of layers.h, as the next ones mirror `Layer`, `AttentionPlan` and `Pass`."""
+    """Mirrors `Weight` of layers.h. The next three classes mirror `Layer`, `AttentionPlan` and `Pass`."""
 
     _fields_ = (("panels", _P), ("scale", _P), ("bias", _P), ("n_in", _N), ("n_out", _N))
 

@@ -159,8 +159,8 @@ class EngineLoop:
         return self.complete(self.sample(self.launch()))
 
     def launch(self, before: InFlightStep | None = None) -> InFlightStep | None:
-        """Plan a step and launch its forward pass. None: there is nothing to do, or it failed. before: the step in
-        flight; then None also where the next step can be planned only after it."""
+        """Plan a step and launch its forward pass. Returns None if there is nothing to do, or if the step failed.
+        before: the step in flight; then also None if the next step cannot be planned before it is complete."""
         for run, guide, end_ids, error in self.guides.ready():
             if error is not None:
                 self.failed.append(wire.Failed(run.rid, 0, error.code, error.message))
@@ -187,8 +187,8 @@ class EngineLoop:
             return None
 
     def sample(self, step: InFlightStep | None) -> InFlightStep | None:
-        """Launch the sampling of a step. The step before it is committed, so masks and penalties are known. None: there
-        is no step, or it failed."""
+        """Launch the sampling of a step. The step before it must be committed, since masks and penalties depend on it.
+        Returns None if there is no step, or if it failed."""
         if step is None:
             return None
         plan, batch, start, logits, _ = step

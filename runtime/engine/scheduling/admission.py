@@ -22,8 +22,8 @@ FIRST_ROWS = 16.0  # initial estimate of `StepTime.free_rows`
 
 
 class AdmittedProgram:
-    """A program that has run. shared: the prefix that was in the tree before it came: length in whole pages' tokens,
-    and a hash. n_own: its tokens beyond that prefix, if all of them are in the tree."""
+    """A program that has run. shared: the prefix that was in the tree before the program came: its length in tokens,
+    whole pages only, and its hash. n_own: tokens beyond that prefix that the program's texts take in the tree."""
 
     def __init__(self, rank: tuple[float, ...], shared: tuple[int, int]) -> None:
         self.rank, self.shared = rank, shared

@@ -30,8 +30,8 @@ class Proposal(NamedTuple):
 
 
 class Drafter:
-    """Proposes continuations of outputs. cost: of one pass of a drafter that runs a model, in seconds by requests and
-    by rows to catch up with; it is asked only where that pays. None: a proposal costs next to nothing."""
+    """Proposes continuations of outputs. cost: only of a drafter that runs a model: seconds of one pass, by requests
+    and by rows to catch up with. Such a drafter is asked only where it pays. None: a proposal costs next to nothing."""
 
     name: str
     n_kinds: int
@@ -60,7 +60,7 @@ class Drafter:
         raise NotImplementedError
 
     def end(self, request: Request) -> None:
-        """The request has ended or failed. It may never have been proposed for."""
+        """The request has ended or failed. Perhaps nothing was ever proposed for it."""
 
 
 class DraftPosition:

@@ -2,11 +2,12 @@
 
 It runs as the large model does: batched over requests, and on the same pages, whose slots hold its tokens' KV in the
 pools of both models. But the small model is asked only where that pays, so it skips parts of the text. For each page it
-remembers a digest of the text up to the page's end whose KV its slots hold. Missing KV is computed as a chunk when it
-is needed. Wrong KV would only make a bad draft.
+remembers a digest: of the text, from its start to the end of the page, whose KV the page holds. Missing KV is computed
+as a chunk when it is needed. Wrong KV would only make a bad draft.
 
 Where tokens are sampled, it uses the random numbers of the same positions: where both models agree on the distribution,
-they agree on the token. For greedy requests it proposes its best tokens, and beside the first ones its second best."""
+they agree on the token. For greedy requests it proposes its best tokens, and in place of the first ones its second
+best."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from banyan.runtime.model import heads
 from banyan.runtime.model.load import Model
 
 MAX_CATCH_UP = 512  # Most rows of one request per pass. A request that is further behind catches up over several steps.
-N_SECOND = 3  # tokens beside which the second best is proposed too
+N_SECOND = 3  # at so many positions, the second best token is proposed too
 
 
 class _DraftText:

@@ -27,7 +27,7 @@ STRIDE, MAX_PENDING = 32, 1 << 13
 takes 0.1 ms for few tokens as for many. Ended texts are queued until the next proposal."""
 QUOTED = 2 * len(ORDERS)
 WEAK = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
-"""Kinds of matches by n-grams shorter than the longest. A quote is more likely than these."""
+"""Kinds of matches by n-grams shorter than the longest. A quote is more likely to be right than these."""
 N_TOKENS = 1 << 20  # most tokens of ended texts; beyond that the oldest are evicted
 MIN_TOKENS = 32  # of an ended text, on average; of shorter ones fewer are kept, as each also takes 300 bytes
 ENTRIES_PER_TOKEN = 8  # of the index: three lengths are indexed for the program and for everyone
