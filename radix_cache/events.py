@@ -38,8 +38,8 @@ class Event(NamedTuple):
 
 
 class EventPage(NamedTuple):
-    """An answer of `since`. next: the number to ask for next time. is_all: the events are not what happened, but all
-    that is there."""
+    """An answer of `since`. next: the number to ask for next time. is_all: the events do not tell what happened, but
+    list all pages that are on the device now."""
 
     next: int
     is_all: bool

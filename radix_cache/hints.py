@@ -215,8 +215,9 @@ class KVHints:
     # ---- prefixes --------------------------------------------------------------------------------------------------
 
     def find(self, hint: KVHint) -> tuple[Node, bool] | None:
-        """The node that ends the part of a prefix on the device, and whether that is the whole prefix. Splits the node,
-        so that it has no page behind the prefix. None if no whole page and not the whole prefix is there."""
+        """Finds the part of a hint's prefix that is on the device. Returns the node in which this part ends, and
+        whether it is the whole prefix. Splits the node if it has pages behind the prefix. Returns None if the part has
+        less than a page and is not the whole prefix."""
         tree, page = self.tree, self.tree.page
         root = tree.roots.get(hint.namespace)
         if root is None:

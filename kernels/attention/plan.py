@@ -220,7 +220,7 @@ def _split(items: list[_Item], n_programs: int, n_processors: int) -> list[_Item
 
 
 def _chunks(items: list[_Item]) -> list[_Item]:
-    """Splits reads at multiples of CHUNK. They all begin at one."""
+    """Splits reads at multiples of CHUNK, where all of them begin."""
     return [
         (rows, request, at, min(at + CHUNK, end), position, tail, is_part)
         for rows, request, start, end, position, tail, is_part in items
@@ -229,7 +229,7 @@ def _chunks(items: list[_Item]) -> list[_Item]:
 
 
 def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> AttentionPlan:
-    """Numbers the partial results, those of one row side by side, and builds the tables."""
+    """Builds the tables. Partial results get consecutive numbers, those of one row side by side."""
     parts = [item for items in (small, large) for item in items if item[6]]  # that read only some of their rows' keys
     counts = [len(item[0]) for item in parts]
     entries = itertools.accumulate(counts, initial=n_rows)  # in `rows`: they follow one entry per row

@@ -21,8 +21,8 @@ class AttentionOptions(NamedTuple):
     """What varies between the attention of layers.
 
     softcap c  scores become c * tanh(scores / c); 0: off
-    window w   a row at position p attends only to keys at positions > p - w; 0: no window. Not smaller than a draft
-               tree: the index of an ancestor in the cache is not its position
+    window w   a row at position p attends only to keys at positions > p - w; 0: no window. A draft tree must not have
+               more rows than w, since the index of its rows in the cache is not their position
     sinks      [n_heads]: one more logit per head that takes part in the softmax and has no value
     """
 

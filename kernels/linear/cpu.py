@@ -33,7 +33,7 @@ def pack(weight: Tensor, deterministic: bool = False, is_int8: bool = False) -> 
 
 
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
-    """See `reference.linear`. With a packed weight, x and bias have its `dtype`, and rows of x are contiguous."""
+    """See `reference.linear`. With a packed weight, x and bias have `weight.dtype`, and rows of x are contiguous."""
     if isinstance(weight, Tensor):
         return reference.linear(x, weight, bias)
     panels, n_out, n_in, dtype, scale = weight

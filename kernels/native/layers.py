@@ -118,8 +118,8 @@ class Layers:
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, last: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Computes all layers over x [n, hidden]. Returns the last layer's output, not yet added, and the residual
-        stream, which replaces x in place.
+        """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
+        which the caller must add it. The residual stream is in the memory of x.
 
         cos, sin  float32 [n, rotary / 2]
         last      int64, ascending: the rows of `ragged.tail`. The last layer writes KV of all rows, but computes only
@@ -160,7 +160,7 @@ class Layers:
 def fused(
     library: ctypes.CDLL | None, weights: Sequence[Weights], n_heads: int, n_kv_heads: int, dim: int, eps: float
 ) -> Layers | None:
-    """The fused layers; None if the library cannot compute them. It needs a CPU, packed weights and one dtype."""
+    """The fused layers; None if the library cannot compute them: it needs a CPU, packed weights and one dtype."""
     if INTERPRETED or library is None or dim % 16 or dim > MAX_DIM or n_heads > MAX_ROWS:
         return None
     dtype = weights[0].attention_norm.dtype

@@ -48,7 +48,7 @@ class Masks(NamedTuple):
 
 
 class Guided(NamedTuple):
-    """A Run and its guide, or the error for which it has none. end_ids: its stop ids that are not text."""
+    """A Run and its guide, or the error because of which it has none. end_ids: the Run's stop ids that are not text."""
 
     run: Run
     guide: Guide | None
@@ -93,8 +93,8 @@ class Guides:
         weakref.finalize(self, os.close, self.wake)
 
     def set_vocabulary(self, message: VocabularyMessage) -> Vocabulary | None:
-        """Use the tokenizer's vocabulary. Returns None where it cannot be used. Prepares it now, before any request
-        runs, because that blocks other threads."""
+        """Use the tokenizer's vocabulary. Returns None if it cannot be used. The vocabulary is prepared now, before any
+        request runs, because the preparation blocks other threads."""
         try:
             vocabulary = Vocabulary(message, self._n_vocab)
             with rust_panics_as(Unsupported, "llguidance panicked"):

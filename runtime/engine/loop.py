@@ -45,8 +45,8 @@ class Link(Protocol):
 
 
 class InFlightStep(NamedTuple):
-    """A step that the device computes. It has logits until its sampling is launched, and then a pending sample. start:
-    when it was launched, by the stopwatch."""
+    """A step that the device computes. logits: until its sampling is launched; then pending is set instead. start: when
+    the step was launched, by the stopwatch."""
 
     plan: Plan
     batch: Batch
@@ -227,7 +227,7 @@ class EngineLoop:
         return report
 
     def reports(self, step: wire.Step) -> list[wire.EngineReport]:
-        """Everything there is to send. Returns it once."""
+        """All reports that were not returned yet."""
         out: list[wire.EngineReport] = [*self.failed, *self.answers]
         if step.rids or step.finished:
             out.append(step)

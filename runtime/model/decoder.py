@@ -56,7 +56,7 @@ class Decoder:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the native CPU library computes its matrix products; torch then has no large op left."""
+        """Whether the native CPU library computes the matrix products. Then torch has no large op left."""
         return isinstance(self.head.weight, ops.Packed)
 
     @torch.inference_mode()

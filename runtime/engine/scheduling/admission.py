@@ -32,7 +32,8 @@ class AdmittedProgram:
         self._text_lengths: dict[int, int] = {}  # by state: tokens counted in n_own, or shared
 
     def grow(self, request: Request, n_cached: int) -> None:
-        """Count the text of the request's state at its present length. n_cached: tokens that a new state shares."""
+        """Count the text of the request's state up to its present end. n_cached: how much of it other states already
+        have, if the state is new."""
         order = request.run.order
         state = order[1] if len(order) > 1 else 0
         self.n_own += request.n_total - self._text_lengths.get(state, n_cached)

@@ -167,7 +167,7 @@ class DepthController:
         return int(2 * self._mean_length * n_decoding)
 
     def note(self, plan: Plan, n_rows: int, seconds: float) -> None:
-        """A step of n_rows rows, drafts included, took so long from its plan to its commit."""
+        """Learn that a step of n_rows rows, drafts included, took `seconds` from its plan to its commit."""
         n_works = len(plan.works)
         n_extra = n_rows - n_works
         if not n_extra or plan.n_rows - n_works <= MAX_PROMPT_ROWS * sum(work.draws for work in plan.works):
@@ -190,8 +190,9 @@ class DepthController:
         return n
 
     def can_skip(self, request: Request) -> bool:
-        """Whether the next step may have no draft for the request, so that it can be planned ahead. A request that is
-        asked about less often waits up to MAX_PAUSE steps longer, so that many are asked about in one step."""
+        """Whether the next step need not have a draft for the request, so that the step can be planned ahead. If
+        drafters are asked about the request less often, asking is put off by up to MAX_PAUSE steps, so that they are
+        asked about many requests in one step."""
         return not self.drafters or self._n_steps + 1 < self._next_ask.get(request.rid, -MAX_PAUSE) + MAX_PAUSE
 
     def skip_step(self) -> None:
@@ -347,6 +348,6 @@ class DepthController:
         return out
 
     def check(self, alive: set[int]) -> None:
-        """Raises AssertionError where something is kept of a request that has ended."""
+        """Raises AssertionError if something is kept for a request that has ended."""
         kept = self._histories.keys() | self._next_ask.keys() | self.proposed.keys()
         assert kept <= alive, "drafts of a request that has ended"

@@ -40,7 +40,7 @@ class Chain(NamedTuple):
         return out
 
     def n_right(self, sampled: Sequence[int]) -> tuple[int, bool]:
-        """How many of its uncertain tokens the sampled tokens confirm; and whether none was wrong."""
+        """How many of the chain's uncertain tokens equal the sampled tokens; and whether none was wrong."""
         n = next((k for k, (a, b) in enumerate(zip(self.tokens, sampled, strict=False)) if a != b), -1)
         is_whole = n < 0
         n = min(len(self.tokens), len(sampled)) if is_whole else n
@@ -65,11 +65,11 @@ class DraftBranch:
         self._gains: list[float] = list(accumulate(cumulative))
 
     def length(self, threshold: float) -> int:
-        """How many of its tokens are right with at least that probability."""
+        """How many of the branch's tokens are right with at least the probability `threshold`."""
         return bisect_right(self._negated, -threshold)
 
     def gain(self, n: int) -> float:
-        """The expected number of accepted tokens among its first n. n >= 1."""
+        """The expected number of accepted tokens among the first n of the branch. n >= 1."""
         return self._gains[n - 1]
 
     def chance_at(self, depth: int) -> float:

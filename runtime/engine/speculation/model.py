@@ -35,7 +35,7 @@ N_SECOND = 3  # at so many positions, the second best token is proposed too
 
 
 class _DraftText:
-    """What the small model's pools hold of one request."""
+    """What the small model's pools hold for one request."""
 
     def __init__(self) -> None:
         self.writer = 0  # its number among those that wrote slots; a new one for each lease
@@ -90,7 +90,7 @@ class ModelDrafter(Drafter):
         return request.n_total - 1 - self._n_valid(request)
 
     def _n_valid(self, request: Request) -> int:
-        """How many of its first tokens have valid KV in its pages, not counting the last token."""
+        """How many of the request's first tokens have valid KV in its pages, not counting the last token."""
         text = self._texts.setdefault(request.rid, _DraftText())
         if text.lease is not request.lease:
             self._n_writers += 1
@@ -215,7 +215,7 @@ class ModelDrafter(Drafter):
 
 
 def _proposals(draft: list[int], second_best: Sequence[int], n_vocab: int) -> list[Proposal]:
-    """The chain, and beside its first tokens the second best."""
+    """The chain, and for each of its first tokens a chain that ends in the second best token instead."""
     n = next((k for k, token in enumerate(draft) if not 0 <= token < n_vocab), len(draft))
     out = [Proposal(array("i", draft[:n]))] if n else []
     for k, second in enumerate(second_best[: n + 1]):

@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
 
 class NgramIndex:
-    """From n-grams of some lengths to the number that was last put for them, separately for each salt."""
+    """Maps n-grams of some lengths to the number that was last put for them, separately for each salt."""
 
     def __init__(self, orders: Sequence[int], size: int) -> None:
         """orders: the lengths, the longest first. size: entries of 8 bytes; the system claims a page of memory when it

@@ -136,7 +136,7 @@ class QuoteIndex:
     # ---- learn -----------------------------------------------------------------------------------------------------
 
     def end(self, state: QuoteState, request: Request) -> None:
-        """The request has ended: learn from its output if that is worth it."""
+        """The request has ended. Learn from its output if that is worth the time."""
         self._n_texts += 1
         self._use += RECENT * (state.has_quoted - self._use)
         was_foreseen = len(request.drafted) > FORESEEN * request.n_out and not state.has_guessed
@@ -231,7 +231,7 @@ class QuoteIndex:
         return out, uncertain
 
     def find(self, last: array[int], state: QuoteState, namespace: bytes, min_rate: float = MIN_RATE) -> Quote | None:
-        """What a text that ends with `last` may quote of its prompt; None: nothing is known."""
+        """What a text that ends with the tokens `last` may quote from its prompt; None: no rule matches."""
         for n in (N_KEY, N_KEY - 1):
             rules = self._rules.get((namespace, last[-n:].tobytes()))
             if rules is None or not rules.is_worth(min_rate):
@@ -297,7 +297,7 @@ def _longest_match(prompt: str, text: str, at: int) -> tuple[int, int]:
 
 
 def _rfind(text: str, run: str, before: int) -> int:
-    """Where the run's last occurrence starts that starts before `before`; -1: none."""
+    """The start of the last occurrence of `run` that starts before `before`; -1: there is none."""
     return text.rfind(run, 0, before - 1 + len(run))
 
 
