@@ -70,19 +70,19 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
             attention_norm, mlp_norm = _randn(generator, dtype, 2, hidden)
             q_norm, k_norm = _randn(generator, dtype, 2, dim)
             old = _randn(generator, dtype, 2, 2, 16, kv_heads, dim)
-            (qkv, qkv_of), (out, out_of), (gate_up, gate_up_of), (down, down_of) = (
-                _linear(library, generator, dtype, *shape, is_int8=kind != dtype) for shape in shapes
+            kept, (qkv, out, gate_up, down) = zip(
+                *(_linear(library, generator, dtype, *shape, is_int8=kind != dtype) for shape in shapes), strict=True
             )
-            weights.append(layers.Weights(attention_norm, mlp_norm, (q_norm, k_norm), qkv, out, gate_up, down, window))
+            weights.append(layers.Weights((attention_norm, mlp_norm, q_norm, k_norm), kept, window))
             kv.append((_pool(old[0], kind), _pool(old[1], kind)))
 
             k, v = (_pool(part, torch.float64 if kind == dtype else kind) for part in old)
             h, total = small_ops.rms_norm(h, attention_norm.double(), 1e-5, total)
-            rows, norms = qkv_of(h).view(4, -1, dim), (q_norm.double(), k_norm.double())
+            rows, norms = qkv(h).view(4, -1, dim), (q_norm.double(), k_norm.double())
             q = rope_kv.rope_kv(rows, norms, 1e-5, cos.double(), sin.double(), k, v, batch.slots)
             attended = attention.attention(q, k, v, batch, AttentionOptions(dim**-0.5, window=window))
-            h, total = small_ops.rms_norm(out_of(attended.view(4, -1)), mlp_norm.double(), 1e-5, total)
-            h = down_of(small_ops.silu_mul(gate_up_of(h)))
+            h, total = small_ops.rms_norm(out(attended.view(4, -1)), mlp_norm.double(), 1e-5, total)
+            h = down(small_ops.silu_mul(gate_up(h)))
 
         fused = layers.Layers(library, weights, heads, kv_heads, dim, 1e-5)
         assert fused.bind(kv)
