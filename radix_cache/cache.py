@@ -198,12 +198,7 @@ class Cache:
     # ---- leases ----------------------------------------------------------------------------------------------------
 
     def open(
-        self,
-        ids: bytes,
-        namespace: bytes = b"",
-        limit: int | None = None,
-        priority: int = 0,
-        owner: Hashable = None,
+        self, ids: bytes, namespace: bytes = b"", limit: int | None = None, priority: int = 0, owner: Hashable = None
     ) -> Lease:
         """Opens a lease on the longest stored prefix of `ids`, at most `limit` tokens of it.
 
