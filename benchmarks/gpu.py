@@ -30,7 +30,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.attention import share_threshold
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KINDS, Quantized, quantize
 from banyan.kernels.ops import TABLE, OpSizes
@@ -127,9 +126,6 @@ def chunks(run: Run, roof: dict[str, float]) -> None:
 
 
 def shared_reads(run: Run) -> None:
-    if not run.is_dry:
-        shape = share_threshold.AttentionShape(32, 8, 128, work.PAGE, run.dtype, run.dtype)
-        run.row("a partial result more", "keys", share_threshold.calibrate(shape, run.device))
     own, few = run.size(64, 3), run.size(64, 3)
     thoughts = work.thoughts(run.size(2048, 32), run.size(512, 16), own, run.size(4, 2))
     suffixes = work.branches(run.size(128, 2), run.size(2048, 32), own)

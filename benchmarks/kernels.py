@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
-from banyan.kernels.attention import native, share_threshold, torch_cpu
+from banyan.kernels.attention import cpu, native
 from banyan.kernels.attention import plan as planner
 from banyan.kernels.attention.plan import Subtree, Tiles
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged
@@ -70,7 +70,7 @@ class Case(Attend):
         super().__init__(assign_pages(texts, q_len), (HEADS, KV_HEADS), DIM, dtype, torch.device("cpu"))
 
     def fallback(self) -> Tensor:
-        return torch_cpu.attention(self.q, self.k, self.v, self.batch, AttentionOptions(DIM**-0.5))
+        return cpu.by_torch(self.q, self.k, self.v, self.batch, AttentionOptions(DIM**-0.5))
 
     def sdpa(self) -> Tensor:
         """The straightforward way: gather each request's pages, then torch's SDPA with grouped heads."""
@@ -133,11 +133,6 @@ def chunks(report: Report, share: dict[str, float], seconds: float) -> None:
 
 def shared_reads(report: Report, seconds: float) -> None:
     kept = "ratio >= 0.97"  # where sharing hardly pays off, it must not cost
-    for dtype in (torch.float32, torch.bfloat16):
-        found = share_threshold.calibrate(
-            share_threshold.AttentionShape(HEADS, KV_HEADS, DIM, PAGE, dtype, dtype), torch.device("cpu")
-        )
-        report.row(f"a partial result more, {str(dtype)[6:]}", "keys", found)
     for n, prefix, target in ((2, 64, kept), (4, 64, kept), (4, 256, kept), (16, 2048, ""), (64, 2048, "ratio >= 2")):
         for dtype in (torch.float32, torch.bfloat16):
             case = Case(branches(n, prefix, 64), dtype)

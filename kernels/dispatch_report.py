@@ -21,7 +21,7 @@ class Dispatch(NamedTuple):
     """The implementation that serves an op."""
 
     op: Op
-    file: str  # kernels/<op>/<file>.py
+    file: str  # in the op's folder
     why: str
 
     @property
@@ -56,7 +56,7 @@ def _on_cpu(op: Op) -> Dispatch:
         return Dispatch(op, "reference", "torch: the op only moves memory")
     if build.library() is not None:
         return Dispatch(op, op.on_cpu, f"C++, compiled for this CPU; {threads.n_max()} threads")
-    file = "torch_cpu" if op.name == "attention" else "reference"
+    file = "cpu" if op.name == "attention" else "reference"
     return Dispatch(op, file, "torch: the C++ library could not be built here (see the warning)")
 
 

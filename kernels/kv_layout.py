@@ -49,12 +49,6 @@ def stacked(n: int, shape: Sequence[int], dtype: torch.dtype, device: torch.devi
     return [Quantized(*pair) for pair in zip(numbers, scales, strict=True)]
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> Pool:
-    """One uninitialised pool; see `stacked`."""
-    (pool,) = stacked(1, shape, dtype, device)
-    return pool
-
-
 def stacks(pools: Iterable[Tensor]) -> Iterator[Tensor]:
     """Views [n, *shape] that cover all given contiguous pools, each pool once.
 
@@ -86,7 +80,7 @@ def slot_bytes(n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
 def read(pool: Pool, pages: Tensor, dtype: torch.dtype) -> Tensor:
     """The content of `pages` (int64 [n]) as [n, page_size, n_kv_heads, head_dim] in `dtype`."""
     if not isinstance(pool, Quantized):
-        return pool[pages].to(dtype)
+        return pool.index_select(0, pages).to(dtype)
     real = torch.promote_types(dtype, torch.float32)
     numbers = pool.bits[pages].view(pool.numbers.dtype).to(real)
     return (numbers * pool.scale[pages].unsqueeze(-1)).to(dtype)

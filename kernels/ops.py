@@ -59,6 +59,7 @@ class Op(NamedTuple):
     n_flops: Cost
     on_cpu: str = "cpu"  # the file that serves CPU tensors
     on_gpu: str = "kernel"  # the file that serves GPU tensors
+    folder: str = "small_ops"
 
 
 _OPS = (
@@ -67,6 +68,7 @@ _OPS = (
         "q [rows, heads, dim], pools [pages, page, kv_heads, dim] -> [rows, heads, dim]",
         lambda s: s.size * s.dim * (2 * s.rows * s.heads + 2 * s.kv_heads * s.keys),
         lambda s: 4 * s.heads * s.dim * s.pairs,
+        folder="attention",
     ),
     Op(
         "write_kv",
@@ -74,6 +76,7 @@ _OPS = (
         lambda s: 4 * s.size * s.rows * s.kv_heads * s.dim,
         lambda s: 0,
         "reference",
+        folder="write_kv",
     ),
     Op(
         "copy_pages",
@@ -95,6 +98,7 @@ _OPS = (
         lambda s: s.size * (s.n_in * s.n_out + s.rows * (s.n_in + s.n_out)),
         lambda s: 2 * s.rows * s.n_in * s.n_out,
         on_gpu="reference",
+        folder="linear",
     ),
     Op(
         "edit_logits",
@@ -113,6 +117,7 @@ _OPS = (
         "logits [rows, vocab], rows: 7 x [rows] -> tokens [rows]",
         lambda s: 4 * s.rows * s.vocab,
         lambda s: 8 * s.rows * s.vocab,  # an eighth at temperature 0; about 100 * rows * vocab with top-k or top-p
+        folder="draw",
     ),
     Op(
         "rms_norm",
@@ -125,6 +130,7 @@ _OPS = (
         "qkv [rows, heads + 2 * kv_heads, dim], cos, sin [rows, dim / 2], slots [rows] -> q, pools",
         lambda s: 2 * s.size * s.rows * (s.heads + 2 * s.kv_heads) * s.dim,
         lambda s: 8 * s.rows * (s.heads + s.kv_heads) * s.dim,
+        folder="rope_kv",
     ),
     Op(
         "silu_mul",
@@ -143,7 +149,7 @@ def implementation(op: str, device: str) -> Callable[..., Any]:
         file = TABLE[op].on_gpu
     else:
         file = TABLE[op].on_cpu if device == "cpu" else "reference"
-    function: Callable[..., Any] = getattr(importlib.import_module(f"banyan.kernels.{op}.{file}"), op)
+    function: Callable[..., Any] = getattr(importlib.import_module(f"banyan.kernels.{TABLE[op].folder}.{file}"), op)
     return function
 
 
@@ -174,24 +180,24 @@ def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) ->
 def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
     """For each (source page, destination page, n_slots) of `copies`, copy the first n_slots slots, in every pool.
 
-    Modifies the pools; see `copy_pages/reference.py`."""
+    Modifies the pools; see `small_ops/reference.py`."""
     if pools:
         implementation("copy_pages", pools[0].device.type)(pools, copies)
 
 
 def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -> None:
-    """Copies the slots of accepted drafts to their final places, in place; see `copy_slots/reference.py`."""
+    """Copies the slots of accepted drafts to their final places, in place; see `small_ops/reference.py`."""
     if pools:
         implementation("copy_slots", pools[0].device.type)(pools, sources, destinations)
 
 
 def edit_logits(logits: Tensor, rows: Tensor, tokens: Tensor, factors: Tensor, shifts: Tensor) -> None:
-    """Applies penalties and biases to single logits, in place; see `edit_logits/reference.py`."""
+    """Applies penalties and biases to single logits, in place; see `small_ops/reference.py`."""
     implementation("edit_logits", logits.device.type)(logits, rows, tokens, factors, shifts)
 
 
 def mask_logits(logits: Tensor, masks: Tensor, which: Tensor) -> None:
-    """Sets the logits of forbidden tokens to -inf, in place; see `mask_logits/reference.py`."""
+    """Sets the logits of forbidden tokens to -inf, in place; see `small_ops/reference.py`."""
     implementation("mask_logits", logits.device.type)(logits, masks, which)
 
 
@@ -214,7 +220,7 @@ def rms_norm(
 ) -> tuple[Tensor, Tensor]: ...
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, rows: Tensor | None = None) -> Any:
     """RMS norm of x (or of the given rows of x) over its last axis. With `residual`, returns (norm of the sum, the
-    sum). See `rms_norm/reference.py`."""
+    sum). See `small_ops/reference.py`."""
     return implementation("rms_norm", x.device.type)(x, weight, eps, residual, rows)
 
 
@@ -228,6 +234,6 @@ def rope_kv(
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of a fused projection; see `silu_mul/reference.py`."""
+    """silu(gate) * up of a fused projection; see `small_ops/reference.py`."""
     out: Tensor = implementation("silu_mul", gate_up.device.type)(gate_up)
     return out

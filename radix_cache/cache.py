@@ -67,7 +67,7 @@ class Lease:
 
     @property
     def n_private(self) -> int:
-        """Pages of its own: not in the tree, freed with the lease."""
+        """Pages that belong to the lease alone. They are not in the tree, and are freed with the lease."""
         return len(self.pages) - -(-self._node.end // self.cache.page)
 
     def take_copies(self) -> list[tuple[int, int, int]]:
@@ -198,12 +198,7 @@ class Cache:
     # ---- leases ----------------------------------------------------------------------------------------------------
 
     def open(
-        self,
-        ids: bytes,
-        namespace: bytes = b"",
-        limit: int | None = None,
-        priority: int = 0,
-        owner: Hashable = None,
+        self, ids: bytes, namespace: bytes = b"", limit: int | None = None, priority: int = 0, owner: Hashable = None
     ) -> Lease:
         """Opens a lease on the longest stored prefix of `ids`, at most `limit` tokens of it.
 
@@ -272,7 +267,7 @@ class Cache:
     # ---- hints -----------------------------------------------------------------------------------------------------
 
     def handle(self, ids: bytes, namespace: bytes = b"") -> KVHint:
-        """A hint on the prefix `ids`, whether it is stored or not."""
+        """A hint on the prefix `ids`, which need not be stored."""
         n_tokens(ids)
         return self.hints.make(ids, namespace)
 
@@ -338,8 +333,8 @@ class Cache:
         self.pool.give(pages)
 
     def listen(self, first: int = 0) -> CacheEvents:
-        """The events of pages that come to the device and leave it. They are recorded from the first call on, and are
-        numbered from its `first`."""
+        """The log of pages that come to the device and leave it. Recording starts with the first call of this function.
+        first: the number of the first event."""
         if self.events is None:
             self.events = self.tree.listener = CacheEvents(self.tree, first)
         return self.events

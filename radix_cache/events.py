@@ -38,8 +38,8 @@ class Event(NamedTuple):
 
 
 class EventPage(NamedTuple):
-    """An answer of `since`. next: the number to ask for next time. is_all: the events are not what happened, but all
-    that is there."""
+    """An answer of `since`. next: the number to ask for next time. is_all: the events do not tell what happened, but
+    list all pages that are on the device now."""
 
     next: int
     is_all: bool
@@ -68,16 +68,23 @@ class CacheEvents:
 
     def _record(self, kind: Literal["stored", "removed"], node: Node, first: int) -> None:
         """Logs the whole pages of a node, from page `first` on."""
-        width = self._tree.width
-        if len(node.key) // width <= first:
+        if (event := self._event(kind, node, first)) is None:
             return
-        start = node.start * 4 // width + first
-        parent, *digests = prefix_digests(_short(namespace_of(node)), node.path, start, width)
-        self._kept.append(Event(kind, parent.hex(), tuple(digest.hex() for digest in digests)))
+        self._kept.append(event)
         self._next += 1
-        self._n_digests += len(digests)
+        self._n_digests += len(event.digests)
         while self._n_digests > self._n_kept:
             self._n_digests -= len(self._kept.popleft().digests)
+
+    def _event(self, kind: Literal["stored", "removed"], node: Node, first: int) -> Event | None:
+        width = self._tree.width
+        if len(node.key) // width <= first:
+            return None
+        namespace = namespace_of(node)
+        if len(namespace) > N_NAMESPACE:  # the key of a digest cannot be longer
+            namespace = blake2b(namespace, digest_size=N_NAMESPACE).digest()
+        parent, *digests = prefix_digests(namespace, node.path, node.start * 4 // width + first, width)
+        return Event(kind, parent.hex(), tuple(digest.hex() for digest in digests))
 
     def since(self, number: int) -> EventPage:
         """The events since the call that returned `number` as `next`; -1: all that is there."""
@@ -94,23 +101,5 @@ class CacheEvents:
 
     def _all(self) -> list[Event]:
         """All whole pages on the device as events, parents before children."""
-        events, width = [], self._tree.width
-        for namespace, root in self._tree.roots.items():
-            state = blake2b(digest_size=16, key=_short(namespace))
-            stack = [(child, state) for child in root.children.values() if child.pages]
-            while stack:
-                node, state = stack.pop()
-                state = state.copy()
-                parent, digests = state.hexdigest(), []
-                for o in range(0, len(node.key) - width + 1, width):
-                    state.update(node.key[o : o + width])
-                    digests.append(state.hexdigest())
-                if digests:
-                    events.append(Event("stored", parent, tuple(digests)))
-                stack += [(child, state) for child in node.children.values() if child.pages]
-        return events
-
-
-def _short(namespace: bytes) -> bytes:
-    """A namespace as the key of a digest, which must not be longer."""
-    return namespace if len(namespace) <= N_NAMESPACE else blake2b(namespace, digest_size=N_NAMESPACE).digest()
+        nodes = [node for root in self._tree.roots.values() for node in self._tree.subtree(root)[1:] if node.pages]
+        return [event for node in nodes if (event := self._event("stored", node, 0))]

@@ -68,8 +68,8 @@ class KVHint:
         self.due = self.until = None
 
     def drop(self, n_shared: int = 0) -> None:
-        """Marks all nodes below the prefix as dead. Also the path to it, from its end up to the first `n_shared` tokens
-        or to a fork. Locked and held nodes stay alive."""
+        """Marks as dead all nodes below the prefix, then the path to it from its end upwards, until a fork or until
+        only the first `n_shared` tokens are left. Locked and held nodes stay alive."""
         self.release()
         found = self._hints.find(self)
         if found is None:
@@ -108,7 +108,8 @@ class KVHint:
 
 
 class KVHints:
-    """All hints that hold something, in the order in which they give it up; and eviction, which makes them."""
+    """All hints that hold something, in the order in which they give it up. Evicts, and makes hints give up for
+    that."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -214,8 +215,9 @@ class KVHints:
     # ---- prefixes --------------------------------------------------------------------------------------------------
 
     def find(self, hint: KVHint) -> tuple[Node, bool] | None:
-        """The node that ends the part of a prefix on the device, and whether that is the whole prefix. Splits the node,
-        so that it has no page behind the prefix. None if no whole page and not the whole prefix is there."""
+        """Finds the part of a hint's prefix that is on the device. Returns the node in which this part ends, and
+        whether it is the whole prefix. Splits the node if it has pages behind the prefix. Returns None if the part has
+        less than a page and is not the whole prefix."""
         tree, page = self.tree, self.tree.page
         root = tree.roots.get(hint.namespace)
         if root is None:

@@ -31,7 +31,7 @@ move splits a node."""
 
 
 class Move(NamedTuple):
-    """One page, in all layers. is_out: from the device to host memory, else back. label: to seal it with in a file; ""
+    """Moves one page, in all layers. is_out: from the device to host memory; else back. label: for `PageFile.seal`; ""
     if there is no file or the page is not full."""
 
     is_out: bool
@@ -65,7 +65,7 @@ class Host:
 
     def move_out(self, node: Node, n: int) -> int:
         """Moves at least n pages at the end of a leaf, the head of its queue, off the device; or all its pages. Returns
-        how many. Drops the leaf if there is no room here."""
+        how many. Drops the leaf if host memory has no room."""
         tree = self.tree
         n_out = min(max(n, RUN), len(node.pages), self.n_pages)
         if n_out < len(node.pages):
@@ -87,7 +87,7 @@ class Host:
         return n_out
 
     def _copy(self, node: Node) -> bool:
-        """Gives a node pages here and orders the moves to them. False if there is no room."""
+        """Gives a node pages in host memory and orders the moves to them. Returns False if there is no room."""
         host = self._claim(len(node.pages))
         if not host:
             return False
@@ -99,8 +99,8 @@ class Host:
         return True
 
     def save(self, n: int) -> int:
-        """Copies up to n pages that are only on the device, the youngest first, into free host memory: before the
-        process ends, for a file. Returns how many."""
+        """Copies up to n pages that are only on the device into free host memory, the youngest first. Returns how many.
+        Called before the process ends, so that a file keeps the pages."""
         n_left = n
         for queue in reversed(self.tree.queues):
             node: Node = queue
@@ -114,7 +114,7 @@ class Host:
         return n - n_left
 
     def _claim(self, n: int) -> list[int]:
-        """n pages here, by eviction if needed; none if there are not n."""
+        """n pages of host memory, by eviction if needed; none if there are not n."""
         if n > self.n_pages:
             return []
         free = self.free
@@ -177,7 +177,7 @@ class Host:
         return at, min(n, at.end)
 
     def adopt(self, node: Node, pages: list[int]) -> None:
-        """Gives a locked node that is only here `pages` on the device. Its copy here stays."""
+        """Gives `pages` on the device to a locked node that is only in host memory. The copy in host memory stays."""
         tree = self.tree
         node.pages = pages
         node.queue = tree.queue(tree.policy.stored(tree.n_stored, 0))
@@ -199,25 +199,25 @@ class Host:
     # ---- changes of the tree ---------------------------------------------------------------------------------------
 
     def split(self, upper: Node, lower: Node) -> None:
-        """`upper` was split off a node with pages here."""
+        """Divides the host pages of a node from which `upper` was split off."""
         n = len(upper.key) // self.tree.width
         upper.host, lower.host = lower.host[:n], lower.host[n:]
         if lower in self.copies:
             self.copies[upper] = None
 
     def free_copy(self, node: Node) -> None:
-        """Frees a node's pages here."""
+        """Frees a node's pages in host memory."""
         self.copies.pop(node, None)
         self.free += node.host
         node.host = NO_PAGES
 
     def drop_subtree(self, node: Node) -> None:
-        """Drops a node that is only here, and all nodes below it."""
+        """Drops a node that is only in host memory, and all nodes below it."""
         for below in reversed(self.tree.subtree(node)):
             self.tree.drop(below)
 
     def clear(self) -> None:
-        """Drops all nodes that are only here, and all copies."""
+        """Drops all nodes that are only in host memory, and all copies."""
         while self.copies:
             self.free_copy(next(iter(self.copies)))
         while (node := self.queue.next) is not self.queue:
@@ -226,7 +226,7 @@ class Host:
             self.file.wipe()
 
     def empty(self) -> None:
-        """Frees all pages without looking at nodes, which must not refer to them any more. Ordered moves stay."""
+        """Frees all pages of host memory; no node may refer to one. Moves that are ordered stay so."""
         self._reset()
         if self.file is not None:
             self.file.wipe()

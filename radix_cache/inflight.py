@@ -17,8 +17,6 @@ from typing import Generic, TypeVar
 from banyan.radix_cache.node import n_common
 
 Owner = TypeVar("Owner")
-_Claim = tuple[bytes, int, Owner]
-"""Ids, the number of the claim, its owner."""
 
 
 class InFlight(Generic[Owner]):
@@ -27,8 +25,8 @@ class InFlight(Generic[Owner]):
     __slots__ = ("_claims", "_n_claimed", "_prompts")
 
     def __init__(self) -> None:
-        self._prompts: dict[bytes, list[_Claim[Owner]]] = {}  # by namespace, sorted
-        self._claims: dict[Owner, tuple[bytes, _Claim[Owner]]] = {}  # with their namespaces
+        self._prompts: list[tuple[bytes, bytes, int, Owner]] = []  # namespace, ids, number of the claim; sorted
+        self._claims: dict[Owner, tuple[bytes, bytes, int, Owner]] = {}
         self._n_claimed = 0
 
     def __len__(self) -> int:
@@ -39,18 +37,13 @@ class InFlight(Generic[Owner]):
         if owner in self._claims:
             raise ValueError(f"{owner!r} has a claim already")
         self._n_claimed += 1
-        claim = ids, self._n_claimed, owner
-        self._claims[owner] = namespace, claim
-        insort(self._prompts.setdefault(namespace, []), claim)
+        claim = self._claims[owner] = namespace, ids, self._n_claimed, owner
+        insort(self._prompts, claim)
 
     def release(self, owner: Owner) -> None:
         """`owner` computes no more. Does nothing if it has no claim."""
-        if owner in self._claims:
-            namespace, claim = self._claims.pop(owner)
-            prompts = self._prompts[namespace]
-            del prompts[bisect_left(prompts, claim)]
-            if not prompts:
-                del self._prompts[namespace]
+        if claim := self._claims.pop(owner, None):
+            del self._prompts[bisect_left(self._prompts, claim)]
 
     def find(self, ids: bytes, namespace: bytes = b"") -> tuple[Owner, int] | None:
         """The owner that computes the longest prefix of `ids`, and its tokens; None if no prompt shares a token. Of
@@ -58,7 +51,7 @@ class InFlight(Generic[Owner]):
 
         Takes a binary search and two comparisons: in sorted strings, a neighbour has the longest common prefix.
         """
-        prompts = self._prompts.get(namespace, [])
-        i = bisect_left(prompts, (ids,))
-        near = [(owner, n_common(ids, 0, other)) for other, _, owner in prompts[max(i - 1, 0) : i + 1]]
+        i = bisect_left(self._prompts, (namespace, ids))
+        neighbours = self._prompts[max(i - 1, 0) : i + 1]
+        near = [(owner, n_common(ids, 0, other)) for name, other, _, owner in neighbours if name == namespace]
         return max([found for found in near if found[1]], key=itemgetter(1), default=None)

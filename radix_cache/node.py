@@ -47,7 +47,7 @@ class Node:
 
     @property
     def end(self) -> int:
-        """The position behind its last token."""
+        """The position behind the node's last token."""
         return self.start + len(self.key) // 4
 
     @property

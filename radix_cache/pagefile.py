@@ -43,7 +43,7 @@ class NotAPageFile(Exception):
 
 
 class Label(NamedTuple):
-    """The content of a page. digest: of the prefix that it ends. parent: digest of the prefix before it."""
+    """What a page holds. digest: of the prefix that ends with the page. parent: of the prefix before the page."""
 
     digest: bytes
     parent: bytes
@@ -52,7 +52,8 @@ class Label(NamedTuple):
 
 
 def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list[bytes]:
-    """Digests of the prefixes of `ids` that end with page `first` - 1, `first`, and so on. width: bytes per page.
+    """Digests of the prefixes of `ids` that end with page `first` - 1, `first`, and so on. width: bytes of ids per
+    page.
 
     A digest names a prefix across namespaces and machines. It has 16 bytes, so that collisions do not occur.
     """

@@ -15,7 +15,8 @@ class Lru:
     """The longest unused first; the base class of all policies.
 
     has_levels  whether `used` can change a level; else it is never called
-    share       the largest share of all evictable pages that may be in level 1; the longest unused rest goes to level 0
+    share       the largest share of all evictable pages that may be in level 1; beyond it, the nodes of level 1 that
+                were unused for the longest time go to level 0
     """
 
     has_levels: ClassVar[bool] = False

@@ -19,8 +19,8 @@ class Stats(NamedTuple):
     n_evictable: int  # in the tree and not locked
     n_nodes: int
     n_leases: int  # open
-    n_query_tokens: int  # that leases were opened for; only leases that published something count
-    n_hit_tokens: int  # of these, found in the tree
+    n_query_tokens: int  # of all requests whose lease published something
+    n_hit_tokens: int  # of the query tokens, those that were found in the tree
     n_evicted_pages: int
     evicted: dict[str, int]  # evicted pages by reason: dead, unused, expected, pinned
     n_held: int  # of the evictable pages, those that programs expect or have pinned

@@ -142,7 +142,7 @@ class Tree:
         return self._open(self.by_level.get(level) or EvictionQueue(level, "unused"))
 
     def _open(self, queue: EvictionQueue) -> EvictionQueue:
-        """Adds a queue to the list. Instead of the dead queue, gives the one for new nodes: a used node is alive."""
+        """Adds a queue to the list. If it is the dead queue, opens the queue of new nodes: a node in use is alive."""
         if queue is self.dead:
             return self.queue(self.policy.stored(self.n_stored, 0))
         queue = self.by_level.setdefault(queue.level, queue)
@@ -168,8 +168,8 @@ class Tree:
         link(node, self.dead)
 
     def promote(self, node: Node, n_cached: int, priority: int) -> None:
-        """Raises the levels, as the policy says, of those nodes of a locked path that begin before token n_cached: the
-        nodes that a lease matched."""
+        """Gives the nodes that a lease matched the levels that the policy says. They are the nodes of a locked path
+        that begin before token n_cached."""
         at, used = node, self.policy.used
         while parent := at.parent:
             old = at.queue
@@ -429,7 +429,7 @@ class Tree:
 
     def evict(self, n: int, reason: str = "") -> int:
         """Frees n pages: from the end of the oldest leaf of the lowest queue, and so on. Returns how many; fewer if all
-        queues are empty. With a second tier, pages move there, and a few more than n.
+        queues are empty. With a second tier, pages move there in runs, so a few more than n may leave the device.
 
         reason: the name under which they are counted; "": that of the queue.
         """

@@ -197,7 +197,7 @@ def test_templates_are_rendered_only_in_the_sandbox() -> None:
         )
         if module.split(".")[0] == "jinja2"
     }
-    assert {path for path, _ in found} == {"runtime/server/text/chat_template.py"}
+    assert {path for path, _ in found} == {"runtime/server/text/template_sandbox.py"}
     assert not [module for _, module in found if module.endswith(".Environment")]
     assert [module for _, module in found if module.startswith("jinja2.sandbox.")]
 

@@ -126,9 +126,16 @@ class LocalProgram(ProgramDefaults, ProgramObserver):
     def attempt(self, program: Executor, generation: Generation, done: Done) -> Job:
         return Job(self, self._backend.start, generation, done)
 
-    def read(self, program: Executor, prompt: Prompt, start: int, has_tokens: bool) -> GenOutcome:
+    def read(
+        self,
+        program: Executor,
+        prompt: Prompt,
+        start: int,
+        has_tokens: bool,
+        then: Callable[[GenOutcome | BanyanError], None],
+    ) -> None:
         assert isinstance(prompt, LocalPrompt)
-        return GenOutcome((wire.Sample(prompt.render(start), "stop"),))
+        then(GenOutcome((wire.Sample(prompt.render(start), "stop"),)))
 
     def value(self, program: Executor, ref: int, outcome: GenOutcome) -> None:
         value = wire.Value(0, 0, ref, outcome.samples, outcome.usage, outcome.scores, outcome.times)

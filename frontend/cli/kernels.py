@@ -18,7 +18,7 @@ def show() -> int:
         op, n_bytes, n_flops = choice.op, choice.n_bytes, choice.n_flops
         console.print(f"{op.name:13}", style="bold", end="")
         costs = f"{_short(n_bytes, 'B'):>10}{_short(n_flops, 'FLOP') if n_flops else '-':>13}"
-        console.print(f"{costs}{n_flops / n_bytes:>8.1f}  {op.name}/{choice.file}.py: {choice.why}")
+        console.print(f"{costs}{n_flops / n_bytes:>8.1f}  {op.folder}/{choice.file}.py: {choice.why}")
         console.print(f"  takes  {op.shapes}", style="dim")
     return 0
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from banyan.lang.fstring import refuse
+from banyan.lang.fstring import check_unicode, refuse
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol.wire import ChoicesMethod
 
@@ -86,6 +86,7 @@ def checked_choices(choices: Sequence[str] | None) -> tuple[str, ...]:
     for choice in found:
         if not isinstance(choice, str) or not choice:
             raise BadProgram(f"each choice must be a non-empty string, not {choice!r}")
+        check_unicode(choice)
         refuse(choice, "a choice must be plain text, but this one contains an expression")
     if len(set(found)) < len(found):
         twice = next(choice for choice in found if found.count(choice) > 1)

@@ -20,6 +20,7 @@ from banyan.lang import fstring, images, output_types
 from banyan.lang.choices import Method, checked_choices, checked_method, token_length_normalized
 from banyan.lang.sampling import MAX_RETRIES, GenOptions, make
 from banyan.runtime.errors import BadProgram, Unsupported
+from banyan.runtime.protocol.roles import check_role
 from banyan.runtime.protocol.wire import ChoicesMethod, ConstraintSpec, Reasoning, Sampling
 from banyan.tools.toolbox import Toolbox, toolbox
 
@@ -308,9 +309,9 @@ def image(expr: Any) -> ImageExpr:
 
 
 def role(name: str, expr: Expression | None = None) -> Seq:
-    """A turn of any role that the model's chat template knows, such as "tool"."""
-    if not isinstance(name, str) or not name:
-        raise BadProgram(f"a role is a name, such as 'tool', not {name!r}")
+    """A turn of any role that the model's chat template knows, such as "tool". BadProgram: it is not a name of 1 to 64
+    letters, digits, spaces and `_.-`."""
+    check_role(name)
     return Seq((RoleBegin(name), *(() if expr is None else _parts(expr)), RoleEnd(name)))
 
 

@@ -29,6 +29,18 @@ _HINT = _OPEN[:8]  # what remains if a line break splits the token
 _embedded = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
 
 
+def check_unicode(text: str) -> None:
+    """BadProgram: a text has a lone surrogate, as `open(..., errors="surrogateescape")` and cut JSON escapes make."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        near = text[max(0, e.start - 20) : e.start + 20]
+        raise BadProgram(
+            f"character {e.start} of this text is the lone surrogate {text[e.start]!r}, which no encoding of Unicode "
+            f"has: {near!r}; replace it, as with text.encode(errors='replace').decode()"
+        ) from None
+
+
 class Embedder:
     """Embeds expressions in strings and extracts them again."""
 

@@ -32,7 +32,8 @@ class GenOptions(
     n: Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None = None
     """Number of samples (1). With more, the variable is a list, and the prompt continues with the first sample."""
     stop: wire.Stop | wire.Stops | None = None
-    """The output ends before the first of these strings, even if it begins inside a token."""
+    """The output ends before the first of these strings, even if it begins inside a token. At most 64 strings of 4,096
+    characters in all."""
     stop_token_ids: wire.StopIds | None = None
     stop_regex: wire.Stop | wire.Stops | None = None
     """The output ends after the first match of one of these patterns (RE2's syntax). Unlike a stop string, the match is

@@ -33,6 +33,7 @@ from banyan.lang.expr import (
     leaves,
 )
 from banyan.lang.expr import role as turn
+from banyan.lang.fstring import check_unicode
 from banyan.lang.lazy_value import JoinedValues, LazyValue, ReasoningText, read
 from banyan.lang.sampling import mix
 from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, ToolError, UnknownVariable, Unsupported
@@ -131,6 +132,8 @@ class StateBase:
         samplings: list[wire.Sampling] = []
         for leaf in flat:
             if isinstance(leaf, str):
+                if not leaf.isascii():
+                    check_unicode(leaf)
                 continue
             if type(leaf) is RoleBegin:
                 if role is not None:
@@ -144,6 +147,8 @@ class StateBase:
                 samplings.append(leaf.sampling(self._record.sampling))
                 if leaf.tools is not None:
                     self._check_tools(role)
+            elif type(leaf) is RawExpr:
+                check_unicode(leaf.text)
             elif isinstance(leaf, LazyValue) and leaf.record is not self._record:
                 raise BadProgram(f"{leaf!r} belongs to another program; append its value: state[{leaf.name!r}]")
             elif isinstance(leaf, ImageExpr) and not self._record.backend.welcome.images:

@@ -119,6 +119,7 @@ class Caller(ServerCallback):
     async def _call(self, number: int, call: wire.WireToolCall) -> ToolCall:
         start = time.monotonic()
         result, is_error = await self._result(call)
+        result = result.encode(errors="backslashreplace").decode()  # names of files may have lone surrogates
         end = time.monotonic()
         finished = ToolCall(
             round=number,

@@ -1,18 +1,22 @@
-"""Attention on a CPU: the C++ library, or plain torch (`torch_cpu.py`) for inputs that the library does not support."""
+"""Attention on a CPU: by the C++ library, or by torch for inputs that the library does not support."""
 
+import torch
 from torch import Tensor
 
-from banyan.kernels.attention import native, torch_cpu
+from banyan.kernels.attention import native
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged
-from banyan.kernels.kv_layout import Pool, are_native
+from banyan.kernels.attention.reference import hidden
+from banyan.kernels.kv_layout import Pool, are_native, read
 from banyan.kernels.native import build
+
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what SDPA calls; also returns the LSE
 
 
 def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
     """See `reference.attention`."""
     library = build.library()
     if library is None or not is_known(q, k_pool, v_pool):
-        return torch_cpu.attention(q, k_pool, v_pool, ragged, options)
+        return by_torch(q, k_pool, v_pool, ragged, options)
     return native.attend(library, q, k_pool, v_pool, ragged, options)
 
 
@@ -28,3 +32,45 @@ def is_known(q: Tensor, k_pool: Pool, v_pool: Pool) -> bool:
         and q.stride(2) == 1
         and q.stride(1) == dim
     )
+
+
+def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
+    """Gathers the pages of one request after the other and calls torch's flash kernel. Raises ValueError for a
+    deterministic batch: torch rounds differently per shape."""
+    if ragged.deterministic:
+        raise ValueError("attention in plain torch cannot be deterministic: install a C++ compiler, or name it in CXX")
+    scale, softcap, window, sinks = options
+    page_size, n_kv_heads, dim = k_pool.shape[1:]
+    out = torch.empty_like(q)
+    end = 0
+    for i, (n, kv_len) in enumerate(zip(ragged.q_lens, ragged.kv_lens, strict=True)):
+        rows, end = slice(end, end + n), end + n
+        if not n:
+            continue
+        first = max(0, kv_len - n - window + 1) // page_size if window else 0  # page that the first row reads first
+        pages, n_keys = ragged.page_table[i, first : -(-kv_len // page_size)].long(), kv_len - first * page_size
+        # [n_kv_heads, group, n, dim]; for a decode [n_kv_heads, 1, group, dim], so that K and V are read once per group
+        own = q[rows].view(n, n_kv_heads, -1, dim).permute(1, 2, 0, 3)
+        own = own.transpose(1, 2) if n == 1 else own
+        k, v = (
+            read(pool, pages, q.dtype).flatten(0, 1)[:n_keys].transpose(0, 1)[:, None].expand(-1, own.shape[1], -1, -1)
+            for pool in (k_pool, v_pool)
+        )
+        is_plain = not softcap and not window and ragged.ancestors is None
+        mask = None
+        if not is_plain or 1 < n < kv_len:
+            unseen = hidden(ragged, i, window, first * page_size)
+            mask = torch.zeros(unseen.shape, dtype=q.dtype).masked_fill_(unseen, -torch.inf)
+        if softcap:
+            assert mask is not None
+            scores = (own.float() @ k.float().transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap) + mask
+            lse = scores.logsumexp(-1)
+            result = (scores - lse[..., None]).exp_() @ v.float()
+        else:
+            result, lse = _flash(own, k, v, 0.0, mask is None and n > 1, attn_mask=mask, scale=scale)
+        if n == 1:
+            result, lse = result.transpose(1, 2), lse.transpose(1, 2)
+        if sinks is not None:  # a logit without a value scales the result by exp(lse) / (exp(lse) + exp(sink))
+            result = result * torch.sigmoid(lse - sinks.view(n_kv_heads, -1, 1))[..., None]
+        out[rows] = result.permute(2, 0, 1, 3).reshape(n, -1, dim)
+    return out

@@ -22,7 +22,7 @@ class GraphBatch:
     """
 
     def __init__(self, like: Ragged, n_rows: int, n_pages: int, spare: range) -> None:
-        """like: a batch that was computed before: its `plans` list the plans that the model's layers need."""
+        """like: a batch that the model has computed. Its `plans` show which plans the layers need."""
         device = like.slots.device
         self._spare = torch.tensor(spare, dtype=torch.int64, device=device).repeat(-(-n_rows // len(spare)))[:n_rows]
         keys = [key for key in like.plans if isinstance(key, PlanKey)]
@@ -60,8 +60,8 @@ class GraphBatch:
 class _PlanTables:
     """Room for the tables of a plan, one after the other in one tensor, so that one copy transfers them all.
 
-    It fits at least twice the plan `like`, and any decodes that share nothing. An unused entry costs one program that
-    returns at once.
+    There is room for twice the plan `like`, and for any n_rows decodes that share no pages. For each unused entry the
+    GPU starts one program, which returns at once.
     """
 
     def __init__(self, like: AttentionPlan, key: PlanKey, n_rows: int, device: torch.device) -> None:

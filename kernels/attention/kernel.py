@@ -89,7 +89,7 @@ def _attend(
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr, ALL_MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Program (item, KV head). Its tile has the item's rows times the heads of the group."""
+    """Computes one item for one KV head. The tile has the item's rows times the heads of the group."""
     i_item, i_head = tl.program_id(0), tl.program_id(1)
     p_item = p_items + i_item.to(tl.int64) * 8
     first, n_rows, request = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
@@ -215,9 +215,9 @@ class Tile(NamedTuple):
 def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, *, large: bool) -> Tile:
     """The tile for small or large items. It is static, so that results repeat and tests can compile every variant.
 
-    The tests check registers, shared memory and spills of each entry; gfx942 has 64 KB of LDS. kind: of the pools'
-    numbers (write_kv/kernel.py). Numbers of 8 bits are widened in registers, so a tile has fewer left.
-    """
+    The tests check registers, shared memory and spills of each entry; gfx942 has 64 KB of LDS. kind: how the pools
+    store numbers (write_kv/kernel.py). Numbers of 8 bits are widened in registers, which leaves fewer of them to the
+    tile."""
     wide = dim > 128
     amd, ampere = arch.startswith("gfx"), arch.startswith("sm_8")
     if arch == "interpreter":

@@ -63,8 +63,8 @@ def attend(
 def prepare(
     ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, options: AttentionOptions
 ) -> tuple[AttentionCall, NativeWork, Tensor]:
-    """A call without q, out, sinks and pools (rows of q are assumed contiguous), its plan, and the buffer of its
-    partial results, which must stay alive until the call returns."""
+    """Prepares a call for contiguous rows of q: sets all fields but q, out, sinks and the pools. Returns the call, its
+    plan and the buffer of partial results, which the caller must keep until the library has returned."""
     scale, softcap, window, _ = options
     work = _work(ragged, n_heads, n_kv_heads, dim, window)
     n_partials = work.n_partials * n_heads

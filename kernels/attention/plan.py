@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 MIN_SPLIT = 256  # keys per item, at least: with fewer, the merge costs more than a second reader saves
-ALIGN = 64  # items begin at multiples of this, or where a shared prefix ends: whole key blocks and whole pages
+ALIGN = 64  # items begin at multiples of this, or where a shared prefix ends, so they have whole blocks and pages
 WAVES = 4  # items per multiprocessor to aim for when long reads are split
-CHUNK = 256  # keys per item of a deterministic plan; results depend on this number and on nothing else in a plan
+CHUNK = 256  # keys per item of a deterministic plan; another number would change the last bits of results
 MERGE_KEYS = {"cpu": 48.0, "cuda": 192.0}
-"""`merge_keys` of plans, by device type. `share_threshold.calibrate` measures it. The defaults were measured for 32/8
-heads of 64 on 2 cores of an AMD EPYC Zen 5, and taken from published kernels for GPUs."""
+"""`merge_keys` of plans, by device type. The number for CPUs is measured: there, sharing 48 keys per row takes 0.85 to
+1.02 times the time of separate reads. The number for GPUs is a cautious guess: it forgoes some short shared reads."""
 MAX_DRAFT = 64  # rows of a draft tree, at most: an ancestor mask covers the last 64 keys of a request
 
 
@@ -53,7 +53,7 @@ class Tiles(NamedTuple):
     small: int
     large: int
     shared: int  # of a large item with rows of several requests
-    few: int  # rows of several requests that still become a small item, if it is long
+    few: int  # rows of several requests, at most, that become a small item if they share many keys
 
 
 def subtrees(table: np.ndarray, contexts: Sequence[int], page_size: int) -> list[Subtree]:
@@ -220,7 +220,7 @@ def _split(items: list[_Item], n_programs: int, n_processors: int) -> list[_Item
 
 
 def _chunks(items: list[_Item]) -> list[_Item]:
-    """Splits reads at multiples of CHUNK. They all begin at one."""
+    """Splits reads at multiples of CHUNK, where all of them begin."""
     return [
         (rows, request, at, min(at + CHUNK, end), position, tail, is_part)
         for rows, request, start, end, position, tail, is_part in items
@@ -229,7 +229,7 @@ def _chunks(items: list[_Item]) -> list[_Item]:
 
 
 def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> AttentionPlan:
-    """Numbers the partial results, those of one row side by side, and builds the tables."""
+    """Builds the tables. Partial results get consecutive numbers, those of one row side by side."""
     parts = [item for items in (small, large) for item in items if item[6]]  # that read only some of their rows' keys
     counts = [len(item[0]) for item in parts]
     entries = itertools.accumulate(counts, initial=n_rows)  # in `rows`: they follow one entry per row

@@ -1,5 +1,6 @@
 """The description of a step's batch that attention needs: rows, requests, and where their keys and values are."""
 
+from array import array
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,10 +10,9 @@ from torch import Tensor
 
 from banyan.kernels.attention.plan import MAX_DRAFT, Subtree, subtrees
 
-FEW_ROWS = 48
-"""Up to so many rows, a Python loop builds the arrays faster than numpy calls do."""
 MIN_SAVED_ROWS = 64
-"""The last layer skips the rows without wanted results if there are at least so many: a tail needs a second plan."""
+"""The last layer skips rows whose result nobody needs if there are at least so many. For fewer, the second plan that
+this takes (`Ragged.tail`) costs more than it saves."""
 ALL_KEYS = (1 << MAX_DRAFT) - 1
 """The ancestor mask of a row that attends to all keys up to its own."""
 
@@ -21,8 +21,8 @@ class AttentionOptions(NamedTuple):
     """What varies between the attention of layers.
 
     softcap c  scores become c * tanh(scores / c); 0: off
-    window w   a row at position p attends only to keys at positions > p - w; 0: no window. Not smaller than a draft
-               tree: the index of an ancestor in the cache is not its position
+    window w   a row at position p attends only to keys at positions > p - w; 0: no window. A draft tree must not have
+               more rows than w, since the index of its rows in the cache is not their position
     sinks      [n_heads]: one more logit per head that takes part in the softmax and has no value
     """
 
@@ -103,9 +103,7 @@ def ragged(
         row[:need] = own[:need]
     contexts = [kv - q for q, kv in zip(q_lens, kv_lens, strict=True)]
     ancestors = None
-    is_few = sum(q_lens) <= FEW_ROWS
-    rows = _few_rows(q_lens, contexts, pages, page_size) if is_few else _rows(q_lens, contexts, table, page_size)
-    q_start, position, slots = rows
+    q_start, position, slots = _rows(q_lens, contexts, pages, page_size)
     if parents is not None:
         ancestors, position = _trees(q_lens, parents, position)
 
@@ -127,27 +125,21 @@ def ragged(
 
 
 def _rows(
-    q_lens: Sequence[int], contexts: Sequence[int], table: np.ndarray, page_size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`q_start`, `position` and `slots` of a batch without trees, by numpy."""
-    q_start = np.zeros(len(q_lens) + 1, np.int64)
-    np.cumsum(q_lens, out=q_start[1:])
-    request = np.repeat(np.arange(len(q_lens)), q_lens)
-    position = np.arange(q_start[-1]) - q_start[request] + np.array(contexts, np.int64)[request]
-    slots = table[request, position // page_size].astype(np.int64) * page_size + position % page_size
-    return q_start.astype(np.int32), position.astype(np.int32), slots
-
-
-def _few_rows(
     q_lens: Sequence[int], contexts: Sequence[int], pages: Sequence[Sequence[int]], page_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same as `_rows`, by a Python loop."""
-    q_start, position, slots = [0], [], []
-    for q_len, context, own in zip(q_lens, contexts, pages, strict=True):
+    """`q_start`, `position` and `slots` of a batch without trees."""
+    q_start, position, slots = [0], array("i"), array("q")
+    for q_len, at, own in zip(q_lens, contexts, pages, strict=True):
         q_start.append(q_start[-1] + q_len)
-        for at in range(context, context + q_len):
+        if q_len == 1:  # most requests: a few calls less
             position.append(at)
             slots.append(own[at // page_size] * page_size + at % page_size)
+            continue
+        position.extend(range(at, at + q_len))
+        for page in range(at // page_size, -(-(at + q_len) // page_size)):
+            first = page * page_size
+            begin, end = max(at - first, 0), min(at + q_len - first, page_size)
+            slots.extend(range(own[page] * page_size + begin, own[page] * page_size + end))
     return np.array(q_start, np.int32), np.array(position, np.int32), np.array(slots, np.int64)
 
 

@@ -39,8 +39,8 @@ def _uniform(seed, sample, position):
 def _search(p_w, n_vocab, low, high, n_low, n_high, mass_low, mass_high, goal, BY_COUNT: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
     """Finds the threshold at which weights reach a goal, in number or in mass: the weights >= `low` reach it, those
-    >= `high` do not. Both are bits of floats, which have the order of positive floats. Each pass gains two bits; ends
-    when at most one weight is between the two."""
+    >= `high` do not. Both are bits of floats, which have the order of positive floats. Each pass gains two bits. Ends
+    when at most one weight is between `low` and `high`."""
     o = tl.arange(0, BLOCK)
     while (high - low > 1) & (n_low - n_high > 1):
         quarter, half = tl.maximum((high - low) // 4, 1), tl.maximum((high - low) // 2, 1)

@@ -18,7 +18,8 @@ class Packed(NamedTuple):
 
 
 def pack(weight: Tensor, width: int, is_int8: bool = False) -> Packed:
-    """Packs `weight` [n_out, n_in], or its `quantize`, in panels of `width` output columns, for rows in its dtype."""
+    """Packs `weight` [n_out, n_in] in panels of `width` output columns, for rows in the weight's dtype. is_int8:
+    quantises the weight first."""
     n_out, n_in = weight.shape
     numbers, scale = quantize(weight) if is_int8 else (weight, None)
     if scale is not None:

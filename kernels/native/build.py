@@ -46,7 +46,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def cache_folder() -> Path:
-    """The folder of builds and measurements."""
+    """The folder of builds."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "banyan" / "kernels"
 
 

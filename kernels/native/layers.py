@@ -24,7 +24,7 @@ _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
 class _Weight(ctypes.Structure):
-    """Mirrors `Weight` of layers.h, as the next ones mirror `Layer`, `AttentionPlan` and `Pass`."""
+    """Mirrors `Weight` of layers.h. The next three classes mirror `Layer`, `AttentionPlan` and `Pass`."""
 
     _fields_ = (("panels", _P), ("scale", _P), ("bias", _P), ("n_in", _N), ("n_out", _N))
 
@@ -57,26 +57,16 @@ class _Pass(ctypes.Structure):
 
 
 class Weights(NamedTuple):
-    """The weights of one layer. A linear layer is a pair of weight and bias. window: of attention; 0: none."""
+    """The weights of one layer.
 
-    attention_norm: Tensor
-    mlp_norm: Tensor
-    qk_norm: tuple[Tensor, Tensor] | None
-    qkv: tuple[Tensor | Packed, Tensor | None]
-    out: tuple[Tensor | Packed, Tensor | None]
-    gate_up: tuple[Tensor | Packed, Tensor | None]
-    down: tuple[Tensor | Packed, Tensor | None]
+    norms    of attention, of the MLP, of the heads of queries and of keys; None: no norm
+    linears  (weight, bias) of qkv, out, gate_up and down
+    window   of attention; 0: none
+    """
+
+    norms: tuple[Tensor | None, ...]
+    linears: tuple[tuple[Tensor | Packed, Tensor | None], ...]
     window: int
-
-    @property
-    def linears(self) -> tuple[tuple[Tensor | Packed, Tensor | None], ...]:
-        return self.qkv, self.out, self.gate_up, self.down
-
-    @property
-    def vectors(self) -> tuple[Tensor, ...]:
-        """Norms and biases."""
-        biases = (bias for _, bias in self.linears if bias is not None)
-        return self.attention_norm, self.mlp_norm, *(self.qk_norm or ()), *biases
 
 
 class Layers:
@@ -89,7 +79,7 @@ class Layers:
         self.library = library
         self.sizes = n_heads, n_kv_heads, dim
         self.eps = eps
-        self.dtype = weights[0].attention_norm.dtype
+        self.dtype = weights[0].linears[0][0].dtype
         self.windows = sorted({w.window for w in weights})
         self._weights = weights  # keeps alive what the pointers below point to
         self._kv: Sequence[tuple[Pool, Pool]] | None = None
@@ -100,8 +90,7 @@ class Layers:
         self.widths = w.qkv.n_in, w.qkv.n_out, n_heads * dim, n_heads * dim, 2 * n_intermediate, n_intermediate
 
     def _layer(self, w: Weights) -> _Layer:
-        norms = map(address, (w.attention_norm, w.mlp_norm, *(w.qk_norm or (None, None))))
-        return _Layer(*norms, *map(_weight, w.linears), plan=self.windows.index(w.window))
+        return _Layer(*map(address, w.norms), *map(_weight, w.linears), plan=self.windows.index(w.window))
 
     def bind(self, kv: Sequence[tuple[Pool, Pool]]) -> bool:
         """Sets the pools that calls use, a (K, V) pair per layer. False if the library does not support them."""
@@ -118,8 +107,8 @@ class Layers:
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, last: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Computes all layers over x [n, hidden]. Returns the last layer's output, not yet added, and the residual
-        stream, which replaces x in place.
+        """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
+        which the caller must add it. The residual stream is in the memory of x.
 
         cos, sin  float32 [n, rotary / 2]
         last      int64, ascending: the rows of `ragged.tail`. The last layer writes KV of all rows, but computes only
@@ -160,14 +149,15 @@ class Layers:
 def fused(
     library: ctypes.CDLL | None, weights: Sequence[Weights], n_heads: int, n_kv_heads: int, dim: int, eps: float
 ) -> Layers | None:
-    """The fused layers; None if the library cannot compute them. It needs a CPU, packed weights and one dtype."""
+    """The fused layers; None if the library cannot compute them: it needs a CPU, packed weights and one dtype."""
     if INTERPRETED or library is None or dim % 16 or dim > MAX_DIM or n_heads > MAX_ROWS:
         return None
-    dtype = weights[0].attention_norm.dtype
+    dtype = weights[0].linears[0][0].dtype
     for w in weights:
+        vectors = (vector for vector in (*w.norms, *(bias for _, bias in w.linears)) if vector is not None)
         if not all(isinstance(weight, Packed) and weight.dtype == dtype for weight, _ in w.linears):
             return None
-        if not all(vector.dtype == dtype and vector.is_contiguous() for vector in w.vectors):
+        if not all(vector.dtype == dtype and vector.is_contiguous() for vector in vectors):
             return None
     return Layers(library, weights, n_heads, n_kv_heads, dim, eps)
 

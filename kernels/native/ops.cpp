@@ -9,18 +9,21 @@
 
 namespace {
 
-// Calls f with a value of the pool's element type. T: the type of the computation.
-template <class T, class F>
-void by_kind(int kind, const F& f) {
-    if (kind == 0) f(T{});
-    else if (kind == 1) f(int8_t{});
-    else f(e4m3{});
+// Calls f with a value of the computation's type.
+template <class F>
+void by_dtype(int is_bf16, const F& f) {
+    if (is_bf16) f(bf16{});
+    else f(float{});
 }
 
+// Calls f with values of the computation's type and of the pool's.
 template <class F>
 void by_types(int is_bf16, int kind, const F& f) {
-    if (is_bf16) by_kind<bf16>(kind, [&](auto p) { f(bf16{}, p); });
-    else by_kind<float>(kind, [&](auto p) { f(float{}, p); });
+    by_dtype(is_bf16, [&](auto t) {
+        if (kind == 0) f(t, t);
+        else if (kind == 1) f(t, int8_t{});
+        else f(t, e4m3{});
+    });
 }
 
 }  // namespace
@@ -36,10 +39,11 @@ void banyan_attention(int is_bf16, int kind, const Call* c, const Item* small, i
 
 void banyan_rms_norm(int is_bf16, const void* x, const void* weight, const void* residual, void* out, void* total,
                      int64_t n, int64_t n_heads, int64_t dim, int64_t s_row, int64_t s_head, float eps, int n_threads) {
-    if (is_bf16) norm((const bf16*)x, (const bf16*)weight, (const bf16*)residual, (bf16*)out, (bf16*)total, n, n_heads,
-                      dim, s_row, s_head, eps, n_threads);
-    else norm((const float*)x, (const float*)weight, (const float*)residual, (float*)out, (float*)total, n, n_heads,
-              dim, s_row, s_head, eps, n_threads);
+    by_dtype(is_bf16, [&](auto t) {
+        using T = decltype(t);
+        norm((const T*)x, (const T*)weight, (const T*)residual, (T*)out, (T*)total, n, n_heads, dim, s_row, s_head, eps,
+             n_threads);
+    });
 }
 
 void banyan_rope_kv(int is_bf16, int kind, const RopeKv* call, int n_threads) {
@@ -51,8 +55,10 @@ int banyan_panel() { return PANEL; }
 // scale: of an int8 weight; else null
 void banyan_linear(int is_bf16, const void* x, const void* weight, const float* scale, const void* bias, void* out,
                    int64_t n, int64_t n_in, int64_t n_out, int64_t s_x, int n_threads) {
-    if (is_bf16) multiply((const bf16*)x, weight, scale, (const bf16*)bias, (bf16*)out, n, n_in, n_out, s_x, n_threads);
-    else multiply((const float*)x, weight, scale, (const float*)bias, (float*)out, n, n_in, n_out, s_x, n_threads);
+    by_dtype(is_bf16, [&](auto t) {
+        using T = decltype(t);
+        multiply((const T*)x, weight, scale, (const T*)bias, (T*)out, n, n_in, n_out, s_x, n_threads);
+    });
 }
 
 void banyan_mask_logits(float* logits, const uint32_t* masks, const int32_t* which, int64_t n, int64_t n_vocab,
@@ -73,8 +79,7 @@ void banyan_layers(int is_bf16, int kind, const Pass* pass, const Layer* all, in
 }
 
 void banyan_silu_mul(int is_bf16, const void* x, void* out, int64_t n, int64_t dim, int64_t s_row, int n_threads) {
-    if (is_bf16) gate((const bf16*)x, (bf16*)out, n, dim, s_row, n_threads);
-    else gate((const float*)x, (float*)out, n, dim, s_row, n_threads);
+    by_dtype(is_bf16, [&](auto t) { gate((const decltype(t)*)x, (decltype(t)*)out, n, dim, s_row, n_threads); });
 }
 
 }  // extern "C"

@@ -6,8 +6,8 @@ longer than the work if other programs use the cores.
 
 import torch
 
-ROW_NUMBERS = 1 << 16  # passes over fewer numbers use one thread: waking a second one costs more than it saves
-PRODUCT_WORK = 1 << 18  # the same for products with fewer multiply-adds
+ROW_NUMBERS = 1 << 16  # a pass over fewer numbers uses one thread: waking a second one costs more than it saves
+PRODUCT_WORK = 1 << 18  # a product with fewer multiply-adds uses one thread, for the same reason
 
 _n_threads = 0
 

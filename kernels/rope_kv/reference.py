@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.kv_layout import Pool
-from banyan.kernels.rms_norm import reference as rms_norm
+from banyan.kernels.small_ops.reference import rms_norm
 from banyan.kernels.write_kv import reference as write_kv
 
 Norms = tuple[Tensor, Tensor] | None
@@ -29,7 +29,7 @@ def rope_kv(
     n_kv_heads = k_pool.shape[2]
     q, k, v = torch.split(qkv, [qkv.shape[1] - 2 * n_kv_heads, n_kv_heads, n_kv_heads], dim=1)
     if norms is not None:
-        q, k = rms_norm.rms_norm(q, norms[0], eps), rms_norm.rms_norm(k, norms[1], eps)
+        q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
     write_kv.write_kv(rotate(k, cos, sin), v, k_pool, v_pool, slots)
     return rotate(q, cos, sin)
 

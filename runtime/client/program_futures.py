@@ -177,7 +177,14 @@ class ProgramFutures:
             left = max(0.0, limits.left - elapsed) if limits.timeout else 0.0
             deadline = max(_PASSED, limits.deadline - elapsed) if limits.deadline else 0.0
             limits = replace(limits, left=left, deadline=deadline)
-        data = wire.encode(wire.Submit(self.number, self._n_sent, ops, last, self.name, limits))
+        try:
+            data = wire.encode(wire.Submit(self.number, self._n_sent, ops, last, self.name, limits))
+        except UnicodeEncodeError as e:
+            raise BadProgram(
+                f"a text of this program has the lone surrogate {e.object[e.start]!r}, which no encoding of Unicode "
+                f"has: {e.object[max(0, e.start - 20) : e.start + 20]!r}",
+                program=self.name,
+            ) from None
         max_message = self._connection.welcome.max_message
         if splitting.fits(data, ops, max_message):
             return [data]

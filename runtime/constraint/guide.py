@@ -46,8 +46,8 @@ class Guide(ABC):
 
     @abstractmethod
     def fill(self, out: Row) -> None:
-        """Write the mask of the next token. Inside a forced run only its next token is allowed. The mask is all zeros
-        only where `must_stop`, or with an `error`."""
+        """Write the mask of the next token. Where tokens are forced, only the next of them is allowed. The mask is all
+        zeros only where `must_stop`, or with an `error`."""
 
     @abstractmethod
     def accept(self, tokens: Sequence[int]) -> int:

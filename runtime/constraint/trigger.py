@@ -45,7 +45,8 @@ class _StringSearch:
 
 
 class TriggerState(NamedTuple):
-    """Inside a value: its guide. In free text: the tail that may begin a trigger, and the index of the stage."""
+    """value: the guide of the value that is being written; None in free text. tail: the end of the free text, if it may
+    begin a trigger. stage: index of the present search in `TriggeredConstraint.stages`."""
 
     value: Guide | None
     tail: bytes = b""

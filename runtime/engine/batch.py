@@ -25,7 +25,8 @@ class DeferredTokens(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One step. Logits are needed of the rows before scored tokens, then of the rows that sample a token."""
+    """The tensors of one step. The model returns logits for the rows before scored tokens, then for the rows that
+    sample a token."""
 
     ids: Tensor  # int64 [n_rows]
     positions: Tensor  # int64 [n_rows]
@@ -37,12 +38,12 @@ class Batch(NamedTuple):
     deferred: DeferredTokens | None = None
 
     def sampling_logits(self, logits: Tensor) -> Tensor:
-        """The logits of the rows that sample, out of a step's."""
+        """The part of a step's logits that belongs to the rows that sample."""
         return logits[len(self.targets) :] if self.scored else logits  # most steps score nothing: no call into torch
 
     def fill_deferred(self) -> None:
-        """Copy the tokens that the step before sampled into `ids`, on the device and in its order. A sampled -1 (none)
-        has ended the request, so any token will do."""
+        """Copy the tokens that the step before sampled into `ids`, on the device and in its order. If a row sampled -1
+        (no token), its request has ended, so any token will do."""
         if self.deferred is not None:
             rows, which, sampled = self.deferred
             self.ids[rows] = sampled[which].clamp(min=0)
@@ -57,7 +58,7 @@ def assemble(
 ) -> Batch:
     """Concatenate the rows of a plan's works. Copies to a GPU are asynchronous.
 
-    before: for a plan made ahead, whom the step before it samples for, and its sampled ids."""
+    before: only for a plan made ahead: the requests that the step before it samples for, and the ids it samples."""
     ids, targets = array("i"), array("i")
     rows, score_rows = list[int](), list[int]()
     scored: list[tuple[int, int, int]] = []

@@ -31,8 +31,11 @@ from banyan.runtime.protocol.wire import SetVocabulary as VocabularyMessage
 
 CACHE_BYTES = 256 << 20  # most bytes of cached constraints; beyond that the least recently used are evicted
 SLOW, PATIENCE = 0.02, 3
-"""CPU seconds of a slow mask, which delays all requests; an output fails after PATIENCE slow ones in a row."""
-UNKNOWN, UNREACHABLE = -1, -2  # in place of the token that a row samples: it depends on a mask; the row does not count
+"""A mask that takes more than SLOW CPU seconds delays all requests. After PATIENCE such masks in a row, the output
+fails."""
+UNKNOWN, UNREACHABLE = -1, -2
+"""In place of the token that a row samples. UNKNOWN: a mask decides it. UNREACHABLE: the row is below a draft token
+that is known to be wrong, so its token does not count."""
 THREADS = 4  # constraints that are compiled at the same time, so that a slow one does not delay all others
 STACK_BYTES = 64 << 20  # stack of a compiling thread: a deep schema is compiled by recursion
 
@@ -45,7 +48,7 @@ class Masks(NamedTuple):
 
 
 class Guided(NamedTuple):
-    """A Run and its guide, or the error for which it has none. end_ids: its stop ids that are not text."""
+    """A Run and its guide, or the error because of which it has none. end_ids: the Run's stop ids that are not text."""
 
     run: Run
     guide: Guide | None
@@ -90,8 +93,8 @@ class Guides:
         weakref.finalize(self, os.close, self.wake)
 
     def set_vocabulary(self, message: VocabularyMessage) -> Vocabulary | None:
-        """Use the tokenizer's vocabulary. Returns None where it cannot be used. Prepares it now, before any request
-        runs, because that blocks other threads."""
+        """Use the tokenizer's vocabulary. Returns None if it cannot be used. The vocabulary is prepared now, before any
+        request runs, because the preparation blocks other threads."""
         try:
             vocabulary = Vocabulary(message, self._n_vocab)
             with rust_panics_as(Unsupported, "llguidance panicked"):
@@ -179,8 +182,8 @@ class Guides:
     def masks(self, requests: Sequence[Request | DraftPosition], logits: Tensor | None = None) -> Masks | None:
         """The masks of the rows that sample for `requests`; None where no row needs one. Asynchronous on a GPU.
 
-        logits: of these rows, where the host has them. A row whose best token is taken, and allowed, needs no mask:
-        checking one token costs a fifth of a mask. Neither do rows below tokens that are known not to be sampled.
+        logits: of these rows, where the host has them. A greedy row whose best token is allowed needs no mask: checking
+        one token costs a fifth of a mask. Rows below a draft token that is known to be wrong need none either.
         """
         guided = [i for i, r in enumerate(requests) if r.guide is not None]
         if not guided:
@@ -255,14 +258,15 @@ def _guided(run: Run, compiled: CompiledConstraint, vocabulary: Vocabulary) -> G
 
 
 def takes_best(request: Request | DraftPosition) -> bool:
-    """Whether its next token is the best one that its constraint allows."""
+    """Whether the request's next token is simply the most likely one that its constraint allows."""
     sampling = request.sampling
     return not (sampling.temperature or sampling.logprobs or request.has_edits)
 
 
 def _take_best(requests: Sequence[Request | DraftPosition], best: Sequence[int], i: int) -> list[int]:
-    """Advance row i's guide by the best token of the row, and by those of the following rows while each is behind the
-    best token before it. Returns the tokens that their masks allow. May stop early at one that ends the output."""
+    """Advance the guide of row i by the row's best token. Go on with the draft rows behind it, as long as each draft
+    token is the best token of the row before. Returns the tokens that the masks allow; may stop before a token that
+    ends the output."""
     request = requests[i]
     guide = request.guide
     assert guide is not None

@@ -82,8 +82,8 @@ class KVPool:
                 ops.copy_slots(pools, *to_device(lists, self.device))
 
     def keep_features(self, width: int) -> Tensor:
-        """Allocate a hidden state for each slot: [n_slots, width]. It is copied with the slot's KV, but not to host
-        memory, so drafters that read it draft badly from pages that come back."""
+        """Allocate a hidden state for each slot: [n_slots, width]. Hidden states are copied with the slot's KV, but not
+        to host memory. So drafters that read them draft badly behind pages that came back from there."""
         shape = self._pools[0].shape[0], self.page, 1, width
         self.features = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return self.features.view(-1, width)

@@ -45,8 +45,8 @@ class Link(Protocol):
 
 
 class InFlightStep(NamedTuple):
-    """A step that the device computes. It has logits until its sampling is launched, and then a pending sample. start:
-    when it was launched, by the stopwatch."""
+    """A step that the device computes. logits: until its sampling is launched; then pending is set instead. start: when
+    the step was launched, by the stopwatch."""
 
     plan: Plan
     batch: Batch
@@ -110,7 +110,6 @@ class EngineLoop:
     def warm_up(self) -> None:
         """Run steps before the first request: compiles kernels, starts threads, and measures the largest step."""
         n_rows = min(self.config.step_tokens, self.resolved.context - 1)
-        self.model.settle()
         before = time.monotonic()
         self.model.warm_up(n_rows, self.config.max_running)
         self.step_seconds = time.monotonic() - before
@@ -160,8 +159,8 @@ class EngineLoop:
         return self.complete(self.sample(self.launch()))
 
     def launch(self, before: InFlightStep | None = None) -> InFlightStep | None:
-        """Plan a step and launch its forward pass. None: there is nothing to do, or it failed. before: the step in
-        flight; then None also where the next step can be planned only after it."""
+        """Plan a step and launch its forward pass. Returns None if there is nothing to do, or if the step failed.
+        before: the step in flight; then also None if the next step cannot be planned before it is complete."""
         for run, guide, end_ids, error in self.guides.ready():
             if error is not None:
                 self.failed.append(wire.Failed(run.rid, 0, error.code, error.message))
@@ -188,8 +187,8 @@ class EngineLoop:
             return None
 
     def sample(self, step: InFlightStep | None) -> InFlightStep | None:
-        """Launch the sampling of a step. The step before it is committed, so masks and penalties are known. None: there
-        is no step, or it failed."""
+        """Launch the sampling of a step. The step before it must be committed, since masks and penalties depend on it.
+        Returns None if there is no step, or if it failed."""
         if step is None:
             return None
         plan, batch, start, logits, _ = step
@@ -228,7 +227,7 @@ class EngineLoop:
         return report
 
     def reports(self, step: wire.Step) -> list[wire.EngineReport]:
-        """Everything there is to send. Returns it once."""
+        """All reports that were not returned yet."""
         out: list[wire.EngineReport] = [*self.failed, *self.answers]
         if step.rids or step.finished:
             out.append(step)

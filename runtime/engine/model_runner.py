@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from banyan.kernels.attention import share_threshold
-from banyan.kernels.device import INTERPRETED
 from banyan.kernels.ops import ragged
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import SIZES, Graphs
@@ -23,14 +21,6 @@ class ModelRunner:
 
     def __init__(self, model: Model, store: KVPool, graphs: Graphs | None = None) -> None:
         self.model, self.store, self.graphs = model, store, graphs
-
-    @torch.inference_mode()
-    def settle(self) -> None:
-        """Measure when sharing reads of common prefixes pays on this device, unless that is known."""
-        spec, store = self.model.spec, self.store
-        if not INTERPRETED:
-            sizes = spec.n_heads, spec.n_kv_heads, spec.head_dim, store.page
-            share_threshold.calibrate(share_threshold.AttentionShape(*sizes, store.dtype, store.kv_dtype), store.device)
 
     @torch.inference_mode()
     def warm_up(self, n_rows: int, n_running: int = 1) -> None:

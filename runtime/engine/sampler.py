@@ -91,7 +91,8 @@ def _choose(
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    """A copy on the host; from a GPU it is complete when `_completion` has been waited for."""
+    """A copy on the host. A copy from a GPU is complete only when the function that `_completion` returns has
+    returned."""
     if not tensor.is_cuda:
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -141,7 +142,7 @@ def edit(logits: Tensor, requests: Sequence[Request | DraftPosition]) -> None:
 
 
 def _apply(edits: list[_Edit], logits: Tensor) -> None:
-    """Apply edits, of which no two have the same logit."""
+    """Apply edits, no two of which change the same logit."""
     if not edits:
         return
     rows, tokens, factors, shifts = zip(*edits, strict=True)

@@ -1,8 +1,8 @@
 """Executes a program: the DAG of ops that wire.py defines. The server and the backends in a user's process share it.
 
-Each state does its ops in order. It waits while a gen or select of its own runs, and while its next op needs a value or
-a child state that is not there yet. States wait for nothing else of each other. An error breaks the state it happens
-in: each op still queued there fails, and so does what depends on it in other states. Other states go on.
+Each state does its ops in order. It waits while a gen, select or read of its own runs, and while its next op needs a
+value or a child state that is not there yet. States wait for nothing else of each other. An error breaks the state it
+happens in: each op still queued there fails, and so does what depends on it in other states. Other states go on.
 """
 
 from __future__ import annotations
@@ -34,8 +34,16 @@ class Generator(Protocol):
     def attempt(self, program: Any, generation: Generation, done: Done) -> Attempt:
         """A new attempt at `generation.prompt`, for round `generation.round`; see Attempt."""
 
-    def read(self, program: Any, prompt: Prompt, start: int, has_tokens: bool) -> GenOutcome:
-        """The text of a prompt from piece `start` on; with `has_tokens` its tokens too."""
+    def read(
+        self,
+        program: Any,
+        prompt: Prompt,
+        start: int,
+        has_tokens: bool,
+        then: Callable[[GenOutcome | BanyanError], None],
+    ) -> None:
+        """Call `then`, now or later, with the text of a prompt from piece `start` on; with `has_tokens` its tokens too.
+        Nothing is appended to the prompt before that."""
 
 
 class ProgramObserver:
@@ -121,6 +129,7 @@ class Executor:
         self.waiting: OrderedDict[int | PendingJoin, deque[RunningState]] = OrderedDict()
         """Who waits for a value or a join; also states that have failed since."""
         self._unmade: set[int] = set()  # values that were waited for before an op made them
+        self.reading: dict[RunningState, wire.Read] = {}  # states whose prompt is being read
         self.is_last = self.is_over = False
         """is_last: no more ops will come. is_over: nothing is executed or reported any more."""
         self._dropped: set[int] = set()
@@ -136,7 +145,7 @@ class Executor:
     def is_settled(self) -> bool:
         """Nothing is left to do with the ops that came so far."""
         with self._lock:
-            return not (self.running or self._n_queued or self._effects)
+            return not (self.running or self.reading or self._n_queued or self._effects)
 
     @property
     def n_ready(self) -> int:
@@ -302,7 +311,9 @@ class Executor:
         if state.origin is not None and state.queue and state.error is None:
             # Not in the Fork, which may make thousands of states.
             state.prompt, state.marks, state.origin = state.origin.prompt.copy(), dict(state.origin.marks), None
-        while state.queue and state.is_forked and state.generation is None and not self.is_over:
+        while state.queue and state.is_forked and not self.is_over:
+            if state.generation is not None or state in self.reading:
+                return
             op = state.queue[0]
             if state.error is None and (blocker := self._blocker(op)) is not None:
                 if state.blocker != blocker:
@@ -398,9 +409,26 @@ class Executor:
         if op.mark is not None and op.tokens:
             raise BadProgram("Read has a mark and asks for tokens; tokens are of a whole state")
         start = 0 if op.mark is None else state.marks[op.mark]
-        outcome = self._generator.read(self, state.prompt, start, op.tokens)
-        self._observer.hold(self, len(outcome.text))
-        self._resolve(op.ref, outcome)
+        self.reading[state] = op
+        self._needed.add(state.number)
+        then = partial(self._has_read, state, op)
+        self._effects.append(partial(self._generator.read, self, state.prompt, start, op.tokens, then))
+
+    def _has_read(self, state: RunningState, op: wire.Read, outcome: GenOutcome | BanyanError) -> None:
+        with self._lock:
+            del self.reading[state]
+            if self.is_over:
+                return
+            self._has_progressed = True
+            try:
+                if isinstance(outcome, BanyanError):
+                    raise outcome
+                self._observer.hold(self, len(outcome.text))
+                self._resolve(op.ref, outcome)
+            except BanyanError as e:
+                self._break_state(state, op, e.with_traceback(None))
+            self._ready.append(state)
+        self.pump()
 
     # ---- generations -----------------------------------------------------------------------------------------------
 
@@ -498,7 +526,7 @@ class Executor:
 
     def _break_deadlock(self) -> None:
         """Where nothing runs, and states wait for what cannot come, fail one of them."""
-        if self.running or (not self.is_last and self._awaits_new_op()):
+        if self.running or self.reading or (not self.is_last and self._awaits_new_op()):
             return
         while self.waiting:
             blocker, states = next(iter(self.waiting.items()))
@@ -546,7 +574,7 @@ class Executor:
     def _search_and_reap(self) -> Iterator[None]:
         """Collect the states that others wait for, and end the dropped ones that are not among them. What ops need that
         come meanwhile is added by `_enqueue`."""
-        self._needed = set()
+        self._needed = {state.number for state in self.reading}
         for state in tuple(self.states.values()):
             for op in tuple(state.queue):
                 self._needed.update(self._needs(state, op))

@@ -56,7 +56,7 @@ class Decoder:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the native CPU library computes its matrix products; torch then has no large op left."""
+        """Whether the native CPU library computes the matrix products. Then torch has no large op left."""
         return isinstance(self.head.weight, ops.Packed)
 
     @torch.inference_mode()
@@ -99,10 +99,13 @@ class Decoder:
 
     def _fused(self) -> Layers | None:
         weights = [
-            Weights(w.attention_norm, w.mlp_norm, w.qk_norm, (w.qkv.weight, w.qkv.bias), (w.out.weight, w.out.bias),
-                    (w.gate_up.weight, w.gate_up.bias), (w.down.weight, w.down.bias), w.window)
+            Weights(
+                (w.attention_norm, w.mlp_norm, *(w.qk_norm or (None, None))),
+                tuple((linear.weight, linear.bias) for linear in (w.qkv, w.out, w.gate_up, w.down)),
+                w.window,
+            )
             for w in self.layers
-        ]  # fmt: skip
+        ]
         return fused(native.library(), weights, self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim, self.eps)
 
 

@@ -99,8 +99,8 @@ class Eagle:
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor,
                 features: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """As `load.Model.forward`, given the features of the token before each row, [n_rows, hidden]. Also returns the
-        predicted features of `rows`, [n_out, hidden]."""
+        """Like `load.Model.forward`. features: those of the token before each row, [n_rows, hidden]. Also returns the
+        features that the head predicts for `rows`, [n_out, hidden]."""
         layer, s = self._layer, self.spec
         angles = positions[:, None].float() * self._frequencies
         cos_sin = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale

@@ -56,8 +56,8 @@ class Linear:
 
 
 def tiled(x: Tensor, weight: Tensor | ops.Packed, bias: Tensor | None) -> Tensor:
-    """`ops.linear` on tiles of TILE rows, the last one padded. A library that chooses its kernel, and so the order of
-    its sums, by the shape of the product then always chooses the same one."""
+    """`ops.linear` on tiles of TILE rows, the last one padded. Libraries choose a kernel, and with it the order of
+    sums, by the shape of the product. With tiles of one shape they always choose the same kernel."""
     tiles = torch.split(F.pad(x, (0, 0, 0, -len(x) % TILE)), TILE)
     if len(tiles) == 1:
         return ops.linear(tiles[0], weight, bias)[: len(x)]
@@ -66,8 +66,8 @@ def tiled(x: Tensor, weight: Tensor | ops.Packed, bias: Tensor | None) -> Tensor
 
 @cache
 def _can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's packed linear works here and agrees with F.linear. It is slow in float16, which is not
-    packed."""
+    """Whether oneDNN's packed linear works here and agrees with F.linear. float16 is not packed: oneDNN is slow in
+    it."""
     if dtype not in (torch.float32, torch.bfloat16):
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

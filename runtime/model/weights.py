@@ -110,7 +110,8 @@ class Checkpoint:
         return tensor
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
-        """Check that every tensor was taken, except those for which `ignore` is true. Unsupported lists the others."""
+        """Check that every tensor was taken, except those for which `ignore` is true. Raises Unsupported that lists the
+        tensors that were not."""
         left = sorted(name for name in self.tensors.keys() - self._taken if not ignore(name))
         if left:
             shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")

@@ -55,6 +55,9 @@ from banyan.runtime.server.text.tokenizer import Files, Tokenizer
 MAX_INLINE = 4096
 """Characters that are tokenised on the loop itself: at most 1 ms. The round trip to a thread takes 0.1 ms."""
 
+SWITCH = 0.0005
+"""Seconds for which a thread that lays out a prompt may keep the loop waiting; Python's own 5 ms add up."""
+
 MAX_FAILED_STARTS = 2
 """Engines in a row that may die before they are ready. Then the server ends."""
 
@@ -134,6 +137,7 @@ class Server:
     def _load(self, undo: contextlib.ExitStack) -> None:
         files = Files.read(self.directory)
         self.tokenizer = Tokenizer(self.directory, files)
+        undo.callback(self.tokenizer.close)
         template = ChatTemplate(files.template, files.special_tokens) if files.template else None
         text_config = files.config.get("text_config") or files.config
         self.observer = Observer(self.config, self.name, undo)
@@ -426,8 +430,13 @@ class Server:
         self._addresses.pop(client, None)
         if (peer := self._peers.pop(client, None)) is not None:
             self._log("info", f"client {peer.name} is gone")
-            self.tenants.leave(client)
-            self.work.add(client, QueuedWork("forget", self.programs.forget(client)))
+            self.work.add(client, QueuedWork("forget", self._end_programs(client)))
+
+    def _end_programs(self, client: bytes) -> Iterator[None]:
+        """End the programs of a client that is gone, and then drop what is cached for its tenant."""
+        yield from self.programs.forget(client)
+        if (namespace := self.tenants.leave(client)) is not None:
+            self.tokenizer.forget(namespace)
 
     def _probe_clients(self) -> None:
         """Find out which connections broke: sending to a client that is gone fails."""
@@ -499,6 +508,7 @@ class Server:
             case wire.Ready():
                 self._n_failed_starts = 0
                 self.tenants.weights = report.weights
+                self.programs.generator.set_context(report.max_context)
                 lines = (*report.report, *self.listeners.report)
                 for line in lines:
                     self._log("info", line)
@@ -539,6 +549,7 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     parser.add_argument("--private", action="store_true", help="remove the socket's directory at the end")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.setswitchinterval(SWITCH)
     server: Server | None = None
     try:
         server = Server(_read_config(args.config), args.alive_fd, args.ready_fd, args.private, engine)

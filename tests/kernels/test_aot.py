@@ -8,16 +8,11 @@ import torch
 
 from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.ragged import AttentionOptions, ragged
-from banyan.kernels.copy_pages import kernel as copy_pages
-from banyan.kernels.copy_slots import kernel as copy_slots
 from banyan.kernels.draw import kernel as draw
 from banyan.kernels.draw.rows import Rows
-from banyan.kernels.edit_logits import kernel as edit_logits
-from banyan.kernels.kv_layout import KINDS, empty
-from banyan.kernels.mask_logits import kernel as mask_logits
-from banyan.kernels.rms_norm import kernel as rms_norm
+from banyan.kernels.kv_layout import KINDS, stacked
 from banyan.kernels.rope_kv import kernel as rope_kv
-from banyan.kernels.silu_mul import kernel as silu_mul
+from banyan.kernels.small_ops import kernel as small_ops
 from banyan.kernels.write_kv import kernel as write_kv
 from forms import short_form
 
@@ -40,7 +35,7 @@ def compile_attention(
     deterministic = options.pop("deterministic", False)
     batch = ragged([1, 1, 300], kv_lens, pages, page_size, "meta", parents, deterministic)
     q = torch.empty(302, heads[0], dim, dtype=dtype, device="meta")
-    pool = empty((8, page_size, heads[1], dim), KINDS.get(options.pop("kv", ""), dtype), "meta")
+    (pool,) = stacked(1, (8, page_size, heads[1], dim), KINDS.get(options.pop("kv", ""), dtype), "meta")
     if options.pop("sinks", False):
         options["sinks"] = torch.empty(heads[0], device="meta")
     kernels = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, AttentionOptions(0.1, **options))
@@ -97,17 +92,17 @@ def launch_small_ops() -> None:
     slots, angles = meta(3, 8, dtype=torch.int64), meta(64, 64, dtype=torch.float32)
     logits, real = meta(90, 151936, dtype=torch.float32), meta(90, dtype=torch.float64)
     write_kv.write_kv(k, v, pool, pool, rows[:64])
-    copy_pages.copy_pages(list(meta(4, 9, 16, 8, 128)), meta(3, 3, dtype=torch.int32))
-    copy_slots.copy_slots(list(meta(4, 9, 16, 8, 128)), slots, slots)
-    edit_logits.edit_logits(logits, rows, rows, angles.view(-1)[:90], angles.view(-1)[:90])
-    mask_logits.mask_logits(logits, meta(3, 4748, dtype=torch.int32), tree)
+    small_ops.copy_pages(list(meta(4, 9, 16, 8, 128)), meta(3, 3, dtype=torch.int32))
+    small_ops.copy_slots(list(meta(4, 9, 16, 8, 128)), slots, slots)
+    small_ops.edit_logits(logits, rows, rows, angles.view(-1)[:90], angles.view(-1)[:90])
+    small_ops.mask_logits(logits, meta(3, 4748, dtype=torch.int32), tree)
     draw.draw(logits, Rows(real, rows, real, real, rows, rows, rows))
-    rms_norm.rms_norm(meta(64, 4096), meta(4096), 1e-6, meta(64, 4096))
-    rms_norm.rms_norm(q, meta(128), 1e-6)
-    rms_norm.rms_norm(meta(64, 4096), meta(4096), 1e-6, meta(64, 4096), rows[:8])
+    small_ops.rms_norm(meta(64, 4096), meta(4096), 1e-6, meta(64, 4096))
+    small_ops.rms_norm(q, meta(128), 1e-6)
+    small_ops.rms_norm(meta(64, 4096), meta(4096), 1e-6, meta(64, 4096), rows[:8])
     for norms in (None, (meta(128), meta(128))):
         rope_kv.rope_kv(qkv, norms, 1e-6, angles, angles, pool, pool, rows[:64])
-    silu_mul.silu_mul(meta(64, 28672))
+    small_ops.silu_mul(meta(64, 28672))
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -117,7 +112,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 @pytest.mark.parametrize("target", short_form(product(TARGETS), lambda target: target != "sm_80"))
 def test_small_ops_compile(target: str) -> None:
     kernels = aot.compile_launcher(target, launch_small_ops)
-    names = "_write _copy _copy _edit _mask _draw _norm _norm _norm _rope_kv _rope_kv _silu_mul"
+    names = "_write _copy_pages _copy_slots _edit _mask _draw _norm _norm _norm _rope_kv _rope_kv _silu_mul"
     assert [c.kernel for c in kernels] == names.split()
     for compiled in kernels:
         compiled.check()
@@ -138,11 +133,11 @@ def test_memory_bound_kernels_keep_enough_bytes_in_flight(target: str, dtype: to
     logits, masks = meta(64, 151936, dtype=dtype), meta(3, 4748, dtype=torch.int32)
     size = dtype.itemsize
     for n_bytes, launch in (
-        (2048 * size, lambda: copy_pages.copy_pages(list(pools), pages)),
-        (1024 * size, lambda: copy_slots.copy_slots(list(pools), slots, slots)),
-        (4096 * size // 2, lambda: mask_logits.mask_logits(logits, masks, pages.view(-1)[:1].expand(64))),
-        (2 * 4096 * size, lambda: rms_norm.rms_norm(x, weight, 1e-6, x)),
-        (2 * 1024 * size, lambda: silu_mul.silu_mul(meta(64, 28672, dtype=dtype))),
+        (2048 * size, lambda: small_ops.copy_pages(list(pools), pages)),
+        (1024 * size, lambda: small_ops.copy_slots(list(pools), slots, slots)),
+        (4096 * size // 2, lambda: small_ops.mask_logits(logits, masks, pages.view(-1)[:1].expand(64))),
+        (2 * 4096 * size, lambda: small_ops.rms_norm(x, weight, 1e-6, x)),
+        (2 * 1024 * size, lambda: small_ops.silu_mul(meta(64, 28672, dtype=dtype))),
     ):
         (compiled,) = aot.compile_launcher(target, launch)
         compiled.check()

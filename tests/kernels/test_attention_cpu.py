@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels import ops
-from banyan.kernels.attention import cpu, native, torch_cpu
+from banyan.kernels.attention import cpu, native
 from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.kv_layout import KINDS, Quantized, quantize
@@ -28,7 +28,7 @@ BATCHES = {
 def check_paths(case: Case) -> None:
     """Checks both paths, the compiled one only with a compiler."""
     args = case[:4]
-    case.check(torch_cpu.attention(*args, AttentionOptions(**case.options)))
+    case.check(cpu.by_torch(*args, AttentionOptions(**case.options)))
     library = build.library()
     if library is not None and cpu.is_known(*case[:3]):
         case.check(native.attend(library, *args, AttentionOptions(**case.options)))
@@ -36,7 +36,7 @@ def check_paths(case: Case) -> None:
 
 @pytest.mark.usefixtures("native")
 def test_supported_shapes_use_the_compiled_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_cpu, "attention", None)
+    monkeypatch.setattr(cpu, "by_torch", None)
     for dtype in build.DTYPES:
         case = attention_case(1, [1, 20], [40, 33], dtype=dtype, window=30, softcap=3.0, sinks=True)
         case.check(cpu.attention(*case[:4], AttentionOptions(**case.options)))
@@ -226,13 +226,12 @@ def test_float32_row_is_bitwise_equal_for_few_and_many_rows(
 @pytest.mark.parametrize("kv", ["", "int8"])
 def test_torch_attention_works_after_a_call_in_inference_mode(kv: str) -> None:
     case = attention_case(8, [3], [20], kv=kv)
-    torch_cpu._buffers.__dict__.clear()
     with torch.inference_mode():
-        first = torch_cpu.attention(*case[:4], AttentionOptions(**case.options))
-    assert torch.equal(torch_cpu.attention(*case[:4], AttentionOptions(**case.options)), first)
+        first = cpu.by_torch(*case[:4], AttentionOptions(**case.options))
+    assert torch.equal(cpu.by_torch(*case[:4], AttentionOptions(**case.options)), first)
 
 
 def test_deterministic_attention_without_a_compiler_raises() -> None:
     case = attention_case(1, [1], [30])
     with pytest.raises(ValueError, match="install a C"):
-        torch_cpu.attention(*case[:3], case.ragged._replace(deterministic=True), AttentionOptions(**case.options))
+        cpu.by_torch(*case[:3], case.ragged._replace(deterministic=True), AttentionOptions(**case.options))

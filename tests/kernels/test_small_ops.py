@@ -26,5 +26,5 @@ def test_table_names_every_op() -> None:
     functions = inspect.getmembers(ops, inspect.isfunction)
     assert sorted(ops.TABLE) == [name for name, function in functions if function.__module__ == ops.__name__]
     for name, op in ops.TABLE.items():
-        assert ops.implementation(name, "cpu").__module__ == f"banyan.kernels.{name}.{op.on_cpu}"
-        assert ops.implementation(name, "meta").__module__ == f"banyan.kernels.{name}.reference"
+        assert ops.implementation(name, "cpu").__module__ == f"banyan.kernels.{op.folder}.{op.on_cpu}"
+        assert ops.implementation(name, "meta").__module__ == f"banyan.kernels.{op.folder}.reference"

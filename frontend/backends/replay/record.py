@@ -214,9 +214,16 @@ class _RecordedProgram(ProgramObserver):
     def attempt(self, program: Executor, generation: Generation, done: Done) -> _RecordedAttempt:
         return _RecordedAttempt(self, generation, done)
 
-    def read(self, program: Executor, prompt: Prompt, start: int, has_tokens: bool) -> GenOutcome:
+    def read(
+        self,
+        program: Executor,
+        prompt: Prompt,
+        start: int,
+        has_tokens: bool,
+        then: Callable[[GenOutcome | BanyanError], None],
+    ) -> None:
         assert isinstance(prompt, LocalPrompt)
-        return GenOutcome((wire.Sample(prompt.render(start), "stop"),))
+        then(GenOutcome((wire.Sample(prompt.render(start), "stop"),)))
 
     def begin(self, attempt: _RecordedAttempt) -> None:
         """The prompt of a round is known."""

@@ -140,7 +140,7 @@ def _unsupported(key: str) -> ConstraintUnsupported:
 
 
 def _not_among(values: list[Any]) -> Schema:
-    """A schema of all values but these. Only empty objects and arrays can be excluded."""
+    """A schema of all values but these. Of objects and arrays, only empty ones can be excluded."""
     by_type: dict[str, list[Any]] = {}
     for value in values:
         by_type.setdefault(type_of(value), []).append(value)
@@ -165,7 +165,8 @@ def _not_among(values: list[Any]) -> Schema:
 
 
 def all_but(words: list[str]) -> str:
-    """A regex for all strings but these: it leaves their prefix tree at any node, or ends where no word does."""
+    """A regex for all strings but `words`. A match leaves the prefix tree of the words, or ends in it where no word
+    does."""
     heads = sorted({word[0] for word in words if word})
     leave = f"[^{''.join(map(_in_class, heads))}][\\s\\S]*" if heads else "[\\s\\S]+"
     below = [re.escape(head) + f"(?:{all_but([word[1:] for word in words if word[:1] == head])})" for head in heads]

@@ -225,7 +225,7 @@ class _SchemaWriter:
         return [any_of(ways)]
 
     def _evaluations(self, schema: Schema, depth: int) -> list[_Evaluated]:
-        """The ways to match a schema that differ in what they evaluate."""
+        """The ways to match a schema, as far as they evaluate different properties or items."""
         if depth > 16:
             raise ConstraintUnsupported('JSON Schema keyword "unevaluated..." beside a loop of "$ref" is not supported')
         if isinstance(schema, bool):

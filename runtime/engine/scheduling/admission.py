@@ -12,17 +12,18 @@ from math import inf
 from operator import attrgetter
 
 from banyan.runtime.engine.scheduling.request import Request
+from banyan.runtime.engine.speculation.step_cost import Cost
 
 PAUSES = 4.0
 """A program without a request counts as gone after this multiple of the mean pause between requests of a program."""
 FIRST_PAUSE = 2.0  # initial estimate of that mean, in seconds
 GROWTH = 1.1  # factor by which the texts of paused programs are expected to grow before they return
-FIRST_ROWS = 16.0  # initial value of StepTime.free_rows
+FIRST_ROWS = 16.0  # initial estimate of `StepTime.free_rows`
 
 
 class AdmittedProgram:
-    """A program that has run. shared: the prefix that was in the tree before it came: length in whole pages' tokens,
-    and a hash. n_own: its tokens beyond that prefix, if all of them are in the tree."""
+    """A program that has run. shared: the prefix that was in the tree before the program came: its length in tokens,
+    whole pages only, and its hash. n_own: tokens beyond that prefix that the program's texts take in the tree."""
 
     def __init__(self, rank: tuple[float, ...], shared: tuple[int, int]) -> None:
         self.rank, self.shared = rank, shared
@@ -31,7 +32,8 @@ class AdmittedProgram:
         self._text_lengths: dict[int, int] = {}  # by state: tokens counted in n_own, or shared
 
     def grow(self, request: Request, n_cached: int) -> None:
-        """Count the text of the request's state at its present length. n_cached: tokens that a new state shares."""
+        """Count the text of the request's state up to its present end. n_cached: how much of it other states already
+        have, if the state is new."""
         order = request.run.order
         state = order[1] if len(order) > 1 else 0
         self.n_own += request.n_total - self._text_lengths.get(state, n_cached)
@@ -98,29 +100,22 @@ class AdmissionControl:
 
 
 class StepTime:
-    """Estimates step time as fixed + slope * rows, by least squares over the times between plans."""
+    """Learns what steps cost by their rows, from the times between plans."""
 
     def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._cost = Cost(FIRST_ROWS, 0.0, 1.0)
         self._last: tuple[float, int] | None = None
 
     def note(self, now: float, n_rows: int) -> None:
         """A step of n_rows starts; 0: there is no step."""
-        if self._last is not None and (seconds := now - self._last[0]) > 0:
-            x, keep = self._last[1], 0.99  # a memory of about a hundred steps
-            self._n, self._x, self._y = keep * self._n + 1, keep * self._x + x, keep * self._y + seconds
-            self._xx, self._xy = keep * self._xx + x * x, keep * self._xy + x * seconds
+        if self._last is not None:
+            self._cost.note(0, self._last[1], now - self._last[0])
         self._last = (now, n_rows) if n_rows else None
 
     @property
     def free_rows(self) -> float:
         """How many rows cost as much as the fixed part of a step. Below that, one more row costs next to nothing."""
-        spread = self._n * self._xx - self._x * self._x
-        if self._n < 20 or spread <= 0:
-            return FIRST_ROWS
-        slope = (self._n * self._xy - self._x * self._y) / spread
-        fixed = (self._y - slope * self._x) / self._n
-        return max(1.0, min(fixed / slope, 1000.0)) if slope > 0 else 1000.0
+        return max(1.0, min(self._cost.step(0, 0) / self._cost.per_row, 1000.0))
 
 
 def _key(request: Request) -> tuple[int, int]:

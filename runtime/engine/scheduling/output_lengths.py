@@ -58,7 +58,7 @@ def _bin(n: int) -> int:
 
 class Growth(NamedTuple):
     """The expected future of a running request. n_left: tokens it will still get. n_room: tokens that fit into the
-    pages it holds. n_own: pages that become free when it ends, including those it has still to claim."""
+    pages it holds. n_own: pages that become free when the request ends, including those that it will still claim."""
 
     n_left: int
     n_room: int
@@ -66,8 +66,8 @@ class Growth(NamedTuple):
 
 
 def peak(requests: Iterable[Growth], page: int) -> int:
-    """The most pages that the requests will claim beyond those that ended requests have returned by then. Just before
-    one with t tokens left ends, all that are left have grown by t."""
+    """The most pages that the requests will claim beyond those that ended requests have returned by then. Just before a
+    request with t tokens left ends, all requests that have not ended have grown by t tokens."""
     by_end = sorted(requests)
     n, room, freed, n_pages = len(by_end), sum(g.n_room for g in by_end), 0, 0.0
     for n_left, n_room, n_own in by_end:

@@ -9,16 +9,15 @@
 
 In all of them a higher priority goes first, and among equals an earlier deadline. dfs and fair also divide tokens
 evenly among clients that have work: a client keeps its turn for a quantum of tokens, so that its prefixes are used
-while they are cached, then the one with the fewest tokens gets it. A client that returns after a pause has saved up
-nothing. (Sheng et al., Fairness in serving large language models, 2024; Cao et al., Locality-aware fair scheduling,
-2025.)
+while they are cached, then the client with the fewest tokens gets it. A client that returns after a pause gets no
+credit for the pause. (Sheng et al., Fairness in serving large language models, 2024; Cao et al., Locality-aware fair
+scheduling, 2025.)
 
 Every AGED_TURN-th start goes to the request that has waited longest, if it has waited longer than PATIENCE and much
 longer than is usual now, so none starves."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -42,28 +41,8 @@ _N_NEIGHBORS = 64  # sorted prompts on each side of a published one that are com
 _rank = attrgetter("key")
 
 
-class QueueOrder(ABC):
-    """Waiting requests, and which of them is first."""
-
-    @abstractmethod
-    def __iter__(self) -> Iterator[Request]: ...
-    @abstractmethod
-    def add(self, request: Request) -> None: ...
-    @abstractmethod
-    def remove(self, request: Request) -> None: ...
-    @abstractmethod
-    def first(self) -> Request: ...
-
-    def is_still_first(self, request: Request, n_cached: int) -> bool:
-        """Whether the first stays first, now that n_cached tokens of it were found in the tree."""
-        return True
-
-    def published(self, request: Request) -> None:  # noqa: B027 (only one order depends on the tree)
-        """The request's prompt is in the tree now."""
-
-
-class ArrivalOrder(QueueOrder):
-    """By rank: priority, deadline, arrival."""
+class QueueOrder:
+    """Waiting requests, and which of them is first: here by rank, which is priority, deadline and arrival."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -79,6 +58,13 @@ class ArrivalOrder(QueueOrder):
 
     def first(self) -> Request:
         return self._requests[0]
+
+    def is_still_first(self, request: Request, n_cached: int) -> bool:
+        """Whether the first stays first, now that n_cached tokens of it were found in the tree."""
+        return True
+
+    def published(self, request: Request) -> None:
+        """The request's prompt is in the tree now."""
 
 
 # ---- by clients and programs ---------------------------------------------------------------------------------------
@@ -97,8 +83,8 @@ class _ProgramQueue:
 
     @property
     def place(self) -> _Place:
-        """Its place among the client's programs: deadline; with is_fair, how often its tokens have doubled, from one
-        quantum on; age. It can only move backwards."""
+        """The sort key among the client's programs: deadline; with is_fair, how often the program's tokens have doubled
+        since its first quantum; age. The key never decreases."""
         level = (self.account.n_served // QUANTUM).bit_length() if self.is_fair else 0
         return self.deadline, level, self.serial
 
@@ -194,7 +180,7 @@ class ProgramOrder(QueueOrder):
 
 class PrefixOrder(QueueOrder):
     """The longest prefix in the tree first. Each request is matched once. When a prompt is published, its neighbors in
-    sorted order are updated. An eviction is noticed when its request comes first."""
+    sorted order are updated. An eviction is noticed when a request that needs the evicted prefix comes first."""
 
     def __init__(self, n_matched: Callable[[Request], int]) -> None:
         self._n_matched = n_matched
@@ -261,7 +247,7 @@ class Queue:
         if schedule == "lpm":
             self.order = PrefixOrder(n_matched)
         else:
-            self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else ArrivalOrder()
+            self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else QueueOrder()
         self._clients: dict[int, ServiceAccount] = {}  # of those with requests here
         self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()  # of recent ones too
         self._arrivals: deque[tuple[float, Request]] = deque()  # start of each wait, oldest first; some are over
@@ -302,7 +288,7 @@ class Queue:
             del self._clients[request.run.client]
 
     def add(self, request: Request) -> None:
-        """The request waits, counted from the next `start_waits`, or from before where `set_aside` removed it."""
+        """Add a request. Its wait begins at the next `start_waits`; if `set_aside` removed it, its old wait goes on."""
         self._n += 1
         request.is_waiting = True
         self.order.add(request)

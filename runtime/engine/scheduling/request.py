@@ -85,12 +85,12 @@ class Request:
 
     @property
     def pages(self) -> list[int]:
-        """Its block table. Only while it runs."""
+        """The request's block table. Only while the request runs."""
         assert self.lease is not None
         return self.lease.pages
 
     def slot(self, i: int) -> int:
-        """The slot of its i-th token: page * page_size + offset. Only while it runs."""
+        """The slot of the request's i-th token: page * page_size + offset. Only while the request runs."""
         assert self.lease is not None
         page = self.lease.cache.page
         return self.lease.pages[i // page] * page + i % page
@@ -111,14 +111,14 @@ class Request:
 
     @property
     def n_reusable(self) -> int:
-        """The longest prefix that may come from the tree. The last token is always computed, as its row samples the
-        next one. So is the token before one whose logprob is still to be scored."""
+        """The longest prefix that may come from the tree. The last token is always computed, because its row samples
+        the next one. The token before one whose logprob is still to be scored is computed too."""
         n_scored = self.run.score_from + len(self.scores)
         return n_scored - 1 if 0 < n_scored < self.n_prompt else len(self.ids) - 1
 
     @property
     def n_left(self) -> int:
-        """Tokens that no step has computed or is computing. 0: the step in flight is its last."""
+        """Tokens that no step has computed or is computing. 0: the step in flight is the request's last."""
         return len(self.ids) + self.n_pending - self.n_computed - self.n_inflight
 
 
@@ -140,12 +140,12 @@ class Work(NamedTuple):
 
     @property
     def n_pending(self) -> int:
-        """1: it samples a token that the text continues from, unless that token ends it. 0: none, or the last."""
+        """1: the work samples a token from which the text may continue. 0: it samples none, or the last one."""
         return int(self.draws and self.request.n_total + 1 < self.request.max_total)
 
     @property
     def is_current(self) -> bool:
-        """False: the request has ended or was retracted since the plan, so the result is discarded."""
+        """False: since the plan was made, the request has ended or was retracted. Then the result is discarded."""
         return self.request.lease is self.lease
 
 

@@ -97,7 +97,7 @@ class Scheduler:
             self._finish_if_complete(request)  # a previous engine may have generated all of it
 
     def admit(self, order: Run) -> int:
-        """The n_total at which the length limit ends the request. 0: it cannot be served, as the next report says."""
+        """The n_total at which the length limit ends the request. 0: it cannot be served; the next report says why."""
         try:
             if order.rid in self.requests:
                 raise BadMessage(f"request {order.rid} exists already")
@@ -141,8 +141,9 @@ class Scheduler:
         return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), is_ahead=True)
 
     def _can_plan_ahead(self, work: Work) -> bool:
-        """Whether the request's next work is independent of the token being sampled: of how much of a draft is
-        accepted, what a constraint then forces, and what a drafter would propose. It also needs its pages."""
+        """Whether the request's next work can be planned before its token is sampled. It cannot if it depends on how
+        much of a draft is accepted, on what a constraint then forces, or on what a drafter would propose, or if there
+        are no pages for it."""
         request, n_pending = work.request, work.n_pending
         if work.draft or work.n_scored:
             return False
@@ -270,20 +271,20 @@ class Scheduler:
         return self.admission.has_room(request, n_new, self.cache.n_available * self.cache.page, self._now)
 
     def _growth(self, request: Request, lease: Lease) -> Growth:
-        """Its expected growth. Tokens that it has but has not computed count as computed."""
+        """The expected growth of a request. Tokens that it has but has not computed count as computed."""
         n_left = self.lengths.left(request.sampling.max_tokens, request.n_out)
         n_left = min(n_left, request.max_total - request.n_total)
         n_room = lease.n_slots - request.n_total
         return Growth(n_left, n_room, (request.n_out + n_left) // self.cache.page)
 
     def _n_matched(self, request: Request) -> int:
-        """How many of its tokens are in the tree."""
+        """How many of the request's tokens are in the tree."""
         root = self.cache.tree.roots.get(request.run.namespace)
         return self.cache.tree.match(root, request.ids.tobytes(), request.n_reusable)[1] if root else 0
 
     def _is_being_computed(self, request: Request, n_cached: int) -> bool:
-        """Whether this step computes more of the request's prefix than the tree has. The wait is one step: as the
-        budget has tokens left for waiting requests, every running one ends its prefill in this step."""
+        """Whether this step computes more of the request's prefix than the tree has. Then the request waits one step:
+        waiting requests are only considered if the budget lets every running request end its prefill in this step."""
         if not self.cache.enabled or n_cached >= request.n_reusable:
             return False
         if (found := self.cache.in_flight.find(request.run.ids, request.run.namespace)) is None:
@@ -380,7 +381,7 @@ class Scheduler:
         return True
 
     def _end_without_token(self, request: Request) -> None:
-        """No token may come next. That finishes a complete output and fails any other."""
+        """No token may come next. A complete output is finished, any other fails."""
         guide = request.guide
         if guide is not None and guide.error:
             why = f"the constraint's engine gave up after {request.n_out} tokens: {guide.error}"
@@ -404,8 +405,8 @@ class Scheduler:
         return step, failed
 
     def _publish(self, request: Request) -> None:
-        """Put newly computed tokens into the tree: those of a prompt at once, as others may wait for them; those of an
-        output page by page."""
+        """Put newly computed tokens into the tree. Those of a prompt are published at once, because others may wait for
+        them; those of an output page by page."""
         n, page = request.n_computed, self.cache.page
         is_prompt = request.n_published < request.n_submitted
         if is_prompt or n // page > request.n_published // page:

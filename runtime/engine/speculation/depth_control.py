@@ -15,11 +15,14 @@ probability: the threshold out of LEVELS that maximizes tokens per second,
 
     (R + sum of p over the E draft tokens with p >= threshold) / T(R, E)
 
-If that is not MIN_SPEEDUP times R / T(R, 0), nothing is drafted. A drafter that runs a model is asked after the others,
-for the depth out of DEPTHS that maximizes the same quotient with its passes and the rows it must catch up with added to
-the seconds, if that is MIN_MODEL_SPEEDUP times the quotient without it. Otherwise it may use SHARE of the time for a
-short draft of one request, so that its acceptance rate stays known. For the same reason, proposals of the others are
-judged even when they are not computed; a request whose proposals are never worth it is asked about less and less often.
+If that is not MIN_SPEEDUP times R / T(R, 0), nothing is drafted.
+
+A drafter that runs a model is asked after the others. Its depth is the one out of DEPTHS that maximizes the same
+quotient, with the time of its passes and of the rows that it must catch up with added to the seconds. It is asked if
+this quotient is MIN_MODEL_SPEEDUP times the quotient without it. Otherwise it may use SHARE of the time for a short
+draft of one request, so that its acceptance rate stays known. For the same reason, proposals of the other drafters are
+judged even when they are not computed. If no proposal for a request is worth computing, drafters are asked about it
+less and less often.
 
 Drafts only use what is left: the token budget after all prompts, and pages that are free or can be evicted."""
 
@@ -41,12 +44,14 @@ TRUST = 1.0  # how many of the request's own tokens the rate of a kind is worth
 MEMORY, LONG_MEMORY = 0.9, 0.998
 """Factors by which a request's own record and a kind's record fade with each judged draft."""
 MAX_CREDIT = 4
-"""Most right tokens counted for one draft whose tokens are all uncertain, so that a long one does not dominate."""
+"""Most right tokens that count of one draft whose tokens are all uncertain. Otherwise one long draft would dominate the
+rate."""
 LEVELS = 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05  # thresholds that are tried
 MIN_SPEEDUP, MIN_MODEL_SPEEDUP = 1.03, 1.1  # see the module; a model's passes certainly cost, and gains are guesses
 MAX_MISSES = 4  # proposals in a row that were not worth computing, after which drafters are asked less often
 MAX_PAUSE = 32
-"""Most steps without asking for a request; and as many more where that lets steps be planned ahead (`can_skip`)."""
+"""Most steps in which no drafter is asked about a request. `can_skip` may add as many, so that steps can be planned
+ahead."""
 RARE_HITS = 0.05
 """If a smaller share of all asks led to a draft, pauses are twice as long and a new request starts with one."""
 RECENT = 0.04  # weight of one ask in that share, and of one step in the mean length of drafts
@@ -54,7 +59,7 @@ DEPTHS = (1, 2, 3, 4, 6, 8)
 MAX_PROMPT_ROWS = 4
 """Rows per sampled token, without drafts, up to which a step is used to fit `Cost`. Rows of prompts cost less."""
 SHARE = 0.01
-CATCH_UP_STEPS = 8  # Steps over which the cost of catching up is spread. Outputs may be short.
+CATCH_UP_STEPS = 8  # steps over which the cost of catching up is spread; few, since outputs may be short
 
 
 class AcceptanceRate:
@@ -80,7 +85,7 @@ class _DraftHistory:
         self.own = [AcceptanceRate() for _ in range(n_drafters)]
         self.counts = [[0, 0] for _ in range(n_drafters)]  # drafted, accepted
         self.n_misses = n_misses  # asks in a row that led to no draft
-        self.max_length = max_length  # of a draft whose tokens are all uncertain; follows what is accepted
+        self.max_length = max_length  # of a draft whose tokens are all uncertain; set by how many were accepted
         self.clear()
 
     def clear(self) -> None:
@@ -157,12 +162,12 @@ class DepthController:
             self._hit_rate += RECENT * (bool(history.drafters) - self._hit_rate)
 
     def expected_tokens(self, n_decoding: int) -> int:
-        """Draft tokens that n_decoding requests will have, for which prompts in the same step should leave room. Beside
-        prompts they cost the same, and a long step makes every decode wait."""
+        """How many draft tokens n_decoding requests are expected to have. Prompts in the same step leave room for them:
+        a row costs the same beside prompts, and each accepted token saves a decode the wait for another long step."""
         return int(2 * self._mean_length * n_decoding)
 
     def note(self, plan: Plan, n_rows: int, seconds: float) -> None:
-        """A step of n_rows rows, drafts included, took so long from its plan to its commit."""
+        """Learn that a step of n_rows rows, drafts included, took `seconds` from its plan to its commit."""
         n_works = len(plan.works)
         n_extra = n_rows - n_works
         if not n_extra or plan.n_rows - n_works <= MAX_PROMPT_ROWS * sum(work.draws for work in plan.works):
@@ -185,8 +190,9 @@ class DepthController:
         return n
 
     def can_skip(self, request: Request) -> bool:
-        """Whether the next step may have no draft for the request, so that it can be planned ahead. A request that is
-        asked about less often waits up to MAX_PAUSE steps longer, so that many are asked about in one step."""
+        """Whether the next step need not have a draft for the request, so that the step can be planned ahead. If
+        drafters are asked about the request less often, asking is put off by up to MAX_PAUSE steps, so that they are
+        asked about many requests in one step."""
         return not self.drafters or self._n_steps + 1 < self._next_ask.get(request.rid, -MAX_PAUSE) + MAX_PAUSE
 
     def skip_step(self) -> None:
@@ -342,6 +348,6 @@ class DepthController:
         return out
 
     def check(self, alive: set[int]) -> None:
-        """Raises AssertionError where something is kept of a request that has ended."""
+        """Raises AssertionError if something is kept for a request that has ended."""
         kept = self._histories.keys() | self._next_ask.keys() | self.proposed.keys()
         assert kept <= alive, "drafts of a request that has ended"

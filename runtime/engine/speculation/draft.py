@@ -30,8 +30,8 @@ class Proposal(NamedTuple):
 
 
 class Drafter:
-    """Proposes continuations of outputs. cost: of one pass of a drafter that runs a model, in seconds by requests and
-    by rows to catch up with; it is asked only where that pays. None: a proposal costs next to nothing."""
+    """Proposes continuations of outputs. cost: only of a drafter that runs a model: seconds of one pass, by requests
+    and by rows to catch up with. Such a drafter is asked only where it pays. None: a proposal costs next to nothing."""
 
     name: str
     n_kinds: int
@@ -45,22 +45,22 @@ class Drafter:
         """The tokens' bytes, and the tokens that are not text. Called at most once."""
 
     def can_draft(self, request: Request) -> bool:
-        """Whether it can propose something for this request now."""
+        """Whether the drafter can propose something for this request now."""
         return True
 
     def n_behind(self, request: Request) -> int:
-        """Rows it must compute before it can propose something for this request."""
+        """Rows that the drafter must compute before it can propose something for this request."""
         return 0
 
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
         """`propose` will be called for these requests and limits in this step. For drafters that work on a batch."""
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
-        """Chains of at most n tokens that may follow the request's, the most likely first."""
+        """Chains of at most n tokens that may follow the request's last token, the most likely chain first."""
         raise NotImplementedError
 
     def end(self, request: Request) -> None:
-        """The request has ended or failed. It may never have been proposed for."""
+        """The request has ended or failed. Perhaps nothing was ever proposed for it."""
 
 
 class DraftPosition:
@@ -80,7 +80,7 @@ class DraftPosition:
 
 
 def draft_rows(draft: Sequence[int], parents: Sequence[int], request: Request) -> list[Request | DraftPosition]:
-    """What samples from each row of a request's draft. For `parents` see `Work`."""
+    """For each row of a request's draft, the object by which the sampler samples. For `parents` see `Work`."""
     if request.is_plain:
         return [request] * len(draft)  # the argmax, whatever its position
     out: list[Request | DraftPosition] = []
@@ -97,9 +97,9 @@ def draft_rows(draft: Sequence[int], parents: Sequence[int], request: Request) -
 
 
 def accept_path(draft: Sequence[int], parents: Sequence[int], sampled: list[int]) -> tuple[Sequence[int], list[int]]:
-    """The accepted tokens of a draft, as indexes into it; and the new output tokens: those and one more.
+    """The indexes of the accepted tokens of a draft; and the new output tokens: the accepted ones and one more.
 
-    sampled[0]: sampled behind the text; sampled[1 + i]: behind draft[i]."""
+    sampled[0] was sampled behind the text, sampled[1 + i] behind draft[i]."""
     if not draft:
         return (), sampled
     if not parents:

@@ -17,9 +17,9 @@ SURE = 0.99  # upper bound of the probability of an uncertain token
 
 
 class Chain(NamedTuple):
-    """A proposal with probabilities: `chance` of each uncertain token, given that those before it are right, and
-    `other` of a token that is proposed as an alternative to another one. is_first: it is its drafter's most likely
-    chain. uncertain: see `draft.Proposal`."""
+    """A proposal with probabilities. chance: that an uncertain token is right, given that those before it are. other:
+    that a token is right which is an alternative to a more likely one. is_first: the chain is its drafter's most likely
+    one. uncertain: see `draft.Proposal`."""
 
     tokens: Sequence[int]
     drafter: int
@@ -30,7 +30,7 @@ class Chain(NamedTuple):
     uncertain: Sequence[int] | None = None
 
     def chances(self) -> list[float]:
-        """The probability of each token, given those before it. Any other token counts as certain."""
+        """The probability of each token, given those before it. A token that is not uncertain has probability 1."""
         chance = min(self.chance, SURE)
         if self.uncertain is None:
             return [chance] * len(self.tokens)
@@ -40,7 +40,7 @@ class Chain(NamedTuple):
         return out
 
     def n_right(self, sampled: Sequence[int]) -> tuple[int, bool]:
-        """How many of its uncertain tokens the sampled tokens confirm; and whether none was wrong."""
+        """How many of the chain's uncertain tokens equal the sampled tokens; and whether none was wrong."""
         n = next((k for k, (a, b) in enumerate(zip(self.tokens, sampled, strict=False)) if a != b), -1)
         is_whole = n < 0
         n = min(len(self.tokens), len(sampled)) if is_whole else n
@@ -56,8 +56,8 @@ class DraftBranch:
     __slots__ = ("_gains", "_negated", "above", "at", "chain", "chances", "is_other", "tokens")
 
     def __init__(self, chain: Chain, chances: list[float], above: int, at: int, first: float, is_other: bool) -> None:
-        """chances: of its tokens, given those before. first: that its first token and all before it are right.
-        is_other: a more likely token is proposed in the same place."""
+        """chances: the probability of each token, given those before. first: the probability that the first token and
+        all before it are right. is_other: a more likely token is proposed in the same place."""
         self.chain, self.tokens, self.chances = chain, chain.tokens[at:] if at else chain.tokens, chances
         self.above, self.at, self.is_other = above, at, is_other
         cumulative: list[float] = list(accumulate((first, *chances[1:]), mul))
@@ -65,11 +65,11 @@ class DraftBranch:
         self._gains: list[float] = list(accumulate(cumulative))
 
     def length(self, threshold: float) -> int:
-        """How many of its tokens are right with at least that probability."""
+        """How many of the branch's tokens are right with at least the probability `threshold`."""
         return bisect_right(self._negated, -threshold)
 
     def gain(self, n: int) -> float:
-        """The expected number of accepted tokens among its first n. n >= 1."""
+        """The expected number of accepted tokens among the first n of the branch. n >= 1."""
         return self._gains[n - 1]
 
     def chance_at(self, depth: int) -> float:
@@ -141,8 +141,8 @@ def flatten(branches: Sequence[DraftBranch], counts: Sequence[int]) -> DraftToke
 
 
 def trim(request: Request, draft: DraftTokens, budget: int) -> DraftTokens:
-    """The tokens for which there is budget and room, without those that end the output or that the constraint forbids,
-    and without all below them. Claims pages; may change `draft`."""
+    """Cuts a draft to the budget and to the pages that the request can claim. Drops tokens that end the output or that
+    the constraint forbids, and all tokens below these. Claims pages; may change `draft`."""
     tokens, parents = draft.tokens, draft.parents
     assert request.lease is not None
     n = min(budget, len(tokens))

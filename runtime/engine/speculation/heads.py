@@ -57,8 +57,8 @@ class EagleDrafter(ModelDrafter):
 
 
 class MedusaDrafter(Drafter):
-    """Runs Medusa heads: proposes each head's best token as a chain, and beside the first ones the second best. A
-    proposal's kind is 0 for the former and 1 for the latter."""
+    """Runs Medusa heads. Proposes the chain of their best tokens (kind 0), and in place of each of the first two tokens
+    the second best (kind 1)."""
 
     name, n_kinds = "medusa", 2
 

@@ -2,11 +2,12 @@
 
 It runs as the large model does: batched over requests, and on the same pages, whose slots hold its tokens' KV in the
 pools of both models. But the small model is asked only where that pays, so it skips parts of the text. For each page it
-remembers a digest of the text up to the page's end whose KV its slots hold. Missing KV is computed as a chunk when it
-is needed. Wrong KV would only make a bad draft.
+remembers a digest: of the text, from its start to the end of the page, whose KV the page holds. Missing KV is computed
+as a chunk when it is needed. Wrong KV would only make a bad draft.
 
 Where tokens are sampled, it uses the random numbers of the same positions: where both models agree on the distribution,
-they agree on the token. For greedy requests it proposes its best tokens, and beside the first ones its second best."""
+they agree on the token. For greedy requests it proposes its best tokens, and in place of the first ones its second
+best."""
 
 from __future__ import annotations
 
@@ -30,11 +31,11 @@ from banyan.runtime.model import heads
 from banyan.runtime.model.load import Model
 
 MAX_CATCH_UP = 512  # Most rows of one request per pass. A request that is further behind catches up over several steps.
-N_SECOND = 3  # tokens beside which the second best is proposed too
+N_SECOND = 3  # at so many positions, the second best token is proposed too
 
 
 class _DraftText:
-    """What the small model's pools hold of one request."""
+    """What the small model's pools hold for one request."""
 
     def __init__(self) -> None:
         self.writer = 0  # its number among those that wrote slots; a new one for each lease
@@ -89,7 +90,7 @@ class ModelDrafter(Drafter):
         return request.n_total - 1 - self._n_valid(request)
 
     def _n_valid(self, request: Request) -> int:
-        """How many of its first tokens have valid KV in its pages, not counting the last token."""
+        """How many of the request's first tokens have valid KV in its pages, not counting the last token."""
         text = self._texts.setdefault(request.rid, _DraftText())
         if text.lease is not request.lease:
             self._n_writers += 1
@@ -214,7 +215,7 @@ class ModelDrafter(Drafter):
 
 
 def _proposals(draft: list[int], second_best: Sequence[int], n_vocab: int) -> list[Proposal]:
-    """The chain, and beside its first tokens the second best."""
+    """The chain, and for each of its first tokens a chain that ends in the second best token instead."""
     n = next((k for k, token in enumerate(draft) if not 0 <= token < n_vocab), len(draft))
     out = [Proposal(array("i", draft[:n]))] if n else []
     for k, second in enumerate(second_best[: n + 1]):

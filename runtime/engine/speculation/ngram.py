@@ -19,8 +19,8 @@ INDEX_SIZE = 1 << 21
 
 
 class _NgramText:
-    """One request: how many of its tokens are indexed, and the position that it copied from when it had n_seen tokens
-    (0: none)."""
+    """The text of one request. n_indexed: how many of its tokens are indexed. at: the position from which tokens were
+    copied when the text had n_seen tokens; 0: none."""
 
     def __init__(self, salt: int) -> None:
         self.salt = salt
@@ -28,7 +28,7 @@ class _NgramText:
 
 
 class NgramDrafter(Drafter):
-    """See `draft.Drafter`. A proposal's kind is the index of its order."""
+    """See `draft.Drafter`. A proposal's kind is the index in ORDERS of the n-gram's length."""
 
     name = "ngram"
     n_kinds = len(ORDERS)

@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
 
 class NgramIndex:
-    """From n-grams of some lengths to the number that was last put for them, separately for each salt."""
+    """Maps n-grams of some lengths to the number that was last put for them, separately for each salt."""
 
     def __init__(self, orders: Sequence[int], size: int) -> None:
         """orders: the lengths, the longest first. size: entries of 8 bytes; the system claims a page of memory when it
@@ -62,7 +62,7 @@ class NgramIndex:
     def put(self, pieces: Sequence[Piece]) -> None:
         """Index all pieces, later ones over earlier ones. All have the same number of salts. The n-grams that begin
         before a piece's first token are hashed over whatever comes before it in the joined array: leaving them out
-        would cost more than a lookup that finds one."""
+        would cost more than the few lookups that find one and fail the caller's comparison."""
         longest = self.orders[0]
         joined, lengths, numbers = array("i", bytes(longest * array("i").itemsize)), list[int](), list[int]()
         for ids, start, stop, _, base in pieces:

@@ -27,20 +27,21 @@ N_KEY = 3
 the quotation mark the output already has it."""
 N_LEFT, N_RIGHT = 4, 3  # tokens of context that a rule keeps
 N_RULES, N_PLACES, N_NEXT = 8, 8, 3
-"""Most rules per key, places of a rule's context that are tried, and tokens kept that followed a quote."""
+"""At most: rules per key; places in the prompt where a rule's context is tried; tokens kept of those that followed a
+quote."""
 N_KEYS = 1 << 12  # most keys; beyond that the one that least recently learned a quote is evicted
 MAX_QUOTE = 32  # tokens of a quote
 N_NEAR, N_READ = 1024, 128
-"""Tokens at the end of a prompt that are searched, and at the start of an output that are learned from; most places in
-the latter where a quote is looked for. The worst case takes 2 ms."""
+"""N_NEAR: tokens that are searched at the end of a prompt, and learned from at the start of an output. N_READ: most
+places of that output where a quote is looked for. The worst case takes 2 ms."""
 FIRST_RATE, MEMORY, MIN_RATE, RARELY = 0.7, 0.8, 0.5, 32
-"""Of the quotes of a key: the initial acceptance rate, the factor by which the record fades, the least rate to propose
-more, and below that every how many lookups one is proposed all the same."""
+"""FIRST_RATE: the initial acceptance rate of a key's quotes. MEMORY: the factor by which the rate fades with each
+quote. Below MIN_RATE, only every RARELY-th lookup proposes a quote."""
 RECENT, SELDOM, EVERY = 0.05, 0.2, 8
-"""Weight of a request in the share of requests that quote; if the share is below SELDOM, only every EVERY-th request is
-learned from. Learning from a text takes as long as computing a few rows of a small model."""
+"""RECENT: the weight of one request in the share of requests that quote. If that share is below SELDOM, only every
+EVERY-th request is learned from: learning takes as long as computing a few rows of a small model."""
 FORESEEN = 0.8
-"""A request whose output was drafted to more than this share, by rules of several texts, is not learned from."""
+"""If more than this share of an output was drafted, by rules from several texts, the output is not learned from."""
 
 
 class _QuoteRule(NamedTuple):
@@ -135,7 +136,7 @@ class QuoteIndex:
     # ---- learn -----------------------------------------------------------------------------------------------------
 
     def end(self, state: QuoteState, request: Request) -> None:
-        """The request has ended: learn from its output if that is worth it."""
+        """The request has ended. Learn from its output if that is worth the time."""
         self._n_texts += 1
         self._use += RECENT * (state.has_quoted - self._use)
         was_foreseen = len(request.drafted) > FORESEEN * request.n_out and not state.has_guessed
@@ -230,7 +231,7 @@ class QuoteIndex:
         return out, uncertain
 
     def find(self, last: array[int], state: QuoteState, namespace: bytes, min_rate: float = MIN_RATE) -> Quote | None:
-        """What a text that ends with `last` may quote of its prompt; None: nothing is known."""
+        """What a text that ends with the tokens `last` may quote from its prompt; None: no rule matches."""
         for n in (N_KEY, N_KEY - 1):
             rules = self._rules.get((namespace, last[-n:].tobytes()))
             if rules is None or not rules.is_worth(min_rate):
@@ -296,7 +297,7 @@ def _longest_match(prompt: str, text: str, at: int) -> tuple[int, int]:
 
 
 def _rfind(text: str, run: str, before: int) -> int:
-    """Where the run's last occurrence starts that starts before `before`; -1: none."""
+    """The start of the last occurrence of `run` that starts before `before`; -1: there is none."""
     return text.rfind(run, 0, before - 1 + len(run))
 
 

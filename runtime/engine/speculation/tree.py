@@ -27,7 +27,7 @@ STRIDE, MAX_PENDING = 32, 1 << 13
 takes 0.1 ms for few tokens as for many. Ended texts are queued until the next proposal."""
 QUOTED = 2 * len(ORDERS)
 WEAK = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
-"""Kinds of matches by n-grams shorter than the longest. A quote is more likely than these."""
+"""Kinds of matches by n-grams shorter than the longest. A quote is more likely to be right than these."""
 N_TOKENS = 1 << 20  # most tokens of ended texts; beyond that the oldest are evicted
 MIN_TOKENS = 32  # of an ended text, on average; of shorter ones fewer are kept, as each also takes 300 bytes
 ENTRIES_PER_TOKEN = 8  # of the index: three lengths are indexed for the program and for everyone
@@ -55,8 +55,8 @@ class _Reader:
 
 
 class TreeDrafter(Drafter):
-    """See `draft.Drafter`. A proposal's kind is the index of its order, first of the program's own texts, then of all;
-    or QUOTED."""
+    """See `draft.Drafter`. A proposal's kind is the index in ORDERS of the n-gram's length, plus len(ORDERS) if the
+    n-gram was found only among the texts of all programs; or QUOTED."""
 
     name = "tree"
     n_kinds = QUOTED + 1
@@ -142,8 +142,8 @@ class TreeDrafter(Drafter):
         return _Reader(number, request.n_cached, (program, everyone), quotes)
 
     def _queue(self, reader: _Reader, ids: array[int]) -> None:
-        """Queue all its tokens but the last, which nothing follows yet. Copies them, as the queue must not keep whole
-        texts: a text may end before the index is updated."""
+        """Queue all tokens of a text but the last, which nothing follows yet. Copies them, because the queue must not
+        keep whole texts: a text may end before the index is updated."""
         n = min(len(ids), 1 << _N_BITS) - 1
         if n >= reader.n_indexed:
             first = max(0, reader.n_indexed - max(ORDERS))

@@ -125,11 +125,15 @@ class Tenants:
         self._of[client] = tenant
         self._names[self.root(client)] = client.hex() if self._isolates else tenant.name
 
-    def leave(self, client: Client) -> None:
-        """A client is gone."""
-        if self._isolates and client in self._of:
-            self._names.pop(self.root(client), None)
-        self._of.pop(client, None)
+    def leave(self, client: Client) -> bytes | None:
+        """A client is gone. Returns the namespace of its tenant if that has no other clients."""
+        if client not in self._of:
+            return None
+        root = self.root(client)
+        if self._isolates:
+            self._names.pop(root, None)
+        tenant = self._of.pop(client)
+        return None if tenant in self._of.values() else root
 
     def tenant(self, client: Client) -> Tenant:
         return self._of[client]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,6 +19,7 @@ from banyan.runtime.errors import (
     ConstraintTooLarge,
     ConstraintUnsatisfiable,
     ConstraintUnsupported,
+    PromptTooLong,
     ToolError,
     Unsupported,
     from_code,
@@ -39,6 +39,7 @@ from banyan.runtime.server.programs.call_filter import CallFilter
 from banyan.runtime.server.programs.running_program import RunningProgram
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import (
+    TURN,
     GeneratedText,
     Piece,
     PromptText,
@@ -50,6 +51,7 @@ from banyan.runtime.server.text.prompt import (
 )
 from banyan.runtime.server.text.reasoning_output import ReasoningOutput
 from banyan.runtime.server.text.stop_patterns import Patterns
+from banyan.runtime.server.text.stop_strings import check_stops
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 from banyan.runtime.server.text.tool_call_format import Form, example, form_of
 
@@ -59,9 +61,17 @@ UNUSABLE = (
 )
 """Why a constraint on tool calls is given up for a looser one."""
 
+STOP = 1024
+"""The work of finding the tokens that contain a stop string, in characters to encode."""
+
 Offload = Callable[[int, Callable[[], Any], Callable[[Any], None]], None]
 """(n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the result or the
 exception of `work`."""
+
+Encoded = tuple[PromptText, list[tuple[TokenRun, ...]]]
+"""The copy of the prompt that was laid out, and the runs of it with each suffix."""
+
+Read = GenOutcome | BanyanError
 
 CheckConstraint = Callable[[wire.ConstraintSpec, int, Callable[[wire.ConstraintSpec | BanyanError], None]], None]
 """(spec, client, then): check a constraint, and call `then` on the loop; see ConstraintChecker.check."""
@@ -80,13 +90,18 @@ class EngineGenerator:
         check: CheckConstraint,
     ) -> None:
         self.tokenizer, self.template, self.requests = tokenizer, template, requests
-        self.offload, self.rng, self.check = offload, rng, check
+        self._offload, self.rng, self.check = offload, rng, check
+        self._max_context = 0
         self.turn_end, self.turn_end_text = turn_end(template, tokenizer)
         self._call_format: Form | ToolError
         try:
             self._call_format = form_of(template, tokenizer)
         except ToolError as e:
             self._call_format = e
+
+    def offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """See Offload. With a tokenizer that may take long for any text, all encoding is done on a thread."""
+        self._offload(n_chars if self.tokenizer.is_local or not n_chars else sys.maxsize, work, then)
 
     @property
     def call_format(self) -> Form:
@@ -111,25 +126,54 @@ class EngineGenerator:
             return ToolTurn(self, program, generation, done)
         return GenAttempt(self, program, generation, done)
 
-    def read(self, program: RunningProgram, prompt: Prompt, start: int, has_tokens: bool) -> GenOutcome:
+    def read(
+        self, program: RunningProgram, prompt: Prompt, start: int, has_tokens: bool, then: Callable[[Read], None]
+    ) -> None:
         assert isinstance(prompt, PromptText)
-        text = prompt.read(self.tokenizer, self.template, program.started, start)
-        tokens = prompt.tokens(self.tokenizer, self.template, program.started) if has_tokens else None
-        return GenOutcome((wire.Sample(text, "stop"),), tokens=tokens)
+        copy = prompt.copy()
 
-    def encode(self, prompt: Prompt, now: datetime, then: Callable[[bytes], None]) -> None:
+        def work() -> GenOutcome:
+            text = copy.read(self.tokenizer, self.template, program.started, start)
+            owner = program.scheduling.namespace
+            tokens = copy.tokens(self.tokenizer, self.template, program.started, owner) if has_tokens else None
+            return GenOutcome((wire.Sample(text, "stop"),), tokens=tokens)
+
+        self.offload(copy.n_chars + TURN * len(copy.pieces), work, lambda read: then(_known_error(read)))
+
+    def encode(self, program: RunningProgram, prompt: Prompt, then: Callable[[bytes], None]) -> None:
         """Call `then` on the loop with the ids that a gen behind `prompt` would get; b"" if there are none yet."""
         assert isinstance(prompt, PromptText)
+        copy, owner = prompt.copy(), program.scheduling.namespace
 
-        def encoded(runs: tuple[TokenRun, ...] | Exception) -> None:
+        def work() -> tuple[TokenRun, ...]:
+            known = copy.prompt(self.tokenizer, self.template, program.started)
+            return known.encode(self.tokenizer, owner=owner)
+
+        def encoded(runs: tuple[TokenRun, ...] | Exception) -> None:  # the template may refuse the turns so far
             then(b"" if isinstance(runs, Exception) else b"".join(run.ids for run in runs))
 
-        try:
-            known = prompt.prompt(self.tokenizer, self.template, now)
-        except BanyanError:  # the template refuses the conversation so far
-            then(b"")
-        else:
-            self.offload(known.n_chars, partial(known.encode, self.tokenizer), encoded)
+        self.offload(copy.work, work, encoded)
+
+    def set_context(self, n_tokens: int) -> None:
+        """The model's context, when the engine has told it."""
+        self._max_context = n_tokens
+        self.tokenizer.set_context(n_tokens)
+
+    def check_length(self, n_chars: int) -> None:
+        """PromptTooLong: so much text cannot fit, whatever its tokens are."""
+        limit = self._max_context * self.tokenizer.longest
+        if n_chars > limit > 0:
+            raise PromptTooLong(
+                f"the prompt has {n_chars} characters; the model's context of {self._max_context} tokens, of at most "
+                f"{self.tokenizer.longest} characters each, holds no more than {limit}"
+            )
+
+
+def _known_error(result: Any) -> Any:
+    """The result of offloaded work, with an error of the library as a BanyanError."""
+    if isinstance(result, Exception) and not isinstance(result, BanyanError):
+        return BanyanError(f"the text cannot be encoded: {result!r}")
+    return result
 
 
 class EngineAttempt(Attempt):
@@ -174,23 +218,37 @@ class EngineAttempt(Attempt):
         check_seconds("timeout", self.op.timeout)
 
     def _encode(self) -> None:
-        generator, prompt = self._generator, self.prompt
-        assert isinstance(prompt, PromptText)
-        known = prompt.prompt(generator.tokenizer, generator.template, self._program.started)
-        n_chars = known.n_chars * len(self.suffixes) + sum(map(len, self.suffixes))
-        generator.offload(
-            n_chars, lambda: [known.encode(generator.tokenizer, suffix) for suffix in self.suffixes], self._encoded
-        )
+        """Tokenise on a copy of the prompt, as that may be done on a thread."""
+        generator, suffixes = self._generator, self.suffixes
+        assert isinstance(self.prompt, PromptText)
+        generator.check_length(self.prompt.n_chars + max(map(len, suffixes)))
+        copy, owner = self.prompt.copy(), self._program.scheduling.namespace
 
-    def _encoded(self, encoded: list[tuple[TokenRun, ...]] | Exception) -> None:
+        def work() -> Encoded:
+            known = copy.prompt(generator.tokenizer, generator.template, self._program.started)
+            self._prepare()
+            return copy, [known.encode(generator.tokenizer, suffix, owner) for suffix in suffixes]
+
+        n_suffix_chars = sum(map(len, suffixes))
+        generator.offload(copy.work * len(suffixes) + n_suffix_chars + self._n_prepare(), work, self._encoded)
+
+    def _n_prepare(self) -> int:
+        """The work of `_prepare`, in characters to encode."""
+        return 0
+
+    def _prepare(self) -> None:
+        """Other work that may take long. Called on any thread."""
+
+    def _encoded(self, encoded: Encoded | Exception) -> None:
         if self.is_over:
             return
         try:
-            if isinstance(encoded, BanyanError):
+            if isinstance(encoded := _known_error(encoded), BanyanError):
                 raise encoded
-            if isinstance(encoded, Exception):
-                raise BanyanError(f"the text cannot be encoded: {encoded!r}")
-            self._run(encoded)
+            copy, prompts = encoded
+            assert isinstance(self.prompt, PromptText)
+            self.prompt.learn(copy, prompts[0] if self.suffixes == ("",) else None)
+            self._run(prompts)
         except BanyanError as e:
             self.finish(e.with_traceback(None))
         except Exception as e:
@@ -261,19 +319,23 @@ class GenAttempt(EngineAttempt):
             raise BadProgram(f"n is {sampling.n}; a gen has at least one sample")
         if sampling.constraint is not None and sampling.ignore_eos:
             raise BadProgram("ignore_eos cannot be combined with a constraint: its output ends where its value does")
-        if not all(sampling.stop):
-            raise BadProgram("a stop string is empty; it would stop before anything")
+        check_stops(sampling.stop)
         if (marks := self.op.reasoning) is not None and not (marks.start and marks.end):
             raise BadProgram("a marker of the reasoning is empty; both start and end need some text")
         check_priority(self.op.priority or 0, self.op.deadline)
         Patterns(sampling.stop_regex)
 
+    def _n_prepare(self) -> int:
+        return STOP * sum(not self._generator.tokenizer.has_stop_ids(stop) for stop in self.op.sampling.stop)
+
+    def _prepare(self) -> None:
+        for stop in self.op.sampling.stop:
+            self._generator.tokenizer.stop_ids(stop)
+
     def _constraint(self) -> wire.ConstraintSpec | None:
         return self.op.sampling.constraint
 
     def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        assert isinstance(self.prompt, PromptText)
-        self.prompt.runs = encoded[0]
         if (constraint := self._constraint()) is None:
             self._start_requests(None)
         else:

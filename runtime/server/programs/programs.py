@@ -312,7 +312,7 @@ class Programs(ProgramObserver):
     def keep(self, program: RunningProgram, state: RunningState, op: wire.CacheHint) -> None:
         check_keep(op)
         keep = partial(self._kv_hints.keep, program.serial, op)
-        self.generator.encode(state.prompt, program.started, lambda ids: None if program.is_over else keep(ids))
+        self.generator.encode(program, state.prompt, lambda ids: None if program.is_over else keep(ids))
 
     def settled(self, program: RunningProgram) -> None:
         self._end(program, None)

@@ -1,28 +1,47 @@
 """The model's chat template: renders conversations, and finds what it writes around each turn.
 
-The Jinja environment is that of Hugging Face (sandboxed, trimmed blocks, `tojson`, `raise_exception`, `strftime_now`,
-generation tags), so that templates render to the same text.
+The Jinja environment is that of Hugging Face, so that templates render to the same text; see template_sandbox.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from functools import lru_cache
+from itertools import count
 from typing import Any, NamedTuple
-
-import jinja2
-import jinja2.ext
-from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from banyan.runtime.errors import BadModel, BadProgram
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.text.bounded_cache import BoundedCache
+from banyan.runtime.server.text.template_sandbox import (
+    BASE,
+    PER_CHARACTER,
+    PER_MESSAGE,
+    BudgetSpent,
+    TemplateEnvironment,
+    TemplateError,
+    budget,
+)
 
 ASSISTANT = "assistant"
+
+ROLES = frozenset(
+    {"system", "developer", "user", ASSISTANT, "model", "tool", "function", "ipython", "observation", "environment"}
+)
+"""The roles that chat templates know."""
+
+MAX_SOURCE = 1 << 20
+
+CACHE_BYTES, ENTRY = 16 << 20, 512
+"""Bytes of all cached markers and tool specs, and of one entry besides its text."""
+
+N_EXACT, N_LAST = 16, 4
+"""Turns of a conversation up to which `ending` renders all of them, and the last ones that it renders else."""
+
+_SIGN = re.compile("\ue000[0-9]+\ue001")
 
 
 class ChatMessage(NamedTuple):
@@ -32,6 +51,10 @@ class ChatMessage(NamedTuple):
     content: str = ""
     calls: tuple[wire.WireToolCall, ...] = ()
     answers: wire.WireToolCall | None = None
+
+    @property
+    def n_chars(self) -> int:
+        return len(self.content) + sum(len(call.name) + len(call.arguments) for call in self.calls)
 
     def as_dict(self) -> dict[str, Any]:
         """The dict for templates. Keys without a value are left out, because templates check whether a key exists."""
@@ -51,74 +74,73 @@ def message(turn: str | ChatMessage) -> ChatMessage:
     return ChatMessage(turn) if isinstance(turn, str) else turn
 
 
-class _Generation(jinja2.ext.Extension):
-    """{% generation %} ... {% endgeneration %} marks assistant text for training. Here it renders its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - the interface of jinja2
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _refuse(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    # Does not escape <, > and &, unlike jinja's filter.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 class ChatTemplate:
-    """A compiled chat template. names: variables with special tokens, such as bos_token, as text.
+    """A compiled chat template.
+
+    names: variables with special tokens, such as bos_token, as text. BadModel: the template cannot be compiled, or
+    takes too much time or memory.
 
     All methods raise BadProgram, with the template's message, if it refuses the conversation.
     """
 
     def __init__(self, source: str, names: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
+        if len(source) > MAX_SOURCE:
+            raise BadModel(f"the model's chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as e:
+            with budget(BASE):
+                self._template = TemplateEnvironment().from_string(source)
+        except (TemplateError, RecursionError) as e:
             raise BadModel(f"the model's chat template cannot be compiled: {e}") from e
         self._names = names
         self._uses_time = "strftime_now" in source
         self._tools: list[Any] | None = None
-        self._cached_markers = lru_cache(maxsize=512)(self._find_markers)
-        self.with_tools = lru_cache(maxsize=64)(self._with_tools)
+        self._n_tool_chars = 0
+        self._cache: BoundedCache[Any] = BoundedCache(CACHE_BYTES)
+        self._serials = count()
+        self._serial = next(self._serials)  # keys of a template with tools differ from those of another
+        self._try_out()
 
-    def _with_tools(self, specs: tuple[str, ...]) -> ChatTemplate:
+    def with_tools(self, specs: tuple[str, ...]) -> ChatTemplate:
         """The same template for conversations with these tools (wire.Tools.specs)."""
         if not specs:
             return self
-        template = copy.copy(self)
-        template._tools = [json.loads(spec) for spec in specs]
-        template._cached_markers = lru_cache(maxsize=512)(template._find_markers)
+        template: ChatTemplate | None = self._cache.get(specs)
+        if template is None:
+            template = copy.copy(self)
+            template._tools, template._n_tool_chars = [json.loads(spec) for spec in specs], sum(map(len, specs))
+            template._serial = next(self._serials)
+            self._cache.put(specs, template, 8 * sum(map(len, specs)))  # text, and what json makes of it
         return template
 
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
         """The conversation as text. prompt: with the beginning of an assistant turn at the end."""
         clock = now or datetime.now()
+        units = BASE + PER_CHARACTER * (self._n_tool_chars + sum(m.n_chars for m in messages))
         try:
-            return self._template.render(
-                messages=[m.as_dict() for m in messages],
-                add_generation_prompt=prompt,
-                tools=self._tools,
-                documents=None,
-                strftime_now=clock.strftime,
-                **self._names,
-            )
-        except jinja2.TemplateError as e:
+            with budget(units + PER_MESSAGE * len(messages)):
+                return self._template.render(
+                    messages=[m.as_dict() for m in messages],
+                    add_generation_prompt=prompt,
+                    tools=self._tools,
+                    documents=None,
+                    strftime_now=clock.strftime,
+                    **self._names,
+                )
+        except BudgetSpent as e:
+            raise BadProgram(f"the model's chat template fails on these {len(messages)} turns: {e.message}") from e
+        except TemplateError as e:
             raise BadProgram(f"the model's chat template refuses this conversation: {e.message or e}") from e
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as e:
+        except Exception as e:  # whatever the template's own code raises
             raise BadProgram(f"the model's chat template fails on this conversation: {type(e).__name__}: {e}") from e
+
+    def _try_out(self) -> None:
+        """BadModel: the template takes more than its budget on a usual conversation."""
+        try:
+            for n in (1, 2, 8):
+                self.render([ChatMessage("user" if k % 2 == 0 else ASSISTANT, "?") for k in range(n)], prompt=True)
+        except BadProgram as e:
+            if isinstance(e.__cause__, BudgetSpent):
+                raise BadModel(f"the model's chat template cannot be used: {e.__cause__.message}") from e
 
     def markers(
         self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None
@@ -128,29 +150,36 @@ class ChatTemplate:
         opening: a turn of this role begins after them, and the last marker ends where its content starts. None: the
         template does not write the content of each turn once and in order.
         """
-        return self._cached_markers(roles, opening, now if self._uses_time else None)
+        now = now if self._uses_time else None
+        key = self._serial, roles, opening, now
+        if (found := self._cache.get(key)) is None:
+            found = (self._find_markers(roles, opening, now),)
+            texts = set(found[0] or ())
+            n_bytes = ENTRY * (1 + len(texts) + sum(not isinstance(role, str) for role in roles))
+            self._cache.put(key, found, n_bytes + 4 * sum(map(len, texts)) + 16 * len(roles))
+        return found[0]
 
     def _find_markers(
         self, roles: Sequence[str | ChatMessage], opening: str | None, now: datetime | None
     ) -> tuple[str, ...] | None:
-        signs = [f"\ue000{k}\ue001" for k in range(len(roles) + 1)]
         turns = [message(role) for role in roles]
+        signs = [f"\ue000{k}\ue001" for k in range(len(roles))]
         messages = [
-            turn if turn.calls else turn._replace(content=sign) for turn, sign in zip(turns, signs, strict=False)
+            turn if turn.calls else turn._replace(content=sign) for turn, sign in zip(turns, signs, strict=True)
         ]
         text = self.prefix(messages, opening, now) if opening is not None else self.render(messages, now=now)
-        at = 0
-        for turn, sign in zip(turns, signs, strict=False):
-            if turn.calls:  # the calls are written in place of the content
-                written = self.calling(turn.calls, now)
-                start = text.find(written, at)
-                if start < 0:
-                    return None
-                text = text[:start] + sign + text[start + len(written) :]
-            at = text.find(sign, at)
-            if at < 0:
+        if _SIGN.findall(text) != [sign for turn, sign in zip(turns, signs, strict=True) if not turn.calls]:
+            return None
+        parts, at = [], 0
+        known: dict[str, str] = {}  # most markers of a conversation are the same text, and are kept once
+        for turn, sign in zip(turns, signs, strict=True):
+            content = self.calling(turn.calls, now) if turn.calls else sign  # the calls stand in place of the content
+            start = text.find(content, at)
+            if start < 0:
                 return None
-        return _split(text, signs[: len(roles)])
+            parts.append(known.setdefault(text[at:start], text[at:start]))
+            at = start + len(content)
+        return (*parts, text[at:])
 
     def calling(self, calls: tuple[wire.WireToolCall, ...], now: datetime | None = None) -> str:
         """What the template writes as the content of an assistant turn with these calls, without empty reasoning."""
@@ -161,6 +190,28 @@ class ChatTemplate:
             raise BadProgram("the model's chat template begins a turn with calls differently")
         written = whole[len(before) :].rpartition("</think>")[2].strip()
         return written.removesuffix(self.ending(("user", ASSISTANT), now).strip()).rstrip()
+
+    def check_role(self, role: str, controls: Callable[[str], Iterable[tuple[int, int, int]]]) -> None:
+        """BadProgram: the template makes a control token of the name of the role, as `<|{{ role }}|>` does of `end`.
+
+        controls: see Tokenizer.controls. The roles that templates are made for may have control tokens.
+        """
+        if role in ROLES:
+            return
+        key = self._serial, role
+        if (forged := self._cache.get(key)) is None:
+            # "q" stands for a name that no template knows, and that is in no control token.
+            found, expected = (
+                [text[start:end] for text in self._try((name,)) or () for start, end, _ in controls(text)]
+                for name in (role, "q" * len(role))
+            )
+            forged = next((token for token in found if role in token and token not in expected), "")
+            forged = forged or next((token for token in found if role in token and found != expected), "")
+            self._cache.put(key, forged, ENTRY)
+        if forged:
+            raise BadProgram(
+                f"the role {role!r} would become the control token {forged!r} in the model's chat template"
+            )
 
     def prefix(self, messages: Sequence[ChatMessage], opening: str, now: datetime | None = None) -> str:
         """The conversation up to the start of the content of a new turn of role `opening`."""
@@ -188,6 +239,23 @@ class ChatTemplate:
         # Some templates write an end-of-text token after the last turn only.
         shorter = (found[-1].removesuffix(name) for name in self._names.values() if name)
         return next((end for end in shorter if end and after[-1].startswith(end)), "")
+
+    def endings(self, roles: tuple[str | ChatMessage, ...], ends: Sequence[int], now: datetime | None) -> list[str]:
+        """`ending(roles[:k])` for each k of `ends`.
+
+        To render all turns before each k takes time quadratic in the turns. In a long conversation most turns in the
+        middle are left out, where it goes on after the same role, so that the order of the roles stays a valid one.
+        """
+        found = []
+        first = {message(roles[k]).role: k for k in range(min(len(roles), N_EXACT - N_LAST) - 1, -1, -1)}
+        for k in ends:
+            known = roles[:k]
+            if k > N_EXACT and (same := first.get(message(roles[k - N_LAST - 1]).role)) is not None:
+                known = (*roles[: same + 1], *roles[k - N_LAST : k])
+            elif k > N_EXACT and self._try(roles[k - N_LAST : k], None, now) is not None:
+                known = roles[k - N_LAST : k]
+            found.append(self.ending(known, now))
+        return found
 
     def chat_markers(self) -> wire.ChatMarkers:
         """The prefix and suffix of each role that the template supports, and what ends an assistant turn."""
@@ -224,14 +292,3 @@ class ChatTemplate:
             return self.markers(roles, opening, now)
         except BadProgram:
             return None
-
-
-def _split(text: str, signs: Sequence[str]) -> tuple[str, ...] | None:
-    parts, at = [], 0
-    for sign in signs:
-        start = text.find(sign, at)
-        if start < 0 or text.count(sign) != 1:
-            return None
-        parts.append(text[at:start])
-        at = start + len(sign)
-    return (*parts, text[at:])

@@ -6,6 +6,7 @@ import codecs
 from collections.abc import Collection, Iterable, Sequence
 
 from banyan.runtime.server.text.stop_patterns import REACH, Patterns
+from banyan.runtime.server.text.stop_strings import StopStrings, stop_strings
 
 
 class Detokenizer:
@@ -28,17 +29,17 @@ class Detokenizer:
         min_tokens: int = 0,
         patterns: Sequence[str] = (),
     ) -> None:
-        """spelling: bytes of each id. hidden: ids without text. BadProgram: invalid patterns; `feed` and `finish` raise
-        it for patterns that take too long."""
+        """spelling: bytes of each id. hidden: ids without text. BadProgram: invalid patterns; `feed` and `finish`
+        raise it for patterns that take too long."""
         self._spelling, self._hidden, self._min_tokens = spelling, hidden, min_tokens
-        self._stops = tuple(dict.fromkeys(stops))
+        given = tuple(dict.fromkeys(stops))
+        self._stops = stop_strings(given) if given else None
+        self._stop_state = StopStrings.START
         self._patterns = Patterns(patterns)
-        # Characters before new text that may be part of a stop.
-        self._reach = max(max(map(len, self._stops), default=1) - 1, REACH if self._patterns else 0)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pieces: list[str] = []
         self._length = 0
-        self._tail = ""  # the last `reach` characters
+        self._tail = ""  # the last REACH characters, if there are patterns
         self._unsent = ""
         self._ends: list[int] = []  # characters of the first k + 1 tokens; -1 if they end inside a character
         self.matched: str | None = None
@@ -94,7 +95,7 @@ class Detokenizer:
 
     def _add(self, new: str, search: bool) -> bool:
         """Append text. Returns False if a stop cut it."""
-        cut = self._find_stop(new) if search and new else None
+        cut = self._find_stop(new, search)
         if cut is not None:
             new = new[: max(0, cut - self._length)]
         self._length += len(new)
@@ -105,32 +106,30 @@ class Detokenizer:
             return False
         self._pieces.append(new)
         self._unsent += new
-        self._tail = (self._tail + new)[-self._reach :] if self._reach else ""
+        if self._patterns:
+            self._tail = (self._tail + new)[-REACH:]
         return cut is None
 
-    def _find_stop(self, new: str) -> int | None:
-        """Where to cut the text because a stop is complete in tail + new. Sets `matched`."""
-        window = self._tail + new
-        best: tuple[int, int] | None = None  # (end, start)
-        for stop in self._stops:
-            start = window.find(stop, max(0, len(self._tail) - len(stop) + 1))
-            if start >= 0 and (best is None or (start + len(stop), start) < best):
-                best, self.matched = (start + len(stop), start), stop
-        if self._patterns:
-            is_whole = len(self._tail) == self._length
-            found = self._patterns.first_end(window, len(self._tail), is_whole)
-            if found is not None and (best is None or found[0] < best[0]):
-                best, self.matched = (found[0], found[0]), found[1]
-        return None if best is None else self._length - len(self._tail) + best[1]
+    def _find_stop(self, new: str, search: bool) -> int | None:
+        """Where to cut the text because a stop is complete in `new`. Sets `matched`. search: stops count already."""
+        best: tuple[int, int] | None = None  # (end, start), in characters of the whole text
+        if self._stops is not None:
+            for end, character in enumerate(new, self._length + 1):
+                self._stop_state = self._stops.step(self._stop_state, character)
+                if search and (stop := self._stops.matched(self._stop_state)) is not None:
+                    best, self.matched = (end, end - len(stop)), stop
+                    break
+        if self._patterns and search and new:
+            n_before = self._length - len(self._tail)
+            found = self._patterns.first_end(self._tail + new, len(self._tail), is_whole=not n_before)
+            if found is not None and (best is None or n_before + found[0] < best[0]):
+                best, self.matched = (n_before + found[0],) * 2, found[1]
+        return None if best is None else best[1]
 
     def _take_certain(self) -> str:
         """Take unsent text, except what may be the beginning of a stop."""
-        n_held = 0
-        for stop in self._stops if self.matched is None else ():
-            for n in range(min(len(stop) - 1, len(self._unsent)), n_held, -1):
-                if self._unsent.endswith(stop[:n]):
-                    n_held = n
-                    break
-        n = len(self._unsent) - n_held
+        n = len(self._unsent)
+        if self._stops is not None and self.matched is None:
+            n -= self._stops.n_begun(self._stop_state)
         certain, self._unsent = self._unsent[:n], self._unsent[n:]
         return certain

@@ -12,7 +12,8 @@ import json
 import re
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import check_role
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
@@ -48,6 +50,16 @@ Atom = TextSpan | GeneratedText
 Piece = TextSpan | GeneratedText | TurnStart | TurnEnd
 
 
+TURN = 40
+"""The work of rendering a turn, in characters to encode: 10 us on one core of an AMD EPYC."""
+
+
+def _atom(piece: Piece) -> Atom:
+    """A piece that stands behind the last marker."""
+    assert isinstance(piece, TextSpan | GeneratedText)
+    return piece
+
+
 class TokenRun(NamedTuple):
     """A stretch of a prompt's tokens, int32 ids, and its text."""
 
@@ -62,18 +74,14 @@ class EncodedPrompt(NamedTuple):
     runs: tuple[TokenRun, ...]
     rest: tuple[Atom, ...]
 
-    @property
-    def n_chars(self) -> int:
-        """How many characters `encode` will encode."""
-        return sum(len(atom.text) for atom in self.rest if isinstance(atom, TextSpan))
-
-    def encode(self, tokenizer: Tokenizer, suffix: str = "") -> tuple[TokenRun, ...]:
-        """All runs, with `suffix` (as data) joined to the last text. Changes nothing, so any thread may call it."""
+    def encode(self, tokenizer: Tokenizer, suffix: str = "", owner: bytes = b"") -> tuple[TokenRun, ...]:
+        """All runs, with `suffix` (as data) joined to the last text. Changes nothing, so any thread may call it. owner:
+        see Tokenizer.encode."""
         runs = list(self.runs)
         spans: list[TextSpan] = []
 
         def seal() -> None:
-            ids = tokenizer.encode(spans, at_start=not any(run.ids for run in runs))
+            ids = tokenizer.encode(spans, at_start=not any(run.ids for run in runs), owner=owner)
             if ids or spans:
                 runs.append(TokenRun("".join(span.text for span in spans), pack(ids)))
             spans.clear()
@@ -100,6 +108,19 @@ def unpack(ids: bytes) -> list[int]:
     return memoryview(ids).cast("i").tolist()
 
 
+class _Head(NamedTuple):
+    """What is known of a prompt up to its last marker. Behind that, pieces are text as they stand.
+
+    n_pieces, tools: of what pieces, rendered with what tools. atoms: their `layout`. n_sealed: pieces of the prompt,
+    those behind `n_pieces` included, whose tokens are its runs; 0: the runs are to be compared with the text.
+    """
+
+    n_pieces: int
+    tools: tuple[str, ...]
+    atoms: list[Atom]
+    n_sealed: int = 0
+
+
 class PromptText(Prompt):
     """The pieces of a state, and the runs of tokens known for them.
 
@@ -111,20 +132,32 @@ class PromptText(Prompt):
         self.runs, self.role = runs, role
         self.n_inherited = len(self.pieces)
         self.tools: tuple[str, ...] = ()
-        self._turn = 0  # index of the last TurnStart
-        self._head: tuple[int, tuple[str, ...], list[Atom]] | None = None
-        """(`_turn`, tools, layout of all pieces up to that TurnStart): a turn's gens render the conversation once."""
+        self._n_fixed = 0  # pieces up to the last marker: what is appended behind them changes nothing before it
+        self._n_turns = self._n_chars = self._n_sealed_chars = 0  # of all pieces; of those with runs
+        self._head: _Head | None = None
 
     def copy(self) -> PromptText:
         copied = PromptText(self.pieces, self.runs, self.role)
-        copied.tools, copied._turn, copied._head = self.tools, self._turn, self._head
+        copied.tools, copied._n_fixed, copied._head = self.tools, self._n_fixed, self._head
+        copied._n_turns, copied._n_chars, copied._n_sealed_chars = self._n_turns, self._n_chars, self._n_sealed_chars
         return copied
+
+    def learn(self, copy: PromptText, runs: tuple[TokenRun, ...] | None = None) -> None:
+        """Take over what a copy, to which nothing was appended, has found out. runs: of all its pieces."""
+        self.runs, self._head = copy.runs, copy._head
+        if runs is not None:
+            self.runs, self._n_sealed_chars = runs, copy._n_chars
+            if self._head is not None:
+                self._head = self._head._replace(n_sealed=len(copy.pieces))
 
     def upto(self, n_pieces: int, n_inherited: int) -> PromptText:
         prompt = PromptText(runs=self.runs)
         for piece in self.pieces[:n_pieces]:
             prompt.append(piece)
         prompt.n_inherited, prompt.tools, prompt._head = n_inherited, self.tools, self._head
+        prompt._n_sealed_chars = min(self._n_sealed_chars, prompt._n_chars)
+        if prompt._head is not None and prompt._head.n_sealed > n_pieces:
+            prompt._head = prompt._head._replace(n_sealed=0)
         return prompt
 
     def join(self, child: PromptText, start: int, stop: int) -> None:
@@ -138,13 +171,18 @@ class PromptText(Prompt):
             case TurnStart(role=role):
                 if self.role is not None:
                     raise BadProgram(f"a turn of {role!r} begins inside a turn of {self.role!r}; turns do not nest")
-                self.role, self._turn = role, len(self.pieces)
+                self.role, self._n_fixed = role, len(self.pieces) + 1
+                self._n_turns += 1
             case TurnEnd():
                 if self.role is None:
                     raise BadProgram("a turn ends where none is open")
-                self.role = None
+                self.role, self._n_fixed = None, len(self.pieces) + 1
             case TextSpan(text=""):
                 return  # not even text between turns
+            case _:
+                if self.role is None and self._n_turns and self._n_fixed == len(self.pieces):
+                    self._n_fixed += 1  # the first text behind a turn decides how the turns are rendered
+                self._n_chars += len(piece.text)
         self.pieces.append(piece)
 
     def append_part(self, part: wire.Part) -> None:
@@ -154,6 +192,7 @@ class PromptText(Prompt):
             case wire.Raw(text=text):
                 self.append(TextSpan(text, meant=True))
             case wire.BeginTurn(role=role):
+                check_role(role)
                 self.append(TurnStart(role))
             case wire.EndTurn():
                 self.append(TurnEnd())
@@ -181,9 +220,26 @@ class PromptText(Prompt):
                 n_chars += len(texts[-1])
         return "".join(reversed(texts))[-N_TAIL:]
 
+    @property
+    def n_chars(self) -> int:
+        """Characters of all texts, without the markers."""
+        return self._n_chars
+
+    @property
+    def work(self) -> int:
+        """The work of `prompt` and of the encoding behind it, in characters to encode."""
+        new = self._n_chars - self._n_sealed_chars
+        is_laid_out = self._head is not None and self._head[:2] == (self._n_fixed, self.tools)
+        return new if is_laid_out or not self._n_turns else new + TURN * self._n_turns + self._n_chars // 16
+
     def prompt(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> EncodedPrompt:
         """The runs that are known, and what is to be encoded. Forgets runs that the template has rewritten."""
-        atoms = self._atoms(tokenizer, template and template.with_tools(self.tools), now)
+        if self._head is None or self._head[:2] != (self._n_fixed, self.tools):
+            atoms = layout(self.pieces[: self._n_fixed], tokenizer, template and template.with_tools(self.tools), now)
+            self._head = _Head(self._n_fixed, self.tools, atoms)
+        if self._head.n_sealed:
+            return EncodedPrompt(self.runs, tuple(map(_atom, self.pieces[self._head.n_sealed :])))
+        atoms = [*self._head.atoms, *map(_atom, self.pieces[self._n_fixed :])]
         text = "".join(atom.text for atom in atoms)
         at, n, n_silent = 0, 0, 0
         for run in self.runs:
@@ -194,17 +250,11 @@ class PromptText(Prompt):
         self.runs = self.runs[:n]
         return EncodedPrompt(self.runs, tuple(_from(atoms, at, n_silent)))
 
-    def _atoms(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> list[Atom]:
-        """`layout` of all pieces. What stands before an open turn's text is laid out once."""
-        if self.role is None:
-            return layout(self.pieces, tokenizer, template, now)
-        if self._head is None or self._head[:2] != (self._turn, self.tools):
-            self._head = self._turn, self.tools, layout(self.pieces[: self._turn + 1], tokenizer, template, now)
-        return [*self._head[2], *(p for p in self.pieces[self._turn + 1 :] if isinstance(p, TextSpan | GeneratedText))]
-
-    def tokens(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> wire.Tokens:
-        """All tokens, as a gen at the end would get them."""
-        runs = self.prompt(tokenizer, template, now).encode(tokenizer)
+    def tokens(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, owner: bytes = b""
+    ) -> wire.Tokens:
+        """All tokens, as a gen at the end would get them. owner: see Tokenizer.encode."""
+        runs = self.prompt(tokenizer, template, now).encode(tokenizer, owner=owner)
         lengths = array("i")
         for run in runs:
             lengths.extend(_lengths(run, tokenizer))
@@ -237,7 +287,7 @@ class PromptText(Prompt):
             text += end if start > len(self.pieces) - len(rest) else ""
         n = len(before)
         if not whole.startswith(before):  # the template rewrote what stood before `start`
-            n = next(k for k, pair in enumerate(zip(before, whole + "\0", strict=False)) if pair[0] != pair[1])
+            n = bisect_left(range(len(before)), True, key=lambda k: not whole.startswith(before[: k + 1]))
         return text + whole[n:]
 
 
@@ -298,6 +348,8 @@ def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: ChatTemplate
             f"the model has no chat template, so there are no role turns (here: {turns[0].role!r}); "
             "write the prompt as plain text"
         )
+    for role in {turn.role: None for turn in turns}:
+        template.check_role(role, tokenizer.controls)
     closed = turns[:-1] if is_open else turns
     opening = turns[-1].role if is_open else None
     markers = template.markers(tuple(t.shape for t in closed), opening, now)
@@ -351,21 +403,26 @@ def _align(
     atoms: list[Atom] = [TextSpan(markers[0], meant=True)]
     at = len(markers[0])
     for turn, content, marker in zip(turns, contents, markers[1:], strict=True):
-        escaped = json.dumps(content, ensure_ascii=False)[1:-1]
-        for variant in (content, content.strip(), content.lstrip(), content.rstrip(), escaped):
-            if rendered.startswith(variant + marker, at):
+        for variant in _variants(content):
+            if rendered.startswith(variant, at) and rendered.startswith(marker, at + len(variant)):
                 break
         else:
             return None
         if variant == content:
             atoms += turn.atoms
-        elif variant == escaped:
-            atoms.append(TextSpan(escaped))
-        else:
+        elif variant in content:
             atoms += _slice(turn.atoms, content.find(variant), len(variant), tokenizer)
+        else:
+            atoms.append(TextSpan(variant))
         atoms.append(TextSpan(marker, meant=True))
         at += len(variant) + len(marker)
     return atoms if at == len(rendered) else None
+
+
+def _variants(content: str) -> Iterator[str]:
+    """How a template may write a content."""
+    yield from (content, content.strip(), content.lstrip(), content.rstrip())
+    yield json.dumps(content, ensure_ascii=False)[1:-1]
 
 
 def _slice(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer) -> list[Atom]:
@@ -455,14 +512,14 @@ def _interleave(
 ) -> list[Atom]:
     """Markers, contents, and the text between turns: behind the end of one turn and before the start of the next."""
     roles = tuple(t.shape for t in turns)
+    after_gap = [k for k, turn in enumerate(turns) if turn.gap and k]
+    ends = dict(zip(after_gap, template.endings(roles, after_gap, now), strict=True))
     atoms: list[Atom] = []
     for k, turn in enumerate(turns):
         marker = markers[k]
-        if turn.gap and k:
-            end = template.ending(roles[:k], now)
-            if marker.startswith(end):
-                atoms.append(TextSpan(end, meant=True))
-                marker = marker[len(end) :]
+        if (end := ends.get(k)) is not None and marker.startswith(end):
+            atoms.append(TextSpan(end, meant=True))
+            marker = marker[len(end) :]
         atoms += [*turn.gap, TextSpan(marker, meant=True), *turn.atoms]
     if not is_open:
         atoms.append(TextSpan(markers[-1], meant=True))

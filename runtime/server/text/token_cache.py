@@ -7,12 +7,13 @@ text precedes an argument, tokenisation starts near the end of that beginning.
 
 from __future__ import annotations
 
-import threading
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from banyan.runtime.server.text.bounded_cache import BoundedCache
+from banyan.runtime.server.text.encoder import EncodedText
 
 MAX_CHARS = 4 << 20
 """Characters of all cached texts. The least recently used are evicted."""
@@ -23,6 +24,9 @@ LONG = 256
 MARGIN = 32
 """Characters at the end of a beginning that are tokenised again, together with the text behind them."""
 
+MAX_BORDERS = 4
+"""Beginnings of one piece that are looked up and cached: the longest ones."""
+
 
 class CachedIds(NamedTuple):
     """The ids of text[:at]: a whole piece, or the beginning of pieces up to the end of a word."""
@@ -32,36 +36,41 @@ class CachedIds(NamedTuple):
 
 
 class TokenCache:
-    """Ids of pieces of text. encode: text -> an Encoding of `tokenizers`, without special tokens. Thread-safe.
+    """Ids of pieces of text. encode: Tokenizer's, with an option `offsets`. Thread-safe.
 
     Only for tokenizers that split text into words and encode each word by itself, so that the ids of the words before a
     space do not depend on the text behind it. If a whole piece is one word, no beginning of it is cached.
     """
 
-    def __init__(self, encode: Callable[[str], Any]) -> None:
+    def __init__(self, encode: Callable[..., EncodedText]) -> None:
         self._encode = encode
-        self._cache: OrderedDict[tuple[bool, str], CachedIds] = OrderedDict()  # (is a whole piece, text)
-        self._n_chars = 0
-        self._lock = threading.Lock()
+        self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_CHARS)  # keys: (owner, is a whole piece, text)
 
-    def ids(self, text: str, borders: Sequence[int] = ()) -> list[int]:
-        """The ids of a piece. borders: where its parts end, in order. Other pieces may begin with the same parts."""
+    def ids(self, text: str, borders: Sequence[int] = (), owner: bytes = b"") -> list[int]:
+        """The ids of a piece. borders: where its parts end, in order. Other pieces may begin with the same parts.
+
+        owner: what another owner's text has left in the cache is not used.
+        """
         if not text:
             return []
-        if (cached := self._get(True, text)) is not None:
+        if (cached := self._cache.get((owner, True, text))) is not None:
             return cached.ids.tolist()
-        ends = [border for border in borders if LONG <= border < len(text)]
+        ends = [border for border in borders[-MAX_BORDERS:] if LONG <= border < len(text)]
         for end in reversed(ends):
-            if (cached := self._get(False, text[:end])) is not None:
-                return cached.ids.tolist() + self._encode(text[cached.at :]).ids  # type: ignore[no-any-return]
-        encoding = self._encode(text)
-        self._put(True, text, CachedIds(array("i", encoding.ids), len(text)))
+            if (cached := self._cache.get((owner, False, text[:end]))) is not None:
+                return cached.ids.tolist() + self._encode(text[cached.at :]).ids
+        encoding = self._encode(text, offsets=bool(ends))
+        self._cache.put((owner, True, text), CachedIds(array("i", encoding.ids), len(text)), len(text))
         for end in ends:
             if (beginning := self._beginning(text, end - MARGIN, encoding)) is not None:
-                self._put(False, text[:end], beginning)
-        return encoding.ids  # type: ignore[no-any-return]
+                self._cache.put((owner, False, text[:end]), beginning, end)
+        return encoding.ids
 
-    def _beginning(self, text: str, limit: int, encoding: Any) -> CachedIds | None:
+    def forget(self, owner: bytes) -> None:
+        """Drop all texts of an owner."""
+        self._cache.drop(lambda key: key[0] == owner)
+
+    def _beginning(self, text: str, limit: int, encoding: EncodedText) -> CachedIds | None:
         """The ids of the words that end at the last single space before `limit`."""
         offsets, words = encoding.offsets, encoding.word_ids
         k = bisect_right(offsets, limit, key=lambda offset: offset[0]) - 1
@@ -71,20 +80,3 @@ class TokenCache:
                 ids = encoding.ids
                 return CachedIds(array("i", ids[:i]), at) if self._encode(text[at:]).ids == ids[i:] else None
         return None
-
-    def _get(self, is_whole: bool, text: str) -> CachedIds | None:
-        with self._lock:
-            if (cached := self._cache.get((is_whole, text))) is not None:
-                self._cache.move_to_end((is_whole, text))
-            return cached
-
-    def _put(self, is_whole: bool, text: str, cached: CachedIds) -> None:
-        if len(text) > MAX_CHARS:
-            return
-        with self._lock:
-            if (is_whole, text) not in self._cache:
-                self._cache[is_whole, text] = cached
-                self._n_chars += len(text)
-            while self._n_chars > MAX_CHARS:
-                (_, old), _ = self._cache.popitem(last=False)
-                self._n_chars -= len(old)

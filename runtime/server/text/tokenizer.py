@@ -12,18 +12,24 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import tokenizers
 
-from banyan.runtime.errors import BadModel, BadProgram, Unsupported, rust_panics_as
+from banyan.runtime.errors import BadModel, BadProgram, PromptTooLong, Unsupported, rust_panics_as
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.text.bounded_cache import BoundedCache
+from banyan.runtime.server.text.encoder import EncodedText, Encoder, EncoderProcess, LocalEncoder, is_known, patterns
 from banyan.runtime.server.text.token_cache import TokenCache
+
+STOP_IDS = 4 << 20
+"""Bytes of all cached `stop_ids`."""
 
 
 class TextSpan(NamedTuple):
@@ -34,9 +40,12 @@ class TextSpan(NamedTuple):
 
 
 class _TokenizerJson(msgspec.Struct):
-    """The part of tokenizer.json that determines how ids are spelled. The rest (megabytes) is not decoded."""
+    """The parts of tokenizer.json that say how text is cut and how ids are spelled. The rest (megabytes) is not
+    decoded."""
 
     decoder: Any = None
+    normalizer: Any = None
+    pre_tokenizer: Any = None
 
 
 class Files(msgspec.Struct, frozen=True):
@@ -89,33 +98,42 @@ class Tokenizer:
     special     ids that generated text does not show
     eos_ids     ids that end an output
     blank       the prompt for an empty text
+    longest     bytes of the longest spelling
+    is_local    texts are encoded in this process; else in one that can be killed
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
-        self._tokenizer, decoder = _load(directory)
+        self._tokenizer, description = _load(directory)
+        self._encoder: Encoder = LocalEncoder(self._tokenizer)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.added = {token.content: i for i, token in added.items()}
         self._control = frozenset(i for i, t in added.items() if t.special or is_control(t.content))
-        self.spelling = _spellings(self._tokenizer, {i: token.content for i, token in added.items()}, decoder)
+        self.spelling = _spellings(
+            self._tokenizer, {i: token.content for i, token in added.items()}, description.decoder
+        )
+        self.longest = max(map(len, self.spelling), default=0)
         self._marks = Marks({added[i].content: i for i in self._control})
         self.eos_ids = self._find_eos(files)
         try:
             self._start, self._anchor = self._prefix(), self._find_anchor()
         except BadProgram as e:
             raise BadModel(f"the tokenizer in {directory} cannot be used: {e.message}") from e
+        self.is_local = all(map(is_known, patterns([description.normalizer, description.pre_tokenizer])))
+        if not self.is_local:
+            self._encoder = EncoderProcess(self._tokenizer.to_str().encode())
         bos = self._tokenizer.token_to_id(files.special_tokens.get("bos_token", ""))
         self.blank = self._start or ([bos] if bos is not None else list(self.eos_ids[:1]))
-        self._anchor = self._find_anchor()
         reaching = [i for i in self._control if _depends_on_neighbours(added[i])]
         # None if the encoding of text may depend on the control token beside it.
         self._cache = None if self._anchor or reaching else TokenCache(self._raw)
-        self._stop_ids: dict[str, frozenset[int]] = {}
+        self._stop_ids: BoundedCache[frozenset[int]] = BoundedCache(STOP_IDS)
         self._vocabulary: tuple[bytes, list[int]] | None = None
 
-    def encode(self, spans: Iterable[TextSpan], at_start: bool = False) -> list[int]:
+    def encode(self, spans: Iterable[TextSpan], at_start: bool = False, owner: bytes = b"") -> list[int]:
         """The ids of the joined text of the spans. at_start: the text starts a prompt, so the ids that the tokenizer
-        puts before every text (a begin-of-text id) come first, unless the text spells them itself."""
+        puts before every text (a begin-of-text id) come first, unless the text spells them itself. owner: the namespace
+        of the tenant, who shares cached texts with nobody."""
         parts = [span for span in spans if span.text]
         text, spans = "".join(span.text for span in parts), merge(parts)
         spelled = spans and spans[0].meant and text.startswith(self.text_of(self._start))
@@ -126,11 +144,13 @@ class Tokenizer:
         if are_all and self._cache is None:
             return ids + self._encode(text, at_start)
         borders = list(accumulate(len(part.text) for part in parts))
-        done = 0
+        done = n_passed = 0
         for start, end, token in (*meant, (len(text), len(text), None)):
             piece = text[done:start]
+            first, n_passed = n_passed, bisect_left(borders, start, n_passed)
             if self._cache is not None and (are_all or not any(self.controls(piece))):
-                ids += self._cache.ids(piece, [border - done for border in borders if done < border < start])
+                inside = [border - done for border in borders[first:n_passed] if border > done]
+                ids += self._cache.ids(piece, inside, owner)
             elif piece:
                 ids += self._encode_data(piece, at_start and not done)
             ids += [] if token is None else [token]
@@ -159,7 +179,7 @@ class Tokenizer:
     def stop_ids(self, stop: str) -> frozenset[int]:
         """All ids whose spelling contains the whole of `stop`. Cached; the first call for a string scans the
         vocabulary."""
-        if stop not in self._stop_ids:
+        if (known := self._stop_ids.get(stop)) is None:
             if self._vocabulary is None:
                 # 0xFF does not occur in UTF-8, so no match spans two tokens.
                 ends = list(accumulate(len(s) + 1 for s in self.spelling))
@@ -169,19 +189,35 @@ class Tokenizer:
             while (at := blob.find(wanted, at + 1)) >= 0:
                 found.add(i := bisect_right(ends, at))
                 at = ends[i] - 1
-            self._stop_ids[stop] = frozenset(found - self.special)
-        return self._stop_ids[stop]
+            known = frozenset(found - self.special)
+            self._stop_ids.put(stop, known, 4 * len(stop) + 128 * (1 + len(known)))
+        return known
+
+    def has_stop_ids(self, stop: str) -> bool:
+        """Whether `stop_ids` is cached."""
+        return stop in self._stop_ids
+
+    def forget(self, owner: bytes) -> None:
+        """Drop the cached texts of a tenant that is gone."""
+        if self._cache is not None:
+            self._cache.forget(owner)
+
+    def set_context(self, n_tokens: int) -> None:
+        """The model's context. PromptTooLong is raised for a text with more tokens."""
+        self._encoder.max_ids = n_tokens
+
+    def close(self) -> None:
+        """End the process that encodes, if there is one. Idempotent."""
+        self._encoder.close()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
-    def _raw(self, text: str, special: bool = False) -> tokenizers.Encoding:
-        """What the library makes of a text. special: with the ids that stand around every text.
-
-        Raises BadProgram where it fails or panics, as a split regex does that backtracks too much.
-        """
+    def _raw(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
+        """What the library makes of a text; see Encoder.encode. BadProgram: it fails or takes too long."""
         try:
-            with rust_panics_as(BadProgram, "it panicked"):
-                return self._tokenizer.encode(text, add_special_tokens=special)
+            return self._encoder.encode(text, special, offsets)
+        except PromptTooLong:
+            raise
         except Exception as e:  # the Rust library raises bare Exceptions
             raise BadProgram(f"the model's tokenizer cannot encode a text of {len(text)} characters: {e}") from e
 
@@ -284,19 +320,12 @@ def _depends_on_neighbours(token: Any) -> bool:
 
 def merge(spans: Iterable[TextSpan]) -> list[TextSpan]:
     """Join adjacent spans of the same kind, and drop empty ones."""
-    merged: list[TextSpan] = []
-    for span in spans:
-        if not span.text:
-            continue
-        if merged and merged[-1].meant == span.meant:
-            merged[-1] = TextSpan(merged[-1].text + span.text, span.meant)
-        else:
-            merged.append(span)
-    return merged
+    kinds = groupby((span for span in spans if span.text), key=attrgetter("meant"))
+    return [TextSpan("".join(span.text for span in same), meant) for meant, same in kinds]
 
 
-def _load(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
-    """The tokenizer, and the description of its decoder."""
+def _load(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
+    """The tokenizer, and its description."""
     file = directory / "tokenizer.json"
     if not file.is_file():
         return _convert(directory)
@@ -306,12 +335,12 @@ def _load(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
             loaded = tokenizers.Tokenizer.from_buffer(data)
         loaded.no_truncation()
         loaded.no_padding()
-        return loaded, msgspec.json.decode(data, type=_TokenizerJson).decoder
+        return loaded, msgspec.json.decode(data, type=_TokenizerJson)
     except Exception as e:  # the Rust library raises bare Exceptions
         raise BadModel(f"{file} cannot be read as a tokenizer: {e}") from e
 
 
-def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
+def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
     """A tokenizer in a format other than tokenizer.json, through transformers, which is slow to import."""
     from transformers import AutoTokenizer
 
@@ -320,7 +349,7 @@ def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, Any]:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True).backend_tokenizer
     except Exception as e:  # transformers raises many kinds
         raise BadModel(f"{directory} has no tokenizer.json, and transformers cannot make one: {e}") from e
-    return tokenizer, msgspec.json.decode(tokenizer.to_str(), type=_TokenizerJson).decoder
+    return tokenizer, msgspec.json.decode(tokenizer.to_str(), type=_TokenizerJson)
 
 
 def _spellings(tokenizer: tokenizers.Tokenizer, added: dict[int, str], decoder: Any) -> list[bytes]:

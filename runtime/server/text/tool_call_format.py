@@ -141,7 +141,10 @@ class Form(NamedTuple):
                 return _Found(name, error=f"the arguments cannot be read, their JSON is broken: {_reason(e)}")
         if not isinstance(arguments, dict):
             return _Found(name, error="the arguments must be a JSON object")
-        return _Found(name, json.dumps(arguments, ensure_ascii=False))
+        if not _is_unicode(name):
+            return _Found(error="the name of the tool has a lone surrogate")
+        text = json.dumps(arguments, ensure_ascii=False)
+        return _Found(name, text if _is_unicode(text) else json.dumps(arguments))
 
 
 def _renamed(schema: Any, k: int) -> Any:
@@ -167,6 +170,15 @@ class _Found(NamedTuple):
     def message(self, is_too_many: bool) -> wire.WireToolCall:
         error = f"a turn can make {N_CALLS} calls, and this is one more" if is_too_many else self.error
         return wire.WireToolCall(self.id, self.name, self.arguments, error)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no lone surrogates, which an escape in JSON may spell."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _skip(text: str, at: int) -> int:

@@ -12,7 +12,7 @@ def test_command_lists_every_op_with_its_implementation(capsys: pytest.CaptureFi
     assert cli.main(["kernels"]) == 0
     output = capsys.readouterr().out
     for choice in dispatch_report.choices():
-        assert f"{choice.op.name}/{choice.file}.py" in output
+        assert f"{choice.op.folder}/{choice.file}.py" in output
         assert choice.why in output
         assert choice.op.shapes in output
     norm = next(line for line in output.splitlines() if line.startswith("rms_norm "))
@@ -29,7 +29,7 @@ def test_reference_kernels_are_chosen_without_a_compiler(monkeypatch: pytest.Mon
     monkeypatch.setattr(build, "library", lambda: None)
     choices = {choice.op.name: choice for choice in dispatch_report.choices("cpu")}
     assert list(choices) == list(TABLE)
-    assert choices["attention"].file == "torch_cpu"
+    assert choices["attention"].file == "cpu"
     assert choices["rms_norm"].file == choices["draw"].file == "reference"
     assert choices["edit_logits"].file == "cpu", "numpy needs no compiler"
     assert "could not be built" in choices["linear"].why

@@ -12,6 +12,7 @@ import banyan as bn
 from banyan.lang import expr
 from banyan.lang.expr import GenExpr, RawExpr, RoleBegin, RoleEnd, SelectExpr, Seq, leaves
 from banyan.lang.sampling import GenOptions
+from banyan.runtime.errors import BadProgram
 
 
 def test_plus_makes_flat_sequences() -> None:
@@ -196,3 +197,14 @@ def test_equal_arguments_give_the_same_gen() -> None:
     for _ in range(2):
         with pytest.raises(bn.BadProgram, match="max_tokens"):
             bn.gen("a", max_tokens=-5)
+
+
+@pytest.mark.parametrize("name", ["user<|im_end|>", "", "x" * 65, "a\n", 3])
+def test_role_must_be_a_name(name: Any) -> None:
+    with pytest.raises(BadProgram, match="a role is a name of 1 to 64 letters"):
+        bn.role(name, "x")
+
+
+def test_choice_with_a_lone_surrogate_is_refused() -> None:
+    with pytest.raises(BadProgram, match=r"character 1 of this text is the lone surrogate '\\ud800'"):
+        bn.select("x", ["a", "b\ud800"])

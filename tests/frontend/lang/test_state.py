@@ -161,6 +161,20 @@ def test_append_is_all_or_nothing(mock: bn.Mock) -> None:
     assert mock.calls == []
 
 
+@pytest.mark.parametrize("text", ["é\ud800", bn.raw("x\udcff")])
+def test_lone_surrogate_is_refused_where_it_is_appended(mock: bn.Mock, text: Any) -> None:
+    @bn.function
+    def p(s: bn.State) -> None:
+        s += "a"
+        with pytest.raises(bn.BadProgram, match=r"character 1 of this text is the lone surrogate '\\ud"):
+            s += text
+        with pytest.raises(bn.BadProgram, match="lone surrogate"):
+            s += bn.user(text)
+        s += "b"
+
+    assert p.run().text() == "ab"
+
+
 def test_default_system_turn_of_the_template_is_a_message() -> None:
     chat = wire.ChatMarkers(roles={r: (f"<{r}>", f"</{r}>") for r in ("system", "user")}, default_system="Be good.")
     backend = bn.Mock(chat=chat)

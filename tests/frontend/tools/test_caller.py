@@ -162,6 +162,7 @@ def test_tools_run_in_the_context_of_the_append() -> None:
         (Model(size=1), '{"size":1,"tags":[]}'),
         (Colour.red, "red"),
         (complex(1, 2), "(1+2j)"),
+        ("name\udcff", "name\\udcff"),
         ([datetime.date(2027, 3, 6)], '["2027-03-06"]'),
         (datetime.date(2027, 3, 6), "2027-03-06"),
     ],

@@ -10,7 +10,7 @@ from torch import Tensor
 from banyan.kernels import ops
 from banyan.kernels.draw import reference
 from banyan.kernels.draw.rows import Rows, draw_rows
-from banyan.kernels.edit_logits.reference import edit_logits
+from banyan.kernels.small_ops.reference import edit_logits
 
 NEAR = 1e-6  # implementations may differ if the uniform number is nearer than this to the border between two tokens
 

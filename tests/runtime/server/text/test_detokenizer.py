@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from banyan.runtime.errors import BadProgram
 from banyan.runtime.server.text.detokenizer import Detokenizer
+from banyan.runtime.server.text.stop_strings import MAX_CHARS, MAX_STOPS, check_stops
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 ALPHABET = "ab é€🙂"
@@ -136,3 +141,28 @@ def test_detokenizer_with_a_real_vocabulary(words: Tokenizer) -> None:
     ids = words.encode([TextSpan(text)])
     d = Detokenizer(words.spelling, words.special, ["€"])
     assert d.feed(ids) + d.finish() == "the quick brown fox: é"
+
+
+def test_cost_of_a_token_does_not_depend_on_the_stops() -> None:
+    """Stops whose beginnings are all in the text, and which overlap with themselves."""
+    spelling = [b"a" * 8]
+
+    def seconds(stops: list[str]) -> float:
+        d = Detokenizer(spelling, (), stops)
+        started = time.thread_time()
+        for _ in range(2000):
+            d.feed([0])
+        return time.thread_time() - started
+
+    many = [f"{'a' * 60}{chr(0x100 + k)}" for k in range(MAX_STOPS)]
+    assert min(seconds(many) for _ in range(3)) < 3 * min(seconds(["ab"]) for _ in range(3))
+
+
+def test_stops_are_limited() -> None:
+    check_stops(tuple("x" * (MAX_CHARS // MAX_STOPS) for _ in range(MAX_STOPS)))
+    with pytest.raises(BadProgram, match=r"200000 stop strings of 200000 characters; the limits are 64 and 4096"):
+        check_stops(("x",) * 200_000)
+    with pytest.raises(BadProgram, match="the limits are 64 and 4096"):
+        check_stops(("x" * 4097,))
+    with pytest.raises(BadProgram, match="empty"):
+        check_stops(("x", ""))

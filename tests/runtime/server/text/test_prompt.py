@@ -1,16 +1,36 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from banyan.runtime.errors import BadProgram
+from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import GeneratedText, Piece, PromptText, TurnEnd, TurnStart, pack, unpack
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 NOW = datetime(2024, 1, 1)
+
+
+def growth(work: Callable[[int], object], n: int) -> float:
+    """CPU time of `work(2 * n)` in that of `work(n)`."""
+
+    def cost(n: int) -> float:
+        times = []
+        for _ in range(3):
+            started = time.thread_time()
+            work(n)
+            times.append(time.thread_time() - started)
+        return min(times)
+
+    return cost(2 * n) / cost(n)
+
 
 TRIM = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
@@ -89,10 +109,10 @@ def test_encoded_runs_are_reused(write: Any, words: Tokenizer) -> None:
     w = write().turn("user", "hi").put(TurnStart("assistant")).generate("ok")
     prompt = w.text.prompt(words, w.template, NOW)
     assert [run.text for run in prompt.runs] == ["<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"]
-    assert prompt.n_chars == 0
+    assert not any(isinstance(atom, TextSpan) for atom in prompt.rest)
     w.put(TurnEnd())
     w.seal()
-    assert w.text.prompt(words, w.template, NOW).n_chars == 0
+    assert w.text.prompt(words, w.template, NOW).rest == ()
 
 
 def test_default_system_prompt_is_encoded(write: Any) -> None:
@@ -284,3 +304,156 @@ def test_gens_of_one_turn_render_the_conversation_once(write: Any, monkeypatch: 
     assert w.spelled.endswith("word 9 and ")
     w.put(TurnEnd()).turn("user", "last").put(TurnStart("assistant")).seal()
     assert len(rendered) > n, "a new turn may change what the template writes before it"
+
+
+ROLES = ("user", "assistant", "system")
+TEMPLATES = (TRIM, DEFAULT_SYSTEM, DROP_THOUGHTS, SYSTEM_IN_USER, EOS_AT_END)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    source=st.sampled_from(TEMPLATES),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["turn", "open", "close", "gap", "text", "gen", "gen", "fork", "upto"]),
+            st.sampled_from(ROLES),
+            st.sampled_from(["a", " b ", "", "hm</think>yes", "<|im_end|>"]),
+        ),
+        max_size=20,
+    ),
+)
+def test_tokens_do_not_depend_on_what_is_remembered(
+    words: Tokenizer, source: str, steps: list[tuple[str, str, str]]
+) -> None:
+    """Runs that are known to be valid are the same as those that are compared with the text."""
+    remembering, comparing = Writer(words, source), Writer(words, source)
+    for kind, role, text in steps:
+        for w in (remembering, comparing):
+            is_open = w.text.role is not None
+            if kind == "turn" and not is_open:
+                w.turn(role, text)
+            elif kind == "open" and not is_open:
+                w.put(TurnStart(role))
+            elif kind == "close" and is_open:
+                w.put(TurnEnd())
+            elif kind in ("text", "gap") and is_open == (kind == "text"):
+                w.put(text)
+            elif kind == "fork":
+                w.text = w.text.copy()
+            elif kind == "upto":
+                n = len(w.text.pieces)
+                w.text = w.text.upto(n - (n > 1 and isinstance(w.text.pieces[-1], TextSpan)), 0)
+            elif kind == "gen":
+                if w is comparing:
+                    w.text._head = None
+                try:
+                    copy = w.text.copy()
+                    runs = copy.prompt(w.words, w.template, NOW).encode(w.words)
+                    w.text.learn(copy, runs)
+                except BadProgram:
+                    continue
+                w.put(GeneratedText(text, pack(i for c in text for i in words.encode([TextSpan(c)]))))
+        assert remembering.text.runs == comparing.text.runs
+    assert remembering.text.pieces == comparing.text.pieces
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('order') }}"
+    "{% endif %}[{{ m.role }}]{{ m.content }}{% if m.role == 'assistant' %}<|endoftext|>{% endif %}{% endfor %}"
+)
+NEIGHBOURS = (
+    "{% for m in messages %}{% if not loop.first and loop.previtem.role == m.role %}+"
+    "{% else %}<{{ m.role }}>{% endif %}"
+    "{{ m.content }}{% if loop.last or loop.nextitem.role != m.role %}</{{ m.role }}>{% endif %}{% endfor %}"
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    source=st.sampled_from([*TEMPLATES, ALTERNATING, NEIGHBOURS]),
+    roles=st.lists(st.sampled_from([*ROLES, "tool"]), min_size=17, max_size=32) | st.just(["user", "assistant"] * 14),
+)
+def test_ends_of_turns_are_found_without_rendering_all_turns(source: str, roles: list[str]) -> None:
+    template = ChatTemplate(source, {"eos_token": "<|endoftext|>"})
+    assume(template._try(tuple(roles), None, NOW) is not None)  # else text between turns is refused
+    ends = [*range(17, len(roles)), len(roles)]
+    assert template.endings(tuple(roles), ends, NOW) == [template.ending(tuple(roles[:k]), NOW) for k in ends]
+
+
+def conversation(n: int, gap: str = "", roles: Callable[[int], str] = lambda k: ROLES[k % 2]) -> PromptText:
+    prompt = PromptText()
+    for k in range(n):
+        for piece in (TurnStart(roles(k)), TextSpan(f"text {k}"), TurnEnd(), TextSpan(gap)):
+            prompt.append(piece)
+    prompt.append(TurnStart("assistant"))
+    return prompt
+
+
+@pytest.mark.parametrize(
+    ("gap", "roles"),
+    [("", lambda k: ROLES[k % 2]), ("gap", lambda k: ROLES[k % 2]), ("gap", lambda k: f"role{k}")],
+    ids=["turns", "text between turns", "a role for each turn"],
+)
+def test_work_is_linear_in_the_turns(words: Tokenizer, gap: str, roles: Callable[[int], str]) -> None:
+    def work(n: int) -> None:
+        prompt = conversation(n, gap, roles)
+        prompt.prompt(words, ChatTemplate(TRIM, {}), NOW).encode(words)
+        prompt.read(words, ChatTemplate(TRIM, {}), NOW, 3)
+
+    work(10)
+    assert growth(work, 200) < 3
+
+
+def test_work_is_linear_in_the_calls_of_tools(words: Tokenizer) -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}<|im_start|>{{ m.role }}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}[{{ c.id }}:{{ c.function.name }}]{% endfor %}<|im_end|>{% endfor %}",
+        {},
+    )
+
+    def work(n: int) -> None:
+        prompt = PromptText(pieces=[TurnStart("user"), TextSpan("x"), TurnEnd()])
+        for k in range(n):
+            call = wire.WireToolCall(f"{k}", "f")
+            for piece in (TurnStart("assistant"), TurnEnd((call,)), TurnStart("tool", call), TextSpan("1"), TurnEnd()):
+                prompt.append(piece)
+        prompt.prompt(words, template, NOW).encode(words)
+
+    work(10)
+    assert growth(work, 100) < 3
+
+
+def test_work_is_linear_in_the_pieces_of_a_turn(words: Tokenizer) -> None:
+    def work(n: int) -> None:
+        prompt = PromptText()
+        for _ in range(n):
+            prompt.append(TextSpan("<|im_start|> the quick brown fox ", meant=True))
+            prompt.append(TextSpan("jumps <|im_end|> over"))
+        prompt.prompt(words, None, NOW).encode(words)
+
+    assert growth(work, 500) < 3
+
+
+def test_gens_of_one_turn_look_at_new_text_only(words: Tokenizer) -> None:
+    prompt = conversation(300)
+    template = ChatTemplate(TRIM, {})
+    prompt.learn(prompt, prompt.prompt(words, template, NOW).encode(words))
+    assert prompt.work == 0
+    prompt.append(TextSpan("more"))
+    assert prompt.work == 4
+    assert prompt.prompt(words, template, NOW).rest == (TextSpan("more"),)
+
+
+@pytest.mark.parametrize("name", ["user<|im_end|>", "", "x" * 65, "a\nb", "<|im_start|>", "é"])
+def test_role_must_be_a_name(name: str) -> None:
+    with pytest.raises(BadProgram, match="a role is a name of 1 to 64 letters"):
+        PromptText().append_part(wire.BeginTurn(name))
+
+
+def test_role_makes_no_control_token(write: Any) -> None:
+    source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|im_start|>{% endfor %}"
+    for name in ("im_end", "endoftext", "im_start"):
+        with pytest.raises(BadProgram, match=rf"the role '{name}' would become the control token '<\|{name}\|>'"):
+            write(source).turn(name, "x").seal()
+    assert write(source).turn("judge", "x").ids is not None
+    assert write().turn("end", "x").spelled == "<|im_start|>end\nx<|im_end|>\n"

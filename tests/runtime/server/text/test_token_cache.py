@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from banyan.runtime.server.text import token_cache
+from banyan.runtime.server.text.encoder import LocalEncoder
 from banyan.runtime.server.text.token_cache import LONG, MARGIN, TokenCache
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
@@ -64,7 +65,7 @@ texts = st.text(alphabet=st.sampled_from("thequickbrwn's .,!1234567\n\r\t éè\u
 def test_cached_ids_equal_those_of_the_tokenizer(
     tokenizer: tokenizers.Tokenizer, constant: str, end: str, rest: list[list[str]]
 ) -> None:
-    cache = TokenCache(lambda text: tokenizer.encode(text, add_special_tokens=False))
+    cache = TokenCache(LocalEncoder(tokenizer).encode)
     prefix = (constant * LONG)[: LONG + 7] + end
     for parts in rest:
         text, boundaries = prefix + "".join(parts), [len(prefix)]
@@ -79,7 +80,7 @@ class CountingTokenizer:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self.tokenizer, self.n_chars = tokenizer, 0
 
-    def __call__(self, text: str) -> Any:
+    def __call__(self, text: str, offsets: bool = False) -> Any:
         self.n_chars += len(text)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -116,7 +117,7 @@ def test_cache_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for k in range(100):
         cache.ids(f"{k:090}")
         cache.ids("x" * 50)
-    assert cache._n_chars == sum(len(text) for _, text in cache._cache) <= 1000
+    assert cache._cache.size == sum(size for _, size in cache._cache._values.values()) <= 1000
     counting.n_chars = 0
     cache.ids("x" * 50)
     cache.ids(f"{99:090}")
@@ -140,3 +141,20 @@ def test_conversation_ids_do_not_depend_on_the_cache(words: Tokenizer) -> None:
                 expected = words.encode(spans)
                 patch.setattr(words, "_cache", None)
                 assert words.encode(spans) == expected
+
+
+def test_owners_share_no_texts() -> None:
+    counting = CountingTokenizer(KINDS["gpt2"]())
+    cache = TokenCache(counting)
+    texts = "the quick brown fox", "the quick brown fox, " * 50
+    for owner in (b"a", b"b"):
+        counting.n_chars = 0
+        for text in texts:
+            cache.ids(text, [len(texts[1]) - 5], owner=owner)
+        assert counting.n_chars >= sum(map(len, texts))
+    cache.forget(b"a")
+    counting.n_chars = 0
+    cache.ids(texts[0], owner=b"b")
+    assert counting.n_chars == 0
+    cache.forget(b"b")
+    assert cache._cache.size == 0

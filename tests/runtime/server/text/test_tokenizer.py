@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from banyan.runtime.errors import BadModel, BadProgram, Unsupported
+from banyan.runtime.server.text import encoder
+from banyan.runtime.server.text.encoder import LocalEncoder
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer, merge
 
 
@@ -171,6 +174,61 @@ def test_text_that_panics_the_library_is_refused_and_others_work(tiny: ModuleTyp
         thread.join(10)
     assert results[:6] == [before] * 6
     assert results[6:] == [t.encode([TextSpan("quick foxes")])] * 4, "also on other threads"
+
+
+def test_regex_that_backtracks_too_long_is_stopped(
+    tiny: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny.make_tokenizer(tmp_path)
+    tiny.make_backtracking(tmp_path)
+    t = Tokenizer(tmp_path, Files.read(tmp_path))
+    assert not t.is_local
+    before = t.encode([TextSpan("the quick")])
+    monkeypatch.setattr(encoder, "SECONDS", 0.05)
+    with pytest.raises(BadProgram, match=r"cannot encode a text of 21000 characters: it takes more than 0\.\d s"):
+        t.encode([TextSpan(("x" * 20 + " ") * 1000)])  # 12 ms for each 20 characters
+    monkeypatch.setattr(encoder, "SECONDS", 20.0)
+    assert t.encode([TextSpan("the quick ")]) == [*before, *t.encode([TextSpan(" ")])]
+    t.close()
+
+
+def test_process_that_encodes_gives_the_same_ids(tiny: ModuleType, tmp_path: Path) -> None:
+    tiny.make_tokenizer(tmp_path)
+    local = LocalEncoder(tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")))
+    process = encoder.EncoderProcess((tmp_path / "tokenizer.json").read_bytes())
+    for text in ("hello there", " the  quick\n\n", "é€🙂", "\x00\x7f", "<|im_end|>", ""):
+        for options in ((False, False), (True, True)):
+            ours, expected = process.encode(text, *options), local.encode(text, *options)
+            assert [*map(list, ours)] == [*map(list, expected)]
+    with pytest.raises(Exception, match="surrogates"):
+        process.encode("\ud800")
+    assert process.encode("a").ids == local.encode("a").ids
+    process.close()
+    process.close()
+
+
+@pytest.mark.parametrize("pattern", sorted(encoder.KNOWN, key=len))
+def test_known_regexes_take_time_linear_in_the_text(pattern: str) -> None:
+    split = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+
+    def seconds(text: str) -> float:
+        started = time.thread_time()
+        split.pre_tokenize_str(text)
+        return time.thread_time() - started
+
+    for kind in (" ", "\n", "a", "A", "1", "'", "語", " \n", "A'", "ʰ"):
+        for tail in ("", "x", " ", "!"):
+            text = (kind * 4000)[:4000] + tail
+            # At 10 ns for each pair of characters, 4,000 characters in quadratic time would take 160 ms.
+            assert seconds(text) < 0.05 or min(seconds(text) for _ in range(5)) < 0.05
+
+
+def test_regexes_of_a_tokenizer_are_found() -> None:
+    part = {"type": "Sequence", "pretokenizers": [{"pattern": {"Regex": "a+"}}, {"pattern": {"String": "b"}}]}
+    assert list(encoder.patterns([None, part])) == ["a+"]
+    assert not encoder.is_known("a+")
+    pocket = Path(encoder.__file__).parents[2] / "model/pocket/weights/pocket"
+    assert Tokenizer(pocket, Files.read(pocket)).is_local
 
 
 BROKEN: dict[str, dict[str, Any]] = {

@@ -355,3 +355,11 @@ def test_constraint_ignores_the_thought(words: Tokenizer) -> None:
 def test_form_without_a_visible_marker_has_no_constraint(words: Tokenizer) -> None:
     assert Form("", "name", "parameters").constraint((BARE,), "", True) is None
     assert Form("[TOOL_CALLS]", None, "", split="[ARGS]", is_hidden=True).constraint((BARE,), "", True) is None
+
+
+def test_lone_surrogate_in_a_call_stays_an_escape() -> None:
+    form = Form("<tool_call>")
+    (call,) = form.read(text := '<tool_call>{"name": "f", "arguments": {"x": "\\ud800é"}}', text)
+    assert call.arguments == '{"x": "\\ud800\\u00e9"}'
+    (call,) = form.read(text := '<tool_call>{"name": "\\ud800", "arguments": {}}', text)
+    assert (call.name, call.error) == ("", "the name of the tool has a lone surrogate")

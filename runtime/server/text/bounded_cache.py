@@ -1,0 +1,49 @@
+"""A cache with a limit on its memory. What the server keeps of clients' texts beyond their programs is in one."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class BoundedCache(Generic[Value]):
+    """The values of at most `max_size` in all; the least recently used are evicted. Thread-safe.
+
+    The unit of sizes is that of `put`: bytes, or characters of text.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
+        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.size = 0
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._values
+
+    def get(self, key: Hashable) -> Value | None:
+        with self._lock:
+            if (found := self._values.get(key)) is None:
+                return None
+            self._values.move_to_end(key)
+            return found[0]
+
+    def put(self, key: Hashable, value: Value, size: int) -> None:
+        """Keep a value. One that is larger than the whole cache is not kept."""
+        if size > self._max_size:
+            return
+        with self._lock:
+            self.size += size - self._values.pop(key, (None, 0))[1]
+            self._values[key] = value, size
+            while self.size > self._max_size:
+                self.size -= self._values.popitem(last=False)[1][1]
+
+    def drop(self, is_dropped: Callable[[Any], bool]) -> None:
+        """Forget the values of these keys."""
+        with self._lock:
+            for key in [key for key in self._values if is_dropped(key)]:
+                self.size -= self._values.pop(key)[1]

@@ -1,0 +1,219 @@
+"""Runs the tokenizers library: in this process, or in one that can be killed, where the model has its own regex.
+
+    python -m banyan.runtime.server.text.encoder --fd N --alive-fd M
+
+A tokenizer.json comes from whoever made the model, and splits text by a backtracking regex. `(x+x+)+y` takes 60 ms for
+22 characters, and nothing stops it. So texts are encoded in the server only where each regex is one of those below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import tokenizers
+
+from banyan.runtime import launch
+from banyan.runtime.errors import BadProgram, PromptTooLong, rust_panics_as
+
+COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.encoder")
+
+SECONDS, PER_CHARACTER = 2.0, 1e-5
+"""Time limit of one text in the process: in all, plus so much for each character. Usual texts take 1 us a character."""
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
+_MARKS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+
+KNOWN = frozenset({
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    *(  # Llama 3, and Qwen 2 and 3 with single digits
+        rf"{words}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_ENDS}"
+        for words in (_WORDS, r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
+        for digits in (r"\p{N}{1,3}", r"\p{N}")
+    ),
+    # Qwen 3.5
+    rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_ENDS}",
+    # GPT-4's as in tiktoken
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    *(  # o200k (GPT-4o, Llama 4), and Mistral's Tekken without `words` and with single digits
+        rf"{_CASED.replace('{0}', words)}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
+        for words in (f"{_WORDS}?", "")
+        for digits in (r"\p{N}{1,3}", r"\p{N}")
+    ),
+    # DeepSeek V3
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    rf"{_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_ENDS}",
+    *(r"\p{N}{1,3}", r"\p{N}", r"\d", "[0-9]", "[0-9][0-9][0-9]", "[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\s+", " +"),
+})  # fmt: skip
+"""Regexes that take time linear in the text: at each place one of their branches takes what others looked at."""
+
+KNOWN_DIGESTS = frozenset({"b850697ec547c753"})
+"""`digest` of others: that of the pocket model."""
+
+
+def digest(pattern: str) -> str:
+    return blake2b(pattern.encode(), digest_size=8).hexdigest()
+
+
+def patterns(part: Any) -> Iterator[str]:
+    """The regexes in a part of a tokenizer.json."""
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ():
+        if key == "Regex" and isinstance(value, str):
+            yield value
+        else:
+            yield from patterns(value)
+
+
+def is_known(pattern: str) -> bool:
+    return pattern in KNOWN or digest(pattern) in KNOWN_DIGESTS
+
+
+class EncodedText(NamedTuple):
+    """Ids, and for each the characters and the number of the word that it stands for. `offsets` and `word_ids` are
+    empty unless they were asked for."""
+
+    ids: list[int]
+    offsets: Sequence[tuple[int, int]] = ()
+    word_ids: Sequence[int | None] = ()
+
+
+class Encoder(Protocol):
+    """max_ids: how many ids a text may have; 0: any number."""
+
+    max_ids: int
+
+    def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
+        """special: with the ids that stand around every text. Raises an Exception of any kind if it fails; BadProgram
+        if the library panics, as a regex does that backtracks too much, or takes too long; PromptTooLong."""
+
+    def close(self) -> None:
+        """Idempotent."""
+
+
+class LocalEncoder:
+    """Encodes in this process. Other threads go on meanwhile."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        # `encode` of the library holds the GIL, and `encode_batch` releases it; threads of its own would not help.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        self._tokenizer, self.max_ids = tokenizer, 0
+
+    def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
+        with rust_panics_as(BadProgram, "it panicked"):
+            encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
+            found = encode([text], add_special_tokens=special)[0]
+        if len(found) > self.max_ids > 0:  # before a list is made of them
+            raise PromptTooLong(
+                f"a text of {len(text)} characters has {len(found)} tokens; the model's context is {self.max_ids}"
+            )
+        return EncodedText(found.ids, found.offsets, found.word_ids) if offsets else EncodedText(found.ids)
+
+    def close(self) -> None:
+        pass
+
+
+class _Request(msgspec.Struct, array_like=True):
+    text: str
+    special: bool
+    offsets: bool
+    max_ids: int
+
+
+class _Reply(msgspec.Struct, array_like=True):
+    found: EncodedText | None
+    error: str = ""
+    is_too_long: bool = False
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_reply = msgspec.msgpack.Decoder(_Reply).decode
+
+
+class EncoderProcess:
+    """Encodes one text at a time in a child process, which is started when it is needed first. Thread-safe."""
+
+    def __init__(self, tokenizer: bytes) -> None:
+        """tokenizer: as JSON."""
+        self._tokenizer, self.max_ids = tokenizer, 0
+        self._lock = threading.Lock()
+        self._child: launch.ChildProcess | None = None
+
+    def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
+        request = _encode(_Request(text, special, offsets, self.max_ids))
+        with self._lock:
+            if self._child is None:
+                self._start()
+            seconds = SECONDS + PER_CHARACTER * len(text)
+            try:
+                self._pipe.send_bytes(request)
+                if not self._pipe.poll(seconds):
+                    self._stop()
+                    raise BadProgram(f"it takes more than {seconds:.1f} s: its regex backtracks too much")
+                reply = _decode_reply(self._pipe.recv_bytes())
+            except (EOFError, OSError) as e:
+                self._stop()
+                raise BadProgram("its process died of it") from e
+        if reply.found is None:
+            raise (PromptTooLong if reply.is_too_long else BadProgram)(reply.error)
+        return reply.found
+
+    def close(self) -> None:
+        if (child := self._child) is not None:
+            child.process.kill()  # so that no other thread waits for it, with the lock
+        with self._lock:
+            self._stop()
+
+    def _start(self) -> None:
+        ours, its = socket.socketpair()
+        with its:
+            self._child = launch.ChildProcess([*COMMAND, "--fd", str(its.fileno())], pass_fds=(its.fileno(),))
+        self._pipe = Connection(ours.detach())
+        self._pipe.send_bytes(self._tokenizer)
+        self._pipe.recv_bytes()  # it is ready: its start is not part of the time of a text
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.process.kill()
+            self._child.close()
+            self._child = None
+            self._pipe.close()
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.text.encoder")
+    parser.add_argument("--fd", type=int, required=True, help="socket for texts and their ids")
+    parser.add_argument("--alive-fd", type=int, required=True, help="not used: the socket ends with the parent")
+    pipe = Connection(parser.parse_args(argv).fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launch.tie_to_parent()
+    encoder = LocalEncoder(tokenizers.Tokenizer.from_buffer(pipe.recv_bytes()))
+    pipe.send_bytes(b"ready")
+    decode = msgspec.msgpack.Decoder(_Request).decode
+    while True:
+        try:
+            request = decode(pipe.recv_bytes())
+        except EOFError:
+            return 0
+        encoder.max_ids = request.max_ids
+        try:
+            reply = _Reply(encoder.encode(request.text, request.special, request.offsets))
+        except Exception as e:  # the Rust library raises bare Exceptions
+            reply = _Reply(None, str(e), isinstance(e, PromptTooLong))
+        pipe.send_bytes(_encode(reply))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

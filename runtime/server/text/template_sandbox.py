@@ -1,0 +1,274 @@
+"""Jinja for templates that nobody has looked at: Hugging Face's environment, with a budget for each rendering.
+
+A chat template comes with the model, and is a program. The sandbox of Jinja keeps it from files and from Python's
+internals, but not from nested loops or `'x' * 10**9`. Here everything that takes time or memory is paid for from a
+budget, in units of about one character: each block of the template, each text that it makes, each call.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jinja2
+import jinja2.ext
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+BASE, PER_MESSAGE, PER_CHARACTER = 1 << 20, 4096, 32
+"""The budget of a rendering: in all, for each message, and for each character of it and of the tools. The base takes at
+most 30 ms; templates of known models need 100 units and 3 for each character."""
+
+BLOCK, ITEM, SHARE = 16, 8, 16
+"""Units of entering a block or calling something; of an item of a list of which a text is made; and how many items of
+a list are passed on for one unit."""
+
+MAX_NUMBER, MAX_POWER, MAX_BITS, MAX_INDENT = 10_000, 64, 4096, 16
+"""The largest numbers as an argument of a filter or a method of texts, as an exponent, as a product, as an indent."""
+
+# Filters that take no time, filters that pass items on, and methods whose results are not longer than the text.
+_FREE = frozenset({"length", "count", "first", "last", "default", "d", "attr"})
+_LAZY = frozenset({"map", "select", "reject", "selectattr", "rejectattr", "list", "reverse", "items", "batch", "slice"})
+_PLAIN = frozenset(
+    {
+        "split",
+        "rsplit",
+        "strip",
+        "lstrip",
+        "rstrip",
+        "startswith",
+        "endswith",
+        "partition",
+        "rpartition",
+        "find",
+        "lower",
+    }
+)
+_WIDE = re.compile(r"\d{4}|\*")
+
+
+TemplateError = jinja2.TemplateError
+
+
+class BudgetSpent(TemplateError):
+    """The template takes more time or memory than a rendering has."""
+
+
+class _Spending(threading.local):
+    left = BASE
+
+
+_spending = _Spending()
+
+
+@contextmanager
+def budget(units: int) -> Iterator[None]:
+    """What this thread renders inside may take so many units; BudgetSpent."""
+    before, _spending.left = _spending.left, units
+    try:
+        yield
+    finally:
+        _spending.left = before
+
+
+def pay(units: int) -> None:
+    _spending.left -= units
+    if _spending.left < 0:
+        raise BudgetSpent("it takes too much time or memory")
+
+
+class _Generator(CodeGenerator):
+    def blockvisit(self, body: Iterable[nodes.Node], frame: Frame) -> None:
+        body = list(body)
+        outputs = (node for node in body if isinstance(node, nodes.Output))
+        n = sum(len(one.data) for output in outputs for one in output.nodes if isinstance(one, nodes.TemplateData))
+        self.writeline(f"environment.pay({BLOCK + n})")
+        super().blockvisit(body, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        self.write("environment.concatenated((")
+        for one in node.nodes:
+            self.visit(one, frame)
+            self.write(", ")
+        self.write("))")
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} ... {% endgeneration %} marks assistant text for training. Here it renders its content."""
+
+    tags = {"generation"}  # noqa: RUF012 - the interface of jinja2
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class TemplateEnvironment(ImmutableSandboxedEnvironment):
+    """The environment of Hugging Face: sandboxed, trimmed blocks, `tojson`, `raise_exception`, generation tags."""
+
+    code_generator_class = _Generator
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    pay = staticmethod(pay)
+
+    def __init__(self) -> None:
+        extensions: list[Any] = [_Generation, "jinja2.ext.loopcontrols"]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_paid)
+        self.filters["tojson"] = _to_json
+        self.filters = {name: _limited(name, one) for name, one in self.filters.items()}
+        self.globals["raise_exception"] = _refuse
+        del self.globals["lipsum"]
+
+    def concatenated(self, values: Sequence[Any]) -> str:
+        """The operator `~`."""
+        for value in values:
+            _pay_for(value)
+        return "".join(map(str, values))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, str):
+            _check_format(left, right)
+        elif operator == "**" and not (abs(right) <= MAX_POWER and abs(left) <= MAX_NUMBER):
+            raise BudgetSpent(f"{left!r:.20} ** {right!r:.20} is too large")
+        elif operator == "*":
+            if isinstance(left, int) and isinstance(right, int):
+                if left.bit_length() + right.bit_length() > MAX_BITS:
+                    raise BudgetSpent("a product is too large")
+            else:
+                pay(_length(left) * max(0, right) if isinstance(right, int) else 0)
+                pay(_length(right) * max(0, left) if isinstance(left, int) else 0)
+        elif operator == "+":
+            pay(_length(left) + _length(right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        pay(BLOCK)
+        if type(text := getattr(__obj, "__self__", None)) is str and __obj.__name__ not in _PLAIN:
+            args = _checked_call(__obj.__name__, text, args, kwargs)
+        result = super().call(__context, __obj, *args, **kwargs)
+        pay(_length(result))
+        return result
+
+    def wrap_str_format(self, value: Any) -> Any:
+        format_ = super().wrap_str_format(value)
+        if format_ is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> str:
+            _check_format(value.__self__, (*args, *kwargs.values()))
+            return format_(*args, **kwargs)
+
+        return checked
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    # Does not escape <, > and &, unlike jinja's filter.
+    if any(_length(one) > MAX_INDENT for one in (indent, *(separators or ()))):
+        raise BudgetSpent("tojson has a long indent or separator")
+    if isinstance(indent, int) and indent > MAX_INDENT:
+        raise BudgetSpent(f"tojson has an indent of {indent}")
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
+
+
+def _pay_for(value: Any) -> None:
+    """Pay for the text of a value, with all that is in it."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            pay(ITEM + len(one))
+            continue
+        pay(ITEM + (one.bit_length() // 3 if isinstance(one, int) else _length(one)))
+        if isinstance(one, dict):
+            left += one.keys()
+            left += one.values()
+        elif isinstance(one, list | tuple | set | frozenset):
+            left += one
+
+
+def _paid(value: Any) -> Any:
+    """A value that the template writes."""
+    if type(value) is str:
+        _spending.left -= len(value)  # a template can write only so much until the next block, which looks at it
+    else:
+        _pay_for(value)
+    return value
+
+
+def _check_format(text: str, values: Any) -> None:
+    """Pay for `text % values` and `text.format(*values)`."""
+    if _WIDE.search(text):
+        raise BudgetSpent("a format has a width of four digits or more, or one that is computed")
+    _pay_for(values)
+    items = values if isinstance(values, tuple) else (values,)
+    pay(text.count("%" if "%" in text else "{") * max(map(_length, items), default=0) + 1000 * text.count("{"))
+
+
+def _checked_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """Pay for a method of a text, or for a filter of the same name, before it is called. Returns its arguments."""
+    numbers = [one for one in (*args, *kwargs.values()) if isinstance(one, int)]
+    if any(abs(one) > MAX_NUMBER for one in numbers):
+        raise BudgetSpent(f"{name} has an argument larger than {MAX_NUMBER}")
+    match name:
+        case "replace" if len(args) >= 2:
+            pay(text.count(str(args[0])) * len(str(args[1])))
+        case "join" if args:
+            args = (list(args[0]), *args[1:])
+            _pay_for(args[0])
+            pay(len(text) * len(args[0]))
+        case "expandtabs" | "indent":
+            n_lines = text.count("\t") + text.count("\n") + 1
+            pay(n_lines * max(8, *numbers, *map(_length, (*args, *kwargs.values()))))
+        case "translate":
+            raise BudgetSpent("translate is not available in chat templates")
+    return args
+
+
+def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that pays."""
+    is_free = name in _FREE
+    at = 1 if hasattr(function, "jinja_pass_arg") else 0  # of the value, behind the context or the environment
+
+    @functools.wraps(function)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        if is_free:
+            pay(BLOCK)
+            return function(*args, **kwargs)
+        value, rest = args[at], args[at + 1 :]
+        if type(value) is str and not (rest or kwargs):
+            pay(BLOCK + 2 * len(value))
+            return function(*args)
+        pay(BLOCK)
+        if name == "join":
+            value = list(value)
+            pay(len(str(rest[0] if rest else kwargs.get("d", ""))) * len(value))
+        elif name == "format":
+            _check_format(str(value), (*rest, *kwargs.values()))
+        else:
+            _checked_call(name, value if isinstance(value, str) else "", rest, kwargs)
+        if name in _LAZY:
+            pay(_length(value) // SHARE)
+        else:
+            _pay_for(value)
+        result = function(*args[:at], value, *rest, **kwargs)
+        pay(len(result) if isinstance(result, str) else _length(result) // SHARE)
+        return result
+
+    return limited
