@@ -102,10 +102,11 @@ class WorkQueue:
                     own.n_bytes -= len(item) + MESSAGE
                     own.credit -= len(item) * BYTE
                     item = self._begin(client, item)
-                is_done = False
-                while not is_done and now < self._until:
-                    is_done = next(item.steps, item) is item
+                while not (is_done := next(item.steps, item) is item):  # at least one step, however short the time is
                     now = self._times.clock()
+                    if now >= self._until:
+                        break
+                now = self._times.clock()
                 own.credit -= now - start
                 self._times.note(item.kind, now - start)
                 if not is_done:

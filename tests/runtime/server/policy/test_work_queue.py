@@ -93,3 +93,15 @@ def test_waiting_bytes_are_limited_and_dropped_with_the_client() -> None:
     assert loop.queue.add(b"one", b"1")
     loop.run()
     assert len(loop.done) == 8
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("start", range(10))
+def test_rounding_does_not_stop_the_queue(start: int) -> None:
+    """A client may have so little time left that the clock's reading plus this time is the same reading."""
+    loop = Loop(a=STEP, b=STEP, c=STEP)
+    loop.now = start / 7
+    for client in (b"a", b"b", b"c"):
+        loop.queue.add(client, b"100")
+    loop.run()
+    assert len(loop.done) == 300
