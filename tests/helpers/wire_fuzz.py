@@ -105,6 +105,18 @@ def fields_of(kind: type[Any]) -> tuple[tuple[inspect.Field, Sequence[Any]], ...
     return tuple((field, VALID.get(f"{kind.__name__}.{field.name}", ())) for field in info.fields)
 
 
+def kinds(of: inspect.Type) -> set[type[Any]]:
+    """The structs in a type."""
+    match of:
+        case inspect.UnionType(types=types):
+            return set().union(*map(kinds, types))
+        case inspect.VarTupleType(item_type=item):
+            return kinds(item)
+        case inspect.StructType(cls=cls, fields=fields):
+            return {cls}.union(*(kinds(field.type) for field in fields))
+    return set()
+
+
 def simple(kind: inspect.Type) -> Any:
     """A short value of a type; of a struct, with its required fields only."""
     match kind:
