@@ -33,13 +33,16 @@ from banyan.runtime.server.text import token_cache
 
 MAX_SECONDS = 0.05
 """CPU time of one round of the loop."""
+MAX_ROUNDS = 10_000
+"""Rounds of the loop after which all that was sent must be done."""
 NEIGHBOUR = b"neighbour"
 """A client whose programs must all give the same text."""
 
 
 class Violation(Exception):
     """Something does not hold. kind: "bug" (an exception that nobody expects), "slow" (a round of the loop takes too
-    long), "check" (an invariant of the server), "kept" (memory, after all clients left), "neighbour"."""
+    long), "stuck" (the loop does not come to rest), "check" (an invariant of the server), "kept" (memory, after all
+    clients left), "neighbour"."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -166,7 +169,7 @@ class _Constraints:
 class _Poller:
     """In place of a zmq.Poller. `poll` lets the next event happen."""
 
-    def __init__(self, next_ready: Callable[[], Iterable[object]]) -> None:
+    def __init__(self, next_ready: Callable[[int], Iterable[object]]) -> None:
         self._next_ready = next_ready
         self._fds = select.poll()
 
@@ -175,7 +178,7 @@ class _Poller:
             self._fds.register(source, select.POLLIN)
 
     def poll(self, timeout: int) -> list[tuple[object, int]]:
-        ready = [(source, zmq.POLLIN) for source in self._next_ready()]
+        ready = [(source, zmq.POLLIN) for source in self._next_ready(timeout)]
         return [*ready, *self._fds.poll(0)]
 
 
@@ -193,8 +196,9 @@ class ServerInProcess:
         self._engine, self._receive = engine, receive
         self._now = 1000.0
         self._bugs: list[str] = []
-        self._texts: list[str] = []
-        self._n_neighbours = 0
+        self._texts: dict[int, Counter[str]] = {}  # ref -> what the neighbour got for it
+        self._n_neighbours = 0  # programs of the neighbour
+        self._has_more = False  # the loop has work that no event causes
         self._empty: Counter[str] | None = None
         self.slowest = 0.0
 
@@ -230,7 +234,8 @@ class ServerInProcess:
 
     # ---- the rounds of the loop ------------------------------------------------------------------------------------
 
-    def _next_ready(self) -> Iterable[object]:
+    def _next_ready(self, timeout: int) -> Iterable[object]:
+        self._has_more = timeout == 0
         return next(self._rounds)
 
     def _follow(self, events: Iterator[Event]) -> Iterator[Iterable[object]]:
@@ -270,6 +275,12 @@ class ServerInProcess:
                 self._now += event.n
                 yield ()
             case "check":
+                for _ in range(MAX_ROUNDS):
+                    if not self._has_more:
+                        break
+                    yield ()
+                else:
+                    raise Violation("stuck", f"the loop still has work after {MAX_ROUNDS} rounds")
                 if problem := self._server.programs.check(self._server.requests):
                     raise Violation("check", problem)
             case "empty":
@@ -280,8 +291,8 @@ class ServerInProcess:
         """All clients leave; then checks what is left. The first time, that is what is normal."""
         for kind in ("work", "steps") * 20:
             yield from self._happen(Event(kind))
-        if len(self._texts) != self._n_neighbours or len(set(self._texts)) > 1:
-            raise Violation("neighbour", f"{self._n_neighbours} programs gave {Counter(self._texts)}")
+        if any(set(texts.values()) != {self._n_neighbours} for texts in self._texts.values()):
+            raise Violation("neighbour", f"{self._n_neighbours} programs gave {self._texts}")
         for client in tuple(self._server.listeners.present):
             yield from self._happen(Event("leave", client))
         for event in (Event("wait", n=1_000_000), Event("work"), Event("steps"), Event("check")):
@@ -305,10 +316,16 @@ class ServerInProcess:
             raise Violation("slow", f"{seconds * 1000:.0f} ms of the loop")
         listeners = self._server.listeners
         for client, data in listeners.sent:
-            if client == NEIGHBOUR and isinstance(message := wire.decode_server(data), wire.Value | wire.Failed):
-                self._texts.append(message.samples[0].text if isinstance(message, wire.Value) else message.message)
+            if client == NEIGHBOUR:
+                self._note_text(wire.decode_server(data))
             self._receive(client, data)
         listeners.sent.clear()
+
+    def _note_text(self, message: wire.ServerMessage) -> None:
+        if isinstance(message, wire.Failed):
+            raise Violation("neighbour", message.message)
+        if isinstance(message, wire.Value):
+            self._texts.setdefault(message.ref, Counter())[message.samples[0].text] += 1
 
 
 BOUNDED = {

@@ -34,8 +34,7 @@ SURROGATE = "\ue123"
 CONTROL = "<|im_end|>"
 INTS = (-(2**63), -(2**31), -1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 FLOATS = (0.0, -0.0, -1.0, 1e-308, 1e308, float("nan"), float("inf"), float("-inf"))
-TEXTS = ("", "\0", SURROGATE, CONTROL, "é🙂" * 50, "a" * N_CHARS, "{" * 300, "(x+x+)+y", "\ud7ff", "{{7*7}}")
-BYTES = (b"", b"\xff" * 3, b"\0" * N_CHARS)
+TEXTS = ("", "\0", SURROGATE, CONTROL, "é🙂" * 50, "{" * 300, "(x+x+)+y", "\ud7ff", "{{7*7}}")
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for t in tools %}{{ t.function.name }};{% endfor %}<|im_end|>\n{% endif %}"
@@ -60,7 +59,8 @@ VALID: dict[str, Sequence[Any]] = {
     "Gen.adapter": ("",),
     "Gen.budget": (0, 100),
     "Gen.line": ("a.py:1",),
-    "Gen.priority": (None, -wire.MAX_PRIORITY, wire.MAX_PRIORITY),
+    "Gen.priority": (None, -1, 1),
+    "ProgramLimits.priority": (0, 1),
     "Gen.tools": (None,),  # only in a turn of the assistant
     "Hello.version": (wire.VERSION,),
     "Hello.token": ("",),
@@ -141,17 +141,24 @@ def simple(kind: inspect.Type) -> Any:
     return None
 
 
+def long(kind: inspect.StrType | inspect.BytesType | inspect.VarTupleType, otherwise: int) -> tuple[int, ...]:
+    """The largest allowed length, and one more. otherwise: the length where nothing, or too much, is allowed."""
+    most = kind.max_length
+    return (otherwise,) if most is None or most > N_CHARS else (most, most + 1)
+
+
 def borders(kind: inspect.Type) -> tuple[Any, ...]:
     """The values at the borders of a type, valid or not."""
     match kind:
-        case inspect.IntType():
-            return INTS
+        case inspect.IntType(ge=least, le=most):
+            ends = () if least is None else (least - 1, least)
+            return (*INTS, *ends, *(() if most is None else (most, most + 1)))
         case inspect.FloatType():
             return FLOATS
         case inspect.StrType():
-            return TEXTS
+            return (*TEXTS, *("a" * n for n in long(kind, N_CHARS)))
         case inspect.BytesType():
-            return BYTES
+            return (b"", b"\xff" * 3, *(b"\0" * n for n in long(kind, N_CHARS)))
         case inspect.BoolType():
             return (False, True, 2)
         case inspect.LiteralType(values=values):
@@ -160,9 +167,10 @@ def borders(kind: inspect.Type) -> tuple[Any, ...]:
             return tuple(border for one in types for border in borders(one))
         case inspect.VarTupleType(item_type=item):
             one = simple(item)
-            return ((), (one,) * N_ITEMS, *((border,) for border in borders(item)), *((one, b) for b in borders(item)))
+            lists = ((one,) * n for n in long(kind, N_ITEMS))
+            return ((), *lists, *((border,) for border in borders(item)), *((one, border) for border in borders(item)))
         case inspect.DictType(key_type=key, value_type=value):
-            many = {k: simple(value) for k in (range(N_ITEMS) if isinstance(key, inspect.IntType) else "abc")}
+            many = dict.fromkeys(range(N_ITEMS) if isinstance(key, inspect.IntType) else "abc", simple(value))
             keys = [{border: simple(value)} for border in borders(key)]
             return ({}, many, *keys, *({simple(key): border} for border in borders(value)))
         case inspect.StructType():

@@ -16,6 +16,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import tokenizers
@@ -46,6 +47,19 @@ PERIODS = {"steps": 5, "work": 20, "check": 50, "wait": 100}
 LIMITS = {"max_width": 64, "max_program": 1 << 20, "max_client": 4 << 20, "max_programs": 32}
 """Small, so that programs reach them."""
 GREEDY = wire.Sampling(temperature=0.0, max_tokens=5)
+NEIGHBOURS_OPS = (
+    wire.Append(0, ("the quick",)),
+    wire.Gen(0, 0, GREEDY),
+    wire.Fork(0, (1, 2)),
+    wire.Append(1, ("1", wire.Ref(3))),
+    wire.Gen(1, 1, GREEDY),
+    wire.Append(2, ("2",)),
+    wire.Gen(2, 2, GREEDY),
+    wire.Read(2, 3),
+    wire.Join(0, (1, 2)),
+    wire.Select(0, 4, ("a", "b")),
+    wire.Read(0, 5),
+)
 
 
 class InstantEngine:
@@ -138,8 +152,7 @@ class Fuzz:
                 if i % period == 0:
                     yield Event(kind)
             if i % 250 == 0:
-                submit = wire.Submit(i, 0, (wire.Append(0, ("the quick",)), wire.Gen(0, 0, GREEDY)), last=True)
-                yield Event("send", NEIGHBOUR, wire.encode(submit))
+                yield Event("send", NEIGHBOUR, wire.encode(wire.Submit(i, 0, NEIGHBOURS_OPS, last=True)))
             if i % 400 == 399 and peer in self._models:
                 del self._models[peer]
                 self._joining.append(peer)
@@ -218,6 +231,9 @@ def test_fuzzed_messages_on_the_servers_loop(
     early, late = fuzz.resident[len(fuzz.resident) // 5], fuzz.resident[-1]
     assert late - early < 10, "the server keeps memory"
     assert len(fuzz.codes) > 5, "messages reach most checks"
+    if n >= 100_000:
+        tried = {kind for kind, n_rounds in fuzz.values.n_border_rounds.items() if n_rounds}
+        assert tried == wire_fuzz.kinds(msgspec.inspect.type_info(wire.ClientMessage)), "every border of every field"
 
 
 # ---- the server's socket -------------------------------------------------------------------------------------------
@@ -234,7 +250,7 @@ class Sockets:
         self._sockets: dict[bytes, tuple[Any, Any]] = {}
         self._observer = client.connect(server.socket)
         self.texts: list[str] = []
-        """Outputs of the neighbour's programs."""
+        """Of the states of the neighbour's programs, at their end."""
 
     def run(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -273,7 +289,7 @@ class Sockets:
                 data = self._sockets[peer][0].recv()
                 message = wire.decode_server(data)
                 assert not (isinstance(message, wire.Failed) and "the server failed" in message.message), message
-                if peer == NEIGHBOUR and isinstance(message, wire.Value):
+                if peer == NEIGHBOUR and isinstance(message, wire.Value) and message.ref == 5:
                     self.texts.append(message.samples[0].text)
                 self._receive(peer, data)
 
