@@ -151,8 +151,8 @@ def borders(kind: inspect.Type) -> tuple[Any, ...]:
     """The values at the borders of a type, valid or not."""
     match kind:
         case inspect.IntType(ge=least, le=most):
-            ends = () if least is None else (least - 1, least)
-            return (*INTS, *ends, *(() if most is None else (most, most + 1)))
+            ends = {end for limit in (least, most) if limit is not None for end in (limit - 1, limit, limit + 1)}
+            return (*INTS, *sorted(end for end in ends.difference(INTS) if INTS[0] < end < INTS[-1]))
         case inspect.FloatType():
             return FLOATS
         case inspect.StrType():
