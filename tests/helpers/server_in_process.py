@@ -80,7 +80,7 @@ class Engine(Protocol):
 class _Listeners:
     """In place of Listeners."""
 
-    address, report = "", ()
+    address, report, peer = "", (), ""
 
     def __init__(self, *_: Any) -> None:
         self.sockets, self.monitors = (object(),), (object(),)
@@ -303,7 +303,7 @@ class ServerInProcess:
         kept = {
             path: f"{self._empty[path]} -> {n}"
             for path, n in left.items()
-            if n > max(self._empty[path], BOUNDED.get(path.split(".")[-1], 0))
+            if n > max(self._empty[path], BOUNDED.get(path.split(".")[-1].rstrip("[]"), 0))
         }
         if kept:
             raise Violation("kept", str(kept))
@@ -337,7 +337,7 @@ BOUNDED = {
     "_refusals": worker.MAX_COUNTED_PEERS,
     "_stop_ids": 100,
     "_values": 10_000,  # of a cache with a limit in bytes
-    "_vocabulary[]": 320,  # made when a stop string first asks for it
+    "_vocabulary": 320,  # made when a stop string first asks for it
     "closed_sizes": 100,  # the files of durable programs
 }
 """Attributes whose entries outlive their client, and how many there may be."""
