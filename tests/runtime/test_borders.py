@@ -1,10 +1,9 @@
-"""Numbers at the boundaries of int32, int64 and uint64 in every integer field of every client message: none kills the
-engine or changes the output of another client's program."""
+"""Values at the borders of every field of every client message: none kills the engine or changes the output of another
+client's program."""
 
 from __future__ import annotations
 
 import contextlib
-import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 import zmq
 
+import wire_fuzz
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.protocol import ipc, wire
@@ -32,14 +32,13 @@ from banyan.runtime.protocol.wire import (
     Use,
 )
 
-BOUNDARIES = (0, 1, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
-
 SAMPLING = Sampling(max_tokens=3, min_tokens=1, top_k=5, logit_bias={7: 1.0}, stop_token_ids=(9,), seed=1)
 SCORED = Sampling(max_tokens=3, temperature=0.0, logprobs=True, top_logprobs=2, logprob_start=0)
+CONSTRAINED = Sampling(max_tokens=3, constraint=wire.ConstraintSpec("regex", "[a-f]+"))
 SPEC = '{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}'
 LIMITS = wire.ProgramLimits(budget=1000, batch=1, batch_budget=1000, priority=1)
 TEMPLATE_OPS = (
-    Append(0, ("a", Arg(0))),
+    Append(0, (wire.Raw("a"), Arg(0))),
     Gen(0, 0, SAMPLING),
     Fork(0, (1,)),
     Append(1, ("b", Ref(0))),
@@ -51,7 +50,11 @@ TEMPLATE_OPS = (
     CacheHint(0, pin=0.0),
     wire.Drop(1),
 )
-PLAIN_OPS = (Append(0, ("a",)), Gen(0, 0, SCORED, retries=1, budget=100, priority=1), Results(0, 0, 0, ("no",)))
+PLAIN_OPS = (
+    Append(0, ("a",)),
+    Gen(0, 0, SCORED, reasoning=wire.Reasoning(), retries=1, budget=100, priority=1),
+    Results(0, 0, 0, ("no",)),
+)
 TOOL_OPS = (
     Append(0, (wire.BeginTurn("user"), "a", wire.EndTurn(), wire.BeginTurn("assistant"))),
     Gen(0, 0, Sampling(max_tokens=3), tools=wire.Tools((SPEC,), 1)),
@@ -61,6 +64,9 @@ OPS_WITHOUT_ARGS = tuple(Append(op.state, ("a",)) if op is TEMPLATE_OPS[0] else 
 MESSAGES: dict[str, tuple[wire.ClientMessage, ...]] = {
     "hello": (wire.Hello(wire.VERSION),),
     "plain": (wire.Submit(0, 0, PLAIN_OPS, last=True, limits=LIMITS),),
+    "image": (wire.Submit(0, 0, (Append(0, (wire.Image(b"data", "image/png"),)),), last=True),),
+    "constraint": (wire.Submit(0, 0, (Append(0, ("a",)), Gen(0, 0, CONSTRAINED)), last=True),),
+    "ping": (wire.Ping(),),
     "tools": (wire.Submit(0, 0, TOOL_OPS, last=True),),
     "ops": (wire.Submit(0, 0, OPS_WITHOUT_ARGS, last=True),),
     "use": (
@@ -77,60 +83,14 @@ MESSAGES: dict[str, tuple[wire.ClientMessage, ...]] = {
     "ask": (wire.Ask(1, "tree", limit=2), wire.Ask(2, "events", since=0)),
     "acknowledge": (wire.Submit(0, 0, PLAIN_OPS[:2]), wire.Acknowledge(0)),
 }
-"""Valid sequences of messages that together use every integer field."""
+"""Valid sequences of messages that together have every struct."""
 
-FieldPath = tuple[str | int, ...]
-
-
-def find_integers(value: Any, path: FieldPath = (), owner: str = "") -> Iterator[tuple[FieldPath, str]]:
-    """The path of each integer in `value`, with its field ("Struct.field")."""
-    if isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            yield from find_integers(getattr(value, name), (*path, name), f"{type(value).__name__}.{name}")
-    elif isinstance(value, tuple):
-        for i, one in enumerate(value):
-            yield from find_integers(one, (*path, i), owner)
-    elif isinstance(value, dict):
-        yield from ((((*path, key)), owner) for key in value if isinstance(key, int))
-    elif isinstance(value, int) and not isinstance(value, bool):
-        yield path, owner
+PLACES = {kind: (name, path) for name, messages in MESSAGES.items() for path, kind in wire_fuzz.structs(messages)}
+"""For each struct: the sequence that has it, and where."""
 
 
-def replace_at(value: Any, path: FieldPath, number: int) -> Any:
-    """`value` with `number` at `path`."""
-    if not path:
-        return number
-    at, rest = path[0], path[1:]
-    if isinstance(value, dict):
-        return {number: value[at]}
-    if isinstance(value, tuple):
-        assert isinstance(at, int)
-        return (*value[:at], replace_at(value[at], rest, number), *value[at + 1 :])
-    return msgspec.structs.replace(value, **{str(at): replace_at(getattr(value, str(at)), rest, number)})
-
-
-PLACES = {(name, owner): path for name, messages in MESSAGES.items() for path, owner in find_integers(messages)}
-"""The last path of each field in each sequence of messages."""
-
-
-def integer_fields(kind: Any, seen: set[Any]) -> Iterator[str]:
-    """The integer fields of a message type and of the types it contains."""
-    if kind in seen:
-        return
-    seen.add(kind)
-    for part in typing.get_args(kind):
-        yield from integer_fields(part, seen)
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        for name, hint in typing.get_type_hints(kind).items():
-            if any(one is int for one in (hint, *typing.get_args(hint))):
-                yield f"{kind.__name__}.{name}"
-            yield from integer_fields(hint, seen)
-
-
-def test_every_integer_field_of_client_messages_is_covered() -> None:
-    fields = set(integer_fields(wire.ClientMessage, set()))
-    assert fields == {owner for _, owner in PLACES}
-    assert len(fields) > 40
+def test_every_struct_of_client_messages_is_covered() -> None:
+    assert set(PLACES) == wire_fuzz.kinds(msgspec.inspect.type_info(wire.ClientMessage))
 
 
 @pytest.fixture(scope="module")
@@ -170,34 +130,37 @@ def receive_answers(socket: Any) -> list[wire.ServerMessage]:
     while socket.poll(60_000):
         replies.append(wire.decode_server(socket.recv()))
         match replies[-1]:
-            case wire.Answer(id=99) | wire.Failed(program=-1):
+            case wire.Answer(id=99, ok=True) | wire.Failed(program=-1):
                 return replies
     raise AssertionError(f"no answer came, only {replies}")
 
 
-def send(server: launch.ServerProcess, messages: tuple[wire.ClientMessage | bytes, ...]) -> list[wire.ServerMessage]:
-    """Sends the messages and a query as a new client; returns the replies."""
+def send(server: launch.ServerProcess, messages: tuple[wire.ClientMessage, ...]) -> list[wire.ServerMessage]:
+    """Sends the messages as a new client, and a query that the engine answers; returns the replies."""
     context: Any = zmq.Context()
     try:
         socket, _ = ipc.connect(context, server.socket)
         hello = () if isinstance(messages[0], wire.Hello) else (wire.Hello(wire.VERSION),)
-        for message in (*hello, *messages, wire.Ask(99, "info")):
-            socket.send(message if isinstance(message, bytes) else wire.encode(message))
+        for message in (*hello, *messages, wire.Ask(99, "check")):
+            socket.send(wire_fuzz.encode(message))
         return receive_answers(socket)
     finally:
         context.destroy(linger=0)
 
 
-@pytest.mark.parametrize(("name", "owner"), PLACES)
-def test_boundary_numbers_do_not_affect_other_clients(
-    server: launch.ServerProcess, connection: client.Client, expected_text: str, name: str, owner: str
+@pytest.mark.parametrize("kind", [kind for kind in PLACES if wire_fuzz.places(kind)])
+def test_values_at_borders_do_not_affect_other_clients(
+    server: launch.ServerProcess, connection: client.Client, expected_text: str, kind: type[Any]
 ) -> None:
-    for number in BOUNDARIES:
-        neighbour = start_neighbour(connection)
-        replies = send(server, replace_at(MESSAGES[name], PLACES[name, owner], number))
-        for message in replies:
+    name, path = PLACES[kind]
+    neighbour = start_neighbour(connection)
+    for field, border in wire_fuzz.places(kind):
+        for message in send(server, wire_fuzz.put(MESSAGES[name], (*path, field), border)):
             assert not (isinstance(message, wire.Failed) and "the server failed" in message.message), message
-        assert text(neighbour) == expected_text
+        if neighbour.future(0).done():
+            assert text(neighbour) == expected_text
+            neighbour = start_neighbour(connection)
+    assert text(neighbour) == expected_text
     assert_server_is_intact(connection)
 
 

@@ -1,40 +1,331 @@
-"""Fuzzed messages at real sockets: nothing crashes or leaks, their sender is cut off, and other clients work."""
+"""Fuzzed messages: nothing crashes, blocks or leaks, their sender is cut off, and other clients work."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
 import os
 import threading
-from collections.abc import Callable
+import zlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
+import msgspec
 import psutil
 import pytest
+import tokenizers
 import zmq
 
-from banyan.runtime import launch
+import wire_fuzz
+from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.engine import process
+from banyan.runtime.engine.scheduling import validate
+from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server import worker
+from server_in_process import NEIGHBOUR, Event, ServerInProcess, Violation, shortest
 from waits import wait_until
 
 OUTPUT = " ".join(map(str, range(30)))
 Serve = Callable[..., launch.ServerProcess]
-N_MESSAGES = [
-    pytest.param(6000, marks=pytest.mark.timeout(300)),
-    pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
-]
+
+
+# ---- the server's loop, in this process ----------------------------------------------------------------------------
+
+CLIENTS = (b"ann", b"ben")
+SESSION = 5000
+"""Messages after which all clients leave, and what the server keeps is checked."""
+PERIODS = {"steps": 5, "work": 20, "check": 50, "wait": 100}
+"""After how many messages each event happens."""
+LIMITS = {"max_width": 64, "max_program": 1 << 20, "max_client": 4 << 20, "max_programs": 32}
+"""Small, so that programs reach them."""
+GREEDY = wire.Sampling(temperature=0.0, max_tokens=5)
+NEIGHBOURS_OPS = (
+    wire.Append(0, ("the quick",)),
+    wire.Gen(0, 0, GREEDY),
+    wire.Fork(0, (1, 2)),
+    wire.Append(1, ("1", wire.Ref(3))),
+    wire.Gen(1, 1, GREEDY),
+    wire.Append(2, ("2",)),
+    wire.Gen(2, 2, GREEDY),
+    wire.Read(2, 3),
+    wire.Join(0, (1, 2)),
+    wire.Select(0, 4, ("a", "b")),
+    wire.Read(0, 5),
+)
+
+
+class InstantEngine:
+    """An engine that refuses what a real one refuses. The output follows from the prompt: a text, or a call of f."""
+
+    def __init__(self, fake_engine: ModuleType, model: Path) -> None:
+        tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
+        self._call = tokenizer.encode('<tool_call>{"name": "f", "arguments": {}}</tool_call><|im_end|>').ids
+        self._engine = fake_engine.FakeEngine(self._speak, burst=64)
+        self._limits = validate.EngineLimits(self._engine.max_context, tokenizer.get_vocab_size(), 64, 512)
+        self.ready: wire.Ready = self._engine.ready
+
+    def _speak(self, ids: list[int]) -> list[int]:
+        digest = zlib.crc32(array("i", ids))
+        return self._call if digest % 4 == 0 else [3 + (digest >> k) % 300 for k in range(6)]
+
+    def take(self, command: wire.EngineCommand) -> None:
+        if isinstance(command, wire.Run):
+            try:
+                validate.admit(command, self._limits, n_pages=64, page=16)
+            except BanyanError as e:
+                self._engine.reports.append(wire.Failed(command.rid, 0, e.code, e.message))
+                return
+        self._engine.take(command)
+
+    def step(self) -> Sequence[wire.EngineReport]:
+        for record in (self._engine.runs, self._engine.aborted, self._engine.steered):
+            record.clear()
+        reports: list[wire.EngineReport] = self._engine.step()
+        return reports
+
+
+class Fuzz:
+    """Events with at least n fuzzed messages, which all follow from the seed. Two clients send valid messages, and some
+    with a border; strangers send what is no message; a neighbour runs the same program again and again.
+
+    sessions        the events of the first session, and of the current one
+    resident        memory of this process after each session, in MiB
+    """
+
+    def __init__(self, seed: int, n: int) -> None:
+        self._n, self.n_sent = n, 0
+        self.sessions: list[list[Event]] = []
+        self.resident: list[float] = []
+        self.codes: Counter[str] = Counter()
+        """Errors that came back."""
+        self.values = wire_fuzz.Values(Random(seed))
+        self._models: dict[bytes, wire_fuzz.ClientModel] = {}
+        self._joining: list[bytes] = []
+        self._n_peers = 0
+
+    def events(self) -> Iterator[Event]:
+        for size in itertools.chain([200], itertools.repeat(SESSION)):
+            self.sessions = [*self.sessions[:1], []]
+            for event in itertools.chain(self._session(size), [Event("empty")]):
+                self.sessions[-1].append(event)
+                yield event
+            self.resident.append(psutil.Process().memory_info().rss / 2**20)
+            if self.n_sent >= self._n:
+                return
+
+    def receive(self, client: bytes, data: bytes) -> None:
+        """The server sent `data`."""
+        message = wire.decode_server(data)
+        if isinstance(message, wire.Failed):
+            self.codes[message.code] += 1
+        if (model := self._models.get(client)) is None:
+            return
+        if isinstance(message, wire.Failed) and message.program == -1:
+            del self._models[client]
+            self._joining.append(client)
+        else:
+            model.receive(message)
+
+    def _session(self, n: int) -> Iterator[Event]:
+        rng, hello = self.values.rng, wire.encode(wire.Hello(wire.VERSION))
+        yield Event("send", NEIGHBOUR, hello)
+        self._models.clear()
+        self._joining = list(CLIENTS)
+        for i in range(n):
+            while self._joining:
+                self._n_peers += 1
+                peer = self._joining.pop().rstrip(b"0123456789") + b"%d" % self._n_peers
+                self._models[peer] = wire_fuzz.ClientModel(self.values)
+                yield Event("send", peer, hello)
+            peer = rng.choice(list(self._models))
+            yield self._message(peer)
+            self.n_sent += 1
+            for kind, period in PERIODS.items():
+                if i % period == 0:
+                    yield Event(kind)
+            if i % 250 == 0:
+                yield Event("send", NEIGHBOUR, wire.encode(wire.Submit(i, 0, NEIGHBOURS_OPS, last=True)))
+            if i % 400 == 399 and peer in self._models:
+                del self._models[peer]
+                self._joining.append(peer)
+                yield Event("leave", peer)
+
+    def _message(self, peer: bytes) -> Event:
+        values = self.values
+        draw = values.rng.random()
+        message = self._models[peer].message()
+        if draw < wire_fuzz.P_BORDER:
+            message = values.with_border(message)
+        try:
+            data = wire_fuzz.encode(message)
+        except OverflowError:
+            data = b""
+        if wire_fuzz.P_BORDER < draw < wire_fuzz.P_BORDER + wire_fuzz.P_GARBAGE or len(data) > wire_fuzz.MAX_BYTES:
+            data = values.garbage(data)
+        if draw < wire_fuzz.P_BORDER + wire_fuzz.P_GARBAGE:
+            try:
+                wire.decode_client(data)
+            except wire.UNREADABLE:  # from another peer, so that the state of this one lasts
+                self._n_peers += values.rng.random() < 0.1
+                peer = b"stranger%d" % self._n_peers
+        return Event("send", peer, data)
+
+
+def minimal(run: Callable[[Sequence[Event]], None], fuzz: Fuzz, found: Violation) -> str:
+    """A short list of events after which `run` raises a Violation of the same kind, as text."""
+    *first, last = fuzz.sessions
+
+    def fails(events: Sequence[Event]) -> bool:
+        try:
+            run([*itertools.chain(*first), *events])
+        except Violation as e:
+            return e.kind == found.kind
+        return False
+
+    events = shortest(last, fails) if fails(last) else last[-20:]
+    return "\n".join(map(str, events))
 
 
 @pytest.fixture(scope="session")
-def fuzz(module_at: Callable[[Path], ModuleType]) -> ModuleType:
-    return module_at(Path(__file__).with_name("fuzz.py"))
+def fake_engine(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(Path(__file__).parent / "server" / "fake_engine.py")
+
+
+@pytest.fixture
+def frozen_objects() -> Iterator[None]:
+    """The garbage collector ignores what was there before, as in the server's process: its time is the loop's."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize(
+    ("seed", "n"),
+    [(0, 10_000), *(pytest.param(k, 250_000, marks=[pytest.mark.long, pytest.mark.timeout(600)]) for k in range(1, 5))],
+)
+@pytest.mark.usefixtures("frozen_objects")
+def test_fuzzed_messages_on_the_servers_loop(
+    fake_engine: ModuleType, tiny: ModuleType, tmp_path: Path, seed: int, n: int
+) -> None:
+    tiny.make_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(wire_fuzz.TEMPLATE)
+
+    def run(events: Iterable[Event], receive: Callable[[bytes, bytes], None] = lambda *_: None) -> None:
+        engine = InstantEngine(fake_engine, tmp_path)
+        ServerInProcess(tmp_path, tmp_path / "s", engine, receive, **LIMITS).run(events)
+
+    fuzz = Fuzz(seed, n)
+    try:
+        run(fuzz.events(), fuzz.receive)
+    except Violation as e:
+        pytest.fail(f"seed {seed}, message {fuzz.n_sent}: {e}\n{minimal(run, fuzz, e)}")
+    early, late = fuzz.resident[len(fuzz.resident) // 5], fuzz.resident[-1]
+    assert late - early < 10, "the server keeps memory"
+    assert len(fuzz.codes) > 5, "messages reach most checks"
+    if n >= 100_000:
+        tried = {kind for kind, n_rounds in fuzz.values.n_border_rounds.items() if n_rounds}
+        assert tried == wire_fuzz.kinds(msgspec.inspect.type_info(wire.ClientMessage)), "every border of every field"
 
 
 # ---- the server's socket -------------------------------------------------------------------------------------------
+
+
+class Sockets:
+    """Lets events happen at a real server. receive: gets what the server sends, as (client, data)."""
+
+    MAX_STRANGERS = 8
+
+    def __init__(self, server: launch.ServerProcess, receive: Callable[[bytes, bytes], None]) -> None:
+        self._server, self._receive = server, receive
+        self._context: Any = zmq.Context()
+        self._sockets: dict[bytes, tuple[Any, Any]] = {}
+        self._observer = client.connect(server.socket)
+        self.texts: list[str] = []
+        """Of the states of the neighbour's programs, at their end."""
+
+    def run(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event.kind:
+                case "send":
+                    self._socket(event.client).send(event.data)
+                    if event.client == NEIGHBOUR and len(event.data) > 50:
+                        self._wait_for_neighbour()
+                case "leave":
+                    self._leave(event.client)
+                case "check":
+                    self._receive_all(tuple(self._sockets))
+                    assert self._observer.ask("check", timeout=60) == {}
+                case "empty":
+                    for peer in tuple(self._sockets):
+                        self._leave(peer)
+                    assert_only_client_left(self._observer)
+
+    def _socket(self, peer: bytes) -> Any:
+        if peer not in self._sockets:
+            strangers = [one for one in self._sockets if one.startswith(b"stranger")]
+            if len(strangers) > self.MAX_STRANGERS:
+                self._leave(strangers[0])
+            self._sockets[peer] = ipc.connect(self._context, self._server.socket)
+        return self._sockets[peer][0]
+
+    def _leave(self, peer: bytes) -> None:
+        socket, monitor = self._sockets.pop(peer)
+        socket.disable_monitor()
+        monitor.close(0)
+        socket.close(2000)  # its messages are still to be sent
+
+    def _receive_all(self, peers: Iterable[bytes], ms: int = 0) -> None:
+        for peer in peers:
+            while peer in self._sockets and self._sockets[peer][0].poll(ms):
+                data = self._sockets[peer][0].recv()
+                message = wire.decode_server(data)
+                assert not (isinstance(message, wire.Failed) and "the server failed" in message.message), message
+                if peer == NEIGHBOUR and isinstance(message, wire.Value) and message.ref == 5:
+                    self.texts.append(message.samples[0].text)
+                self._receive(peer, data)
+
+    def _wait_for_neighbour(self) -> None:
+        n = len(self.texts)
+        wait_until(lambda: self._receive_all([NEIGHBOUR]) or len(self.texts) > n, "the neighbour's text")
+
+    def close(self) -> None:
+        self._observer.close()
+        self._context.destroy(linger=0)
+
+
+def assert_only_client_left(c: client.Client) -> None:
+    """Waits until `c` is the only client and no program is left."""
+
+    def stats_if_alone() -> dict[str, Any]:
+        stats: dict[str, Any] = c.ask("stats", timeout=60)["server"]
+        return {} if stats["programs"] or stats["clients"] > 1 else stats
+
+    stats = wait_until(stats_if_alone, "the end of all other clients", seen=lambda: c.ask("stats", timeout=60))
+    assert stats["requests"] == 0
+    assert stats["engine_starts"] == 1, "no client message kills an engine"
+    assert c.ask("check", timeout=60) == {}
+
+
+@pytest.mark.parametrize(
+    ("seed", "n"), [(0, 1000), pytest.param(1, 30_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
+)
+def test_fuzzed_messages_at_a_server_with_the_pocket_model(seed: int, n: int) -> None:
+    with contextlib.closing(launch.start(config.make(threads=1, kv_memory="16MB", **LIMITS), timeout=100)) as server:
+        fuzz = Fuzz(seed, n)
+        with contextlib.closing(Sockets(server, fuzz.receive)) as sockets:
+            sockets.run(fuzz.events())
+        assert server.is_alive
+        assert len(set(sockets.texts)) == 1
+        assert len(sockets.texts) > n // 500
 
 
 def run_program(c: client.Client, n: int) -> None:
@@ -50,64 +341,6 @@ def receive_all(socket: Any, ms: int) -> list[wire.ServerMessage]:
     while socket.poll(ms):
         messages.append(wire.decode_server(socket.recv()))
     return messages
-
-
-def send_fuzzed_messages(server: launch.ServerProcess, make: Callable[[int], Any], n: int, per_peer: int = 50) -> None:
-    """Sends n fuzzed messages from peers that connect and disconnect, while a valid client works."""
-    context: Any = zmq.Context()
-    good = client.connect(server.socket)
-    try:
-        for k in range(n // per_peer):
-            fuzzer = make(k)
-            socket, monitor = ipc.connect(context, server.socket)
-            for i in range(per_peer):
-                if k % 4 and not i % 3:
-                    socket.send(wire.encode(wire.Hello(wire.VERSION)))  # the peer has probably been refused by now
-                socket.send(fuzzer.message())
-            if not k % 100:
-                run_program(good, k)
-            for message in receive_all(socket, 5):
-                assert not (isinstance(message, wire.Failed) and "the server failed" in message.message), message
-            socket.disable_monitor()
-            for one in (socket, monitor):
-                one.close(2000 if one is socket else 0)  # its messages are still to be sent
-        assert_only_client_left(good)
-        run_program(good, n)
-    finally:
-        good.close()
-        context.destroy(linger=0)
-
-
-def assert_only_client_left(c: client.Client) -> None:
-    """Waits until `c` is the only client and no program is left."""
-
-    def stats_if_alone() -> dict[str, Any]:
-        stats: dict[str, Any] = c.ask("stats", timeout=60)["server"]
-        return {} if stats["programs"] or stats["clients"] > 1 else stats
-
-    stats = wait_until(stats_if_alone, "the end of all other clients", seen=lambda: c.ask("stats", timeout=60))
-    assert stats["requests"] == 0
-    assert stats["engine_starts"] == 1, "no client message kills an engine"
-    assert c.ask("check", timeout=60) in ({}, {"running": 0, "engine": {"steps": 1}})
-
-
-def resident_memory(server: launch.ServerProcess) -> float:
-    """Resident memory of the server process in MiB."""
-    return float(psutil.Process(server.pid).memory_info().rss) / 2**20
-
-
-@pytest.mark.parametrize("n", N_MESSAGES)
-def test_fuzzed_messages_at_the_server(serve: Serve, fuzz: ModuleType, n: int) -> None:
-    server = serve(say={"count": OUTPUT})
-
-    def make(seed: int) -> Any:
-        return fuzz.Fuzzer(seed, get_args(wire.ClientMessage))
-
-    send_fuzzed_messages(server, make, n // 2)
-    before = resident_memory(server)
-    send_fuzzed_messages(server, lambda seed: make(seed + n), n // 2)
-    assert resident_memory(server) - before < 20, "the second half does not leak memory"
-    assert server.is_alive
 
 
 def test_peer_with_repeated_invalid_messages_is_ignored(serve: Serve) -> None:
@@ -187,15 +420,25 @@ def fake(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(Path(__file__).parent / "engine" / "fake.py")
 
 
-@pytest.mark.parametrize("n", N_MESSAGES)
-def test_fuzzed_messages_at_the_engine(fake: ModuleType, fuzz: ModuleType, tmp_path: Path, n: int) -> None:
+def fuzzed_commands(seed: int) -> Iterator[bytes]:
+    """Commands for an engine, most of them with some values at borders, and bytes that are none."""
+    values = wire_fuzz.Values(Random(seed))
+    kinds = (wire.Run, wire.Run, wire.Run, wire.Abort, wire.ProgramEnded, wire.Ask, wire.SetVocabulary, wire.Ping)
+    data = b""
+    while True:
+        with contextlib.suppress(OverflowError):
+            data = wire_fuzz.encode(values.make(values.rng.choice(kinds), values.rng.choice((0.0, 0.15))))
+        yield data if values.rng.random() < 0.6 else values.garbage(data)
+
+
+@pytest.mark.parametrize("n", [6000, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+def test_fuzzed_messages_at_the_engine(fake: ModuleType, tmp_path: Path, n: int) -> None:
     loop = EngineThread(fake, tmp_path)
     try:
-        kinds = (wire.Run, wire.Run, wire.Run, wire.Abort, wire.ProgramEnded, wire.Ask, wire.SetVocabulary, wire.Ping)
-        fuzzer = fuzz.Fuzzer(1, kinds)
+        commands = fuzzed_commands(1)
         for k in range(n // 500):
-            for _ in range(500):
-                loop.socket.send(fuzzer.message())
+            for command in itertools.islice(commands, 500):
+                loop.socket.send(command)
             for rid in range(8):
                 loop.socket.send(wire.encode(wire.Abort(rid)))
             good = 1000 + k

@@ -238,7 +238,8 @@ class KVHintSender:
     def end(self, serial: int) -> None:
         """A program has ended. Its pins stay."""
         self._names.pop(serial, None)
-        for state in self._programs.pop(serial, {}).values():
+        for number, state in self._programs.pop(serial, {}).items():
+            self._newly_resting.pop((serial, number), None)
             self._give_up(state)
 
     # ---- helpers ---------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ class Durables:
         previous = None
         if (serial := self._serials.get(key)) is not None:
             _, previous, diary = self._running.pop(serial)
+            self._acknowledged.discard(serial)
             diary.close()
         path = self.journal.path(key)
         for where in [where for where, diary in self._ended.items() if diary.path == path]:
@@ -70,7 +71,8 @@ class Durables:
     def acknowledge(self, client: Client, number: int, program: RunningProgram | None) -> None:
         """The client has all values of a program. program: it still runs here, after a restart of the server."""
         if program is not None:
-            self._acknowledged.add(program.serial)
+            if self.has(program):
+                self._acknowledged.add(program.serial)
         elif (diary := self._ended.pop((client, number), None)) is not None:
             diary.remove()
 

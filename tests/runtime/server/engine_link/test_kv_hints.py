@@ -274,3 +274,13 @@ def test_memory_of_ended_rests_is_bounded(clocked: Any) -> None:
         keeper.settle()
         clocked.now += 0.01
     assert len(keeper._overdue) <= 1100
+
+
+def test_programs_that_the_engine_refuses_are_forgotten(clocked: Any) -> None:
+    """Without a step of the engine, in which resting states are looked at."""
+    hints = clocked.requests.kv_hints
+    clocked.submit(Append(0, ("one " * 600,)), Gen(0, 0, SHORT), last=True)
+    clocked.run()
+    assert clocked.failed(0).code == "prompt_too_long"
+    assert not hints._newly_resting
+    assert not hints._programs

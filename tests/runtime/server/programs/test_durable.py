@@ -19,6 +19,7 @@ from banyan.runtime.client import client
 from banyan.runtime.errors import BadProgram, BanyanError, ConfigError, RuntimeLost, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.programs import journal
+from banyan.runtime.server.programs.durables import Durables
 from banyan.runtime.server.programs.journal import Grew, Journal, records
 from waits import join, wait_until
 
@@ -427,3 +428,13 @@ def test_old_journals_are_removed_for_room_and_after_a_day(tmp_path: Path) -> No
     assert Journal(tmp_path / "j", 1000).n_bytes == 0
     assert not list((tmp_path / "j").iterdir())
     assert journal.MAX_AGE == 86400
+
+
+def test_acknowledgements_are_forgotten_with_their_programs(bench: Callable[..., Any], tmp_path: Path) -> None:
+    durables = Durables(Journal(tmp_path / "journal", 1 << 20))
+    programs = bench(durables=durables).programs
+    for number, name in enumerate(("", "a", "a")):  # not durable; durable; one that takes the name over
+        programs.submit(b"me", wire.Submit(number, 0, (), limits=wire.ProgramLimits(durable=name)))
+        programs.acknowledge(b"me", wire.Acknowledge(number))
+    programs.forget(b"me")
+    assert not durables._acknowledged
