@@ -28,7 +28,8 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server import worker
 from banyan.runtime.server.engine_link import kv_hints
 from banyan.runtime.server.engine_link.requests import EngineRequests
-from banyan.runtime.server.policy import run_limits
+from banyan.runtime.server.policy import run_limits, work_queue
+from banyan.runtime.server.telemetry import loop_times
 from banyan.runtime.server.text import token_cache
 
 MAX_SECONDS = 0.05
@@ -195,6 +196,7 @@ class ServerInProcess:
         self._config = config.make(model=str(model), socket=str(socket), **options)
         self._engine, self._receive = engine, receive
         self._now = 1000.0
+        self._n_readings = 0
         self._bugs: list[str] = []
         self._texts: dict[int, Counter[str]] = {}  # ref -> what the neighbour got for it
         self._n_neighbours = 0  # programs of the neighbour
@@ -210,6 +212,7 @@ class ServerInProcess:
             patch.setattr(worker, "ThreadPoolExecutor", _Threads)
             patch.setattr(worker, "ConstraintChecker", _Constraints)
             patch.setattr(worker, "Timers", lambda: run_limits.Timers(self._clock))
+            patch.setattr(loop_times, "CLOCK", self._count_reading)
             patch.setattr(worker, "Random", lambda: Random(0))
             patch.setattr(worker, "EngineRequests", lambda *a, **k: EngineRequests(*a, clock=self._clock, **k))
             patch.setattr(zmq, "Poller", lambda: _Poller(self._next_ready))
@@ -228,6 +231,11 @@ class ServerInProcess:
 
     def _clock(self) -> float:
         return self._now
+
+    def _count_reading(self) -> float:
+        """A clock of which 40 readings take a slice of the loop: what yields, does so often and repeatably."""
+        self._n_readings += 1
+        return self._n_readings * work_queue.SLICE / 40
 
     def _note_bug(self, error: BaseException | None = None, **_: Any) -> None:
         self._bugs.append("".join(traceback.format_exception(error)) if error else traceback.format_exc())
@@ -331,6 +339,7 @@ class ServerInProcess:
 BOUNDED = {
     "_batches": run_limits.MAX_BATCHES,
     "_cache": token_cache.MAX_CHARS,
+    "longest": 100,  # kinds of work
     "_heap": 300,  # timers that are cancelled
     "_estimates": kv_hints.MAX_NAMES,
     "_overdue": 3000,
