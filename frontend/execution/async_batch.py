@@ -99,5 +99,5 @@ class AsyncBatch:
                     raise
                 self._errors[i] = run.record.error or e  # the body cancelled itself
             if self._bar is not None:
-                self._bar.end(run.record, failed=i in self._errors)
+                self._bar.end(failed=i in self._errors)
             queue.put_nowait((i, run.state._view(AsyncState)))

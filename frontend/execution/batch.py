@@ -79,7 +79,7 @@ class BatchRun:
             n_yielded = 0
             for i, state in self._as_finished():
                 if self._bar is not None:
-                    self._bar.end(state._record, failed=state._record.has_failed)
+                    self._bar.end(failed=state._record.has_failed)
                 finished[i] = state
                 while (i := n_yielded if ordered else i) in finished:
                     state = finished.pop(i)

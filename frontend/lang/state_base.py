@@ -173,8 +173,8 @@ class StateBase:
         else:
             kind, timeout = "gen", leaf.options.timeout
             record.add(self._gen_op(leaf, ref, next(samplings), seed))
-            if record.limits is not None:
-                record.limits.watch(ref.future)
+        if record.counters:
+            record.watch(ref.future)
         if timeout is not None:
             limit_gen(record, ref.number, kind, timeout, [one.future for one in self._lazy_values()])
         if record.events is not None:

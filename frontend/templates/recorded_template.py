@@ -73,8 +73,8 @@ class RecordedTemplate:
         new: dict[Any, Any] = {recorded: state, None: None}
         for ref in self._refs:
             new[ref] = ref.copy_to(record, handles[ref.state], new[ref.previous], first_ref + ref.number)
-            if record.limits is not None:
-                record.limits.watch(new[ref].future)
+            if record.counters:
+                record.watch(new[ref].future)
         state._transcript.copy_from(recorded._transcript, lambda item: _replaced(item, new, texts))
         state._refs += _renumbered(recorded._refs, first_ref)
         for name, value in recorded._values.items():
