@@ -1,4 +1,4 @@
-"""Runs many items of one program on an event loop, each in a task."""
+"""Runs many items of one program on an event loop, with a bounded number of tasks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class AsyncBatch:
-    """What `run_batch_async` returns: `await` it for all states, or iterate with `async for`. It runs then, once."""
+    """What `run_batch_async` returns. `await` it for all states, or iterate over it with `async for`; either one starts
+    the runs, and only one of them may be used."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class AsyncBatch:
         return states
 
     async def __aiter__(self) -> AsyncIterator[AsyncState]:
-        """Yields each finished state; if ordered, after all states before it. Closing it stops the other runs."""
+        """Yields each finished state; if ordered, after all states before it. Closing the iterator stops the rest."""
         found: dict[int, AsyncState] = {}
         n_yielded = 0
         async with aclosing(self._as_finished()) as finished:
@@ -64,7 +65,7 @@ class AsyncBatch:
                     yield state
 
     async def _as_finished(self) -> AsyncGenerator[tuple[int, AsyncState], None]:
-        """(index, state) of each run when it finishes."""
+        """Start the runs. Yields (index, state) of each run when it has finished."""
         limits = BatchLimits(*self._limit_args)
         queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
         with progress_bar(self._title, self._n) as self._bar:

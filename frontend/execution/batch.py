@@ -1,4 +1,4 @@
-"""Runs many items of one program: a few threads for the bodies, and a bound on unfinished programs."""
+"""Runs many items of one program, with a few threads for the bodies and a bound on unfinished programs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from banyan.execution.progress import Bar
 
 MAX_IN_FLIGHT = 256
-"""The default bound on programs that have started and not finished. Threads alone are no bound, because a body that
-reads no value ends at once; and the server needs many programs at a time to share their prefixes."""
+"""The default bound on programs that have started and not finished. The number of threads is no such bound, because a
+body that reads no value ends before its gens do. The bound is large because the server needs many programs at a time to
+share their prefixes."""
 
 PATIENCE = 0.001
 """Seconds without a new run after which the number of worker threads doubles."""
@@ -31,7 +32,7 @@ OnError = Literal["raise", "return"]
 
 
 def progress_bar(title: str | None, n: int) -> AbstractContextManager[Bar | None]:
-    """The bar of `n` runs; none without a title."""
+    """Show a progress bar for `n` runs while the block runs; None: no bar, because there is no title."""
     if title is None:
         return nullcontext()
     from banyan.execution.progress import bar  # lazily: it imports rich
@@ -40,7 +41,7 @@ def progress_bar(title: str | None, n: int) -> AbstractContextManager[Bar | None
 
 
 class BatchRun:
-    """`n` runs of one program. start(i, limits) creates run i."""
+    """`n` runs of one program. start(i, limits) creates the run of item i."""
 
     def __init__(
         self,
@@ -71,7 +72,8 @@ class BatchRun:
         return states
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
-        """Yields each finished state; if `ordered`, after all states before it. Closing it stops the other runs."""
+        """Start the runs. Yields each finished state; if `ordered`, after all states before it. Closing the iterator
+        stops the other runs."""
         with closing(self), progress_bar(self._title, self._n) as self._bar:
             self._limits = BatchLimits(*self._limit_args)
             self._start_thread(self._start_workers, "banyan-batch")
@@ -89,7 +91,7 @@ class BatchRun:
                     yield state
 
     def _as_finished(self) -> Iterator[tuple[int, State]]:
-        """(index, state) of each run when it finishes or the batch times out."""
+        """Yields (index, state) of each run when the run finishes or the batch times out."""
         seen: set[int] = set()
         while len(seen) < self._n:
             left = max(0.0, self._limits.end - time.monotonic()) + GRACE
@@ -107,7 +109,7 @@ class BatchRun:
                 yield i, state
 
     def _time_out(self) -> None:
-        """End all unfinished runs. Their own limits have stopped them, but a body may still be busy elsewhere."""
+        """End all unfinished runs. Their own limits have stopped their gens, but a body may still run other code."""
         error = DeadlineExceeded.of("batch", self._limits.timeout or 0.0)
         with self._lock:
             unstarted, self._is_stopped = list(self._indices), True
@@ -125,11 +127,12 @@ class BatchRun:
     # ---- worker threads ----------------------------------------------------------------------------------------------
 
     def _start_thread(self, target: Callable[[], None], name: str) -> None:
-        """Each thread gets its own copy of the caller's context."""
+        """Start a thread, which runs in a copy of the caller's context."""
         threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True).start()
 
     def _start_workers(self) -> None:
-        """Double the number of workers whenever no run has started for PATIENCE: bodies that never wait need one."""
+        """Start workers. Begins with one, which is enough for bodies that never wait, and doubles their number whenever
+        no run has started for PATIENCE seconds."""
         n_workers, n_wanted = 0, 1
         while self._n_started < self._n and not self._is_stopped:
             while n_workers < min(n_wanted, self._n_threads - 1):
@@ -178,7 +181,7 @@ class BatchRun:
 
 
 def check(errors: dict[int, BaseException], results: Sequence[Any]) -> None:
-    """Raise BatchError if there are errors. errors: by item index."""
+    """Raise BatchError if there are errors. errors: index of the item -> its error. results: all states, in order."""
     if errors:
         i, first = next(iter(errors.items()))
         message = f"{len(errors)} of {len(results)} items failed; the first is item {i}: {first}"

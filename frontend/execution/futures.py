@@ -15,7 +15,7 @@ E = TypeVar("E", bound=BanyanError)
 def when_all_done(futures: Iterable[ValueFuture[Any]], callback: Callable[[], object]) -> None:
     """Call `callback` once all `futures` are done: at once, or on the thread that completes the last one."""
     pending = list(futures)
-    callbacks = [callback]  # `check` refers to itself and is garbage-collected late; it must not keep the callback
+    callbacks = [callback]  # `check` refers to itself, so it is freed late, and must not keep the callback alive
 
     def check(_: object = None) -> None:
         while pending:
@@ -29,7 +29,7 @@ def when_all_done(futures: Iterable[ValueFuture[Any]], callback: Callable[[], ob
 
 
 def copy_of(error: E) -> E:
-    """A copy of an error that will be raised again; raising one object twice would mix the two tracebacks."""
+    """A copy of `error`, to be raised in another place. Raising one object twice would join the two tracebacks."""
     fresh = copy.copy(error)
     fresh.__cause__ = error.__cause__
     if notes := getattr(error, "__notes__", None):

@@ -18,7 +18,8 @@ _SIGNATURES = {
 
 
 def read(image: Any) -> bytes:
-    """The file contents of an image given as a path, as bytes or as a PIL image. BadProgram: it cannot be read."""
+    """The bytes of the file of an image, which is given as a path, bytes or a PIL image. BadProgram: it cannot be
+    read."""
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, str | os.PathLike):

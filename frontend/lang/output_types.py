@@ -255,7 +255,7 @@ def _label(kind: Any) -> str:
 
 
 def parse_partial(text: str) -> Any:
-    """The JSON value that `text` begins. Its last string or number may be incomplete. ValueError: no value has begun."""
+    """The JSON value that `text` begins; its last string or number may be incomplete. ValueError: no value begins."""
     from pydantic_core import from_json  # lazily, like pydantic
 
     return from_json(text, allow_partial="trailing-strings")

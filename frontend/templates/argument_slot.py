@@ -11,9 +11,10 @@ AWAITED = "something that is awaited"
 
 
 class ArgumentObserved(BaseException):
-    """Ends the recording of a body that inspects an argument or reads a value. Not an Exception: bodies catch those.
+    """Ends the recording of a body that inspects an argument or reads a value. It is no Exception, because a body may
+    catch those.
 
-    what: a description, or the number of the value.
+    what: what was inspected, in words, or the number of the value that was read. line: where, "file.py:12".
     """
 
     def __init__(self, what: str | int, line: str) -> None:
@@ -24,7 +25,8 @@ class ArgumentObserved(BaseException):
 class ArgumentSlot(Expr):
     """An argument without a value. It can be appended, joined to text with `+`, and used in f-strings.
 
-    Any other use raises ArgumentObserved and is remembered: the body may append something else for another argument.
+    Any other use raises ArgumentObserved, and `observed` keeps it: the body may append something else when the argument
+    has another value.
     """
 
     __slots__ = ("__weakref__", "i", "name", "observed")
