@@ -54,7 +54,7 @@ class Completion:
         ]
 
     def growing(self) -> Iterator[dict[str, Any]]:
-        """The text so far after each piece. Only the last item has meta info."""
+        """Yields all text so far after each piece. Only the last item has meta info."""
         text = ""
         for piece in self.pieces:
             text += piece
@@ -68,7 +68,8 @@ def complete(
     params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None,
     **options: Any,
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """The result of one prompt, or a list for several. params: for all, or one per prompt. options: of `gen`."""
+    """The result of one prompt, or a list of results for several prompts. params: sampling parameters for all prompts,
+    or a list with one for each. options: further options of `gen`."""
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     each: list[Any] = list(params) if isinstance(params, list | tuple) else [params] * len(prompts)
     if len(each) != len(prompts):

@@ -1,4 +1,4 @@
-"""SGLang's process-wide options. Most configure SGLang's interpreter and have a fixed value here."""
+"""SGLang's process-wide options. Most of them configure SGLang's interpreter; here their values are fixed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIXED: Final[dict[str, tuple[bool, str]]] = {
     "enable_precache_with_tracing": (True, "the common prefix of a batch is always computed once"),
     "enable_parallel_encoding": (False, "join('concate_and_append') is exact: its text is computed in its place"),
 }
-"""name -> its value, and why it has no other."""
+"""Option -> (its only value, why there is no other)."""
 
 
 class GlobalConfig:

@@ -7,7 +7,8 @@ from banyan.runtime.server.engine_link.requests import EngineRequest
 
 
 class Goodput:
-    """Counts since the start. `ttft` and `itl` apply to requests, `program` to whole programs."""
+    """Counts what has ended since the server's start, and how much of it met the service levels. The levels `ttft` and
+    `itl` apply to requests, and `program` to whole programs."""
 
     def __init__(self, levels: str) -> None:
         self.levels = slo(levels)
@@ -16,7 +17,7 @@ class Goodput:
         self.counts = {f"{good}{what}": 0 for what in ("requests", "tokens", "programs") for good in ("", "good_")}
 
     def request(self, request: EngineRequest) -> None:
-        """A request finished. Requests without output tokens (those of a select) are not counted."""
+        """Count a request that has finished. Requests without output tokens (those of a select) do not count."""
         if not request.first or (self._ttft is None and self._itl is None):
             return
         n = len(request.ids) // 4
@@ -27,7 +28,7 @@ class Goodput:
         self._count("tokens", n, is_good)
 
     def program(self, seconds: float) -> None:
-        """A program finished after so many seconds."""
+        """Count a program that has finished after so many seconds."""
         if self._program is not None:
             self._count("programs", 1, seconds <= self._program)
 

@@ -38,13 +38,14 @@ PAGES = {"free": "n_free", "leased": "n_leased", "cached": "n_cached", "withdraw
 
 
 class Metrics:
-    """A registry and its HTTP server. The loop never waits for a reader.
+    """The metrics and their HTTP server, which has a thread of its own, so the server's loop never waits for a reader.
 
-    Counters continue when an engine is replaced, although those of the engine restart at 0.
+    A new engine counts from 0. The metrics add the last counts of the engines before it.
     """
 
     def __init__(self, where: str) -> None:
-        """where: as in Config.metrics. ConfigError: it cannot listen there, or the extra is not installed."""
+        """where: the address, as in Config.metrics. ConfigError: the address is in use, or the extra is not
+        installed."""
         try:
             import prometheus_client as prometheus
             from prometheus_client import core
@@ -85,7 +86,7 @@ class Metrics:
     # ---- called on the server's loop --------------------------------------------------------------------------------
 
     def request(self, request: EngineRequest) -> None:
-        """A request finished without error."""
+        """Record a request that has finished without error."""
         assert request.finish is not None
         self._request.observe(request.ended - request.sent)
         if request.finish.started:
@@ -96,15 +97,15 @@ class Metrics:
                 self._gap.observe((request.ended - request.first) / (n - 1))
 
     def program(self, seconds: float) -> None:
-        """A program ended after so many seconds."""
+        """Record a program that has ended after so many seconds."""
         self._program.observe(seconds)
 
     def step(self, n_requests: int) -> None:
-        """An engine step produced tokens for so many requests."""
+        """Record an engine step that produced tokens for so many requests."""
         self._batch.observe(n_requests)
 
     def update(self, counters: dict[str, Any]) -> None:
-        """counters: the answer to Ask("stats")."""
+        """Take new counters of the engine and the server: the answer to Ask("stats")."""
         n_starts = self._counters.get("server", {}).get("engine_starts")
         if n_starts is not None and n_starts != counters["server"]["engine_starts"]:
             for name, n in self._counters.get("engine", {}).items():

@@ -1,4 +1,4 @@
-"""Passes the events of requests and programs on to goodput, metrics and traces, if the config asks for them."""
+"""Passes the events of requests and programs to goodput, metrics and traces, if the config asks for them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from banyan.runtime.server.telemetry.traces import Traces, exporter
 
 
 class Observer:
-    """Called on the server's loop. Nothing here blocks."""
+    """Gets the events of a server. All methods are called on the server's loop, and none of them blocks."""
 
     def __init__(self, config: Config, model: str, undo: contextlib.ExitStack) -> None:
-        """undo: closes metrics and traces. ConfigError: an extra is not installed, or an address is in use."""
+        """undo: gets the functions that close metrics and traces. ConfigError: an extra is not installed, or an address
+        is in use."""
         self.goodput = Goodput(config.slo)
         self.metrics = Metrics(config.metrics) if config.metrics else None
         if self.metrics is not None:
@@ -36,7 +37,7 @@ class Observer:
         return self.metrics is not None
 
     def counters(self, counters: dict[str, Any]) -> None:
-        """The engine's counters, with those of the server under "server"."""
+        """Take new counters of the engine, with those of the server under "server"."""
         if self.metrics is not None:
             self.metrics.update(counters)
 
