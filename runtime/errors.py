@@ -39,9 +39,12 @@ An error of a gen is raised where the user's code reads the gen's value, with it
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
+
+E = TypeVar("E", bound="BanyanError")
 
 
 class BanyanError(Exception):
@@ -211,6 +214,15 @@ def from_code(code: str, message: str, **where: Any) -> BanyanError:
             return cls(message, **where) if issubclass(cls, ProgramError) else cls(message)
         classes += cls.__subclasses__()
     return BanyanError(f"{message} (code {code!r})")
+
+
+def copy_of(error: E) -> E:
+    """A copy of `error`, to be raised in another place. Raising one object twice would join the two tracebacks."""
+    fresh = copy.copy(error)
+    fresh.__cause__ = error.__cause__
+    if notes := getattr(error, "__notes__", None):
+        fresh.__notes__ = list(notes)
+    return fresh
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from banyan.runtime.waiting import until
@@ -87,3 +87,19 @@ class ValueFuture(Generic[T]):
         """Wait and return the error; None if there is a value."""
         self.wait(timeout)
         return self._error
+
+
+def when_all_done(futures: Iterable[ValueFuture[Any]], callback: Callable[[], object]) -> None:
+    """Call `callback` once all `futures` are done: now, or on the thread that completes the last one."""
+    pending = list(futures)
+    callbacks = [callback]  # `check` refers to itself, so it is freed late, and must not keep the callback alive
+
+    def check(_: object = None) -> None:
+        while pending:
+            if not pending[-1].done():
+                pending[-1].add_done_callback(check)
+                return
+            pending.pop()
+        callbacks.pop()()
+
+    check()

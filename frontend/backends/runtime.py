@@ -249,12 +249,11 @@ class Runtime(ServerBackend):
 
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
         """Complete a prompt; yields the pieces of the stream."""
-        from banyan.sglang.completions import Completion  # here, as below
+        from banyan.sglang import completions  # here, as below
 
-        completion = Completion(self, prompt, sampling_params or {}, stream=True)
-        async for piece in completion.pieces:
+        state = completions.start(self, prompt, sampling_params or {}, stream=True)
+        async for piece in state.text_async_iter("text"):
             yield piece
-        completion.results()  # raises the error that ended it
 
     def encode(self, prompt: object) -> NoReturn:
         """Refused: there are no embeddings."""
@@ -298,11 +297,11 @@ class Engine(Runtime):
         if not stream:
             options = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
             return self._complete(prompt, sampling_params, lora_path, top_logprobs_num=top_logprobs_num, **options)
-        from banyan.sglang.completions import Completion
+        from banyan.sglang import completions
 
         if not isinstance(prompt, str) or not isinstance(sampling_params, Mapping | None) or return_logprob:
             raise Unsupported("stream: of one prompt, without logprobs; write a program for more")
-        return Completion(self, prompt, sampling_params or {}, stream=True).growing()
+        return completions.growing(completions.start(self, prompt, sampling_params or {}, stream=True))
 
     async def async_generate(  # type: ignore[override]
         self, prompt: str, sampling_params: Mapping[str, Any] | None = None

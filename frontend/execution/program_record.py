@@ -22,11 +22,10 @@ from banyan.execution import run_limits
 from banyan.execution.clock import FLUSH_AFTER, Alarm, flusher
 from banyan.execution.events import Events
 from banyan.execution.feed import ErrorFlag, Feed
-from banyan.execution.futures import copy_of, when_all_done
 from banyan.execution.run_trace import RunTrace, Sent
 from banyan.lang.sampling import Options
-from banyan.runtime.errors import BanyanError, Cancelled, RuntimeLost
-from banyan.runtime.future import ValueFuture
+from banyan.runtime.errors import BanyanError, Cancelled, RuntimeLost, copy_of
+from banyan.runtime.future import ValueFuture, when_all_done
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 

@@ -17,10 +17,9 @@ from typing import Any, Protocol
 
 from banyan.backends.base import OpenProgram
 from banyan.execution.clock import Alarm, clock
-from banyan.execution.futures import when_all_done
 from banyan.lang.sampling import Options
 from banyan.runtime.errors import BadProgram, BudgetExceeded, DeadlineExceeded
-from banyan.runtime.future import ValueFuture
+from banyan.runtime.future import ValueFuture, when_all_done
 from banyan.runtime.protocol import wire
 
 GRACE = 0.5

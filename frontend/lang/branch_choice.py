@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from banyan.execution.feed import Feed
-from banyan.execution.futures import when_all_done
 from banyan.lang.expr import Expression, GenExpr, Leaf, leaves
 from banyan.lang.lazy_value import LazyValue, fork_error, read_object
 from banyan.lang.state_base import OnError, StateBase, check_on_error
 from banyan.runtime.errors import BadProgram, BanyanError, Unsupported
+from banyan.runtime.future import when_all_done
 
 P = TypeVar("P", bound=StateBase)
 Step: TypeAlias = Expression | Callable[[Any], Expression]

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from banyan.execution.feed import Feed
-from banyan.execution.futures import copy_of
 from banyan.execution.program_record import ProgramRecord, StateHandle
 from banyan.execution.source_line import source_line
 from banyan.lang.expr import Expr
@@ -296,7 +295,7 @@ def fork_error(i: int, error: errors.BanyanError, prefix: str = "") -> errors.Fo
 
 def _with_location(error: errors.BanyanError, ref: LazyValue) -> errors.BanyanError:
     """A copy of `error` that names the program, the line and the gen."""
-    fresh = copy_of(error)
+    fresh = errors.copy_of(error)
     if isinstance(fresh, errors.ProgramError):
         fresh.program = fresh.program or ref.record.name
         fresh.gen, fresh.line = fresh.gen or ref.name, fresh.line or ref.line

@@ -25,7 +25,7 @@ class GlobalConfig:
     @property
     def default_backend(self) -> Backend | None:
         """The backend of programs that name none."""
-        return default.get_default_backend()
+        return default._default
 
     @default_backend.setter
     def default_backend(self, backend: Backend | None) -> None:
