@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
+from banyan.lang.sampling import RENAMED
 from banyan.runtime.errors import BadProgram, BanyanError, ProgramError
 from banyan.runtime.executor.generation import Generation
 from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, Attempt, Done, GenOutcome, Prompt
@@ -57,7 +58,7 @@ class LocalPrompt(Prompt):
 
     def copy(self) -> LocalPrompt:
         copied = self.upto(len(self.pieces), len(self.pieces))
-        copied.role, copied._text, copied._n_rendered = self.role, self._text, self._n_rendered
+        copied._text, copied._n_rendered = self._text, self._n_rendered
         return copied
 
     def upto(self, n_pieces: int, n_inherited: int) -> LocalPrompt:
@@ -235,7 +236,7 @@ def as_banyan_error(error: BaseException, what: str) -> BanyanError:
     return reason
 
 
-NAMES = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "logprob_start": "logprob_start_len"}
+NAMES = {field: option for option, field in RENAMED.items()}
 """Field of wire.Sampling -> the name of the option for users, where the two differ."""
 
 ALL = frozenset({

@@ -35,12 +35,7 @@ class LazyValue(Expr):
     )
 
     def __init__(
-        self,
-        record: ProgramRecord,
-        handle: StateHandle,
-        previous: LazyValue | None,
-        name: str = "",
-        line: str = "",
+        self, record: ProgramRecord, handle: StateHandle, previous: LazyValue | None, name: str = "", line: str = ""
     ) -> None:
         """handle: of the state. name: the variable, or "". line: where it was appended, "file.py:12". previous: the
         lazy value before this one in the same state. If several values failed, the earliest error is reported."""

@@ -49,10 +49,7 @@ class Program:
     """
 
     def __init__(
-        self,
-        func: Callable[..., Any],
-        bound: Mapping[str, Any] | None = None,
-        num_api_spec_tokens: int | None = None,
+        self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None, num_api_spec_tokens: int | None = None
     ) -> None:
         self.func, self.num_api_spec_tokens = func, num_api_spec_tokens
         self.name: str = getattr(func, "__name__", type(func).__name__)

@@ -135,17 +135,14 @@ def _changes(options: GenOptions) -> dict[str, Any]:
     return {name: value for name, value in values if value is not None}
 
 
-_RENAMED = {
-    "return_logprob": "logprobs",
-    "top_logprobs_num": "top_logprobs",
-    "logprob_start_len": "logprob_start",
-}
+RENAMED = {"return_logprob": "logprobs", "top_logprobs_num": "top_logprobs", "logprob_start_len": "logprob_start"}
+"""Option of a gen -> its field in wire.Sampling, where the two names differ."""
 _OPTION_FIELDS = [
     name
     for name in GenOptions.__struct_fields__
-    if _RENAMED.get(name, name) in wire.Sampling.__struct_fields__ and name != "seed"
+    if RENAMED.get(name, name) in wire.Sampling.__struct_fields__ and name != "seed"
 ]
-_SAMPLING_FIELDS = [_RENAMED.get(name, name) for name in _OPTION_FIELDS]
+_SAMPLING_FIELDS = [RENAMED.get(name, name) for name in _OPTION_FIELDS]
 _get_options = attrgetter(*_OPTION_FIELDS)
 
 RUN_OPTIONS = {("max_new_tokens" if name == "max_tokens" else name): name for name in Options.__struct_fields__}

@@ -58,12 +58,12 @@ S = TypeVar("S", bound=Suspect)
 class Trials(Generic[S]):
     """Runs the suspects of a crash one at a time, while the other requests wait.
 
-    run: sends a request to the engine. test: sends it for a trial of one token. is_living: whether a request has not
-    ended yet.
+    send: send(request, is_trial) sends a request to the engine, in a trial for one token. is_living: whether a request
+    has not ended yet.
     """
 
-    def __init__(self, run: Callable[[S], None], test: Callable[[S], None], is_living: Callable[[S], bool]) -> None:
-        self._give, self._give_one, self._is_living = run, test, is_living
+    def __init__(self, send: Callable[[S, bool], None], is_living: Callable[[S], bool]) -> None:
+        self._send, self._is_living = send, is_living
         self._suspects: deque[S] = deque()
         self._waiting: list[S] = []
         self._on_trial: S | None = None
@@ -75,13 +75,9 @@ class Trials(Generic[S]):
         else:
             self._waiting.append(request)
 
-    def _run(self, request: S) -> None:
+    def _run(self, request: S, is_trial: bool = False) -> None:
         request.is_given = True
-        self._give(request)
-
-    def _test(self, request: S) -> None:
-        request.is_given = True
-        self._give_one(request)
+        self._send(request, is_trial)
 
     def has_passed(self, request: S) -> bool:
         """To be called when the engine has finished `request`. Returns whether this was only its trial; then the
@@ -129,7 +125,7 @@ class Trials(Generic[S]):
             suspect = self._suspects.popleft()
             if self._is_living(suspect):
                 self._on_trial = suspect
-                self._test(suspect)
+                self._run(suspect, is_trial=True)
                 if not self._is_living(suspect):  # it had all its tokens
                     self._on_trial = None
         if self._on_trial is None:

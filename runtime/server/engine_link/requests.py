@@ -166,9 +166,7 @@ class EngineRequests:
         self._call_later, self._on_end = call_later, on_end
         self.kv_hints = KVHintSender(send, clock)
         self._living: dict[int, EngineRequest] = {}
-        self._trials: Trials[EngineRequest] = Trials(
-            self._run, partial(self._run, is_trial=True), lambda request: request.rid in self._living
-        )
+        self._trials: Trials[EngineRequest] = Trials(self._run, lambda request: request.rid in self._living)
         self._served: dict[int, int] = {}  # serials of programs that started requests -> how many were given up
         self._n_started = 0
 
@@ -331,7 +329,7 @@ class EngineRequests:
                     self._crashed(request, Quarantined(many))
         self._trials.go_on()
 
-    def _run(self, request: EngineRequest, is_trial: bool = False) -> None:
+    def _run(self, request: EngineRequest, is_trial: bool) -> None:
         """Send the request, with the output it has so far. A trial generates one token."""
         if request.text.matched is not None:  # it is complete, and only waited for the engine's usage numbers
             del self._living[request.rid]

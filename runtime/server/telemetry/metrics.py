@@ -22,18 +22,10 @@ ENGINE_COUNTERS = {
     "retractions": "running requests that were preempted for lack of pages",
     "waits": "requests that waited for a prefix that another request was computing",
 }
-TOKENS = {
-    "cached": "cached_tokens",
-    "computed": "computed_tokens",
-    "generated": "generated_tokens",
-    "forced": "forced_tokens",
-}
+TOKENS = ("cached", "computed", "generated", "forced")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 GOOD = {"requests": "requests that ended", "tokens": "their tokens", "programs": "programs that ended without error"}
-DRAFTS = {
-    "drafted": "draft tokens that were proposed",
-    "accepted": "draft tokens that became part of an output",
-}
+DRAFTS = {"drafted": "draft tokens that were proposed", "accepted": "draft tokens that became part of an output"}
 PAGES = {"free": "n_free", "leased": "n_leased", "cached": "n_cached", "withdrawn": "n_quarantined"}
 
 
@@ -119,35 +111,30 @@ class Metrics:
 
     def collect(self) -> Iterable[Any]:
         counter, gauge = self._core.CounterMetricFamily, self._core.GaugeMetricFamily
-        now = self._counters
-        engine, cache, server = (now.get(name, {}) for name in ("engine", "cache", "server"))
+        engine, cache, server = (self._counters.get(name, {}) for name in ("engine", "cache", "server"))
 
         def total(name: str) -> float:
             return float(self._previous.get(name, 0) + engine.get(name, 0))
 
+        def labelled(family: Any, name: str, text: str, label: str, values: dict[str, float]) -> Any:
+            metric = family(f"banyan_{name}", text, labels=[label])
+            for value, n in values.items():
+                metric.add_metric([value], n)
+            return metric
+
         for name, text in ENGINE_COUNTERS.items():
             yield counter(f"banyan_{name}", text, total(name))
-        tokens = counter("banyan_tokens", "tokens, by where they came from", labels=["origin"])
-        for origin, name in TOKENS.items():
-            tokens.add_metric([origin], total(name))
-        yield tokens
+        tokens = {origin: total(f"{origin}_tokens") for origin in TOKENS}
+        yield labelled(counter, "tokens", "tokens, by where they came from", "origin", tokens)
         for kind, text in DRAFTS.items():
-            drafts = counter(f"banyan_{kind}_tokens", text, labels=["drafter"])
-            for name in (name for name in engine if name.startswith(f"{kind}_")):
-                drafts.add_metric([name.removeprefix(f"{kind}_")], total(name))
-            yield drafts
-        pages = gauge("banyan_pages", "pages of KV, by who holds them", labels=["holder"])
-        for holder, name in PAGES.items():
-            pages.add_metric([holder], cache.get(name, 0))
-        yield pages
-        evicted = counter("banyan_evicted_pages", "pages evicted by this engine", labels=["reason"])
-        for reason, n in cache.get("evicted", {}).items():
-            evicted.add_metric([reason], n)
-        yield evicted
-        asked = cache.get("n_query_tokens", 0)
-        yield gauge(
-            "banyan_hit_rate", "share of prompt tokens found in the tree", cache.get("n_hit_tokens", 0) / max(1, asked)
-        )
+            counts = {name.removeprefix(f"{kind}_"): total(name) for name in engine if name.startswith(f"{kind}_")}
+            yield labelled(counter, f"{kind}_tokens", text, "drafter", counts)
+        pages = {holder: cache.get(name, 0) for holder, name in PAGES.items()}
+        yield labelled(gauge, "pages", "pages of KV, by who holds them", "holder", pages)
+        evicted = cache.get("evicted", {})
+        yield labelled(counter, "evicted_pages", "pages evicted by this engine", "reason", evicted)
+        hit_rate = cache.get("n_hit_tokens", 0) / max(1, cache.get("n_query_tokens", 0))
+        yield gauge("banyan_hit_rate", "share of prompt tokens found in the tree", hit_rate)
         for name in ("running", "waiting"):
             yield gauge(f"banyan_{name}_requests", f"requests that are {name}", engine.get(name, 0))
         for what, text in GOOD.items():
@@ -157,6 +144,5 @@ class Metrics:
         for name in ("clients", "programs"):
             yield gauge(f"banyan_{name}", f"{name} on the server", server.get(name, 0))
         yield counter("banyan_wrong_tokens", "clients refused for their access token", server.get("wrong_tokens", 0))
-        yield counter(
-            "banyan_engine_starts", "engines started: all but the first replaced one", server.get("engine_starts", 0)
-        )
+        text = "engines started: all but the first replaced one"
+        yield counter("banyan_engine_starts", text, server.get("engine_starts", 0))
