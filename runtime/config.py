@@ -22,8 +22,7 @@ Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
 Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
 
 TOKEN = "BANYAN_TOKEN"
-"""Environment variable with a client's token. A server without a token_file requires the token in this variable, if it
-is set."""
+"""Environment variable with a client's token. If it is set, a server without a token_file requires this token."""
 SERVER_KEY = "BANYAN_SERVER_KEY"
 """Environment variable with the public key of a server at tcp://, or with the path of the file that holds the key."""
 

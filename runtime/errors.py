@@ -48,8 +48,8 @@ E = TypeVar("E", bound="BanyanError")
 
 
 class BanyanError(Exception):
-    """Base of all errors of Banyan. Messages between processes hold `code`, which is stable. A subclass gives its code
-    as a class argument."""
+    """Base of all errors of Banyan. `code` stands for the class in messages; a subclass gives it as a class
+    argument."""
 
     code: ClassVar[str] = "error"
 
@@ -183,8 +183,7 @@ class ToolError(ProgramError, code="tool"):
 
 
 class ForkError(ProgramError, code="fork"):
-    """A branch of a fork failed. index: of the branch in the fork. `__cause__`: the error of the branch. Only the
-    user's process raises this."""
+    """A branch of a fork failed. index: of the branch. `__cause__`: its error. Only the user's process raises this."""
 
     def __init__(self, message: str, *, index: int = -1, **where: str) -> None:
         super().__init__(message, **where)

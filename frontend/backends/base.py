@@ -30,8 +30,7 @@ class OpenProgram(Protocol):
     def limit(self, limits: wire.ProgramLimits) -> None:
         """Set the program's limits, before the first `submit`.
 
-        The language enforces limits itself. A backend may ignore them, or enforce them too: at the exact token, and
-        also when the user's process is gone.
+        The language enforces limits itself. A backend may enforce them too, at the exact token, or ignore them.
         """
 
     def generate_ahead(self, n_tokens: int) -> None:

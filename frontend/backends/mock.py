@@ -195,8 +195,7 @@ def _deliver_open(job: Job, piece: str) -> None:
 
 
 def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) -> wire.Sample:
-    """The answer, cut before the first stop string or after the first match of a pattern. If the answer is an
-    exception, raises it."""
+    """The answer, cut before the first stop string or after the first match of a pattern. An exception is raised."""
     if isinstance(answer, BaseException):
         raise answer
     if isinstance(answer, wire.Sample):

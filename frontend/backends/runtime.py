@@ -59,8 +59,7 @@ class ServerBackend:
 
     @property
     def refuses(self) -> frozenset[str]:
-        """What the model cannot do: "image"; "tools", if its chat template has no format for calls; "roles", if the
-        model has no chat template."""
+        """What the model cannot do: "image", "tools" (no format for calls), "roles" (no chat template)."""
         chat = self.welcome.chat
         found = {"image": not self.welcome.images, "tools": chat is None or chat.no_calls, "roles": chat is None}
         return frozenset(name for name, is_lacking in found.items() if is_lacking)

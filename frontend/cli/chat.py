@@ -1,5 +1,4 @@
-"""`banyan chat`: a conversation in this terminal. It is one program, so each message to the server contains only the
-text of the new turn."""
+"""`banyan chat`: a conversation in this terminal. It is one program, so a message contains only the new turn."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ HELP = "/reset starts anew · /history shows all turns · /help · /quit (or Ctr
 
 @function
 def _conversation(s: State, turns: list[tuple[str, str]], lines: Lines, options: dict[str, Any]) -> None:
-    """Append the turns so far; then, for each line, a turn of the user and a reply. The replies are stored in the
-    variables reply0, reply1, ..."""
+    """Append the turns so far; then, for each line, a user's turn and a reply, in the variables reply0, reply1, ..."""
     for name, text in turns:
         s += role(name, text)
     for i, text in enumerate(iter(lines.get, None)):

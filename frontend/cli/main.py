@@ -263,8 +263,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 class _LazyBackend:
-    """A backend that is created when it is first used, so that no server starts for a program that names its own
-    backend."""
+    """A backend that is created at its first use: no server starts for a program that names its own backend."""
 
     def __init__(self, make: Callable[[], ServerBackend]) -> None:
         self._make = cache(make)

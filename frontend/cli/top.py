@@ -30,8 +30,7 @@ class Rates(NamedTuple):
 
 
 def rates(before: Stats, now: Stats) -> Rates:
-    """The rates between two samples. They are 0 if the engine was restarted between the two, because its counters
-    started at 0 again."""
+    """The rates between two samples; 0 if the engine, and with it its counters, started again between the two."""
     seconds = now["server"]["seconds"] - before["server"]["seconds"]
     if seconds <= 0 or now["server"]["engine_starts"] != before["server"]["engine_starts"]:
         return Rates(0.0, dict.fromkeys(TOKENS, 0.0), 0.0, 0.0)

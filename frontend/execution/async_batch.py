@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 
 class AsyncBatch:
-    """What `run_batch_async` returns. `await` it for all states, or iterate over it with `async for`; either one starts
-    the runs, and only one of them may be used."""
+    """What `run_batch_async` returns. Either `await` it once for all states, or iterate once with `async for`."""
 
     def __init__(
         self,

@@ -17,8 +17,7 @@ from banyan.runtime.future import ValueFuture
 
 
 async def wait_done(future: ValueFuture[Any] | Future[Any]) -> None:
-    """Wait for `future` without blocking the loop. Does not raise its error. Cancelling the wait leaves `future` as it
-    is."""
+    """Wait for `future` without blocking the loop. Does not raise its error, and never cancels it."""
     if future.done():
         return
     loop = asyncio.get_running_loop()

@@ -72,8 +72,7 @@ class BatchRun:
         return states
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
-        """Start the runs. Yields each finished state; if `ordered`, after all states before it. Closing the iterator
-        stops the other runs."""
+        """Yields each finished state; if `ordered`, after all states before it. Closing the iterator stops the rest."""
         with closing(self), progress_bar(self._title, self._n) as self._bar:
             self._limits = BatchLimits(*self._limit_args)
             self._start_thread(self._start_workers, "banyan-batch")

@@ -1,8 +1,4 @@
-"""Limits and urgency of batches, runs and gens.
-
-The server enforces these limits too. The client enforces them itself in case the server is gone, and for backends
-without a server.
-"""
+"""Limits and urgency of batches, runs and gens. The client enforces the limits too, in case the server is gone."""
 
 from __future__ import annotations
 

@@ -50,8 +50,7 @@ class Stream:
     def events(self) -> Events:
         """All events from start to end, for any number of readers, with `for` or `async for`.
 
-        The events are Token, VarDone, Usage, ForkStart and ToolCall. If the run fails, its error is raised after the
-        last event.
+        The events are Token, VarDone, Usage, ForkStart and ToolCall. If the run fails, its error comes after them.
         """
         assert self._record.events is not None
         return self._record.events

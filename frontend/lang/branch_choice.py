@@ -175,8 +175,7 @@ def _with_logprobs(step: Expression) -> list[str | Leaf]:
 
 
 def likelihood(state: StateBase) -> float:
-    """The sum of the log-probabilities of all text generated for a finished state. Gens without return_logprob and
-    selects do not count."""
+    """The sum of the log-probabilities of all text that gens with return_logprob generated for a finished state."""
     total, n_gens, n_tokens = 0.0, 0, 0
     for ref in state._lazy_values():
         if (value := ref.wait()).scores is None:

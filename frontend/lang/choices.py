@@ -1,8 +1,7 @@
 """How a `select` scores its choices. The server computes the log-probability of each token of each choice after the
 prompt, and one of three methods turns them into a score per choice.
 
-A user's own method takes the decision in the client process. Meanwhile the state waits on the server, and the body goes
-on.
+A user's own method decides in the client process. Meanwhile the state waits on the server, and the body goes on.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ does not favour texts that are common anyway."""
 
 @dataclass
 class ChoicesDecision:
-    """What a user's own method returns. decision: the choice. meta_info: added to what `s.get_meta_info(name)`
-    returns."""
+    """What a user's own method returns. decision: the choice. meta_info: added to the meta info of the select."""
 
     decision: str
     meta_info: dict[str, Any] | None = None
@@ -40,8 +38,7 @@ class ChoicesDecision:
 class ChoicesSamplingMethod(ABC):
     """Base of a user's own method to decide a select: `bn.select("x", choices, choices_method=Mine())`.
 
-    The method is called on a separate thread, with keyword arguments. If its decision is not one of the choices, the
-    program fails.
+    The method is called on a thread, with keyword arguments. If it does not return a choice, the program fails.
     """
 
     @property
@@ -72,8 +69,7 @@ Method = ChoicesMethod | Callable[..., Any]
 
 
 def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | None]:
-    """(the method by which the server scores, the user's own method or None). Unsupported: `method` is neither the name
-    of a method nor a method."""
+    """(the method by which the server scores, the user's own method or None). Unsupported: `method` is neither."""
     for known in get_args(ChoicesMethod):
         if method == known:
             return known, None

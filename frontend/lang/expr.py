@@ -128,8 +128,7 @@ Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 
 
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache what `make` returns for hashable arguments, so that a gen inside a loop is built once. The results are
-    frozen, so they can be shared."""
+    """Cache the frozen values that `make` returns for hashable arguments, so that a gen in a loop is built once."""
     cached_make = lru_cache(1024, typed=True)(make)
 
     @wraps(make)

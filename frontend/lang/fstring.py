@@ -23,8 +23,7 @@ from banyan.runtime.errors import BadProgram
 
 MAX_KEPT = 65_536
 
-# The number consists of digits, because `upper()` and JSON leave them as they are. It is in both marks, so that each
-# half of a cut string contains it.
+# `upper()` and JSON leave digits as they are. The number is in both marks, so that each half of a cut string has it.
 _TOKEN = str(10**23 + secrets.randbelow(9 * 10**23))
 _OPEN, _CLOSE = f"\ue0b1{_TOKEN}:", f":{_TOKEN}\ue0b2"
 _HINT = _OPEN[:8]  # what remains if a line break splits the token

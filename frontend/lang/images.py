@@ -18,8 +18,7 @@ _SIGNATURES = {
 
 
 def read(image: Any) -> bytes:
-    """The bytes of the file of an image, which is given as a path, bytes or a PIL image. BadProgram: it cannot be
-    read."""
+    """The bytes of an image file, given by its path, as bytes or as a PIL image. BadProgram: it cannot be read."""
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, str | os.PathLike):

@@ -195,8 +195,7 @@ class ReasoningText:
 
 
 class JoinedValues:
-    """The values that one variable has in all joined branches; None for a branch that lacks the variable. The values
-    are read when the user reads the variable."""
+    """The values of one variable in all joined branches, read when it is read; None for a branch without it."""
 
     __slots__ = ("collects", "values")
 

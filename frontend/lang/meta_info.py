@@ -38,8 +38,7 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
 
 
 def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with_text: bool) -> dict[str, Any]:
-    """The meta info of a gen while it streams. logprobs: of all tokens so far. The prompt counts are None until a delta
-    has them."""
+    """The meta info of a gen while it streams. logprobs: of all tokens so far. Prompt counts are None until known."""
     meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,
@@ -51,8 +50,7 @@ def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with
 
 
 def meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> dict[str, Any]:
-    """The meta info of a select. For each choice: its score, its tokens as (logprob, id, None), and the probability
-    with which it is drawn."""
+    """The meta info of a select: for each choice its score, its tokens as (logprob, id, None), and its weight."""
     meta: dict[str, Any] = {
         "normalized_prompt_logprobs": list(scores.normalized),
         "input_token_logprobs": without_text(scores.tokens),

@@ -1,5 +1,4 @@
-"""Converts outlines' types to constraints. Only this file imports outlines, when a gen first needs it: the import takes
-longer than that of our whole package."""
+"""Converts outlines' types to constraints. Only this file imports outlines, which takes longer than our package."""
 
 from __future__ import annotations
 

@@ -52,8 +52,7 @@ class OutputType:
 
 
 def take(options: dict[str, Any]) -> OutputType | None:
-    """Remove the option that gives the output type from `options`, and return that type; None if there is no such
-    option. BadProgram: there are several."""
+    """Remove the option that gives the output type from `options`, and return the type. BadProgram: several do."""
     names = ("dtype", "type", "regex", "json_schema", "grammar")
     given = {name: options.pop(name) for name in names if name in options}
     if not given:
@@ -206,8 +205,8 @@ _PATTERNS = {
     ("format", "decimal"): r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$",
     ("contentEncoding", "base64"): "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
 }
-"""(key, value) by which msgspec marks Decimal and bytes in a schema -> a pattern that constrains the text, as the mark
-itself does not."""
+"""(key, value) by which msgspec marks Decimal and bytes in a schema, without constraining them -> a pattern that
+does."""
 
 
 def _tightened(schema: Any) -> Any:

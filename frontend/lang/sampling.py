@@ -23,8 +23,7 @@ MAX_RETRIES = 100
 class GenOptions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True
 ):
-    """Options of one gen. None stands for the run's value; if that is None too, for the default of `wire.Sampling`,
-    which is given in parentheses below."""
+    """Options of one gen. None: the run's value; if that is None too, the default, which is in parentheses below."""
 
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     """The largest number of output tokens (128). With 0, only the KV of the prompt is computed."""
@@ -115,8 +114,7 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
     name: if this process ends, another process that runs the same program under that name continues the run. Only on a
     server of `banyan serve`, and not with `stream`."""
     use_thread: bool = True
-    """False: `run` waits until all gens are done, and raises the first error. (A name of SGLang; states have no threads
-    here.)"""
+    """False: `run` waits for all gens and raises the first error. (SGLang's name; states have no threads here.)"""
     backend: Any = None
     """The backend that runs the program. Default: that of the calling program, or that of `set_default_backend`."""
 
@@ -171,8 +169,7 @@ def near(name: str, names: Any) -> str:
 
 
 def mix(seed: int | None, *path: int) -> int | None:
-    """Derive a seed for `path` from `seed`. Equal arguments give equal seeds, and each path gives another one. None for
-    None, which stands for a random seed."""
+    """Derive a seed for `path` from `seed`: always the same one, and another one for each path. None stays None."""
     if seed is None:
         return None
     digest = hashlib.blake2b(repr((seed, path)).encode(), digest_size=8).digest()

@@ -126,8 +126,7 @@ class StateBase:
             raise BadProgram(f"this branch {self._closed}; it takes no more text")
 
     def _checked(self, flat: list[str | Leaf]) -> tuple[str | None, Iterator[wire.Sampling]]:
-        """Check all of an append before anything is recorded. Returns the role of the turn that is open after `flat`,
-        and the sampling of each gen in `flat`."""
+        """Check all of an append. Returns (the role of the turn that is open after it, the sampling of each gen)."""
         role = self._transcript.role
         samplings: list[wire.Sampling] = []
         for leaf in flat:
@@ -535,8 +534,7 @@ def _flat(refs: list[Any]) -> Iterator[int]:
 
 
 class StateKV:
-    """Hints for the KV that a state has at the time of the call. Hints never change an output; only a Banyan runtime
-    uses them.
+    """Hints for the KV that a state has at the time of the call. They never change an output; only a runtime uses them.
 
     Without hints, the runtime keeps the KV of a waiting state about as long as earlier waits of this kind took.
     """

@@ -11,8 +11,7 @@ AWAITED = "something that is awaited"
 
 
 class ArgumentObserved(BaseException):
-    """Ends the recording of a body that inspects an argument or reads a value. It is no Exception, because a body may
-    catch those.
+    """Ends the recording of a body that inspects an argument or reads a value. Not an Exception: bodies catch those.
 
     what: what was inspected, in words, or the number of the value that was read. line: where, "file.py:12".
     """
@@ -25,8 +24,7 @@ class ArgumentObserved(BaseException):
 class ArgumentSlot(Expr):
     """An argument without a value. It can be appended, joined to text with `+`, and used in f-strings.
 
-    Any other use raises ArgumentObserved, and `observed` keeps it: the body may append something else when the argument
-    has another value.
+    Any other use raises ArgumentObserved, which is kept: for another argument, the body may append something else.
     """
 
     __slots__ = ("__weakref__", "i", "name", "observed")

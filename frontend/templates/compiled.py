@@ -26,8 +26,7 @@ from banyan.templates.recorder import Recorder, Recording
 from banyan.templates.recorder import record as record_body
 
 MAX_TEMPLATES = 64
-"""The largest number of templates of one program on one backend. If a program needs more, its templates are used too
-rarely to pay."""
+"""The largest number of templates of one program on one backend. With more, each would be used too rarely to pay."""
 
 PROBES: dict[type, Any] = {
     str: " \t{{odd}} %s 'Text'\n\n  of <|several|> lines\r\n" + 3_000 * "and long " + "\\n ",
@@ -58,8 +57,7 @@ def compile(program: Program) -> Compiled:
 
 
 class ArgumentPlan(NamedTuple):
-    """How the arguments of a run are used. slots: the arguments that are sent. key: the values of all others, and the
-    options; each key has its own template."""
+    """How the arguments of a run are used. slots: those that are sent. key: of the template, made from all others."""
 
     slots: dict[str, Any]
     key: tuple[Hashable, ...]
@@ -115,8 +113,7 @@ class Compiled(Program):
     def _find(
         self, arguments: inspect.BoundArguments, record: ProgramRecord
     ) -> tuple[RecordedTemplate | None, dict[str, Any]]:
-        """(the template for these arguments, the arguments that it takes). The template is None if the body must
-        run."""
+        """(the template for these arguments, the arguments that it takes); (None, {}) if the body must run."""
         while not self._unsupported and (plan := self._plan(arguments.arguments, record.options)) is not None:
             try:
                 known = self._templates.get(record.backend) or {}
@@ -128,8 +125,7 @@ class Compiled(Program):
         return None, {}
 
     def _plan(self, arguments: Mapping[str, Any], options: Options) -> ArgumentPlan | None:
-        """The plan for these arguments. None: the body must run, because no argument can have a slot or one is not
-        immutable."""
+        """The plan for these arguments. None: no argument can have a slot, or one is mutable, so the body must run."""
         slots: dict[str, Any] = {}
         rest: list[Hashable] = []
         any_given = False
@@ -212,8 +208,7 @@ def _checked_template(
 
 
 def frozen(value: Any) -> Hashable:
-    """A hashable key of `value`. Values have equal keys if they are equal and have the same type. TypeError: the value
-    may be mutable."""
+    """A hashable key that is equal for equal values of the same type. TypeError: the value may be mutable."""
     kind = type(value)
     if value is None or kind in (str, bytes, int, float, bool) or isinstance(value, Enum):
         return kind, value

@@ -118,8 +118,7 @@ _OWN = {"timeout": "a timeout", "client_decides": "a choices_method", "tools": "
 
 
 def _is_implicit_drop(op: wire.Op) -> bool:
-    """Whether the op only says that a state was freed. A template omits it: each run sends its own when its states are
-    freed."""
+    """Whether the op only says that a state was freed. A template omits it: each run sends its own."""
     return isinstance(op, wire.Drop) and not op.tree
 
 

@@ -107,8 +107,7 @@ def record(
 
 
 def _run_coroutine(body: CoroutineType[Any, Any, Any]) -> Any:
-    """Run an `async def` body without an event loop. Returns what the body returns. ArgumentObserved: it awaits
-    something."""
+    """Run an `async def` body without an event loop; returns its value. ArgumentObserved: it awaits something."""
     try:
         body.send(None)
     except StopIteration as e:

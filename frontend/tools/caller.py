@@ -236,8 +236,7 @@ def _tool_turns(chat: wire.ChatMarkers, calls: Sequence[ToolCall]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A tool's result as text for the model: strings, dates and string enums as plain text, all other values as
-    JSON."""
+    """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON."""
     if hasattr(value, "model_dump_json"):  # a pydantic model
         return str(value.model_dump_json())
     plain = msgspec.to_builtins(value, enc_hook=str)

@@ -70,8 +70,7 @@ class _PendingCheck(ServerCallback):
 
 
 class Checker(_PendingCheck):
-    """Validates the outputs of one gen with `retries`. For an invalid output, sends a text that tells the model what is
-    wrong."""
+    """Validates the outputs of one gen with `retries`. Answers an invalid output with a text for the model."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int, answer: OutputType) -> None:
         self._answer = answer

@@ -1,5 +1,4 @@
-"""A run as data for the other views, made of the messages that were sent and the values that have arrived. Never
-waits."""
+"""A run as data for the other views: the messages that were sent and the values that have arrived. Never waits."""
 
 from __future__ import annotations
 

@@ -54,8 +54,7 @@ class _PromptPosition(NamedTuple):
 
 
 def prompt_spans(branch: BranchHistory, read: wire.Value | None = None) -> list[PromptSpan]:
-    """The spans of the whole prompt of a branch. read: the server's answer to a wire.Read with tokens; None: there is
-    no answer."""
+    """The spans of the whole prompt of a branch. read: the server's answer to a wire.Read with tokens, if any."""
     text = "".join(item.text for item in branch.prompt) if read is None else read.samples[0].text
     positions = list(_positions(text, branch))
     shared_end = max((position.end for position in positions if position.is_inherited), default=0)

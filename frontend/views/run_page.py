@@ -49,8 +49,7 @@ class Page:
 
 
 def page(history: History, reads: dict[int, wire.Value]) -> Page:
-    """The page of a run. reads: number of a branch -> the server's answer to a wire.Read with tokens. Branches without
-    an answer are shown without tokens."""
+    """The page of a run. reads: number of a branch -> its tokens, from the server. Other branches are shown as text."""
     spans = {branch.number: prompt_spans(branch, reads.get(branch.number)) for branch in history.branches}
     body = [
         _run_tiles(history),

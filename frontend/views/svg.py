@@ -121,8 +121,7 @@ def time(history: History) -> str:
 
 
 def _clock(total: float, scale: float, height: float) -> str:
-    """The axis of time. It has at most 8 steps, each of 1, 2 or 5 times a power of ten. total: seconds; scale: pixels
-    per second."""
+    """The axis of `total` seconds: at most 8 steps of 1, 2 or 5 times a power of ten. scale: pixels per second."""
     step = next(s * 10**e for e in range(-6, 6) for s in (1, 2, 5) if total / (s * 10**e) <= 8)
     marks = []
     for k in range(int(total / step) + 1):

@@ -52,8 +52,7 @@ class Transcript:
         return chain(self._before(), tuple(self.own.items))
 
     def since(self, ancestor: Transcript) -> list[Item] | None:
-        """The items behind those of `ancestor`. None: this state does not descend from it, or `ancestor` got more items
-        after the fork."""
+        """The items after those of `ancestor`. None: it is no ancestor, or it got more items after the fork."""
         for k, (items, n) in enumerate(self._inherited):
             if items is ancestor.own.items:
                 between = chain.from_iterable(islice(*one) for one in self._inherited[k + 1 :])
@@ -65,8 +64,7 @@ class Transcript:
         self.role, self.last, self.n_draws = other.role, other.last, other.n_draws
 
     def follow(self, until_end: bool) -> Iterator[Item]:
-        """The items so far and, if `until_end`, those that are appended until the body ends; then raises the error of
-        the body, if any."""
+        """The items so far and, if `until_end`, those appended until the body ends. Raises the error of the body."""
         return chain(self._before(), self.own) if until_end else iter(self)
 
     async def follow_async(self, until_end: bool) -> AsyncIterator[Item]:

@@ -177,8 +177,7 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
 
 
 def _logprobs_behind(choice: Any, start: int) -> list[float]:
-    """Log-probabilities of the tokens that end after character `start`. The first token of a text has none: it counts
-    as 0."""
+    """Log-probabilities of the tokens that end after character `start`; 0 for the first token of a text."""
     found = choice.logprobs
     if found is None or not found.tokens:
         return []

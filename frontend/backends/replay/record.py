@@ -1,5 +1,4 @@
-"""Records the answers of a backend in a file. `Replay` gives these answers again without the backend, for tests and
-demos."""
+"""Records the answers of a backend in a file, from which `Replay` gives the same answers without the backend."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ def _is_on_loop() -> bool:
 
 
 class _Question:
-    """A gen or select under way: the entry for its current round (one try, or one turn of a tool loop), and what is
-    known of the answer."""
+    """A gen or select under way, and the entry for its current round: one try, or one turn of a tool loop."""
 
     def __init__(self) -> None:
         self.entry: TapeEntry | None = None

@@ -92,8 +92,7 @@ class ConstraintChecker:
         self.sockets: tuple[zmq.Socket[bytes] | int, ...] = ()
 
     def check(self, spec: wire.ConstraintSpec, owner: int, then: Callback) -> None:
-        """Check `spec`. Calls `then` once, now or later on the loop, with the spec for the engine or with an error.
-        owner: the number of the client."""
+        """Call `then` once, now or later on the loop, with the spec for the engine or an error. owner: the client."""
         if cached := self._cache.get(spec):
             if cached.expires > self._clock():
                 self._cache.move_to_end(spec)

@@ -54,16 +54,14 @@ OUTLINES_SECONDS = 1.0
 """Time limit of outlines_core for one constraint. If it takes longer, llguidance compiles the constraint."""
 MAX_STDERR = 64 << 10
 N_STEPS = 16
-"""Random tokens that a child generates after compiling. Some limits of an engine show only in use, and these tokens
-reach most of them."""
+"""Random tokens that a child generates after compiling, because some limits of an engine show only in use."""
 
 
 class PreflightProcess:
     """A child that tries one constraint."""
 
     def __init__(self, check: wire.Check, pid: int, pipe: int, stderr: int, now: float, seconds: float) -> None:
-        """pipe: from which its result is read. stderr: a file with its stderr. now, seconds: the time of its start, and
-        its time limit."""
+        """pipe: gives its result. stderr: a file with its stderr. now: when it started. seconds: its time limit."""
         self.check, self.pid, self.pipe, self.stderr = check, pid, pipe, stderr
         self.deadline, self.fast_until = now + seconds, now + FAST_SECONDS
         self.is_fast = True
@@ -164,8 +162,7 @@ class Preflight:
             self._finish(child)
 
     def _finish(self, child: PreflightProcess, result: wire.CheckResult | None = None) -> None:
-        """Remove a child that has ended, and send its result to the server. result: sent in place of what the child
-        wrote."""
+        """Remove a child that has ended, and send its result. result: sent in place of what the child wrote."""
         self._poller.unregister(child.pipe)
         os.close(child.pipe)
         del self._children[child.pipe]

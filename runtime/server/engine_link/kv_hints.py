@@ -38,8 +38,7 @@ MAX_NAME = 100
 
 
 class _RestEstimate:
-    """How the rests of one name (a tool or a program) ended: after how many seconds the state ran again, and how often
-    it did not."""
+    """How rests with one tool or in one program ended: the state ran again after some seconds, or it never did."""
 
     __slots__ = ("n_continued", "n_ended", "seconds")
 
@@ -143,8 +142,7 @@ class KVHintSender:
             self._newly_resting[run.order[0], run.order[1]] = None
 
     def settle(self) -> None:
-        """To be called when an engine step was handled and the requests that follow from it were started. States
-        without requests rest from now on."""
+        """An engine step was handled and the requests that follow from it have started: all other states rest now."""
         now = self.clock()
         if 0.0 < now - self._last_step < 1.0:
             self._step_seconds += 0.1 * (now - self._last_step - self._step_seconds)
@@ -192,8 +190,7 @@ class KVHintSender:
             state.tools = tuple({name[:MAX_NAME] for name in names})
 
     def keep(self, serial: int, op: wire.CacheHint, ids: bytes) -> None:
-        """Take a hint that the program gave itself. ids: the tokens of the state, int32; b"": those of its last
-        generation."""
+        """Take a hint of the program. ids: the tokens of the state, int32; b"": those of its last generation."""
         state = self._state(serial, op.state)
         if state.is_dropped:
             return
@@ -298,8 +295,8 @@ def check_keep(op: wire.CacheHint) -> None:
 
 
 def n_common(a: bytes, b: bytes) -> int:
-    """The number of ids in the common prefix of two sequences of int32 ids. Binary search, because comparing bytes is
-    much faster than comparing ids one by one."""
+    """The length of the common prefix of two sequences of int32 ids, by binary search, since comparing bytes is
+    fast."""
     n, rest = 0, min(len(a), len(b)) // 4
     while rest:
         half = (rest + 1) // 2

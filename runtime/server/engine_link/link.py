@@ -120,8 +120,7 @@ class EngineLink:
     def heartbeat(self) -> None:
         """Send a Ping, and kill an engine that has been silent for too long.
 
-        Silence is measured in heartbeats, not in seconds: while a server is suspended, it sends no Pings, and the
-        engine has nothing to answer.
+        Silence is measured in heartbeats, not in seconds, because a server sends no Pings while it is suspended.
         """
         self._n_silent += 1
         if self.ready is None:

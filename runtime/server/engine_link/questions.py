@@ -1,5 +1,4 @@
-"""Questions of clients about the server (wire.Ask). The engine answers most of them, and the server adds its own
-data."""
+"""Questions of clients about the server (wire.Ask). The engine answers most of them; the server adds its own data."""
 
 from __future__ import annotations
 

@@ -80,8 +80,7 @@ class Trials(Generic[S]):
         self._send(request, is_trial)
 
     def has_passed(self, request: S) -> bool:
-        """To be called when the engine has finished `request`. Returns whether this was only its trial; then the
-        request continues after the trials."""
+        """The engine has finished `request`. Returns whether that was only its trial, so that it has to continue."""
         if request is not self._on_trial:
             return False
         self._waiting.append(request)
@@ -89,8 +88,7 @@ class Trials(Generic[S]):
         return True
 
     def judge(self, death: Death, living: Iterable[S]) -> list[S]:
-        """Decide which of the requests `living` are suspects of the engine's `death`. Returns those that are given up;
-        `go_on` runs the others."""
+        """Find the suspects of an engine's death among the requests `living`. Returns those that are given up."""
         given_up: list[S] = []
         self._suspects.clear()
         self._waiting.clear()

@@ -52,8 +52,7 @@ Listener: TypeAlias = Callable[[StreamPiece], None]
 
 
 class RequestRecord(Protocol):
-    """One request in the journal of a durable program: what it has so far, and the methods that write more. See
-    journal.JournalEntry."""
+    """One request in the journal of a durable program: what it holds, and how more is written (JournalEntry)."""
 
     seed: int
     ids: bytearray
@@ -245,8 +244,7 @@ class EngineRequests:
         return request
 
     def _restore(self, request: EngineRequest, record: RequestRecord) -> None:
-        """Continue a request that an earlier server had started: give it the output that it had there, and send it to
-        the engine if it had not ended."""
+        """Continue a request of an earlier server, with the output that it had there."""
         with self._guarded(request):
             if request.rid in self._living:
                 self._add(request, memoryview(bytes(record.ids)).cast("i"), record.logprobs)

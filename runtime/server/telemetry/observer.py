@@ -51,8 +51,7 @@ class Observer:
     """Gets the events of a server. All methods are called on the server's loop, and none of them blocks."""
 
     def __init__(self, config: Config, model: str, undo: contextlib.ExitStack) -> None:
-        """undo: gets the functions that close metrics and traces. ConfigError: an extra is not installed, or an address
-        is in use."""
+        """undo: gets the closing functions. ConfigError: an extra is not installed, or an address is in use."""
         self.goodput = Goodput(config.slo)
         self.metrics = Metrics(config.metrics) if config.metrics else None
         if self.metrics is not None:
