@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from banyan.execution.program_run import ProgramRun
 from banyan.execution.run_limits import GRACE, BatchLimits
@@ -31,34 +31,34 @@ PATIENCE = 0.001
 OnError = Literal["raise", "return"]
 
 
-def progress_bar(title: str | None, n: int) -> AbstractContextManager[Bar | None]:
-    """Show a progress bar for `n` runs while the block runs; None: no bar, because there is no title."""
-    if title is None:
-        return nullcontext()
-    from banyan.execution.progress import bar  # lazily: it imports rich
+class BatchPlan(NamedTuple):
+    """What a batch runs. start(i, limits): creates the run of item i. n_running: the most programs at once. limits: the
+    arguments of BatchLimits. title: of the progress bar on stderr; None: no bar."""
 
-    return bar(title, n)
+    n: int
+    start: Callable[[int, BatchLimits], ProgramRun[Any]]
+    n_running: int
+    limits: tuple[Any, ...]
+    title: str | None
+
+    def progress_bar(self) -> AbstractContextManager[Bar | None]:
+        """Show the progress bar while the block runs."""
+        if self.title is None:
+            return nullcontext()
+        from banyan.execution.progress import bar  # lazily: it imports rich
+
+        return bar(self.title, self.n)
 
 
 class BatchRun:
-    """`n` runs of one program. start(i, limits) creates the run of item i."""
+    """The runs of a batch, with their bodies on `n_threads` threads."""
 
-    def __init__(
-        self,
-        n: int,
-        start: Callable[[int, BatchLimits], ProgramRun[State]],
-        n_threads: int,
-        *,
-        concurrency: int | None = None,
-        limits: tuple[Any, ...] = (None, None),
-        title: str | None = None,
-    ) -> None:
-        """limits: the arguments of BatchLimits. title: of the progress bar on stderr; None: no bar."""
-        self._n, self._start, self._n_threads, self._title, self._limit_args = n, start, n_threads, title, limits
+    def __init__(self, plan: BatchPlan, n_threads: int) -> None:
+        self._plan, self._n_threads = plan, n_threads
         self._lock = threading.Lock()
-        self._indices = iter(range(n))
+        self._indices = iter(range(plan.n))
         self._finished: SimpleQueue[tuple[int, State | BaseException]] = SimpleQueue()
-        self._slots = threading.Semaphore(MAX_IN_FLIGHT if concurrency is None else concurrency)
+        self._slots = threading.Semaphore(plan.n_running)
         self._running: dict[int, ProgramRun[State]] = {}
         self._is_stopped, self._process = False, os.getpid()
         self._bar: Bar | None = None
@@ -73,8 +73,8 @@ class BatchRun:
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
         """Yields each finished state; if `ordered`, after all states before it. Closing the iterator stops the rest."""
-        with closing(self), progress_bar(self._title, self._n) as self._bar:
-            self._limits = BatchLimits(*self._limit_args)
+        with closing(self), self._plan.progress_bar() as self._bar:
+            self._limits = BatchLimits(*self._plan.limits)
             self._start_thread(self._start_workers, "banyan-batch")
             finished: dict[int, State] = {}
             n_yielded = 0
@@ -92,7 +92,7 @@ class BatchRun:
     def _as_finished(self) -> Iterator[tuple[int, State]]:
         """Yields (index, state) of each run when the run finishes or the batch times out."""
         seen: set[int] = set()
-        while len(seen) < self._n:
+        while len(seen) < self._plan.n:
             left = max(0.0, self._limits.end - time.monotonic()) + GRACE
             for nap in naps(None if self._limits.timeout is None or self._is_stopped else left):
                 with suppress(Empty):
@@ -112,7 +112,7 @@ class BatchRun:
         error = DeadlineExceeded.of("batch", self._limits.timeout or 0.0)
         with self._lock:
             unstarted, self._is_stopped = list(self._indices), True
-        runs = [*self._running.items(), *((i, self._start(i, self._limits)) for i in unstarted)]
+        runs = [*self._running.items(), *((i, self._plan.start(i, self._limits)) for i in unstarted)]
         for i, run in runs:
             run.record.end(error)
             self._finished.put((i, run.state))
@@ -133,7 +133,7 @@ class BatchRun:
         """Start workers. Begins with one, which is enough for bodies that never wait, and doubles their number whenever
         no run has started for PATIENCE seconds."""
         n_workers, n_wanted = 0, 1
-        while self._n_started < self._n and not self._is_stopped:
+        while self._n_started < self._plan.n and not self._is_stopped:
             while n_workers < min(n_wanted, self._n_threads - 1):
                 self._start_thread(self._work, f"banyan-batch-{n_workers}")
                 n_workers += 1
@@ -159,7 +159,7 @@ class BatchRun:
 
     def _run(self, i: int) -> None:
         try:
-            run = self._running[i] = self._start(i, self._limits)
+            run = self._running[i] = self._plan.start(i, self._limits)
         except BaseException as e:
             self._slots.release()
             self._finished.put((i, e))

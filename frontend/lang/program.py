@@ -13,7 +13,7 @@ from msgspec import structs
 
 from banyan.backends.base import Backend
 from banyan.backends.default import find
-from banyan.execution.batch import BatchRun, OnError
+from banyan.execution.batch import MAX_IN_FLIGHT, BatchPlan, BatchRun, OnError
 from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
@@ -178,13 +178,9 @@ class Program:
         items = self._items(batch_kwargs, opts, kwargs)
         if num_threads != "auto" and num_threads < 1:
             raise BadProgram(f"num_threads is {num_threads}; it must be at least 1, or 'auto'")
-        batch = BatchRun(
-            len(items.arguments),
-            start=partial(self._begin, State, items),
-            n_threads=min(64, len(items.arguments)) if num_threads == "auto" else num_threads,
-            title=self.name if progress_bar else None,
-            **_batch_options(on_error, concurrency, timeout, budget, deadline),
-        )
+        limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
+        plan = self._plan_batch(State, items, progress_bar, on_error, concurrency, limits)
+        batch = BatchRun(plan, min(64, plan.n) if num_threads == "auto" else num_threads)
         return batch.results(on_error, ordered) if generator_style or not ordered else batch.all(on_error)
 
     def run_batch_async(
@@ -208,14 +204,9 @@ class Program:
         from banyan.execution.async_batch import AsyncBatch  # lazily: it imports asyncio
 
         items = self._items(batch_kwargs, opts, kwargs)
-        return AsyncBatch(
-            len(items.arguments),
-            start=partial(self._begin, self._state_class, items),
-            on_error=on_error,
-            ordered=ordered,
-            title=self.name if progress_bar else None,
-            **_batch_options(on_error, concurrency, timeout, budget, deadline),
-        )
+        limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
+        plan = self._plan_batch(self._state_class, items, progress_bar, on_error, concurrency, limits)
+        return AsyncBatch(plan, on_error, ordered)
 
     def graph(self, *args: Any, backend: Backend | None = None, opts: Options | None = None, **kwargs: Any) -> Graph:
         """The graph of a run: what it appends, sends and waits for. Takes the arguments of `run`.
@@ -340,6 +331,23 @@ class Program:
         arguments = [self._arrange_item(i, item) for i, item in enumerate(batch_kwargs)]
         return _Items(arguments, find(options.backend), options)
 
+    def _plan_batch(
+        self,
+        state_class: type[State] | type[AsyncState],
+        items: _Items,
+        has_bar: bool,
+        on_error: str,
+        concurrency: int | None,
+        limits: dict[str, Any],
+    ) -> BatchPlan:
+        if on_error not in ("raise", "return"):
+            raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
+        if concurrency is not None and concurrency < 1:
+            raise BadProgram(f"concurrency is {concurrency}; it must be at least 1")
+        make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if one is invalid
+        start, n_running = partial(self._begin, state_class, items), concurrency or MAX_IN_FLIGHT
+        return BatchPlan(len(items.arguments), start, n_running, tuple(limits.values()), self.name if has_bar else None)
+
     def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
         """The body with all arguments bound except the state; Compiled overrides it."""
         return lambda state: self.func(state, *arguments.args, **arguments.kwargs)
@@ -383,18 +391,6 @@ class _Items(NamedTuple):
     arguments: list[inspect.BoundArguments]
     backend: Backend
     options: Options
-
-
-def _batch_options(
-    on_error: str, concurrency: int | None, timeout: float | None, budget: int | None, deadline: float | None
-) -> dict[str, Any]:
-    if on_error not in ("raise", "return"):
-        raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
-    if concurrency is not None and concurrency < 1:
-        raise BadProgram(f"concurrency is {concurrency}; it must be at least 1")
-    limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
-    make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if one is invalid
-    return {"concurrency": concurrency, "limits": tuple(limits.values())}
 
 
 def _options(given: dict[str, Any], opts: Options | None) -> Options:

@@ -138,7 +138,7 @@ class KVHintSender:
         if run.sampling.max_tokens and run.sample == 0:
             state.output = output
         if not state.n_running:
-            self._release_hold(state)
+            state.hold = self._release(state.hold)
             self._newly_resting[run.order[0], run.order[1]] = None
 
     def settle(self) -> None:
@@ -176,7 +176,7 @@ class KVHintSender:
             for estimate in self._estimates_of(state):
                 estimate.update(None)
         state.rest_started, state.tools = 0.0, ()
-        self._release_hold(state)
+        state.hold = self._release(state.hold)
 
     # ---- programs --------------------------------------------------------------------------------------------------
 
@@ -196,9 +196,9 @@ class KVHintSender:
             return
         ids = ids or state.ids
         if op.pin is not None:
-            self._release_pin(state)
+            state.pin = self._release(state.pin)
         if op.steps is not None:
-            self._release_hold(state)
+            state.hold = self._release(state.hold)
             state.hold = self._hold(state, ids, op.steps, prefetch=op.prefetch)
         elif op.prefetch:
             self.send(wire.Release(self._hold(state, ids, prefetch=True)))
@@ -228,7 +228,7 @@ class KVHintSender:
             return
         state.is_dropped = True
         self._give_up(state)
-        self._release_pin(state)
+        state.pin = self._release(state.pin)
         at: _StateKV | None = state
         while at is not None and at.is_dropped and not at.n_branches:
             if at.prompt and at.fork is not None:  # the KV of a root state may serve other programs
@@ -261,15 +261,11 @@ class KVHintSender:
         self.send(wire.Hold(self._n_holds, ids, steps, seconds, prefetch, state.namespace))
         return self._n_holds
 
-    def _release_hold(self, state: _StateKV) -> None:
-        if state.hold:
-            self.send(wire.Release(state.hold))
-            state.hold = 0
-
-    def _release_pin(self, state: _StateKV) -> None:
-        if state.pin:
-            self.send(wire.Release(state.pin))
-            state.pin = 0
+    def _release(self, hold: int) -> int:
+        """Release a hold, if there is one. Returns 0, the number that stands for no hold."""
+        if hold:
+            self.send(wire.Release(hold))
+        return 0
 
     def _estimates_of(self, state: _StateKV) -> list[_RestEstimate]:
         """The estimates for the tools that the state waits for; without tools, the estimate for its program."""
