@@ -110,9 +110,10 @@ class Mock:
         seconds = self._latency(call) if callable(self._latency) else self._latency
         pieces: list[str] = []
         try:
-            outcome: GenOutcome | BanyanError = self._scripted(job, call)
+            scripted = self._scripted(job, call)
+            outcome: GenOutcome | BanyanError = scripted
             if isinstance(job.op, wire.Gen) and job.op.stream:
-                pieces = re.findall(r"\S+\s*|\s+", outcome.text)  # words
+                pieces = re.findall(r"\S+\s*|\s+", scripted.text)  # words
         except Exception as e:
             outcome = as_banyan_error(e, "the script of the Mock raised")
         now = time.monotonic()

@@ -163,7 +163,8 @@ def connect(
     path of a file that holds the key; None: the value of BANYAN_SERVER_KEY. ConnectFailed: no answer within `timeout`
     seconds, or the token or the key is wrong.
     """
-    return RuntimeEndpoint(socket, timeout=timeout, token=token, server_key=server_key)
+    endpoint: RuntimeEndpoint = RuntimeEndpoint(socket, timeout=timeout, token=token, server_key=server_key)
+    return endpoint
 
 
 class Runtime(ServerBackend):
@@ -255,15 +256,15 @@ class Runtime(ServerBackend):
             yield piece
 
     def encode(self, prompt: object) -> NoReturn:
-        """Refused: there are no embeddings."""
+        """Unsupported, always: there are no embeddings."""
         raise Unsupported("encode: there are no embeddings here; for the ids of a text, get_tokenizer().encode(text)")
 
     def start_profile(self) -> NoReturn:
-        """Refused."""
+        """Unsupported, always: there is no profiler."""
         raise Unsupported("start_profile: state.timeline() shows where the time of a program went")
 
     def stop_profile(self) -> NoReturn:
-        """Refused."""
+        """Unsupported, always: there is no profiler."""
         self.start_profile()
 
     def _complete(

@@ -46,7 +46,7 @@ class Embedder:
     """Embeds expressions in strings and extracts them again."""
 
     def __init__(self, kinds: Any) -> None:
-        """kinds: the union of the expressions that can be encoded."""
+        """kinds: the union of the classes whose instances can be encoded."""
         self._encode = msgspec.msgpack.Encoder(enc_hook=self._to_number).encode
         self._decode = msgspec.msgpack.Decoder(kinds, ext_hook=self._from_number).decode
         self._count = itertools.count()

@@ -1,4 +1,4 @@
-"""Stands for an argument of a program while the program's body is recorded."""
+"""ArgumentSlot: it takes the place of an argument while the body of a program is recorded."""
 
 from __future__ import annotations
 

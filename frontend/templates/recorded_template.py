@@ -212,7 +212,7 @@ def _renumbered(refs: list[Any], by: int) -> list[Any]:
 
 
 def _seed_paths(ops: Sequence[wire.Op]) -> tuple[list[Path], Path]:
-    """(the path of each gen and select that has no seed of its own, the path of state 0 at the end)."""
+    """(the seed path of each gen and select that has no seed of its own, the seed path of state 0 after all ops)."""
     found: list[Path] = []
     n_draws, paths = {0: 0}, dict[int, Path]({0: ()})
     for op in ops:

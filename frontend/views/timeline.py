@@ -21,7 +21,7 @@ BODY = 1
 FIRST_BRANCH = 10
 FIRST_TOOL = 1_000_000
 FIRST_WAIT = 2_000_000
-"""Track numbers. The first track of waits is BODY; a body with tasks or threads may have several waits at once."""
+"""Track numbers. Waits are on the track BODY; FIRST_WAIT begins the tracks of waits that overlap with others."""
 
 
 def chrome_trace(history: History, now: float | None = None) -> dict[str, Any]:
