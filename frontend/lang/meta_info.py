@@ -50,7 +50,7 @@ def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with
 
 
 def meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> dict[str, Any]:
-    """The meta info of a select: for each choice its score, its tokens as (logprob, id, None), and its weight in a draw."""
+    """The meta info of a select: the score, tokens as (logprob, id, None) and weight in a draw of each choice."""
     meta: dict[str, Any] = {
         "normalized_prompt_logprobs": list(scores.normalized),
         "input_token_logprobs": without_text(scores.tokens),

@@ -42,7 +42,7 @@ class Round(NamedTuple):
 
 
 class Caller(ServerCallback):
-    """Executes the tool calls of one gen. The server sends `Called`; this sends back `Results`."""
+    """Executes the tool calls of one gen, on threads and event loops of its own."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int, line: str, tools: Toolbox) -> None:
         """line: the source line of the gen."""

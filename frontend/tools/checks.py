@@ -20,7 +20,7 @@ N_THREADS = 8
 
 
 class ServerCallback:
-    """Answers the `Called` messages of one gen or select with `Results`. Subclasses override `_on_called`."""
+    """Answers the `Called` messages of one gen or select with `Results`, by user code on a thread of the pool."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int) -> None:
         """state, ref: the server's numbers of the gen's state and value."""
@@ -31,6 +31,22 @@ class ServerCallback:
 
     def _on_called(self, called: wire.Called) -> None:
         """Called on the backend's thread."""
+        self._context.copy().run(_threads.run, lambda: self._reply(called))
+
+    def _reply(self, called: wire.Called) -> None:
+        try:
+            texts = self._results(called)
+        except BaseException as e:  # also SystemExit, which is meant to end the program
+            self._stop(self._error(f"raised {type(e).__name__}: {e}"), e)
+        else:
+            self._send(called.round, texts)
+
+    def _results(self, called: wire.Called) -> tuple[str, ...]:
+        """Run the user's code. Returns the texts of the `Results` message."""
+        raise NotImplementedError
+
+    def _error(self, what: str) -> ProgramError:
+        """The error that ends the program when the user's code raises. what: the end of the message, "raised ..."."""
         raise NotImplementedError
 
     def _send(self, round_: int, texts: tuple[str, ...]) -> None:
@@ -46,30 +62,7 @@ class ServerCallback:
             record.stop(error)
 
 
-class _PendingCheck(ServerCallback):
-    """Base of the callbacks that run user code on a thread of the pool."""
-
-    def _on_called(self, called: wire.Called) -> None:
-        self._context.copy().run(_threads.run, lambda: self._reply(called))
-
-    def _reply(self, called: wire.Called) -> None:
-        try:
-            texts = self._results(called)
-        except BaseException as e:  # also SystemExit, which is meant to end the program
-            self._stop(self._error(f"raised {type(e).__name__}: {e}"), e)
-        else:
-            self._send(called.round, texts)
-
-    def _results(self, called: wire.Called) -> tuple[str, ...]:
-        """The texts of the `Results` message."""
-        raise NotImplementedError
-
-    def _error(self, what: str) -> ProgramError:
-        """The error that ends the program when the user's code raises. what: the end of the message, "raised ..."."""
-        raise NotImplementedError
-
-
-class Checker(_PendingCheck):
+class Checker(ServerCallback):
     """Validates the outputs of one gen with `retries`. Answers an invalid output with a text for the model."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int, answer: OutputType) -> None:
@@ -90,7 +83,7 @@ class Checker(_PendingCheck):
         return BadOutput(f"the check of a {self._answer.label} {what}")
 
 
-class Chooser(_PendingCheck):
+class Chooser(ServerCallback):
     """Decides one select with the user's `choices_method`."""
 
     def __init__(

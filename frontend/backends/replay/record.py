@@ -146,6 +146,8 @@ class _RecordedProgram(ProgramObserver):
 
     def __init__(self, backend: Backend, name: str, put: Callable[[TapeEntry], None]) -> None:
         self._program, self._chat, self._name, self._put = backend.program(name), backend.welcome.chat, name, put
+        self.future, self.cancel = self._program.future, self._program.cancel
+        self.limit, self.generate_ahead = self._program.limit, self._program.generate_ahead
         self._lock = threading.RLock()
         self._answered = threading.Condition(self._lock)
         self._executor = Executor(self, self, self._lock)
@@ -169,9 +171,6 @@ class _RecordedProgram(ProgramObserver):
         for ref in refs:
             self._program.future(ref).add_done_callback(partial(self._take, ref))
         self._program.submit(ops, last)
-
-    def future(self, ref: int) -> ValueFuture[wire.Value]:
-        return self._program.future(ref)
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         def record(delta: wire.Delta) -> None:
@@ -197,15 +196,6 @@ class _RecordedProgram(ProgramObserver):
         """Wait until all gens and selects so far are answered and written."""
         with self._answered:
             self._answered.wait_for(lambda: all(one.value is not None for one in self._questions.values()))
-
-    def limit(self, limits: wire.ProgramLimits) -> None:
-        self._program.limit(limits)
-
-    def generate_ahead(self, n_tokens: int) -> None:
-        self._program.generate_ahead(n_tokens)
-
-    def cancel(self) -> None:
-        self._program.cancel()
 
     # ---- what the executor calls -----------------------------------------------------------------------------------
 
