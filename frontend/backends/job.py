@@ -156,10 +156,6 @@ class Job(Attempt):
         """The prompt as text, with the markers of the backend around its turns."""
         return self.prompt.text
 
-    def ahead(self) -> list[str | wire.Gen]:
-        """The texts and gens that follow this gen in its turn, as far as the program has sent them by now."""
-        return self.owner.ahead(self.state)
-
     def start(self) -> None:
         try:
             self._start(self)
@@ -178,7 +174,7 @@ class Job(Attempt):
             self._on_stop()
 
     def deliver(self, text: str) -> None:
-        """Pass on more text of a gen that streams."""
+        """Pass on more text of a gen that streams. Does nothing after `stop`."""
         if self._parser is None:
             self._parser = self._new_parser()
         if self._parser is not None:
@@ -188,7 +184,7 @@ class Job(Attempt):
 
     def deliver_separated(self, text: str, is_thought: bool = False) -> None:
         """Pass on more text of a gen that streams. is_thought: the text is reasoning."""
-        if text:
+        if text and not self.is_over:
             self._first = self._first or time.monotonic()
             self.owner.deliver(wire.Delta(0, 0, self.op.ref, text, is_thought=is_thought, round=self.round))
 

@@ -103,7 +103,7 @@ class LocalProgram(ProgramDefaults, ProgramObserver):
             listener(delta)
 
     def ahead(self, state: int) -> list[str | wire.Gen]:
-        """The texts and gens queued in the open turn of a state, up to the first op that is neither."""
+        """The texts and gens that follow the current gen of a state in its turn, as far as they are known by now."""
         found: list[str | wire.Gen] = []
         with self._lock:
             for op in self._executor.states[state].queue:

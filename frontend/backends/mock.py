@@ -118,7 +118,7 @@ class Mock:
             outcome = as_banyan_error(e, "the script of the Mock raised")
         now = time.monotonic()
         for k, piece in enumerate(pieces, 1):
-            _call(now, seconds * k / (len(pieces) + 1), partial(_deliver_open, job, piece))
+            _call(now, seconds * k / (len(pieces) + 1), partial(job.deliver, piece))
         if (alarm := _call(now, seconds, partial(job.finish, outcome))) is not None:
             job.on_stop(alarm.cancel)
 
@@ -188,11 +188,6 @@ def _call(now: float, seconds: float, action: Callable[[], None]) -> Alarm | Non
         return clock().call(now + seconds, action)
     action()
     return None
-
-
-def _deliver_open(job: Job, piece: str) -> None:
-    if not job.is_over:
-        job.deliver(piece)
 
 
 def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) -> wire.Sample:

@@ -122,11 +122,12 @@ class Caller(ServerCallback):
         result, is_error = await self._result(call)
         result = result.encode(errors="backslashreplace").decode()  # names of files may have lone surrogates
         end = time.monotonic()
+        n_cut = len(result) - self._tools.max_output
         finished = ToolCall(
             round=number,
             name=call.name,
             arguments=_parsed(call.arguments),
-            result=_truncated(result, self._tools.max_output),
+            result=result if n_cut <= 0 else f"{result[:-n_cut]}\n[cut here; {n_cut} more characters]",
             is_error=is_error,
             seconds=end - start,
         )
@@ -243,10 +244,6 @@ def _text(value: Any) -> str:
     text = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
     fstring.refuse(text, "the result holds an expression, such as a gen; a tool gives text")
     return text
-
-
-def _truncated(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}\n[cut here; {len(text) - limit} more characters]"
 
 
 def _reason(error: BaseException) -> str:

@@ -94,7 +94,7 @@ class ApiSpeculation:
             is_complete = sample.finish_reason == "stop"
             self._generated[job.state] = _GeneratedAhead(context, _shared(op.sampling), text, is_complete)
             # By now the program has mostly sent the rest of the turn, which shows whether this is what it wants.
-            mismatch = _mismatch(text, [begun, op, *job.ahead()] if self._is_whole_turn else [])
+            mismatch = _mismatch(text, [begun, op, *job.owner.ahead(job.state)] if self._is_whole_turn else [])
             if not mismatch:
                 break
         if mismatch and not text.startswith(begun):
