@@ -32,14 +32,19 @@ OnError = Literal["raise", "return"]
 
 
 class BatchPlan(NamedTuple):
-    """What a batch runs. start(i, limits): creates the run of item i. n_running: the most programs at once. limits: the
-    arguments of BatchLimits. title: of the progress bar on stderr; None: no bar."""
+    """What a batch runs. start(i, limits): creates the run of item i. concurrency: the most programs at once; None:
+    MAX_IN_FLIGHT. limits: the arguments of BatchLimits. title: of the progress bar on stderr; None: no bar."""
 
     n: int
     start: Callable[[int, BatchLimits], ProgramRun[Any]]
-    n_running: int
+    concurrency: int | None
     limits: tuple[Any, ...]
     title: str | None
+
+    @property
+    def n_running(self) -> int:
+        """The largest number of programs that run at once."""
+        return MAX_IN_FLIGHT if self.concurrency is None else self.concurrency
 
     def progress_bar(self) -> AbstractContextManager[Bar | None]:
         """Show the progress bar while the block runs."""

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from banyan.backends.base import Backend
 from banyan.backends.default import find
-from banyan.execution.batch import MAX_IN_FLIGHT, BatchPlan, BatchRun, OnError
+from banyan.execution.batch import BatchPlan, BatchRun, OnError
 from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
@@ -345,8 +345,8 @@ class Program:
         if concurrency is not None and concurrency < 1:
             raise BadProgram(f"concurrency is {concurrency}; it must be at least 1")
         make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if one is invalid
-        start, n_running = partial(self._begin, state_class, items), concurrency or MAX_IN_FLIGHT
-        return BatchPlan(len(items.arguments), start, n_running, tuple(limits.values()), self.name if has_bar else None)
+        title, start = self.name if has_bar else None, partial(self._begin, state_class, items)
+        return BatchPlan(len(items.arguments), start, concurrency, tuple(limits.values()), title)
 
     def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
         """The body with all arguments bound except the state; Compiled overrides it."""
