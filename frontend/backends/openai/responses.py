@@ -64,8 +64,8 @@ class ResponseReader:
 
 
 class _Choice:
-    """One choice of a response, as far as it was read. calls: index of a tool call -> [id, name, arguments]. n_chars: of
-    its text, its calls and its refusal."""
+    """One choice of a response, as far as it was read. calls: index of a tool call -> [id, name, arguments]. n_chars:
+    of its text, its calls and its refusal."""
 
     def __init__(self) -> None:
         self.n_chars = 0
