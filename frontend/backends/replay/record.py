@@ -30,8 +30,8 @@ class Record:
 
     Each entry is written when its value is known, so a run that is interrupted leaves a file that can be replayed up to
     there. Close the Record, or use it in a `with` block. The end of the block waits for values that are not known yet,
-    except on an event loop or after an exception. `backend` stays open. ConfigError: the file cannot be written, or this
-    process is a fork of the one that writes it.
+    except on an event loop or after an exception. `backend` stays open. ConfigError: the file cannot be written, or
+    this process is a fork of the one that writes it.
     """
 
     def __init__(self, backend: Backend, path: str | Path) -> None:
