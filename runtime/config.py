@@ -1,5 +1,5 @@
-"""The options of a runtime: one frozen, typed struct for `Runtime(...)`, `banyan serve` and the processes. A
-command-line flag is a field here (`--kv-memory` is `Config.kv_memory`) with its help text."""
+"""The options of a runtime: one frozen, typed struct, which `Runtime(...)`, `banyan serve`, the server and the engine
+use. Each command-line flag is a field here, with its help text: `--kv-memory` is `Config.kv_memory`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
 Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
 
 TOKEN = "BANYAN_TOKEN"
-"""Environment variable with a client's token. A server without a token_file requires the token in it."""
+"""Environment variable with a client's token. If it is set, a server without a token_file requires this token."""
 SERVER_KEY = "BANYAN_SERVER_KEY"
-"""Environment variable with the public key of a server at tcp://, or with the path of the file that holds it."""
+"""Environment variable with the public key of a server at tcp://, or with the path of the file that holds the key."""
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,7 +116,7 @@ LIMITS = (
 
 
 class Hardware(msgspec.Struct, frozen=True):
-    """What `resolve` needs to know about the machine. Memory is what is free now, in bytes."""
+    """What `resolve` needs to know about the machine. free_memory, free_gpu_memory: bytes that are free now."""
 
     n_cores: int
     free_memory: int
@@ -125,7 +125,8 @@ class Hardware(msgspec.Struct, frozen=True):
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """A Config without "auto". n_pages: KV pages on the device; n_host: host pages. decisions: lines for the log."""
+    """The options of a Config that can be "auto" or depend on the machine, with their values here. n_pages: KV pages on
+    the device. n_host: KV pages in host memory. decisions: lines for the log that say what was chosen."""
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
@@ -137,9 +138,10 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What `resolve` needs to know about the model. kv_elements: numbers stored per token in all layers, K and V.
-    kv_beside: how many of them belong to draft models, which keep them in dtype. kv_heads: heads of the model itself,
-    K and V, all layers; 8-bit KV has a scale for each."""
+    """What `resolve` needs to know about the model. kv_elements: numbers in the keys and values of one token, summed
+    over all layers, draft models included. kv_beside: how many of these belong to draft models, whose KV is never
+    8-bit. kv_heads: heads of keys and values of the model itself, summed over all layers; 8-bit KV has a scale for each
+    head and token."""
 
     name: str
     max_context: int
@@ -155,7 +157,7 @@ _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def make(**options: Any) -> Config:
-    """A checked Config. ConfigError: an unknown option (names the closest one) or a bad value."""
+    """Create a Config and check it. ConfigError: an unknown option, with the most similar one named, or a bad value."""
     fields = Config.__struct_fields__
     for name in options:
         if name not in fields:
@@ -213,7 +215,7 @@ def _check(c: Config) -> None:
 
 
 DRAFTERS = ("tree", "ngram", "model", "grammar")
-"""In the order in which the engine asks them."""
+"""The names of the drafters, in the order in which the engine asks them."""
 
 
 def drafters(speculate: str, draft_model: str = "") -> tuple[str, ...]:
@@ -269,8 +271,11 @@ def parse_bytes(text: str) -> int:
 
 
 def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
-    """Replace each "auto". OutOfMemory: the KV memory does not hold one context. Its default is 80 % (GPU) or 40 %
-    (CPU) of what is free after the weights, but at most 64 full contexts: more only makes the start slower."""
+    """Replace each "auto" by a value. OutOfMemory: the KV memory does not hold one context.
+
+    By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
+    most 64 full contexts: more would only make the start slower.
+    """
     device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not hardware.gpu:
         raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")
@@ -331,7 +336,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
 
 
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:
-    """Pages of the second tier. free: main memory in bytes that the device pages leave."""
+    """How many KV pages host memory holds. free: bytes of main memory that the weights and device pages leave."""
     asked = parse_bytes(config.host_memory)
     n_host = asked // page_bytes
     if asked and not n_host:

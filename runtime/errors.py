@@ -1,4 +1,4 @@
-"""The error tree. Every error has a stable code, says what to do, and crosses the wire unchanged.
+"""The error tree. Every error has a stable code, says what to do, and is sent from process to process with its code.
 
     BanyanError
     ├── ConfigError          an option does not exist or has a bad value
@@ -34,18 +34,22 @@
         ├── ReplayMismatch   ... because a recording lacks what is asked for; names the first difference
         └── BatchError       some runs of a batch failed; holds all results
 
-An error is raised where the user reads a value, with its `__cause__` set. (httpx and trio have error trees like this.)
+An error of a gen is raised where the user's code reads the gen's value, with its `__cause__` set.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
+
+E = TypeVar("E", bound="BanyanError")
 
 
 class BanyanError(Exception):
-    """Base of all errors of Banyan. The wire carries `code`, which is stable; subclasses set it as a class argument."""
+    """Base of all errors of Banyan. `code` stands for the class in messages; a subclass gives it as a class
+    argument."""
 
     code: ClassVar[str] = "error"
 
@@ -86,9 +90,10 @@ class BadMessage(BanyanError, code="bad_message"): ...
 
 
 class ProgramError(BanyanError, code="program"):
-    """A program failed. program: its name. line: "file.py:12", where the failed piece was appended. gen: the variable
-    of the failed gen. prompt_tail: the last characters of the prompt at that point. All are "" if unknown. attempts:
-    how often the gen was tried. usage: the tokens of the program so far, a `wire.TokenUsage`; None if unknown."""
+    """A program failed. program: its name. line: where the failed piece was appended, "file.py:12". gen: the variable
+    of the failed gen. prompt_tail: the last characters of the prompt in front of the failed piece. These are "" if
+    unknown. attempts: how often the gen was tried. usage: the token counts of the program so far, a `wire.TokenUsage`;
+    None if unknown."""
 
     attempts = 1
     usage: Any = None
@@ -174,11 +179,11 @@ class ConstraintBroke(ConstraintError, code="constraint_broke"): ...
 
 
 class ToolError(ProgramError, code="tool"):
-    """A gen with tools cannot go on. An exception of a tool is not a ToolError: the model gets it as text."""
+    """A gen with tools cannot go on. If a tool raises an exception, that is no ToolError: the model gets it as text."""
 
 
 class ForkError(ProgramError, code="fork"):
-    """A branch of a fork failed. index: of the branch. `__cause__`: its error. Raised in the user's process only."""
+    """A branch of a fork failed. index: of the branch. `__cause__`: its error. Only the user's process raises this."""
 
     def __init__(self, message: str, *, index: int = -1, **where: str) -> None:
         super().__init__(message, **where)
@@ -189,8 +194,8 @@ class ReplayMismatch(ProgramError, code="replay_mismatch"): ...
 
 
 class BatchError(ProgramError, code="batch_error"):
-    """Some items of a batch failed. Raised in the user's process only, after all have ended. errors: index of the item
-    -> its error. results: the states of all items in order, failed ones included."""
+    """Some items of a batch failed. Only the user's process raises this, after all items have ended. errors: index of
+    an item -> its error. results: the states of all items in order, also of those that failed."""
 
     def __init__(
         self, message: str, *, errors: dict[int, BaseException] | None = None, results: Sequence[Any] = (), **where: str
@@ -200,8 +205,8 @@ class BatchError(ProgramError, code="batch_error"):
 
 
 def from_code(code: str, message: str, **where: Any) -> BanyanError:
-    """The error with this code; for an unknown one, from a newer peer, a BanyanError. where: program, line, gen,
-    prompt_tail; only for ProgramErrors."""
+    """The error with this code. For an unknown code, which a newer peer may send, a BanyanError. where: program, line,
+    gen and prompt_tail of a ProgramError; ignored for other errors."""
     classes: list[type[BanyanError]] = [BanyanError]
     for cls in classes:
         if cls.code == code:
@@ -210,10 +215,19 @@ def from_code(code: str, message: str, **where: Any) -> BanyanError:
     return BanyanError(f"{message} (code {code!r})")
 
 
+def copy_of(error: E) -> E:
+    """A copy of `error`, to be raised in another place. Raising one object twice would join the two tracebacks."""
+    fresh = copy.copy(error)
+    fresh.__cause__ = error.__cause__
+    if notes := getattr(error, "__notes__", None):
+        fresh.__notes__ = list(notes)
+    return fresh
+
+
 @contextmanager
 def rust_panics_as(error: type[BanyanError], what: str) -> Iterator[None]:
-    """Raise a panic of a library written in Rust as `error`. what: the start of its message. pyo3 raises a class of the
-    library's own, derived from BaseException, which would pass all handlers and end the process."""
+    """Raise `error` in place of a panic of a library written in Rust. what: the start of the message. pyo3 turns a
+    panic into a BaseException, which handlers of Exception do not catch, so it would end the process."""
     try:
         yield
     except BaseException as e:

@@ -1,11 +1,12 @@
-"""A small future: two objects and no lock, where a `concurrent.futures.Future` has eleven. A batch of programs holds a
-future for each generation, and they were half of what the garbage collector traversed."""
+"""A small future: it consists of two objects and has no lock. A `concurrent.futures.Future` consists of eleven objects.
+A batch of programs holds a future for each generation, and these were half of the objects that the garbage collector
+traversed."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from banyan.runtime.waiting import until
@@ -18,9 +19,9 @@ _log = logging.getLogger("banyan")
 class ValueFuture(Generic[T]):
     """A future with the interface of concurrent.futures.Future. Any thread sets it, once.
 
-    It needs no lock: the setter stores the result before it looks for callbacks, and `add_done_callback` adds the
-    callback before it looks for a result. So at least one of the two finds each callback, and popping it from the list
-    makes sure that it runs once."""
+    A lock is not needed. The setter stores the result before it looks for callbacks, and `add_done_callback` adds the
+    callback before it looks for a result, so at least one of the two finds each callback. Whoever pops a callback from
+    the list runs it, so it runs once."""
 
     __slots__ = ("_callbacks", "_error", "_is_done", "_value")
 
@@ -60,14 +61,14 @@ class ValueFuture(Generic[T]):
         return self._is_done
 
     def add_done_callback(self, callback: Callable[[ValueFuture[T]], object]) -> None:
-        """Call `callback(self)` when it is done, on the thread that sets it, or now if it is done already. Exceptions
-        of the callback are logged."""
+        """Call `callback(self)` when the future is done, on the thread that sets it; now, if the future is done
+        already. Exceptions of the callback are logged."""
         self._callbacks.append(callback)
         if self._is_done:
             self._run_callbacks()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block until it is done. TimeoutError: it is not within `timeout` seconds."""
+        """Block until the future is done. TimeoutError: it was not done within `timeout` seconds."""
         if self._is_done:
             return
         done = threading.Event()
@@ -86,3 +87,19 @@ class ValueFuture(Generic[T]):
         """Wait and return the error; None if there is a value."""
         self.wait(timeout)
         return self._error
+
+
+def when_all_done(futures: Iterable[ValueFuture[Any]], callback: Callable[[], object]) -> None:
+    """Call `callback` once all `futures` are done: now, or on the thread that completes the last one."""
+    pending = list(futures)
+    callbacks = [callback]  # `check` refers to itself, so it is freed late, and must not keep the callback alive
+
+    def check(_: object = None) -> None:
+        while pending:
+            if not pending[-1].done():
+                pending[-1].add_done_callback(check)
+                return
+            pending.pop()
+        callbacks.pop()()
+
+    check()

@@ -1,4 +1,4 @@
-"""Separates an output of a reasoning model into its reasoning and its content."""
+"""Separates the output of a reasoning model into its reasoning and its content."""
 
 from __future__ import annotations
 
@@ -10,31 +10,33 @@ from banyan.runtime.protocol.wire import Reasoning
 class ReasoningParser:
     """Parses one output piece by piece.
 
-    The reasoning stands between the two marks, if the output begins with the first. All other text is content. White
-    space around the two belongs to neither. Without the second mark, all behind the first is reasoning.
+    A reasoning model writes its reasoning between a start mark and an end mark, such as <think> and </think>. If the
+    output begins with the start mark, the text up to the end mark is reasoning, and the rest is content. If there is no
+    end mark, all of the rest is reasoning. If the output does not begin with the start mark, all of it is content.
+    White space at the ends of both parts is dropped.
 
     reasoning       the reasoning so far
-    content_start   the character of the output at which the content begins
-    n_content       characters of content from there on
+    content_start   the index in the output of the first character of content
+    n_content       number of characters of content
     """
 
     def __init__(self, marks: Reasoning, is_open: bool = False) -> None:
-        """is_open: the prompt has the first mark already."""
+        """is_open: the prompt ends with the start mark, so the output begins with reasoning."""
         self._marks, self._is_inside = marks, marks.is_forced or is_open
         self._place: Literal["lead", "reasoning", "gap", "content", "all"] = "lead"
-        self._held = ""  # may be the beginning of a mark, or white space behind the last word
+        self._held = ""  # text that may be the beginning of a mark, or white space at the end of a part
         self._n_fed = self._n_taken = 0
         self.reasoning = ""
         self.content_start = self.n_content = 0
 
     def new_reasoning(self) -> str:
-        """The reasoning that is certain, and was not returned before."""
+        """The reasoning that this method has not returned before, without text that may turn out to be a mark."""
         certain = self.reasoning.strip() if self._place in ("lead", "reasoning") else self.reasoning
         new, self._n_taken = certain[self._n_taken :], len(certain)
         return new
 
     def feed(self, text: str) -> str:
-        """Take text; returns the content that is certain now."""
+        """Take more of the output. Returns new content, without text that may turn out to belong to a mark."""
         self._n_fed += len(text)
         text, self._held = self._held + text, ""
         if self._place == "lead":
@@ -52,7 +54,7 @@ class ReasoningParser:
         return content
 
     def finish(self) -> str:
-        """The output ends; returns the rest of the content."""
+        """Take note that the output has ended. Returns the rest of the content."""
         rest, self._held = self._held, ""
         if self._place == "lead" and not self._is_inside:
             self._place, self.n_content = "all", len(rest)
@@ -64,7 +66,7 @@ class ReasoningParser:
         return ""
 
     def _lead(self, text: str) -> str:
-        """Look for the first mark; returns the text behind it."""
+        """Look for the start mark at the beginning of the output. Returns the text that is still to be parsed."""
         stripped, start = text.lstrip(), self._marks.start
         if stripped.startswith(start):
             self._place = "reasoning"
@@ -76,7 +78,7 @@ class ReasoningParser:
         return text
 
     def _reason(self, text: str) -> str:
-        """Look for the second mark; returns the text behind it."""
+        """Look for the end mark. Returns the text after it; "" if it has not come."""
         reasoning, found, rest = text.partition(self._marks.end)
         if found:
             self._place, self.reasoning = "gap", (self.reasoning + reasoning).lstrip()
@@ -87,5 +89,5 @@ class ReasoningParser:
 
 
 def overlap(text: str, mark: str) -> int:
-    """The length of the longest end of `text` that is a proper beginning of `mark`."""
+    """The length of the longest suffix of `text` that is a prefix of `mark`, but not all of `mark`."""
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)

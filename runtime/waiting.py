@@ -1,7 +1,8 @@
 """Waits that Ctrl-C interrupts.
 
-A signal that arrives just before the main thread sleeps is only recorded, and its handler runs after the sleep (5 of
-105 interrupts of a batch on a busy machine). So the main thread sleeps in short slices. asyncio loops do not need this.
+If a signal arrives just before the main thread goes to sleep, Python only records it, and runs its handler after the
+sleep. This happened to 5 of 105 interrupts of a batch on a busy machine. So the main thread sleeps in short slices.
+asyncio loops do not need this.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import time
 from collections.abc import Iterator
 
 NAP = 0.2
-"""Seconds of one slice, which is the longest delay of Ctrl-C."""
+"""Length of one slice in seconds. Ctrl-C is delayed by at most this time."""
 
 
 def naps(timeout: float | None = None) -> Iterator[float | None]:
-    """Durations to sleep, one after another, until `timeout` seconds have passed; None: forever. On threads other than
-    the main thread, which get no signals, it is one duration."""
+    """Yields durations to sleep, one after another, until `timeout` seconds have passed; None: without end. Threads
+    other than the main thread get no signals, so on these the whole timeout is one duration."""
     if threading.current_thread() is not threading.main_thread():
         yield timeout
         return
@@ -29,5 +30,5 @@ def naps(timeout: float | None = None) -> Iterator[float | None]:
 
 
 def until(event: threading.Event, timeout: float | None = None) -> bool:
-    """`event.wait(timeout)`, in slices."""
+    """`event.wait(timeout)`, which Ctrl-C interrupts."""
     return any(event.wait(nap) for nap in naps(timeout))

@@ -19,10 +19,10 @@ class OpenProgram(Protocol):
         """The first error of its values, other than Cancelled."""
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
-        """Run `ops` behind those sent before. Does not wait for them."""
+        """Run `ops` after those that were submitted before. Does not wait for them. last: no more ops will follow."""
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
-        """The value `ref`. It may be asked for before its op is submitted."""
+        """The future of the value with the number `ref`. May be called before the op of the value is submitted."""
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         """Call `callback`, which must not wait, with each piece of the stream of gen `ref`."""
@@ -30,20 +30,19 @@ class OpenProgram(Protocol):
     def limit(self, limits: wire.ProgramLimits) -> None:
         """Set the program's limits, before the first `submit`.
 
-        The language enforces limits itself: this is for backends that can stop at the exact token, or without the
-        language.
+        The language enforces limits itself. A backend may enforce them too, at the exact token, or ignore them.
         """
 
     def generate_ahead(self, n_tokens: int) -> None:
         """Generate up to `n_tokens` tokens with one request, and answer several gens from them.
 
-        For backends whose requests have a price. To be called before the first `submit`.
+        For backends that charge per request; others ignore it. Must be called before the first `submit`.
         """
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
         """Call `callback`, which must not wait, each time that gen or select `ref` waits for Results.
 
-        To be called before the op is submitted.
+        Must be called before the op is submitted.
         """
 
     def cancel(self) -> None:
@@ -59,18 +58,18 @@ class Backend(Protocol):
 
     @property
     def refuses(self) -> frozenset[str]:
-        """The features that it does not have: options of gens by their users' names, "tools", "image", "regex" and so
-        on. A program that uses one fails with Unsupported, which names it."""
+        """The features that the backend lacks: options of gens by the names that users write, and "tools", "image",
+        "regex" and so on. A program that uses one fails with Unsupported, which names the feature."""
 
     def program(self, name: str = "") -> OpenProgram:
         """A new, empty program."""
 
     def ask(self, what: Question) -> Any:
-        """The answer to a question outside of any program, as JSON values."""
+        """Answer a question about the backend itself, as JSON values. Waits for the answer."""
 
 
 class ProgramDefaults:
-    """The methods of an OpenProgram that many do not need, doing nothing."""
+    """Base of OpenPrograms. Its methods do nothing; a backend overrides those that it needs."""
 
     first_error: BaseException | None = None
 

@@ -22,11 +22,6 @@ def set_default_backend(backend: Backend | None) -> None:
     _default = backend
 
 
-def get_default_backend() -> Backend | None:
-    """The backend given to `set_default_backend`."""
-    return _default
-
-
 @contextmanager
 def using(backend: Backend) -> Iterator[Backend]:
     """`with bn.using(backend): ...` runs the block's programs on `backend`, in this thread or task only."""

@@ -1,4 +1,4 @@
-"""What a backend that only generates has to answer: one gen or select behind its prompt."""
+"""Jobs: the gens and selects that a backend has to answer, one at a time, if it only generates text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
+from banyan.lang.sampling import RENAMED
 from banyan.runtime.errors import BadProgram, BanyanError, ProgramError
 from banyan.runtime.executor.generation import Generation
 from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, Attempt, Done, GenOutcome, Prompt
@@ -19,7 +20,7 @@ CHATML = wire.ChatMarkers(
     roles={name: (f"<|im_start|>{name}\n", "<|im_end|>\n") for name in ("system", "user", "assistant", "tool")},
     stop=("<|im_end|>",),
 )
-"""Markers around turns, where the model's own are not known."""
+"""ChatML's text around each turn, for backends that do not know the model's own chat template."""
 
 
 class Output(NamedTuple):
@@ -36,7 +37,7 @@ class CallTurn(NamedTuple):
 
 
 class ToolResults(NamedTuple):
-    """Turns of tools behind a CallTurn, as (id of the call, result) each; then a turn of the assistant begins."""
+    """The tool turns after a CallTurn, each as (id of the call, result). A turn of the assistant begins after them."""
 
     texts: tuple[tuple[str, str], ...]
 
@@ -45,9 +46,10 @@ Piece: TypeAlias = str | wire.Raw | wire.Image | wire.BeginTurn | wire.EndTurn |
 
 
 class LocalPrompt(Prompt):
-    """A prompt as pieces, and as text with the markers `chat` around its turns. program: its name, for errors."""
+    """A prompt as pieces, and as text with role markers around its turns."""
 
     def __init__(self, chat: wire.ChatMarkers | None, program: str) -> None:
+        """chat: the role markers; None: the backend takes no turns. program: its name, for errors."""
         self._chat, self._program = chat, program
         self.pieces: list[Piece] = []
         self.role: str | None = None
@@ -56,7 +58,7 @@ class LocalPrompt(Prompt):
 
     def copy(self) -> LocalPrompt:
         copied = self.upto(len(self.pieces), len(self.pieces))
-        copied.role, copied._text, copied._n_rendered = self.role, self._text, self._n_rendered
+        copied._text, copied._n_rendered = self._text, self._n_rendered
         return copied
 
     def upto(self, n_pieces: int, n_inherited: int) -> LocalPrompt:
@@ -133,10 +135,10 @@ class LocalPrompt(Prompt):
 
 
 class Job(Attempt):
-    """One gen or select, to be answered by one call of `finish` or `fail`, from any thread.
+    """One gen or select. The backend answers it by one call of `finish` or `fail`, from any thread.
 
-    program, state: the name of the program, and the number of the state in it. round: for a gen with tools, how often
-    it has called some. `owner` and `ahead` are what LocalProgram says. After `is_stopped` nobody wants the answer.
+    program, state: the name of the program, and the number of the state in it. round: for a gen with tools, the number
+    of turns with tool calls so far. is_over: the job was answered, or stopped because nobody wants the answer.
     """
 
     prompt: LocalPrompt
@@ -145,28 +147,14 @@ class Job(Attempt):
         super().__init__(generation.op, generation.prompt, generation.round, done)
         self.owner, self._start = owner, start
         self.program, self.state = owner.name, generation.order[0]
-        self.ready = time.monotonic()
-        self.is_stopped = False
+        self.ready, self._first = time.monotonic(), 0.0
         self._on_stop: Callable[[], object] | None = None
-        self._parser: ReasoningParser | None = None  # of what streams
-
-    @property
-    def pieces(self) -> Sequence[Piece]:
-        return self.prompt.pieces
-
-    @property
-    def role(self) -> str | None:
-        """The role of the turn that is open at the end of the prompt."""
-        return self.prompt.role
+        self._parser: ReasoningParser | None = None  # of the text that streams
 
     @property
     def text(self) -> str:
         """The prompt as text, with the markers of the backend around its turns."""
         return self.prompt.text
-
-    def ahead(self) -> list[str | wire.Gen]:
-        """The texts and gens behind this gen in its turn, as far as they were sent and are known by now."""
-        return self.owner.ahead(self.state)
 
     def start(self) -> None:
         try:
@@ -175,19 +163,18 @@ class Job(Attempt):
             self.fail(e)
 
     def on_stop(self, stop: Callable[[], object]) -> None:
-        """Call `stop`, from any thread, when the answer is not wanted any more; at once, if that is so already."""
+        """Call `stop`, from any thread, when nobody wants the answer any more. If the job is over, calls it now."""
         self._on_stop = stop
-        if self.is_stopped:
+        if self.is_over:
             stop()
 
     def stop(self) -> None:
         super().stop()
-        self.is_stopped = True
         if self._on_stop is not None:
             self._on_stop()
 
     def deliver(self, text: str) -> None:
-        """More text of a gen that streams."""
+        """Pass on more text of a gen that streams. Does nothing after `stop`."""
         if self._parser is None:
             self._parser = self._new_parser()
         if self._parser is not None:
@@ -196,14 +183,15 @@ class Job(Attempt):
         self.deliver_separated(text)
 
     def deliver_separated(self, text: str, is_thought: bool = False) -> None:
-        """More text of a gen that streams: reasoning, or content without it."""
-        if text:
+        """Pass on more text of a gen that streams. is_thought: the text is reasoning."""
+        if text and not self.is_over:
+            self._first = self._first or time.monotonic()
             self.owner.deliver(wire.Delta(0, 0, self.op.ref, text, is_thought=is_thought, round=self.round))
 
     def finish(self, outcome: GenOutcome | BanyanError, is_separated: bool = False) -> None:
-        """Answer. is_separated: the texts of the samples are without their reasoning already."""
+        """Answer the job. is_separated: the reasoning was already taken out of the texts of the samples."""
         if isinstance(outcome, GenOutcome):
-            first = outcome.times.first
+            first = outcome.times.first or self._first
             times = wire.Times(self.ready, self.ready, self.ready if first else 0.0, first, time.monotonic())
             outcome = outcome._replace(times=times)
             if not is_separated and self._new_parser() is not None:
@@ -211,12 +199,8 @@ class Job(Attempt):
         super().finish(outcome)
 
     def fail(self, error: BaseException) -> None:
-        """Answer with an error. One that is not a BanyanError becomes the cause of a ProgramError."""
-        if not isinstance(error, BanyanError):
-            reason = ProgramError(f"the backend failed: {type(error).__name__}: {error}")
-            reason.__cause__ = error
-            error = reason
-        self.finish(error)
+        """Answer the job with an error."""
+        self.finish(as_banyan_error(error, "the backend failed:"))
 
     def _new_parser(self) -> ReasoningParser | None:
         marks = self.op.reasoning if isinstance(self.op, wire.Gen) else None
@@ -239,8 +223,17 @@ class JobOwner(Protocol):
     def deliver(self, delta: wire.Delta) -> None: ...
 
 
-NAMES = {"logprobs": "return_logprob", "top_logprobs": "top_logprobs_num", "logprob_start": "logprob_start_len"}
-"""Fields of Sampling that users know by another name."""
+def as_banyan_error(error: BaseException, what: str) -> BanyanError:
+    """`error`, if it is a BanyanError; else a ProgramError with `error` as its cause. what: its message begins so."""
+    if isinstance(error, BanyanError):
+        return error
+    reason = ProgramError(f"{what} {type(error).__name__}: {error}")
+    reason.__cause__ = error
+    return reason
+
+
+NAMES = {field: option for option, field in RENAMED.items()}
+"""Field of wire.Sampling -> the name of the option for users, where the two differ."""
 
 ALL = frozenset({
     *(NAMES.get(name, name) for name in wire.Sampling.__struct_fields__ if name != "constraint"),
@@ -248,7 +241,7 @@ ALL = frozenset({
     *("select", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"),
     *("image", "raw", "roles"),
 })  # fmt: skip
-"""All names that `features` may give."""
+"""All names that `features` can yield."""
 
 _DEFAULT = wire.Sampling()
 
@@ -259,8 +252,8 @@ def changed(sampling: wire.Sampling) -> list[str]:
 
 
 def features(job: Job) -> Iterator[str]:
-    """What a gen or select needs of its backend beyond plain text, by the names that users write: options that differ
-    from their defaults, and what the prompt has besides text."""
+    """What a gen or select requires of its backend beyond plain text, by the names that users write: the options that
+    differ from their defaults, and the kinds of prompt pieces that are not text."""
     if isinstance(job.op, wire.Select):
         yield from ("select", job.op.method)
     else:
@@ -269,11 +262,11 @@ def features(job: Job) -> Iterator[str]:
             yield constraint.kind
         yield from (name for name in ("tools", "priority", "deadline", "stream") if getattr(job.op, name))
     kinds: dict[type, str] = {wire.Image: "image", wire.Raw: "raw", wire.BeginTurn: "roles"}
-    yield from dict.fromkeys(kinds[type(piece)] for piece in job.pieces if type(piece) in kinds)
+    yield from dict.fromkeys(kinds[type(piece)] for piece in job.prompt.pieces if type(piece) in kinds)
 
 
 def open_role(pieces: Sequence[Piece], at: int) -> str | None:
-    """The role of the turn that piece `at` stands in."""
+    """The role of the turn that is open in front of piece number `at`; None outside of turns."""
     for piece in reversed(pieces[:at]):
         match piece:
             case wire.BeginTurn(role=role):
@@ -286,5 +279,5 @@ def open_role(pieces: Sequence[Piece], at: int) -> str | None:
 
 
 def n_common(one: str, other: str) -> int:
-    """The length of the longest common beginning."""
+    """The number of characters in the longest common prefix of two texts."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,7 +1,7 @@
-"""Programs executed in the user's process, for backends that only generate: Mock, OpenAI, Replay.
+"""Programs that are executed in the user's process, for backends that only generate text: Mock, OpenAI, Replay.
 
-A backend gets each gen and select as a Job, and answers it when it can, from any thread. Where it answers at once, the
-program runs in the caller's thread, op by op.
+A backend gets each gen and select as a Job, and answers it when it can, from any thread. If the backend answers inside
+`start`, the program runs in the caller's thread, op by op.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from banyan.backends.base import ProgramDefaults
-from banyan.backends.job import Job, LocalPrompt
+from banyan.backends.job import Job, LocalPrompt, as_banyan_error
 from banyan.execution.clock import Alarm, clock
 from banyan.runtime.errors import BanyanError, Cancelled, DeadlineExceeded, ProgramError
 from banyan.runtime.executor.executor import Executor, ProgramObserver
@@ -32,7 +32,7 @@ class JobBackend(Protocol):
     def welcome(self) -> wire.Welcome: ...
 
     def start(self, job: Job) -> None:
-        """Answer `job`, now or later. What it raises is the answer too."""
+        """Answer `job`, now or later. An exception that this raises becomes the answer."""
 
 
 class LocalProgram(ProgramDefaults, ProgramObserver):
@@ -103,7 +103,7 @@ class LocalProgram(ProgramDefaults, ProgramObserver):
             listener(delta)
 
     def ahead(self, state: int) -> list[str | wire.Gen]:
-        """The texts and gens queued in the open turn of a state, up to the first op that is neither."""
+        """The texts and gens that follow the current gen of a state in its turn, as far as they are known by now."""
         found: list[str | wire.Gen] = []
         with self._lock:
             for op in self._executor.states[state].queue:
@@ -154,10 +154,7 @@ class LocalProgram(ProgramDefaults, ProgramObserver):
         try:
             self._callers[called.ref](called)
         except Exception as e:  # nobody may wait for results that will not come
-            error = (
-                e if isinstance(e, BanyanError) else ProgramError(f"the callback of value {called.ref} raised {e!r}")
-            )
-            error.__cause__ = None if error is e else e
+            error = as_banyan_error(e, f"the callback of value {called.ref} raised")
             self._executor.stop(self._executor.states[state], error)
 
     def started(self, program: Executor, state: RunningState, op: wire.Gen | wire.Select) -> None:

@@ -1,4 +1,4 @@
-"""A backend without a model, for tests of programs: it executes programs, and answers gens from a script."""
+"""A backend without a model, for tests of programs. It executes programs and answers their gens from a script."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from banyan.backends.base import Question
-from banyan.backends.job import ALL, CHATML, Job, features
+from banyan.backends.job import ALL, CHATML, Job, as_banyan_error, features
 from banyan.backends.local import LocalProgram
-from banyan.execution.clock import clock
-from banyan.runtime.errors import BanyanError, ConfigError, ProgramError, Unsupported
+from banyan.execution.clock import Alarm, clock
+from banyan.runtime.errors import BanyanError, ConfigError, Unsupported
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.executor.select_scoring import decide, with_tokens
 from banyan.runtime.protocol import wire
 
 CHAT = CHATML
-"""The default markers around turns in the prompts of a Mock."""
+"""The default role markers in the prompts of a Mock."""
 
 Calls: TypeAlias = "Mapping[str, Mapping[str, Any]]"
 Answer: TypeAlias = "str | wire.Sample | Mapping[str, float] | Calls | tuple[Calls, ...] | BaseException"
@@ -42,28 +42,28 @@ class Mock:
     """Answers gens and selects from `script`.
 
     The script is a string (always the same answer), a list of answers in the order of calls, a function
-    (prompt, name) -> answer, or a dict to any of these. Keys of the dict are names of gens, or patterns
-    (`re.compile(...)`) that are searched for in the prompt; a name goes before all patterns, and these go in order.
-    For n > 1 the script is asked n times.
+    (prompt, name) -> answer, or a dict whose values are any of these. The keys of a dict are names of gens, or patterns
+    (`re.compile(...)`) that are searched for in the prompt. A key that equals the name of the gen is used first, then
+    the first pattern that is found. For a gen with n > 1 the script is asked n times.
 
-    An answer is the model's output. It is cut like one: before the first of the gen's stop strings, behind the first
-    match of its stop_regex, or before the end of the turn. A Mock has no tokens, so other sampling options have no
-    effect; the script may return a `wire.Sample` with a finish_reason, n_tokens and logprobs of its own. `calls` has
-    the options of each gen. The answer to a select is one of its choices, or a dict from each choice to its
-    log-probability: then the best choice is taken or, with a temperature, one is drawn.
+    An answer takes the place of the model's output, and is cut like one: before the first of the gen's stop strings,
+    after the first match of its stop_regex, or before the text that ends the turn. A Mock has no tokens, so other
+    sampling options have no effect, but `calls` holds the options of each gen. The script may also return a
+    `wire.Sample` with a finish_reason, n_tokens and logprobs of its own. The answer to a select is one of its choices,
+    or a dict from each choice to its log-probability: then the best choice is taken or, with a temperature, one is
+    drawn.
 
-    The answer to a gen with tools may be calls: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts. The prompt of the
-    next answer has the results.
+    The answer to a gen with tools may be calls: {"add": {"a": 1, "b": 2}}, or a tuple of such dicts. The next answer is
+    asked for with a prompt that contains the results.
 
-    An answer may be an exception, and a function may raise one: then the gen fails. Errors of Banyan are raised
-    unchanged (`RuntimeLost("gone")`), others as the cause of a ProgramError.
+    If an answer is an exception, or a function raises one, the gen fails. Banyan's errors are raised unchanged
+    (`RuntimeLost("gone")`); any other exception becomes the cause of a ProgramError.
 
     refuses: features to refuse with Unsupported: options of gens ("top_k", "return_logprob"), constraints ("regex",
-    "json_schema", "grammar", "choices"), "select" and its methods, "tools", "image", "raw", "roles" and "stream". A
-    Mock takes images only if "image" is not among them.
+    "json_schema", "grammar", "choices"), "select" and its methods, "tools", "image", "raw", "roles" and "stream".
 
-    latency: seconds until an answer comes, or a function of the MockCall that returns them. With 0 the answer comes at
-    once, in the caller's thread. A stream comes word by word, spread over that time.
+    latency: seconds until an answer comes, or a function from the MockCall to that number. With 0, the answer comes at
+    once, in the caller's thread. The text of a gen that streams comes word by word, spread over the latency.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Mock:
         self.calls: list[MockCall] = []
         """All gens and selects so far, in the order of answers."""
         self.submits: list[tuple[wire.Op, ...]] = []
-        """The ops of all messages so far."""
+        """For each message so far, its ops."""
         if not callable(latency) and not latency >= 0:
             raise ConfigError(f"latency is {latency}; it must be 0 or more seconds")
         self._script, self._latency = script, latency
@@ -108,53 +108,19 @@ class Mock:
         call = MockCall(job.text, job.op.name, job.op)
         self.calls.append(call)
         seconds = self._latency(call) if callable(self._latency) else self._latency
-        if seconds:
-            self._later(job, call, seconds)
-        else:
-            self._answer(job, call)
-
-    # ---- answering -------------------------------------------------------------------------------------------------
-
-    def _answer(self, job: Job, call: MockCall) -> None:
-        if (outcome := self._outcome(job, call)) is not None:
-            for piece in _pieces(job, outcome):
-                job.deliver(piece)
-            job.finish(outcome)
-
-    def _later(self, job: Job, call: MockCall, seconds: float) -> None:
-        """Answer after `seconds`, and stream until then."""
-        if (outcome := self._outcome(job, call, seconds)) is None:
-            return
-        pieces, now = _pieces(job, outcome), time.monotonic()
-        firsts: list[float] = []
-
-        def deliver(piece: str) -> None:
-            if not job.is_stopped:
-                firsts.append(time.monotonic())
-                job.deliver(piece)
-
-        for k, piece in enumerate(pieces):
-            clock().call(now + seconds * (k + 1) / (len(pieces) + 1), partial(deliver, piece))
-
-        def finish() -> None:
-            job.finish(outcome._replace(times=wire.Times(first=firsts[0] if firsts else 0.0)))
-
-        job.on_stop(clock().call(now + seconds, finish).cancel)
-
-    def _outcome(self, job: Job, call: MockCall, wait: float = 0.0) -> GenOutcome | None:
-        """The script's answer. None: the script failed; so does the job, after `wait` seconds."""
+        pieces: list[str] = []
         try:
-            return self._scripted(job, call)
+            scripted = self._scripted(job, call)
+            outcome: GenOutcome | BanyanError = scripted
+            if isinstance(job.op, wire.Gen) and job.op.stream:
+                pieces = re.findall(r"\S+\s*|\s+", scripted.text)  # words
         except Exception as e:
-            error: BaseException = e
-            if not isinstance(e, BanyanError):
-                error = ProgramError(f"the script of the Mock raised {type(e).__name__}: {e}")
-                error.__cause__ = e
-            if wait:
-                clock().call(time.monotonic() + wait, lambda: job.fail(error))
-            else:
-                job.fail(error)
-            return None
+            outcome = as_banyan_error(e, "the script of the Mock raised")
+        now = time.monotonic()
+        for k, piece in enumerate(pieces, 1):
+            _call(now, seconds * k / (len(pieces) + 1), partial(job.deliver, piece))
+        if (alarm := _call(now, seconds, partial(job.finish, outcome))) is not None:
+            job.on_stop(alarm.cancel)
 
     def _scripted(self, job: Job, call: MockCall) -> GenOutcome:
         op = job.op
@@ -166,7 +132,7 @@ class Mock:
             if sample.text not in op.choices:
                 raise ValueError(f"{sample.text!r} is not among the choices: {', '.join(op.choices)}")
             return GenOutcome((sample,))
-        stops = (*op.sampling.stop, *(self.welcome.chat.stop if self.welcome.chat and job.role else ()))
+        stops = (*op.sampling.stop, *(self.welcome.chat.stop if self.welcome.chat and job.prompt.role else ()))
         answers: list[Any] = [self.answer(call.prompt, call.name) for _ in range(op.sampling.n)]
         if op.tools is not None and isinstance(answers[0], Mapping | tuple):
             return GenOutcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
@@ -216,11 +182,16 @@ class _MockProgram(LocalProgram):
         super().submit(ops, last)
 
 
-def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) -> wire.Sample:
-    """The answer, cut before the first stop string or behind the first match of a pattern.
+def _call(now: float, seconds: float, action: Callable[[], None]) -> Alarm | None:
+    """Call `action` at `seconds` after `now`; if that is 0, in this thread."""
+    if seconds:
+        return clock().call(now + seconds, action)
+    action()
+    return None
 
-    Raises an answer that is an exception.
-    """
+
+def _sample(answer: Answer, stops: Sequence[str], patterns: Sequence[str] = ()) -> wire.Sample:
+    """The answer, cut before the first stop string or after the first match of a pattern. An exception is raised."""
     if isinstance(answer, BaseException):
         raise answer
     if isinstance(answer, wire.Sample):
@@ -251,9 +222,3 @@ def _calls(answer: Calls | tuple[Calls, ...], number: int) -> tuple[wire.WireToo
         wire.WireToolCall(f"call_{number}_{i}", name, msgspec.json.encode(arguments).decode())
         for i, (name, arguments) in enumerate(pairs)
     )
-
-
-def _pieces(job: Job, outcome: GenOutcome) -> list[str]:
-    """The words of the output, if the gen streams."""
-    is_streaming = isinstance(job.op, wire.Gen) and job.op.stream
-    return re.findall(r"\S+\s*|\s+", outcome.samples[0].text) if is_streaming else []

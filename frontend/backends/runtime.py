@@ -1,4 +1,4 @@
-"""Banyan's own runtime as a backend: a server that this process starts, or one that runs already."""
+"""Banyan's own runtime as a backend: a server that this process starts, or a server that runs already."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _holding = threading.Lock()
 _holders: WeakKeyDictionary[Client, WeakSet[ServerBackend]] = WeakKeyDictionary()
-"""The backends that share a connection. It is closed with the last of them."""
+"""Connection to a server -> the backends of this process that share it. The connection closes with the last of them."""
 
 
 class ServerBackend:
-    """A running server as a backend. Its programs run beside those of other clients."""
+    """Base of the backends that run programs on a server. The server may have other clients at the same time."""
 
     welcome: wire.Welcome
     _client: Client | None = None
@@ -59,17 +59,16 @@ class ServerBackend:
 
     @property
     def refuses(self) -> frozenset[str]:
-        """What the model cannot do: "image", "tools" if its chat template has no format for calls, "roles" if it has no
-        chat template."""
+        """What the model cannot do: "image", "tools" (no format for calls), "roles" (no chat template)."""
         chat = self.welcome.chat
         found = {"image": not self.welcome.images, "tools": chat is None or chat.no_calls, "roles": chat is None}
         return frozenset(name for name, is_lacking in found.items() if is_lacking)
 
     def close(self) -> None:
-        """Leave the server; in a forked child, leave the parent's connection alone. Idempotent.
+        """Stop using the server; in a forked child, leave the parent's connection alone. Idempotent.
 
-        New programs raise RuntimeLost from now on. If no other backend of this process uses the server, so do the open
-        values of running programs.
+        Starting a program raises RuntimeLost from now on. If no other backend of this process uses the server, the
+        values of running programs that are not known yet raise it too.
         """
         self._is_closed = True
         if (client := self._client) is not None:
@@ -95,11 +94,11 @@ class ServerBackend:
         return self.client.program(name)
 
     def define(self, template: ProgramTemplate) -> int:
-        """Define a template on the server; returns its number, for Use."""
+        """Send a template to the server. Returns its number, by which `wire.Use` names the template."""
         return self.client.define(template)
 
     def undefine(self, number: int) -> None:
-        """Forget a template."""
+        """Delete a template on the server."""
         self.client.undefine(number)
 
     def ask(self, what: Question) -> Any:
@@ -119,7 +118,7 @@ class ServerBackend:
         return dict(self.ask("info"))
 
     def cache_prefix(self, prefix: str) -> None:
-        """Compute the KV of a text, so that prompts which begin with it hit the cache. Waits until it is done."""
+        """Compute the KV of a text, so that prompts that begin with this text hit the cache. Waits until it is done."""
         program = self.program("cache_prefix")
         program.submit([wire.Append(0, (wire.Raw(prefix),)), wire.Gen(0, 0, wire.Sampling(max_tokens=0))], last=True)
         program.future(0).result()
@@ -128,7 +127,8 @@ class ServerBackend:
 class RuntimeEndpoint(ServerBackend):
     """A running server, by the path of its socket (also as ipc://path), or as tcp://HOST:PORT.
 
-    token, server_key: see `connect`. An http(s) URL makes an `OpenAI` backend instead, with the server's first model.
+    token, server_key: see `connect`. For an http(s) URL, the result is an `OpenAI` backend with the server's first
+    model instead; api_key, verify and chat_template_name are only for such a URL.
     """
 
     def __new__(
@@ -142,27 +142,16 @@ class RuntimeEndpoint(ServerBackend):
         token: str | None = None,
         server_key: str | None = None,
     ) -> Any:
-        if str(base_url).startswith(("http://", "https://")):
-            return _over_http(str(base_url), api_key, verify, chat_template_name, timeout)
-        return super().__new__(cls)
-
-    def __init__(
-        self,
-        base_url: str | Path,
-        api_key: str | None = None,
-        verify: str | None = None,
-        chat_template_name: str | None = None,
-        *,
-        timeout: float = 10.0,
-        token: str | None = None,
-        server_key: str | None = None,
-    ) -> None:
         """ConnectFailed: no answer within `timeout` seconds."""
+        where = str(base_url).removeprefix("ipc://")
+        if where.startswith(("http://", "https://")):
+            return _over_http(where, api_key, verify, chat_template_name, timeout)
         for name, value in (("api_key", api_key), ("verify", verify), ("chat_template_name", chat_template_name)):
             if value is not None:
                 raise Unsupported(f"{name}: a socket has a token, and the chat template is the model's own")
-        where = str(base_url).removeprefix("ipc://")
+        self = super().__new__(cls)
         self._join(where if where.startswith("tcp://") else Path(where), timeout, token, server_key)
+        return self
 
 
 def connect(
@@ -170,15 +159,16 @@ def connect(
 ) -> RuntimeEndpoint:
     """Connect to the server that listens at `socket`: a path, or tcp://HOST:PORT.
 
-    token: the client's token; None: that of BANYAN_TOKEN. server_key: for tcp://, the server's public key or the file
-    with it; None: that of BANYAN_SERVER_KEY. ConnectFailed: no answer within `timeout` seconds, or the token or the key
-    is wrong.
+    token: the client's token; None: the value of BANYAN_TOKEN. server_key: for tcp://, the server's public key or the
+    path of a file that holds the key; None: the value of BANYAN_SERVER_KEY. ConnectFailed: no answer within `timeout`
+    seconds, or the token or the key is wrong.
     """
-    return RuntimeEndpoint(socket, timeout=timeout, token=token, server_key=server_key)
+    endpoint: RuntimeEndpoint = RuntimeEndpoint(socket, timeout=timeout, token=token, server_key=server_key)
+    return endpoint
 
 
 class Runtime(ServerBackend):
-    """A server started by this process. It ends with `close`, with a `with` block, or with this process.
+    """A server that this process starts. It ends with `close`, with a `with` block, or with this process.
 
     model: a directory or hub id in Hugging Face format; None: the pocket model that comes with Banyan. The other
     options are those of `banyan serve` (runtime/config.py); SGLang's `model_path` and `log_level` work too. Raises the
@@ -219,11 +209,11 @@ class Runtime(ServerBackend):
 
     @property
     def socket(self) -> Path:
-        """The path of its socket, where other processes of this user may `connect`."""
+        """The path of the server's socket, where other processes of this user may `connect`."""
         return self._server.socket
 
     def close(self) -> None:
-        """End the server. Open values of its programs raise RuntimeLost. Idempotent."""
+        """End the server. Values of its programs that are not known yet raise RuntimeLost. Idempotent."""
         super().close()
         self._server.close()
 
@@ -259,23 +249,22 @@ class Runtime(ServerBackend):
 
     async def async_generate(self, prompt: str, sampling_params: Mapping[str, Any] | None = None) -> AsyncIterator[str]:
         """Complete a prompt; yields the pieces of the stream."""
-        from banyan.sglang.completions import Completion  # here, as below
+        from banyan.sglang import completions  # here, as below
 
-        completion = Completion(self, prompt, sampling_params or {}, stream=True)
-        async for piece in completion.pieces:
+        state = completions.start(self, prompt, sampling_params or {}, stream=True)
+        async for piece in state.text_async_iter("text"):
             yield piece
-        completion.results()  # raises the error that ended it
 
     def encode(self, prompt: object) -> NoReturn:
-        """Refused: there are no embeddings."""
+        """Unsupported, always: there are no embeddings."""
         raise Unsupported("encode: there are no embeddings here; for the ids of a text, get_tokenizer().encode(text)")
 
     def start_profile(self) -> NoReturn:
-        """Refused."""
+        """Unsupported, always: there is no profiler."""
         raise Unsupported("start_profile: state.timeline() shows where the time of a program went")
 
     def stop_profile(self) -> NoReturn:
-        """Refused."""
+        """Unsupported, always: there is no profiler."""
         self.start_profile()
 
     def _complete(
@@ -301,18 +290,18 @@ class Engine(Runtime):
         lora_path: None = None,
         stream: bool = False,
     ) -> dict[str, Any] | list[dict[str, Any]] | Iterator[dict[str, Any]]:
-        """Complete a prompt: {"text": ..., "meta_info": ...}; a list for several prompts or samples.
+        """Complete a prompt. Returns {"text": ..., "meta_info": ...}; a list for several prompts or samples.
 
-        stream: for one prompt, an iterator of the output so far.
+        stream: for one prompt, returns an iterator instead. Each item has all the text so far.
         """
         if not stream:
             options = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
             return self._complete(prompt, sampling_params, lora_path, top_logprobs_num=top_logprobs_num, **options)
-        from banyan.sglang.completions import Completion
+        from banyan.sglang import completions
 
         if not isinstance(prompt, str) or not isinstance(sampling_params, Mapping | None) or return_logprob:
             raise Unsupported("stream: of one prompt, without logprobs; write a program for more")
-        return Completion(self, prompt, sampling_params or {}, stream=True).growing()
+        return completions.growing(completions.start(self, prompt, sampling_params or {}, stream=True))
 
     async def async_generate(  # type: ignore[override]
         self, prompt: str, sampling_params: Mapping[str, Any] | None = None

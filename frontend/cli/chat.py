@@ -1,4 +1,4 @@
-"""`banyan chat`: a conversation in this terminal. It is one program, so a turn sends only its own text."""
+"""`banyan chat`: a conversation in this terminal. It is one program, so a message contains only the new turn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HELP = "/reset starts anew · /history shows all turns · /help · /quit (or Ctr
 
 @function
 def _conversation(s: State, turns: list[tuple[str, str]], lines: Lines, options: dict[str, Any]) -> None:
-    """The turns so far, then one user turn and one reply per line. The replies are the variables reply0, reply1, ..."""
+    """Append the turns so far; then, for each line, a user's turn and a reply, in the variables reply0, reply1, ..."""
     for name, text in turns:
         s += role(name, text)
     for i, text in enumerate(iter(lines.get, None)):
@@ -50,7 +50,7 @@ class Chat:
         self.restart()
 
     def restart(self) -> None:
-        """Start a new program with the turns so far. The tree still holds most of their KV."""
+        """Start a new program with the turns so far. Most of their KV is still in the server's tree."""
         self.lines.put(None)
         self.lines = SimpleQueue()
         self.names = (f"reply{i}" for i in count())

@@ -18,7 +18,7 @@ PACKAGES = ("banyan", "torch", "triton", "transformers", "tokenizers", "pyzmq", 
 
 @function
 def _load(s: Any) -> None:
-    """A gen, a fork into three branches with a gen each, and their join: uses and frees shared pages."""
+    """A gen, a fork into three branches with a gen each, and their join. The branches share pages and free them."""
     s += "A banyan is a tree whose branches root again: "
     s += gen("trunk", max_tokens=12, temperature=0.0)
     branches = s.fork(3)
@@ -29,7 +29,10 @@ def _load(s: Any) -> None:
 
 
 def check(runtime: Any, *, is_private: bool) -> int:
-    """Print what the runtime runs on and the results; returns 0, or raises the BanyanError of a failed check."""
+    """Print what the runtime runs on, and the results of the checks. Returns 0. BanyanError: a check failed.
+
+    is_private: this command started the runtime, so a load may run on it.
+    """
     console = Console(highlight=False, soft_wrap=True)
 
     def report(title: str, *lines: str) -> None:

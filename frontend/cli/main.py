@@ -45,7 +45,7 @@ _METAVARS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status. A BanyanError is printed as one line on stderr, without a traceback."""
+    """Run one command; returns the exit status. Prints a BanyanError as one line on stderr, without a traceback."""
     try:
         options = _parser().parse_args(argv)
         return int(options.command(options))
@@ -139,7 +139,8 @@ def _add_server_key(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaults: str) -> None:
-    """One flag per field of Config, with a default only if `defaults` has one. socket_help: if the command connects."""
+    """Add a flag for each field of Config. A flag that the user does not give sets nothing, unless `defaults` has a
+    value for it. socket_help: the help of --socket, for commands that can also connect to a running server."""
     if socket_help:
         _add_server_key(parser)
     options = parser.add_argument_group("options of the runtime")
@@ -181,7 +182,7 @@ def _seconds(text: str) -> float:
 
 
 def given(options: argparse.Namespace) -> dict[str, Any]:
-    """The options of the runtime that the command line contains, and no others. ConfigError: one is not valid."""
+    """The options of the runtime that the user gave on the command line. ConfigError: one of them is not valid."""
     found = {f.name: getattr(options, f.name) for f in msgspec.structs.fields(Config) if hasattr(options, f.name)}
     model = getattr(options, "positional_model", "")
     if model and found.setdefault("model", model) != model:
@@ -217,7 +218,7 @@ def backend(options: argparse.Namespace) -> Iterator[ServerBackend]:
 
 
 def _token(path: str) -> str:
-    """The first token in a file, with or without its tenant in front. "" without a file."""
+    """The first token in the file `path`, in which a tenant's name may stand before a token. "" for no file."""
     if not path:
         return ""
     try:
@@ -266,7 +267,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 class _LazyBackend:
-    """A backend that is created when it is first used: a program that names its own pays for no other."""
+    """A backend that is created at its first use: no server starts for a program that names its own backend."""
 
     def __init__(self, make: Callable[[], ServerBackend]) -> None:
         self._make = cache(make)

@@ -21,7 +21,7 @@ TOKENS = ("generated", "computed", "cached", "forced")
 
 
 class Rates(NamedTuple):
-    """Rates between two samples, per second: steps, tokens (by origin), evicted pages. rows: tokens per step."""
+    """Rates between two samples. steps, tokens (by origin), evicted (pages): per second. rows: tokens per step."""
 
     steps: float
     tokens: dict[str, float]
@@ -30,7 +30,7 @@ class Rates(NamedTuple):
 
 
 def rates(before: Stats, now: Stats) -> Rates:
-    """Zeros if the engine was restarted in between, because its counters start again."""
+    """The rates between two samples; 0 if the engine, and with it its counters, started again between the two."""
     seconds = now["server"]["seconds"] - before["server"]["seconds"]
     if seconds <= 0 or now["server"]["engine_starts"] != before["server"]["engine_starts"]:
         return Rates(0.0, dict.fromkeys(TOKENS, 0.0), 0.0, 0.0)
@@ -77,7 +77,7 @@ def _number(value: float | str) -> Text:
 
 
 def _page_bar(cache: Stats) -> Text:
-    """All pages as a bar, by state; the last state takes what rounding leaves."""
+    """A bar of all pages, by state. The last state gets the characters that rounding leaves."""
     bar, n_left = Text(), BAR
     for name, (_, style, character) in PAGES.items():
         n = n_left if name == "n_free" else min(n_left, round(BAR * cache[name] / max(1, cache["n_pages"])))
@@ -88,7 +88,8 @@ def _page_bar(cache: Stats) -> Text:
 
 
 def show(runtime: Any, title: str, seconds: float, is_once: bool, console: Console | None = None) -> int:
-    """Update every `seconds` seconds until Ctrl-C. is_once: take two samples, print the second and return."""
+    """Show the server's figures, and update them every `seconds` seconds until Ctrl-C. is_once: print one screen, with
+    the rates over the first `seconds` seconds, and return."""
     console = console or Console(highlight=False)
     before = runtime.client.ask("stats")
     if is_once:

@@ -13,14 +13,15 @@ from rich.text import Text
 from banyan.views.tree_page import TreeNode, nodes, page, summary
 
 COLUMNS = {"tokens": 7, "sharers": 7, "state": 8, "evict after": 12, "tier": 6}
-"""Columns beside the tree and their width. "evict after": pages that are evicted before this node is."""
+"""Columns beside the tree -> width in characters. "evict after": how many pages are evicted before this node."""
 MAX_LINES, MAX_BLOCKS = 100, 1000
 """Default number of nodes in the terminal and on a page."""
 STYLES = {"in use": "bold green", "pinned": "bold magenta", "expected": "cyan", "host": "dim", "": ""}
 
 
 def show(runtime: Any, n_nodes: int | None = None, html: Path | None = None) -> int:
-    """Draw the tree of the server that `runtime` is connected to: `n_nodes` of its nodes; the others are counted."""
+    """Draw the tree of the server that `runtime` is connected to. n_nodes: how many nodes to draw; the others are
+    counted. html: write a page to this file instead."""
     snapshot = runtime.client.ask("tree", limit=n_nodes or (MAX_BLOCKS if html else MAX_LINES))
     roots = nodes(snapshot)
     if html is not None:
@@ -57,7 +58,8 @@ def draw(snapshot: dict[str, Any], roots: list[TreeNode], console: Console) -> N
 
 
 def _lines(root: TreeNode) -> Iterator[tuple[str, TreeNode | tuple[int, int]]]:
-    """(indentation, node) from the top; for those not shown (number, tokens). An only child is not indented."""
+    """The lines of the drawing as (indentation, node), from the top. In place of nodes that are not shown, (their
+    number, their tokens). A node without siblings is not indented."""
     stack: list[tuple[str, str, TreeNode | tuple[int, int]]] = [("", "", root)]
     while stack:
         indent, branch, node = stack.pop()

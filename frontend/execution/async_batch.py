@@ -1,14 +1,14 @@
-"""Runs many items of one program on an event loop, each in a task."""
+"""Runs many items of one program on an event loop, with a bounded number of tasks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from banyan.execution.batch import MAX_IN_FLIGHT, OnError, check, progress_bar
-from banyan.execution.program_run import ProgramRun, finished
+from banyan.execution.batch import BatchPlan, OnError, check
+from banyan.execution.program_run import finished
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
 
@@ -17,24 +17,11 @@ if TYPE_CHECKING:
 
 
 class AsyncBatch:
-    """What `run_batch_async` returns: `await` it for all states, or iterate with `async for`. It runs then, once."""
+    """What `run_batch_async` returns. Either `await` it once for all states, or iterate once with `async for`."""
 
-    def __init__(
-        self,
-        n: int,
-        start: Callable[[int, BatchLimits], ProgramRun[Any]],
-        *,
-        concurrency: int | None,
-        limits: tuple[Any, ...],
-        on_error: OnError,
-        ordered: bool,
-        title: str | None = None,
-    ) -> None:
-        """Created by programs. The arguments are those of BatchRun."""
-        self._n, self._start, self._title, self._limit_args = n, start, title, limits
-        self._n_tasks = min(n, MAX_IN_FLIGHT if concurrency is None else concurrency)
-        self._on_error, self._ordered = on_error, ordered
-        self._indices = iter(range(n))
+    def __init__(self, plan: BatchPlan, on_error: OnError, ordered: bool) -> None:
+        self._plan, self._on_error, self._ordered = plan, on_error, ordered
+        self._indices = iter(range(plan.n))
         self._errors: dict[int, BaseException] = {}
         self._bar: Bar | None = None
 
@@ -44,13 +31,13 @@ class AsyncBatch:
     async def _all(self) -> list[AsyncState]:
         async with aclosing(self._as_finished()) as finished:
             found = {i: state async for i, state in finished}
-        states = [found[i] for i in range(self._n)]
+        states = [found[i] for i in range(self._plan.n)]
         if self._on_error == "raise":
             check(dict(sorted(self._errors.items())), states)
         return states
 
     async def __aiter__(self) -> AsyncIterator[AsyncState]:
-        """Yields each finished state; if ordered, after all states before it. Closing it stops the other runs."""
+        """Yields each finished state; if ordered, after all states before it. Closing the iterator stops the rest."""
         found: dict[int, AsyncState] = {}
         n_yielded = 0
         async with aclosing(self._as_finished()) as finished:
@@ -64,13 +51,15 @@ class AsyncBatch:
                     yield state
 
     async def _as_finished(self) -> AsyncGenerator[tuple[int, AsyncState], None]:
-        """(index, state) of each run when it finishes."""
-        limits = BatchLimits(*self._limit_args)
+        """Start the runs. Yields (index, state) of each run when it has finished."""
+        limits = BatchLimits(*self._plan.limits)
         queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
-        with progress_bar(self._title, self._n) as self._bar:
-            tasks = [asyncio.create_task(self._work(limits, queue)) for _ in range(self._n_tasks)]
+        with self._plan.progress_bar() as self._bar:
+            tasks = [
+                asyncio.create_task(self._work(limits, queue)) for _ in range(min(self._plan.n, self._plan.n_running))
+            ]
             try:
-                for _ in range(self._n):
+                for _ in range(self._plan.n):
                     i, state = await queue.get()
                     if isinstance(state, BaseException):  # a run could not start
                         raise state
@@ -83,7 +72,7 @@ class AsyncBatch:
     async def _work(self, limits: BatchLimits, queue: asyncio.Queue[tuple[int, AsyncState | BaseException]]) -> None:
         for i in self._indices:
             try:
-                run = self._start(i, limits)
+                run = self._plan.start(i, limits)
             except Exception as e:
                 queue.put_nowait((i, e))
                 return
@@ -99,5 +88,5 @@ class AsyncBatch:
                     raise
                 self._errors[i] = run.record.error or e  # the body cancelled itself
             if self._bar is not None:
-                self._bar.end(run.record, failed=i in self._errors)
+                self._bar.end(failed=i in self._errors)
             queue.put_nowait((i, run.state._view(AsyncState)))

@@ -1,4 +1,5 @@
-"""Waits for work of threads on an event loop. Imported late, because asyncio takes longer to import than the rest."""
+"""Functions by which an event loop waits for threads. This file is imported only when an event loop is used, because
+importing asyncio takes longer than importing the rest of the package."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from banyan.runtime.future import ValueFuture
 
 
 async def wait_done(future: ValueFuture[Any] | Future[Any]) -> None:
-    """Wait for `future` without blocking the loop. Its outcome is left alone, also if the waiter is cancelled."""
+    """Wait for `future` without blocking the loop. Does not raise its error, and never cancels it."""
     if future.done():
         return
     loop = asyncio.get_running_loop()
@@ -31,7 +32,7 @@ async def wait_done(future: ValueFuture[Any] | Future[Any]) -> None:
 
 
 async def on_thread(work: Callable[[], None]) -> None:
-    """Run `work` on a thread of the pool and raise what it raises. Cancelling the waiter does not stop it."""
+    """Run `work` on a thread of the pool and raise what it raises. Cancelling the wait does not stop `work`."""
     done: Future[None] = Future()
 
     def body() -> None:

@@ -1,4 +1,4 @@
-"""Runs many items of one program: a few threads for the bodies, and a bound on unfinished programs."""
+"""Runs many items of one program, with a few threads for the bodies and a bound on unfinished programs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from banyan.execution.program_run import ProgramRun
 from banyan.execution.run_limits import GRACE, BatchLimits
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from banyan.execution.progress import Bar
 
 MAX_IN_FLIGHT = 256
-"""The default bound on programs that have started and not finished. Threads alone are no bound, because a body that
-reads no value ends at once; and the server needs many programs at a time to share their prefixes."""
+"""The default bound on programs that have started and not finished. The number of threads is no such bound, because a
+body that reads no value ends before its gens do. The bound is large because the server needs many programs at a time to
+share their prefixes."""
 
 PATIENCE = 0.001
 """Seconds without a new run after which the number of worker threads doubles."""
@@ -30,34 +31,39 @@ PATIENCE = 0.001
 OnError = Literal["raise", "return"]
 
 
-def progress_bar(title: str | None, n: int) -> AbstractContextManager[Bar | None]:
-    """The bar of `n` runs; none without a title."""
-    if title is None:
-        return nullcontext()
-    from banyan.execution.progress import bar  # lazily: it imports rich
+class BatchPlan(NamedTuple):
+    """What a batch runs. start(i, limits): creates the run of item i. concurrency: the most programs at once; None:
+    MAX_IN_FLIGHT. limits: the arguments of BatchLimits. title: of the progress bar on stderr; None: no bar."""
 
-    return bar(title, n)
+    n: int
+    start: Callable[[int, BatchLimits], ProgramRun[Any]]
+    concurrency: int | None
+    limits: tuple[Any, ...]
+    title: str | None
+
+    @property
+    def n_running(self) -> int:
+        """The largest number of programs that run at once."""
+        return MAX_IN_FLIGHT if self.concurrency is None else self.concurrency
+
+    def progress_bar(self) -> AbstractContextManager[Bar | None]:
+        """Show the progress bar while the block runs."""
+        if self.title is None:
+            return nullcontext()
+        from banyan.execution.progress import bar  # lazily: it imports rich
+
+        return bar(self.title, self.n)
 
 
 class BatchRun:
-    """`n` runs of one program. start(i, limits) creates run i."""
+    """The runs of a batch, with their bodies on `n_threads` threads."""
 
-    def __init__(
-        self,
-        n: int,
-        start: Callable[[int, BatchLimits], ProgramRun[State]],
-        n_threads: int,
-        *,
-        concurrency: int | None = None,
-        limits: tuple[Any, ...] = (None, None),
-        title: str | None = None,
-    ) -> None:
-        """limits: the arguments of BatchLimits. title: of the progress bar on stderr; None: no bar."""
-        self._n, self._start, self._n_threads, self._title, self._limit_args = n, start, n_threads, title, limits
+    def __init__(self, plan: BatchPlan, n_threads: int) -> None:
+        self._plan, self._n_threads = plan, n_threads
         self._lock = threading.Lock()
-        self._indices = iter(range(n))
+        self._indices = iter(range(plan.n))
         self._finished: SimpleQueue[tuple[int, State | BaseException]] = SimpleQueue()
-        self._slots = threading.Semaphore(MAX_IN_FLIGHT if concurrency is None else concurrency)
+        self._slots = threading.Semaphore(plan.n_running)
         self._running: dict[int, ProgramRun[State]] = {}
         self._is_stopped, self._process = False, os.getpid()
         self._bar: Bar | None = None
@@ -71,15 +77,15 @@ class BatchRun:
         return states
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
-        """Yields each finished state; if `ordered`, after all states before it. Closing it stops the other runs."""
-        with closing(self), progress_bar(self._title, self._n) as self._bar:
-            self._limits = BatchLimits(*self._limit_args)
+        """Yields each finished state; if `ordered`, after all states before it. Closing the iterator stops the rest."""
+        with closing(self), self._plan.progress_bar() as self._bar:
+            self._limits = BatchLimits(*self._plan.limits)
             self._start_thread(self._start_workers, "banyan-batch")
             finished: dict[int, State] = {}
             n_yielded = 0
             for i, state in self._as_finished():
                 if self._bar is not None:
-                    self._bar.end(state._record, failed=state._record.has_failed)
+                    self._bar.end(failed=state._record.has_failed)
                 finished[i] = state
                 while (i := n_yielded if ordered else i) in finished:
                     state = finished.pop(i)
@@ -89,9 +95,9 @@ class BatchRun:
                     yield state
 
     def _as_finished(self) -> Iterator[tuple[int, State]]:
-        """(index, state) of each run when it finishes or the batch times out."""
+        """Yields (index, state) of each run when the run finishes or the batch times out."""
         seen: set[int] = set()
-        while len(seen) < self._n:
+        while len(seen) < self._plan.n:
             left = max(0.0, self._limits.end - time.monotonic()) + GRACE
             for nap in naps(None if self._limits.timeout is None or self._is_stopped else left):
                 with suppress(Empty):
@@ -107,11 +113,11 @@ class BatchRun:
                 yield i, state
 
     def _time_out(self) -> None:
-        """End all unfinished runs. Their own limits have stopped them, but a body may still be busy elsewhere."""
+        """End all unfinished runs. Their own limits have stopped their gens, but a body may still run other code."""
         error = DeadlineExceeded.of("batch", self._limits.timeout or 0.0)
         with self._lock:
             unstarted, self._is_stopped = list(self._indices), True
-        runs = [*self._running.items(), *((i, self._start(i, self._limits)) for i in unstarted)]
+        runs = [*self._running.items(), *((i, self._plan.start(i, self._limits)) for i in unstarted)]
         for i, run in runs:
             run.record.end(error)
             self._finished.put((i, run.state))
@@ -125,13 +131,14 @@ class BatchRun:
     # ---- worker threads ----------------------------------------------------------------------------------------------
 
     def _start_thread(self, target: Callable[[], None], name: str) -> None:
-        """Each thread gets its own copy of the caller's context."""
+        """Start a thread, which runs in a copy of the caller's context."""
         threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True).start()
 
     def _start_workers(self) -> None:
-        """Double the number of workers whenever no run has started for PATIENCE: bodies that never wait need one."""
+        """Start workers. Begins with one, which is enough for bodies that never wait, and doubles their number whenever
+        no run has started for PATIENCE seconds."""
         n_workers, n_wanted = 0, 1
-        while self._n_started < self._n and not self._is_stopped:
+        while self._n_started < self._plan.n and not self._is_stopped:
             while n_workers < min(n_wanted, self._n_threads - 1):
                 self._start_thread(self._work, f"banyan-batch-{n_workers}")
                 n_workers += 1
@@ -157,7 +164,7 @@ class BatchRun:
 
     def _run(self, i: int) -> None:
         try:
-            run = self._running[i] = self._start(i, self._limits)
+            run = self._running[i] = self._plan.start(i, self._limits)
         except BaseException as e:
             self._slots.release()
             self._finished.put((i, e))
@@ -178,7 +185,7 @@ class BatchRun:
 
 
 def check(errors: dict[int, BaseException], results: Sequence[Any]) -> None:
-    """Raise BatchError if there are errors. errors: by item index."""
+    """Raise BatchError if there are errors. errors: index of the item -> its error. results: all states, in order."""
     if errors:
         i, first = next(iter(errors.items()))
         message = f"{len(errors)} of {len(results)} items failed; the first is item {i}: {first}"

@@ -26,13 +26,13 @@ class Alarm:
         self.action: Callable[[], object] | None = action
 
     def cancel(self) -> None:
-        """Drop the call. Idempotent; safe in a finalizer."""
+        """Cancel the call. Takes no lock, so a finalizer may use it."""
         self.action = None
         self._clock.n_cancelled += 1
 
 
 class Clock:
-    """A thread that calls functions at given times and sleeps in between. It starts with the first call."""
+    """A thread that calls functions at given times and sleeps in between. The first `call` starts the thread."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Alarm]] = []
@@ -41,7 +41,8 @@ class Clock:
         self.n_cancelled = 0
 
     def call(self, when: float, action: Callable[[], object]) -> Alarm:
-        """Call `action`, which neither raises nor blocks, at `when` of `time.monotonic()`; equal times in order."""
+        """Call `action` at the time `when` of `time.monotonic()`. `action` must neither raise nor block. Calls for the
+        same time happen in the order in which they were made."""
         alarm = Alarm(self, action)
         with self._changed:
             if self.n_cancelled > 100 + len(self._due) // 2:  # most alarms are cancelled long before they are due
@@ -65,7 +66,7 @@ class Clock:
                 action = alarm.action
             if action is not None:
                 action()
-            del alarm, action  # the next alarm may be far off, and these keep their objects alive
+            del alarm, action  # these variables would keep objects alive until the next alarm, which may be far off
 
 
 class LateRecord(Protocol):

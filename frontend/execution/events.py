@@ -17,10 +17,11 @@ from banyan.views.usage import Usage
 
 
 class Token(msgspec.Struct, frozen=True):
-    """New text of a streaming gen. name: its variable, "" if it has none; state: its branch, 0 for the program's own.
+    """New text of a streaming gen. name: the variable of the gen, or "". state: the number of its branch; 0: the state
+    of the program itself.
 
     is_thought: the text is reasoning (see separate_reasoning). round: for a gen with tools or retries, the number of
-    the turn or attempt, from 0. With retries, only the text of the last attempt counts.
+    the turn or attempt, from 0. With retries, only the text of the last attempt becomes the value.
     """
 
     name: str
@@ -46,7 +47,7 @@ class ForkStart(msgspec.Struct, frozen=True):
 
 
 Event: TypeAlias = Token | VarDone | ForkStart | ToolCall | Usage
-"""ToolCall: a tool call has returned. Usage: the totals so far; it follows each VarDone."""
+"""ToolCall: a tool call has returned. Usage: the token counts of the run so far; it follows each VarDone."""
 
 
 class Events(Feed[Event]):
@@ -65,7 +66,7 @@ class Events(Feed[Event]):
         self._get_error: Callable[[], BaseException | None] | None = None
 
     def add_tokens(self, name: str, state: int, callback: Callable[[wire.Delta], None]) -> Callable[[wire.Delta], None]:
-        """Wrap a gen's delta callback so that each delta also becomes a Token event."""
+        """Wrap the delta callback of a gen. The result calls `callback` and reports each delta as a Token."""
 
         def on_delta(delta: wire.Delta) -> None:
             callback(delta)
@@ -74,7 +75,7 @@ class Events(Feed[Event]):
         return on_delta
 
     def watch(self, name: str, state: int, future: ValueFuture[wire.Value], usage: Callable[[], Usage]) -> None:
-        """Report the gen or select behind `future` when it finishes. usage: returns the totals of the run."""
+        """Report a gen or select when its `future` is done. usage: returns the token counts of the run so far."""
         with self._lock:
             self._n_open += 1
         future.add_done_callback(partial(self._finished, name, state, usage))
@@ -87,7 +88,7 @@ class Events(Feed[Event]):
         self._close_one()
 
     def end(self, get_error: Callable[[], BaseException | None]) -> None:
-        """The body has ended. get_error: returns the error of the run, asked for after the last event."""
+        """The body has ended. get_error: returns the error of the run, if any; called after the last event."""
         self._get_error = get_error
         self._close_one()
 
@@ -96,5 +97,5 @@ class Events(Feed[Event]):
             self._n_open -= 1
             if self._n_open:
                 return
-        get_error, self._get_error = self._get_error, None  # it holds the state, which holds these events
+        get_error, self._get_error = self._get_error, None  # breaks a reference cycle: it holds the state
         self.close(None if get_error is None else get_error())

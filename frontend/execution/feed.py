@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class ErrorFlag:
-    """Whether the user has seen an error of the program. An error that nobody sees is logged."""
+    """Whether the user's code has received an error of the program. If not, the error is logged at the end."""
 
     __slots__ = ("is_seen",)
 
@@ -24,14 +24,14 @@ class ErrorFlag:
 class Feed(Generic[T]):
     """`put` appends an item and `close` ends the feed. Iterating waits for new items until the feed is closed.
 
-    It has no lock: a writer appends and *then* looks for waiters; a reader registers and *then* looks for items. So
-    one of the two always sees the other, with any number of writers.
+    A feed has no lock. A writer appends an item and *then* looks for waiting readers; a reader registers as waiting and
+    *then* looks for items. So at least one of the two sees the other, with any number of writers.
     """
 
     __slots__ = ("_waiters", "error", "error_flag", "is_closed", "items")
 
     def __init__(self, error_flag: ErrorFlag | None = None) -> None:
-        """error_flag: set when a reader gets the error that closed the feed."""
+        """error_flag: set when a reader receives the error that closed the feed."""
         self.items: list[T] = []
         self.error_flag = error_flag
         self.is_closed = False

@@ -1,8 +1,8 @@
 """The client's record of one running program: the ops that its states append, until they are sent.
 
-A flush sends all recorded ops as one message: when a value or a stream is read, when the body ends, and FLUSH_AFTER
-(clock.py) seconds after the first unsent gen. So a straight-line program is usually one message, and a busy body delays
-no gen.
+A flush sends all recorded ops as one message. It happens when the user's code reads a value or a stream, when the body
+ends, and FLUSH_AFTER (clock.py) seconds after the first unsent gen. So a straight-line program is usually one message,
+and a body that is busy with other work does not delay its gens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from typing import Any
 
 from banyan.backends.base import Backend, OpenProgram, ProgramDefaults
 from banyan.execution import run_limits
-from banyan.execution.clock import FLUSH_AFTER, flusher
+from banyan.execution.clock import FLUSH_AFTER, Alarm, flusher
 from banyan.execution.events import Events
 from banyan.execution.feed import ErrorFlag, Feed
-from banyan.execution.futures import copy_of, when_all_done
 from banyan.execution.run_trace import RunTrace, Sent
 from banyan.lang.sampling import Options
-from banyan.runtime.errors import BanyanError, Cancelled, RuntimeLost
-from banyan.runtime.future import ValueFuture
+from banyan.runtime.errors import BanyanError, Cancelled, RuntimeLost, copy_of
+from banyan.runtime.future import ValueFuture, when_all_done
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
@@ -35,10 +34,10 @@ _DEFAULTS = wire.Sampling()
 
 
 class StateHandle:
-    """The number of a state on the server. When the last reference to it is gone, the server may drop the state.
+    """The number of a state on the server. When nothing refers to the handle any more, the server may drop the state.
 
-    Everything that still needs the state holds its handle: the State, its values until they are known, and the handles
-    of its forks. last_ref: the newest value made in the state, -1 if there is none.
+    Everything that still needs the state holds its handle: the State object, the lazy values of the state until they
+    are known, and the handles of its forks. last_ref: the number of the state's newest value, -1 if there is none.
     """
 
     __slots__ = ("_dropped", "last_ref", "number", "parent")
@@ -87,7 +86,10 @@ class ProgramRecord:
         """The index of its batch item; None outside a batch."""
         self.events: Events | None = None
         """Set if the run was started by `stream`."""
-        self.limits = run_limits.begin(self, options, batch)
+        self.counters: list[Callable[[ValueFuture[wire.Value]], None]] = []
+        """Called with the future of each gen and select when it is done: token budgets, a batch's progress bar."""
+        self._alarm: Alarm | None = None
+        self._alarm = run_limits.begin(self, options, batch)
 
     @property
     def error(self) -> BaseException | None:
@@ -121,10 +123,16 @@ class ProgramRecord:
             self._n_marks += n
             return self._n_marks - n
 
+    def watch(self, future: ValueFuture[wire.Value]) -> None:
+        """Count the tokens of a gen or select when its `future` is done."""
+        for count_tokens in self.counters:
+            future.add_done_callback(count_tokens)
+
     # ---- recording and sending ---------------------------------------------------------------------------------------
 
     def add_text(self, state: int, parts: list[wire.Part]) -> None:
-        """Append text to a state; the record keeps the list. Adjacent texts are sent as one op."""
+        """Append text to a state. Adjacent texts of one state are sent as one op. The caller must not change `parts`
+        afterwards: the record keeps the list itself."""
         if parts:
             self._unsent.append((state, parts))
 
@@ -135,7 +143,8 @@ class ProgramRecord:
             flusher().add(self)
 
     def use(self, use: wire.Use, template: ProgramTemplate) -> None:
-        """Record a use of a template; its plain ops if the backend keeps no templates (`use.template` is -1)."""
+        """Record a use of a template. If the backend keeps no templates (`use.template` is -1), records the template's
+        plain ops instead."""
         if use.template >= 0:
             self.trace.templates[use.template] = template
             self.add(use)
@@ -163,8 +172,11 @@ class ProgramRecord:
         return ops
 
     def flush(self, why: str = "") -> None:
-        """Send all recorded ops as one message; `why` is for the trace. Raises what stopped the program, also later.
-        RuntimeLost: this is a fork of the process that runs it."""
+        """Send all recorded ops as one message. why: what caused the flush, for the trace.
+
+        If the program was stopped, by this call or earlier, raises the error that stopped it. RuntimeLost: this process
+        is a fork of the one that runs the program.
+        """
         if self._process != (here := os.getpid()):
             raise RuntimeLost(
                 f"program {self.name} runs in process {self._process}, and this is its fork {here}: run it here"
@@ -257,7 +269,9 @@ class ProgramRecord:
         when_all_done([] if self.error is not None else self.futures, callback)
 
     def __del__(self) -> None:
-        # Nobody can read its values any more. (If `__init__` failed, there is no program.)
+        # Nobody can read its values any more. (If `__init__` failed, some attributes are missing.)
+        if (alarm := getattr(self, "_alarm", None)) is not None:
+            alarm.cancel()
         if (program := getattr(self, "program", None)) is not None and self._process == os.getpid():
             error = None if self.error_flag.is_seen else self.error or self.failure or program.first_error
             program.cancel()
@@ -266,7 +280,7 @@ class ProgramRecord:
 
 
 class FailedProgram(ProgramDefaults):
-    """Stands for a program that the backend refused to open: all its values fail with that error."""
+    """Takes the place of a program that the backend refused to open. All its values fail with the backend's error."""
 
     def __init__(self, error: BanyanError) -> None:
         self._error = self.first_error = error

@@ -1,4 +1,4 @@
-"""Runs the body of a program on a new state, on this thread, in this task, or on a thread of the pool."""
+"""Runs the body of a program on a new state: on the caller's thread, in the caller's task, or on a pool thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Playing:
 
 
 class ProgramRun(Generic[P]):
-    """A body with its arguments bound, and the new state that it will write."""
+    """A body with its arguments bound, and the new state to which it will append."""
 
     __slots__ = ("_body", "record", "state")
 
@@ -62,7 +62,7 @@ class ProgramRun(Generic[P]):
         batch: BatchLimits | None = None,
         index: int | None = None,
     ) -> None:
-        """index: of the batch item; the run's seed is derived from it."""
+        """index: of the batch item, from which the seed of the run is derived; None outside a batch."""
         self._body = body
         self.record = ProgramRecord(name, backend, options, batch)
         self.record.index = index
@@ -123,7 +123,7 @@ def start_on_thread(run: ProgramRun[State], then: Callable[[], None] = lambda: N
     """Run the body on a thread of the pool. Returns at once. then: called when the body has ended."""
 
     def body() -> None:
-        with suppress(BaseException):  # the record keeps it and raises it to readers
+        with suppress(BaseException):  # the record keeps the error and raises it where a value is read
             run.play()
         then()
 

@@ -8,102 +8,62 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
-from math import inf
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 from rich import progress
 from rich.console import Console
 from rich.text import Text
 
+from banyan.runtime.future import ValueFuture
+from banyan.runtime.protocol import wire
+
 WINDOW = 5.0
 """Seconds over which tokens per second are averaged."""
-POLL = 0.25
-"""Seconds between two looks at the unfinished runs."""
-Counts: TypeAlias = tuple[int, int, int]
-"""Prompt, cached and generated tokens."""
-
-
-class CountedRun(Protocol):
-    """The part of a ProgramRecord that the meter reads."""
-
-    n_refs: int
-    program: Any
 
 
 class Reading(NamedTuple):
     """The counts at one time. hit_rate: cached share of the prompt tokens; None before the first prompt."""
 
-    n_done: int
     n_failed: int
     generated: int
     tokens_per_second: float
     hit_rate: float | None
 
 
-class Meter:
-    """Counts the tokens of running programs. Thread-safe."""
+class Meter(progress.ProgressColumn):
+    """Counts the tokens of a batch and shows them as a column of the progress bar. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._lock = clock, threading.Lock()
-        self._open: dict[int, CountedRun] = {}  # by id
-        self._n_done = self._n_failed = 0
-        self._ended = self._counts = (0, 0, 0)  # of the runs that ended, of all
-        self._history: deque[tuple[float, int]] = deque([(clock(), 0)])  # (time, tokens generated)
-        self._polled_at = -inf
+        super().__init__()
+        self.n_failed = 0
+        """Runs that failed."""
+        self._clock, self._counts_lock = clock, threading.Lock()
+        self._prompt = self._cached = self._generated = 0
+        self._history: deque[tuple[float, int]] = deque([(clock(), 0)])  # (time, tokens generated until then)
 
-    def begin(self, record: CountedRun) -> None:
-        with self._lock:
-            self._open[id(record)] = record
-
-    def end(self, record: CountedRun, failed: bool) -> None:
-        with self._lock:
-            self._open.pop(id(record), None)
-            self._ended = _sum([self._ended, *_finished(record)])
-            self._n_done += 1
-            self._n_failed += failed
-            self._polled_at = -inf
+    def count(self, future: ValueFuture[wire.Value]) -> None:
+        """Count the tokens of a value that has arrived."""
+        if future.exception() is None:
+            usage = future.result().usage
+            with self._counts_lock:
+                self._prompt += usage.prompt
+                self._cached += usage.cached
+                self._generated += usage.generated
 
     def read(self) -> Reading:
-        """The current counts. Without a run that ended, looks at the unfinished ones at most once in POLL seconds."""
-        with self._lock:
+        with self._counts_lock:
             now = self._clock()
-            if now - self._polled_at >= POLL:
-                self._polled_at = now
-                self._counts = _sum([self._ended, *chain.from_iterable(map(_finished, self._open.values()))])
-                self._history.append((now, self._counts[2]))
-                while len(self._history) > 2 and self._history[1][0] <= now - WINDOW:
-                    self._history.popleft()
-            prompt, cached, generated = self._counts
+            self._history.append((now, self._generated))
+            while len(self._history) > 2 and self._history[1][0] <= now - WINDOW:
+                self._history.popleft()
             then, before = self._history[0]
-            rate = (generated - before) / (now - then) if now > then else 0.0
-            return Reading(self._n_done, self._n_failed, generated, rate, cached / prompt if prompt else None)
-
-
-def _finished(record: CountedRun) -> Iterator[Counts]:
-    """The counts of each finished gen."""
-    for future in map(record.program.future, range(record.n_refs)):
-        if future.done() and future.exception() is None:
-            usage = future.result().usage
-            yield usage.prompt, usage.cached, usage.generated
-
-
-def _sum(counts: Iterable[Counts]) -> Counts:
-    prompt, cached, generated = map(sum, zip(*counts, strict=True))
-    return prompt, cached, generated
-
-
-class _RatesColumn(progress.ProgressColumn):
-    """Tokens per second, hit rate and failures."""
-
-    def __init__(self, meter: Meter) -> None:
-        super().__init__()
-        self._meter = meter
+            rate = (self._generated - before) / (now - then) if now > then else 0.0
+            return Reading(self.n_failed, self._generated, rate, self._cached / self._prompt if self._prompt else None)
 
     def render(self, task: progress.Task) -> Text:
-        reading = self._meter.read()
+        reading = self.read()
         parts = []
         if reading.generated:
             parts.append(Text(f"{reading.tokens_per_second:,.0f} tokens/s", "progress.data.speed"))
@@ -115,17 +75,18 @@ class _RatesColumn(progress.ProgressColumn):
 
 
 class Bar:
-    """Reports runs to the progress bar. Thread-safe."""
+    """The progress bar that is shown. A batch calls it from any thread."""
 
-    def __init__(self, meter: Meter, shown: progress.Progress, total: int, title: str) -> None:
-        self._meter, self._shown = meter, shown
-        self._task = shown.add_task(title, total=total)
+    def __init__(self, meter: Meter, shown: progress.Progress, task: progress.TaskID) -> None:
+        self._meter, self._shown, self._task = meter, shown, task
 
-    def begin(self, record: CountedRun) -> None:
-        self._meter.begin(record)
+    def begin(self, record: Any) -> None:
+        """A run starts. record: its ProgramRecord, whose values are counted as they arrive."""
+        record.counters.append(self._meter.count)
 
-    def end(self, record: CountedRun, failed: bool) -> None:
-        self._meter.end(record, failed)
+    def end(self, failed: bool) -> None:
+        """A run has ended."""
+        self._meter.n_failed += failed
         self._shown.advance(self._task)
 
 
@@ -137,9 +98,9 @@ def bar(title: str, total: int, console: Console | None = None) -> Iterator[Bar]
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
-        _RatesColumn(meter),
+        meter,
         progress.TimeElapsedColumn(),
         progress.TimeRemainingColumn(),
     )
     with progress.Progress(*columns, console=console or Console(stderr=True)) as shown:
-        yield Bar(meter, shown, total, title)
+        yield Bar(meter, shown, shown.add_task(title, total=total))

@@ -1,4 +1,4 @@
-"""Limits and urgency of batches, runs and gens. The client enforces them too, in case the server is gone."""
+"""Limits and urgency of batches, runs and gens. The client enforces the limits too, in case the server is gone."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
 from banyan.backends.base import OpenProgram
-from banyan.execution.clock import clock
-from banyan.execution.futures import when_all_done
+from banyan.execution.clock import Alarm, clock
 from banyan.lang.sampling import Options
 from banyan.runtime.errors import BadProgram, BudgetExceeded, DeadlineExceeded
-from banyan.runtime.future import ValueFuture
+from banyan.runtime.future import ValueFuture, when_all_done
 from banyan.runtime.protocol import wire
 
 GRACE = 0.5
-"""Seconds after a timeout before the client acts itself. The server (for a gen) and the body (for a batch) report the
-timeout more precisely and get this long to do so."""
+"""Seconds that the client waits after a timeout before it stops the run. In this time the server (for a gen) or the
+body (for a batch) can report the timeout itself, with the gen and its line."""
 
 _MIN_DEADLINE = 1e-6
-"""Sent for a deadline that has passed; 0 would mean that there is none."""
+"""Seconds. Sent for a deadline that has passed, because 0 means that there is no deadline."""
 
 _batch_numbers = count()
 
@@ -33,6 +32,7 @@ class LimitedRecord(Protocol):
     """The part of a ProgramRecord that limits act on."""
 
     program: OpenProgram
+    counters: list[Callable[[ValueFuture[wire.Value]], None]]
 
     @property
     def is_settled(self) -> bool: ...
@@ -49,11 +49,12 @@ class TokenBudget:
         self._records: weakref.WeakSet[LimitedRecord] = weakref.WeakSet()
 
     def add_record(self, record: LimitedRecord) -> None:
+        """Count the gens of `record` from now on."""
+        record.counters.append(self._count)
         self._records.add(record)
         self._check()
 
-    def count(self, future: ValueFuture[wire.Value]) -> None:
-        """Count the tokens of a finished gen."""
+    def _count(self, future: ValueFuture[wire.Value]) -> None:
         if future.exception() is None:
             with self._lock:
                 self._spent += future.result().usage.generated
@@ -77,62 +78,45 @@ class BatchLimits:
         self.token_budget = None if budget is None else TokenBudget("batch", budget)
 
 
-class RunLimits:
-    """The limits of one run."""
-
-    __slots__ = ("_alarm", "_budgets")
-
-    def __init__(self, record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> None:
-        """Start the timers and send the limits to the backend."""
-        self._alarm = None  # set first: `__del__` reads it even if the backend refuses the limits
-        now = time.monotonic()
-        ends = [] if options.timeout is None else [(now + options.timeout, "run", options.timeout)]
-        if batch is not None and batch.timeout is not None:
-            ends.append((batch.end, "batch", batch.timeout))
-        end, scope, timeout = min(ends, default=(now, "run", 0.0))
-        self._budgets = [] if options.budget is None else [TokenBudget("run", options.budget)]
-        if batch is not None and batch.token_budget is not None:
-            self._budgets.append(batch.token_budget)
-        due = [now + options.deadline] if options.deadline is not None else []
-        if batch is not None and batch.due is not None:
-            due.append(batch.due)
-        record.program.limit(
-            wire.ProgramLimits(
-                timeout=timeout,
-                left=max(0.0, end - now),
-                timeout_of="batch" if scope == "batch" else "run",
-                budget=options.budget or 0,
-                batch=-1 if batch is None else batch.number,
-                batch_budget=0 if batch is None else batch.budget or 0,
-                priority=options.priority or 0,
-                deadline=max(_MIN_DEADLINE, min(due) - now) if due else 0.0,
-                durable=_durable_name(options.durable, in_batch=batch is not None),
-            )
-        )
-        if ends:
-            error = DeadlineExceeded.of(scope, timeout)
-            if end <= now:
-                record.stop(error)
-            else:
-                self._alarm = clock().call(end, partial(_stop, weakref.ref(record), error))
-        for budget in self._budgets:
-            budget.add_record(record)
-
-    def watch(self, future: ValueFuture[wire.Value]) -> None:
-        """Count the tokens of a gen when it finishes."""
-        for budget in self._budgets:
-            future.add_done_callback(budget.count)
-
-    def __del__(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-
-
-def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> RunLimits | None:
-    """Start the limits of a run; None if it has none."""
+def begin(record: LimitedRecord, options: Options, batch: BatchLimits | None = None) -> Alarm | None:
+    """Start the limits of a run, and send them to the backend. Returns the alarm of its timeout, if it has one."""
     own = options.timeout, options.budget, options.priority, options.deadline, options.durable or None
     shared = () if batch is None else (batch.timeout, batch.budget, batch.due)
-    return None if all(limit is None for limit in own + shared) else RunLimits(record, options, batch)
+    if all(limit is None for limit in own + shared):
+        return None
+    now = time.monotonic()
+    ends = [] if options.timeout is None else [(now + options.timeout, "run", options.timeout)]
+    if batch is not None and batch.timeout is not None:
+        ends.append((batch.end, "batch", batch.timeout))
+    end, scope, timeout = min(ends, default=(now, "run", 0.0))
+    due = [now + options.deadline] if options.deadline is not None else []
+    if batch is not None and batch.due is not None:
+        due.append(batch.due)
+    record.program.limit(
+        wire.ProgramLimits(
+            timeout=timeout,
+            left=max(0.0, end - now),
+            timeout_of="batch" if scope == "batch" else "run",
+            budget=options.budget or 0,
+            batch=-1 if batch is None else batch.number,
+            batch_budget=0 if batch is None else batch.budget or 0,
+            priority=options.priority or 0,
+            deadline=max(_MIN_DEADLINE, min(due) - now) if due else 0.0,
+            durable=_durable_name(options.durable, in_batch=batch is not None),
+        )
+    )
+    alarm = None
+    if ends:
+        error = DeadlineExceeded.of(scope, timeout)
+        if end <= now:
+            record.stop(error)
+        else:
+            alarm = clock().call(end, partial(_stop, weakref.ref(record), error))
+    if options.budget is not None:
+        TokenBudget("run", options.budget).add_record(record)
+    if batch is not None and batch.token_budget is not None:
+        batch.token_budget.add_record(record)
+    return alarm
 
 
 def _durable_name(durable: bool | str, in_batch: bool) -> str:
@@ -143,9 +127,9 @@ def _durable_name(durable: bool | str, in_batch: bool) -> str:
 
 
 def limit_gen(record: LimitedRecord, ref: int, kind: str, timeout: float, before: Iterable[ValueFuture[Any]]) -> None:
-    """Stop the run GRACE seconds after `timeout`, counted once all futures in `before` are done, if the server did not.
+    """Stop the run if value `ref` is still unknown GRACE seconds after its timeout.
 
-    kind: "gen" or "select", whose value is `ref`.
+    timeout: seconds, counted once all futures in `before` are done. kind: "gen" or "select", for the error message.
     """
     weak_record = weakref.ref(record)
 

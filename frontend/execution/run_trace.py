@@ -1,4 +1,4 @@
-"""The trace of a run, for the views: what it sent and when it waited, in seconds of the clock of `wire.Times`."""
+"""The trace of a run, for the views: what the run sent, and when it waited. Times are seconds of time.monotonic()."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from banyan.runtime.protocol.op_template import ProgramTemplate
 
 
 class TimeSpan(NamedTuple):
-    """Time that the client spent waiting for a value or running a tool. state: the branch, -1 if none."""
+    """Time that the client spent waiting for a value or running a tool. name: of the variable or tool. state: the
+    number of the branch; -1: none. error: what the wait or the tool raised, or ""."""
 
     kind: Literal["wait", "tool"]
     name: str
@@ -25,7 +26,7 @@ class TimeSpan(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """One message of a program. why: what caused the flush."""
+    """One message of a program. at: when it was sent. why: what caused the flush."""
 
     at: float
     ops: Sequence[wire.Op]
@@ -57,7 +58,7 @@ class RunTrace:
 
     @contextmanager
     def span(self, kind: Literal["wait", "tool"], name: str, state: int = -1, line: str = "") -> Iterator[None]:
-        """Record how long the block takes and which error it raises."""
+        """A block whose duration and error are recorded as a TimeSpan."""
         start, error = time.monotonic(), ""
         try:
             yield

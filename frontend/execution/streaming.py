@@ -23,8 +23,8 @@ def stream(program: Program, *args: Any, **kwargs: Any) -> Stream:
             async for event in st.events():               # or `for`
                 ...
 
-    The end of the block stops what still runs. Without a block, the program stops when the Stream is freed. An
-    `async def` body runs as a task of the running event loop; BadProgram: there is none.
+    The end of the block stops what still runs. Without a block, the program stops when the Stream is garbage-collected.
+    The body of an `async def` runs as a task of the running event loop. BadProgram: no event loop runs.
     """
     run = program.prepare(args, kwargs)
     run.record.events = Events(run.record.error_flag)
@@ -50,7 +50,7 @@ class Stream:
     def events(self) -> Events:
         """All events from start to end, for any number of readers, with `for` or `async for`.
 
-        They are Token, VarDone, Usage, ForkStart and ToolCall. If the run fails, its error is raised after the last.
+        The events are Token, VarDone, Usage, ForkStart and ToolCall. If the run fails, its error comes after them.
         """
         assert self._record.events is not None
         return self._record.events
@@ -102,9 +102,9 @@ def _end_events(run: ProgramRun[Any]) -> None:
     def get_error() -> BaseException | None:
         was_seen = error_flag.is_seen
         error = state.error()
-        error_flag.is_seen = was_seen  # the events only keep the error; no reader has it yet
+        error_flag.is_seen = was_seen  # the events only store the error; no reader has received it yet
         return error
 
     assert run.record.events is not None
-    # Reads may be recorded after the last gen. Wait for them as well: `error` would block this thread on them.
+    # Wait also for values of reads, which may be recorded after the last gen: `state.error` would block on them.
     run.record.when_settled(partial(run.record.events.end, get_error))

@@ -1,4 +1,4 @@
-"""Reads a variable piece by piece as it is generated, on threads and on event loops."""
+"""Reads the value of a variable piece by piece as it is generated, on threads and on event loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from banyan.runtime.protocol import wire
 
 
 def pieces(value: Any, whole: bool = False) -> Iterator[str]:
-    """The text of a value as it streams, else in one piece; then its error. whole: with tool calls and results."""
+    """The text of a value in pieces as it arrives; in one piece if the value does not stream. If the value failed,
+    raises its error at the end. whole: include the text of tool calls and their results."""
     ref, feed = _stream_of(value, whole)
     if ref is not None and feed is not None:
         ref.record.flush()
@@ -31,8 +32,8 @@ def pieces(value: Any, whole: bool = False) -> Iterator[str]:
 
 
 async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[str, Any]]:
-    """`pieces` for an event loop, each piece with its meta info so far; None for text that was not generated. A
-    streaming value ends with "" and its final meta info."""
+    """`pieces` for an event loop. Yields (piece, meta info so far); the meta info is None for text that was not
+    generated. After the last piece of a streaming value comes "" with the final meta info."""
     ref, feed = _stream_of(value, whole)
     if ref is None:
         await known(value)
@@ -60,7 +61,8 @@ async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[s
 
 
 def _stream_of(value: Any, whole: bool) -> tuple[LazyValue | None, Feed[str] | Feed[wire.Delta] | None]:
-    """The lazy value behind `value` and the feed of its text, if any; none for a gen with retries."""
+    """(the lazy value of `value`, the feed of its text). The feed is None for a value that does not stream and for a
+    gen with retries; both are None for an object of the user."""
     ref = value.ref if isinstance(value, ReasoningText) else value
     if not isinstance(ref, LazyValue):
         return None, None
@@ -87,7 +89,7 @@ async def known(value: Any) -> None:
 
 
 def partials(value: Any) -> Iterator[Any]:
-    """The growing object of a gen whose type is written as JSON, and at last the final object."""
+    """The object of a value as it grows, if its type is written as JSON; the last item is the final object."""
     if (deltas := _json_deltas(value)) is not None:
         value.record.flush()
         parser = PartialJson()
@@ -122,7 +124,7 @@ class PartialJson:
         self._last: Any = _NOTHING
 
     def add(self, delta: wire.Delta) -> Iterator[Any]:
-        """Yields the value so far, if `delta` changes it."""
+        """Add the text of `delta`. Yields the object so far, if it has changed."""
         if delta.is_thought:
             return
         if delta.round != self._round:

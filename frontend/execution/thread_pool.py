@@ -1,4 +1,4 @@
-"""A bounded pool of daemon threads for bodies and tools. Threads start when needed and end when idle."""
+"""A pool of daemon threads for bodies and tools, with a limit. Threads start when needed and end when idle."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 
 N_THREADS = 64
-"""The largest number of bodies that run at once. A body started from inside another one (a program that streams a
-program) gets an extra thread: its caller holds a thread while it waits, so a full pool would deadlock."""
+"""The largest number of bodies that run at once. A body that is started by another body of the pool (one program
+streams another) gets a thread beyond this limit: the caller keeps its own thread while it waits, so without the extra
+thread a full pool would deadlock."""
 
 LINGER = 2.0
 """Seconds that an idle thread waits for work before it ends."""
@@ -43,7 +44,7 @@ class ThreadPool:
                 self._start_thread()
 
     def lend(self, n: int) -> None:
-        """Change the thread limit by `n`: up while threads are stuck in work that timed out, down when they return."""
+        """Change the limit of threads by `n`. Used to raise it while threads are stuck in tools that timed out."""
         with self._changed:
             self._max_threads += n
             if self._n_idle < len(self._queue) and self._n_threads < self._max_threads:
@@ -64,7 +65,7 @@ class ThreadPool:
                     return
                 work = self._queue.popleft()
             work()
-            del work  # it keeps its program alive, and the next work may be far off
+            del work  # this variable would keep its program alive until the next work comes
 
 
 def body_threads() -> ThreadPool:

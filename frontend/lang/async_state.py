@@ -1,4 +1,4 @@
-"""AsyncState and AsyncBranches: State and Branches for event loops. What blocks there is awaited here."""
+"""AsyncState and AsyncBranches: State and Branches for event loops. Methods that block there are awaited here."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class AsyncState(StateBase):
         return value
 
     async def value(self, name: str) -> Any:
-        """The variable, once it is known, as the object of its gen's `type`.
+        """Wait for a variable; returns its value as an object of its gen's `type`.
 
         UnknownVariable (a KeyError): there is no such variable. BadOutput: the text is not a valid object.
         """
         return read_object(await self._known(name))
 
     def __getitem__(self, name: str) -> Any:
-        """The variable, if it is known by now; all are once `run_async` has returned.
+        """The value of a variable that is known by now. After `run_async` has returned, all variables are known.
 
-        UnknownVariable (a KeyError): there is no such variable. BadProgram: it is not known yet.
+        UnknownVariable (a KeyError): there is no such variable. BadProgram: its value is not known yet.
         """
         value = self._stored(name)
         if not is_done(value):
@@ -110,7 +110,7 @@ class AsyncState(StateBase):
         return None
 
     async def show(self, path: str | Path | None = None) -> Page:
-        """`State.show`, of what is known by now."""
+        """`State.show`, with what is known by now."""
         import asyncio  # lazily: it takes longer to import than the rest of the package
 
         return await asyncio.to_thread(page, self._record, self._handle.number, path)
@@ -168,7 +168,7 @@ class AsyncBranches(Group[AsyncState]):
             yield self._states[i]
 
     async def best(self, key: Callable[[AsyncState], Any | Awaitable[Any]], on_error: OnError = "raise") -> AsyncState:
-        """`Branches.best`. An `async def` key scores all branches concurrently."""
+        """`Branches.best`. If the key is an `async def`, all branches are scored concurrently."""
         return (await self._top(1, key, on_error))[0]
 
     @overload

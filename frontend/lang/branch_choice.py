@@ -1,4 +1,5 @@
-"""Chooses among the branches of a fork as all their gens finish, and drops those that lose. Nothing here waits."""
+"""Chooses among the branches of a fork, and drops the others. A branch is considered once all its gens have finished.
+State and AsyncState do the waiting; nothing here waits."""
 
 from __future__ import annotations
 
@@ -10,18 +11,18 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from msgspec.structs import replace
 
 from banyan.execution.feed import Feed
-from banyan.execution.futures import when_all_done
 from banyan.lang.expr import Expression, GenExpr, Leaf, leaves
 from banyan.lang.lazy_value import LazyValue, fork_error, read_object
 from banyan.lang.state_base import OnError, StateBase, check_on_error
 from banyan.runtime.errors import BadProgram, BanyanError, Unsupported
+from banyan.runtime.future import when_all_done
 
 P = TypeVar("P", bound=StateBase)
 Step: TypeAlias = Expression | Callable[[Any], Expression]
 
 
 def finishing(states: Sequence[StateBase]) -> Feed[int]:
-    """A feed of the branches' indices, each as soon as the branch finishes or fails. It closes after the last."""
+    """A feed that gets the index of each branch when the branch has finished or failed, and closes after the last."""
     feed = Feed[int]()
     with suppress(BanyanError):  # if the program could not be sent, its values have failed: all branches have finished
         states[0]._record.flush()
@@ -37,7 +38,7 @@ def finishing(states: Sequence[StateBase]) -> Feed[int]:
 
 
 def _failure(state: StateBase) -> BanyanError | None:
-    """The error of a finished branch or of one of its own branches."""
+    """The first error of a finished branch or of its own branches; None if there is none."""
     for item in state._transcript.own.items:
         if isinstance(item, LazyValue):
             try:
@@ -49,7 +50,7 @@ def _failure(state: StateBase) -> BanyanError | None:
 
 
 class BranchChoice(Generic[P]):
-    """Base of the choices. It gets the branches as they finish, and drops the losers."""
+    """Base of the ways to choose. The caller passes the index of each finished branch to `add` or `has_failed`."""
 
     def __init__(self, states: Sequence[P], on_error: OnError) -> None:
         check_on_error(on_error)
@@ -57,11 +58,11 @@ class BranchChoice(Generic[P]):
         self._errors: dict[int, BanyanError] = {}
 
     def add(self, i: int) -> bool:
-        """Branch `i` has finished. Returns whether the choice is decided."""
+        """Take note that branch `i` has finished. Returns whether the choice is decided now."""
         raise NotImplementedError
 
     def has_failed(self, i: int) -> bool:
-        """Whether branch `i`, which has finished, failed. Raises its error unless errors are collected."""
+        """Whether the finished branch `i` failed. ForkError: it did, and on_error is "raise"."""
         error = _failure(self._states[i])
         if error is None:
             return False
@@ -71,7 +72,7 @@ class BranchChoice(Generic[P]):
         return True
 
     def _keep(self, winners: Sequence[int], n: int) -> list[P]:
-        """Drop all branches but `winners`, and return those. ForkError: there are less than `n`."""
+        """Drop all branches but `winners`, and return the winners. ForkError: there are fewer than `n` winners."""
         if len(winners) < n:
             i, error = next(iter(self._errors.items()))
             raise fork_error(i, error, f"{len(self._errors)} of {len(self._states)} branches failed; ")
@@ -117,7 +118,7 @@ class Race(BranchChoice[P]):
 
 
 class Ballot(BranchChoice[P]):
-    """Keeps the first branch with the value that most branches have."""
+    """Keeps the first of the branches whose variable has the most frequent value."""
 
     def __init__(self, states: Sequence[P], name: str, key: Callable[[Any], Any] | None, on_error: OnError) -> None:
         super().__init__(states, on_error)
@@ -146,7 +147,7 @@ class Ballot(BranchChoice[P]):
 
 
 def checked_width(k: int, depth: int, width: int | None) -> int:
-    """The width of a beam search, `k` by default. BadProgram: a number is less than 1."""
+    """The width of a beam search, which is `k` by default. BadProgram: one of the numbers is less than 1."""
     width = k if width is None else width
     for name, value in (("k", k), ("depth", depth), ("width", width)):
         if not isinstance(value, int) or value < 1:
@@ -155,7 +156,8 @@ def checked_width(k: int, depth: int, width: int | None) -> int:
 
 
 def expanded(states: Sequence[P], step: Step, width: int, with_logprobs: bool) -> list[P]:
-    """Fork each state `width` times and append `step` to each branch. with_logprobs: for `likelihood`."""
+    """Fork each state `width` times and append `step` to each branch. with_logprobs: the gens of the step also return
+    the log-probabilities that `likelihood` needs."""
     branches: list[P] = []
     for state in states:
         for branch in state._forked(width):
@@ -173,7 +175,7 @@ def _with_logprobs(step: Expression) -> list[str | Leaf]:
 
 
 def likelihood(state: StateBase) -> float:
-    """The log-probability of all text generated for a finished state, as far as it was asked for."""
+    """The sum of the log-probabilities of all text that gens with return_logprob generated for a finished state."""
     total, n_gens, n_tokens = 0.0, 0, 0
     for ref in state._lazy_values():
         if (value := ref.wait()).scores is None:

@@ -1,6 +1,7 @@
-"""How a `select` scores its choices: the server, by the log-probabilities of their tokens behind the prompt.
+"""How a `select` scores its choices. The server computes the log-probability of each token of each choice after the
+prompt, and one of three methods turns them into a score per choice.
 
-A user's own method decides in the client process; the state waits for it on the server, while the body goes on.
+A user's own method decides in the client process. Meanwhile the state waits on the server, and the body goes on.
 """
 
 from __future__ import annotations
@@ -15,32 +16,34 @@ from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol.wire import ChoicesMethod
 
 token_length_normalized: Final = "token_length_normalized"
-"""The highest mean log-probability per token. The default; it favours long choices whose ends are predictable."""
+"""Score: the mean log-probability per token. The default. It favours long choices whose last tokens are predictable."""
 
 greedy_token_selection: Final = "greedy_token_selection"
-"""Token by token, keeps the choices with the likeliest next token. A shorter choice continues with its own mean."""
+"""Goes through the choices token by token, and keeps those with the likeliest next token. In place of tokens after the
+end of a shorter choice, its mean log-probability counts."""
 
 unconditional_likelihood_normalized: Final = "unconditional_likelihood_normalized"
-"""The highest mean gain of log-probability with the prompt over without it. It does not favour common choices."""
+"""Score: the mean over the tokens of how much the prompt raises their log-probability, compared with no prompt. So it
+does not favour texts that are common anyway."""
 
 
 @dataclass
 class ChoicesDecision:
-    """The decision of a user's own method. meta_info: added to what `s.get_meta_info(name)` returns."""
+    """What a user's own method returns. decision: the choice. meta_info: added to the meta info of the select."""
 
     decision: str
     meta_info: dict[str, Any] | None = None
 
 
 class ChoicesSamplingMethod(ABC):
-    """A user's own way to decide a select: `bn.select("x", choices, choices_method=Mine())`.
+    """Base of a user's own method to decide a select: `bn.select("x", choices, choices_method=Mine())`.
 
-    It is called on a separate thread, with keyword arguments. If it does not return a choice, the program fails.
+    The method is called on a thread, with keyword arguments. If it does not return a choice, the program fails.
     """
 
     @property
     def requires_unconditional_logprobs(self) -> bool:
-        """Whether it needs the scores of the choices without the prompt."""
+        """Whether the method needs the log-probabilities of the choices without the prompt."""
         return False
 
     @abstractmethod
@@ -53,10 +56,11 @@ class ChoicesSamplingMethod(ABC):
         output_token_logprobs: list[list[Any]],
         unconditional_token_logprobs: list[list[Any]] | None = None,
     ) -> ChoicesDecision:
-        """Decide. Each list has one item per choice.
+        """Decide the select. Each list has one item per choice.
 
-        normalized_prompt_logprobs: the mean log-probability of its tokens. input_token_logprobs: its tokens as
-        (log-probability, id, None); unconditional_token_logprobs: without the prompt, if required. Others are empty.
+        normalized_prompt_logprobs: the mean log-probability of the choice's tokens. input_token_logprobs: its tokens,
+        as (log-probability, id, None). unconditional_token_logprobs: the same without the prompt, if required; else
+        None. output_token_logprobs: empty lists.
         """
 
 
@@ -65,7 +69,7 @@ Method = ChoicesMethod | Callable[..., Any]
 
 
 def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | None]:
-    """(how the server scores, the user's own method or None). Unsupported: `method` is neither."""
+    """(the method by which the server scores, the user's own method or None). Unsupported: `method` is neither."""
     for known in get_args(ChoicesMethod):
         if method == known:
             return known, None

@@ -1,10 +1,10 @@
-"""Expressions: what can be appended to a state. They are frozen values and do nothing by themselves.
+"""Expressions: what can be appended to a state. An expression is a frozen value; creating one runs nothing.
 
     gen("a") + "text" + select("b", ["x", "y"])     a sequence
     user("Hi") + assistant(gen("a"))                turns
     f"Because {gen('why')}, so {gen('what')}."      inside f-strings too
 
-A plain `str` is data: it never becomes a control token, whatever it contains. Use `raw` for control tokens.
+The text of a plain `str` never becomes a control token, such as <|im_end|>. Use `raw` for text with control tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from banyan.tools.toolbox import Toolbox, toolbox
 
 
 class Expr:
-    """Base of all that can be appended, except plain strings."""
+    """Base of everything that can be appended, except plain strings."""
 
     __slots__ = ()
 
@@ -76,33 +76,33 @@ class RoleEnd(_Node, frozen=True):
 
 
 class GenExpr(_Node, frozen=True):
-    """Generates text. name: the variable that holds it, if any."""
+    """Generates text. name: the variable that will hold the text, if any."""
 
     name: str | None = None
     options: GenOptions = GenOptions()
     output_type: Any = None
     """An OutputType that the text must match, or None."""
     retries: int | None = None
-    """How often the model may try again if the text does not match."""
+    """How often the model may try again if the text does not match; None: the run's value."""
     tools: Any = None
     """A Toolbox of tools that the model may call, or None."""
     reasoning: Reasoning | None = None
-    """How the model marks its reasoning, if that is kept apart."""
+    """How the model marks its reasoning; None: the reasoning is not separated from the text."""
 
     def sampling(self, base: Sampling) -> Sampling:
-        """`base`, overridden by the options of this gen."""
+        """`base`, the sampling of the run, with the options of this gen in place of those of the run."""
         merged = self.options.over(base)
         if self.output_type is None:
             return merged
         stop = tuple(dict.fromkeys((*merged.stop, *self.output_type.stop)))
         spec: ConstraintSpec | None = self.output_type.spec
-        if spec is not None and self.reasoning is not None:  # the constraint holds after the reasoning
+        if spec is not None and self.reasoning is not None:  # only the text after the reasoning is constrained
             spec = replace(spec, after=(self.reasoning.end,))
         return replace(merged, constraint=spec, stop=stop)
 
 
 class SelectExpr(_Node, frozen=True):
-    """Appends the best of `choices`. decide: the user's own method, called with the scores."""
+    """Appends the best of `choices`. decide: the user's own method, which gets the scores and returns the choice."""
 
     choices: tuple[str, ...]
     name: str | None = None
@@ -128,7 +128,7 @@ Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 
 
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Cache the frozen values that `make` returns for hashable arguments, so that a loop builds its gen once."""
+    """Cache the frozen values that `make` returns for hashable arguments, so that a gen in a loop is built once."""
     cached_make = lru_cache(1024, typed=True)(make)
 
     @wraps(make)
@@ -184,25 +184,27 @@ def gen(
 ) -> GenExpr | SelectExpr:
     """Generate text and store it in the variable `name`.
 
-    An option that is left out has the run's value (see `Options` for their meanings). With `choices`, this is `select`,
-    at temperature 0 unless one is given.
+    `Options` describes the options; one that is left out has the value of the run. With `choices`, `gen` is `select`,
+    and its temperature is 0 unless one is given.
 
-    One of the following constrains the text while it is generated. `s[name]` is the text, `s.value(name)` the object:
+    Each of the following constrains the text while it is generated. `s[name]` is the text, `s.value(name)` the object:
 
     type         int, float, bool, str, date, Literal, Enum: written as plain text. list, dict, TypedDict, dataclass,
                  msgspec.Struct, pydantic models and what they contain: written as JSON and validated. outlines' types
     json_schema  the object is what json.loads returns
-    regex        Rust's syntax, without look-around. grammar: context-free, in Lark's notation. The object is the text
+    regex        in Rust's syntax, without look-around; the object is the text
+    grammar      context-free, in Lark's notation; the object is the text
     dtype        SGLang's int, float, bool and str (in quotes: letters and spaces)
 
-    retries: how often the model is told what is wrong with its text and asked again, if the text is not a valid object
-    after all (a pydantic validator refused it, or max_tokens cut it). The prompt keeps only the last answer.
+    retries: how often the model may try again if its text is not a valid object in spite of the constraint (a pydantic
+    validator refused it, or max_tokens cut it). Before each try the model is told what is wrong. The prompt keeps only
+    the last answer.
 
     tools: functions that the model may call, made by `@tool`. The gen must be in an assistant's turn. The calls run in
-    this process, concurrently; their results go back to the model as tool turns, until it answers without a call. That
-    last turn is the value. The model is told of a failed call. `s.tool_calls(name)` returns the calls.
-    max_rounds: the number of turns with calls (4); after that, ToolError. tool_timeout: seconds per call (60).
-    max_tool_output: characters kept of each result (8,192). max_tokens applies to each turn.
+    this process, concurrently. Their results, or errors, go back to the model as tool turns, until the model answers
+    without a call. This last answer is the value. `s.tool_calls(name)` returns the calls. max_rounds: the most turns
+    with calls (4); after one more, the gen fails with ToolError. tool_timeout: seconds per call (60). max_tool_output:
+    characters kept of each result (8,192). max_tokens applies to each turn.
 
     BadProgram: an invalid value. Unsupported: a type together with tools; ask for the type in a second gen.
     """
@@ -277,8 +279,8 @@ def select(
     """Append the choice with the highest score and store it in the variable `name`.
 
     temperature: if above 0, the choice is drawn from softmax(score / temperature), with `seed`. choices_method: how
-    choices are scored: the name of a method, or your own ChoicesSamplingMethod. Your own method decides by itself, so
-    temperature and seed cannot be used with it. timeout: as for `gen`.
+    choices are scored: the name of a method, or your own ChoicesSamplingMethod. Your own method takes the decision, so
+    it cannot be combined with temperature and seed. timeout: as for `gen`.
     """
     if not temperature >= 0.0:
         raise BadProgram(f"temperature is {temperature}; it must be 0 or more")
@@ -302,7 +304,7 @@ def raw(text: str) -> RawExpr:
 def image(expr: Any) -> ImageExpr:
     """An image: the path of its file, its bytes, or a PIL image. A prompt may hold several.
 
-    BadProgram: it cannot be read. When it is appended, Unsupported: the model takes only text.
+    BadProgram: the image cannot be read. Appending it to a program whose model takes only text raises Unsupported.
     """
     data = images.read(expr)
     return ImageExpr(data, images.kind_of(data))
@@ -361,10 +363,10 @@ def assistant_end() -> RoleEnd:
 
 
 def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Seq:
-    """`expr`, with the reasoning of its gens kept apart: variable x and the prompt get the answer, variable
-    `x_reasoning_content` the reasoning.
+    """`expr`, whose gens separate reasoning from answer. Of a gen called x, the variable x and the prompt get the
+    answer, and the variable `x_reasoning_content` gets the reasoning.
 
-    model_type: how the model marks its reasoning: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
+    model_type: whose marks around the reasoning to use: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
     """
     if model_type is not None and model_type not in _REASONING_MODELS:
         raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(_REASONING_MODELS))}")
@@ -378,7 +380,7 @@ def separate_reasoning(expr: Expression | None = None, model_type: str | None = 
 
 
 REASONING_SUFFIX = "_reasoning_content"
-"""Appended to the name of a gen, this names the variable with its reasoning."""
+"""The name of a gen with this suffix is the variable that holds the reasoning of the gen."""
 
 _THINK_TAGS, _FORCED_TAGS = Reasoning(), Reasoning(is_forced=True)
 _REASONING_MODELS = {
@@ -394,7 +396,7 @@ NOTHING = Seq(())
 
 
 def checked_name(name: object) -> str:
-    """`name`, if it is a valid name of a variable; else BadProgram."""
+    """Returns `name`. BadProgram: it is not a valid name of a variable."""
     if not isinstance(name, str):
         raise BadProgram(f"the name of a variable is a string, not {name!r}")
     if not name or name.startswith("__"):
@@ -409,7 +411,8 @@ def checked_name(name: object) -> str:
 def leaves(expr: Expression) -> list[str | Leaf]:
     """The expression as a flat list, including expressions inside f-strings.
 
-    BadProgram: a value cannot be appended, or two gens have the same name (in separate appends the later one wins).
+    BadProgram: a value cannot be appended, or two gens of the expression have the same name. (In separate appends, the
+    later gen replaces the variable.)
     """
     flat: list[str | Leaf] = []
     for part in _parts(expr):

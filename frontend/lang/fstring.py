@@ -1,8 +1,9 @@
 """Expressions inside f-strings: `f"Because {gen('why')}"` is a string that contains its gen.
 
-The expression is encoded between two marks with a random number drawn by this process, so user text cannot imitate one.
-Only parts that cannot be encoded are looked up: a LazyValue, which lives as long as its state, and the last `MAX_KEPT`
-output types and toolboxes. A string that was changed after embedding is refused when it is appended.
+The string holds the expression in encoded form between two marks. The marks contain a random number that this process
+draws, so that other text cannot imitate them. Parts that cannot be encoded are kept in memory, and the string holds
+their numbers: a LazyValue is kept as long as its state, an output type or a toolbox until MAX_KEPT newer ones were
+embedded. A string that was changed after the embedding is refused when it is appended.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from banyan.runtime.errors import BadProgram
 
 MAX_KEPT = 65_536
 
-# Digits survive `upper()` and JSON. They are on both sides, so that each half of a cut string contains them.
+# `upper()` and JSON leave digits as they are. The number is in both marks, so that each half of a cut string has it.
 _TOKEN = str(10**23 + secrets.randbelow(9 * 10**23))
 _OPEN, _CLOSE = f"\ue0b1{_TOKEN}:", f":{_TOKEN}\ue0b2"
 _HINT = _OPEN[:8]  # what remains if a line break splits the token
@@ -45,7 +46,7 @@ class Embedder:
     """Embeds expressions in strings and extracts them again."""
 
     def __init__(self, kinds: Any) -> None:
-        """kinds: the union of the expressions that can be encoded."""
+        """kinds: the union of the classes whose instances can be encoded."""
         self._encode = msgspec.msgpack.Encoder(enc_hook=self._to_number).encode
         self._decode = msgspec.msgpack.Decoder(kinds, ext_hook=self._from_number).decode
         self._count = itertools.count()
@@ -61,7 +62,7 @@ class Embedder:
         return f"{_OPEN}{body}{_CLOSE}"
 
     def extract(self, text: str) -> Iterator[Any]:
-        """The texts and expressions in `text`, in order. BadProgram: one was changed, or no longer exists."""
+        """The texts and expressions in `text`, in order. BadProgram: an expression was changed or no longer exists."""
         for k, part in enumerate(_embedded.split(text)):
             if k % 2:
                 yield self._decode_body(part)
@@ -96,7 +97,7 @@ class Embedder:
 
 
 def holds_expression(text: str) -> bool:
-    """Whether `text` contains an embedded expression, or the remains of one."""
+    """Whether `text` contains an embedded expression or a part of one."""
     return _TOKEN in text or _HINT in text
 
 

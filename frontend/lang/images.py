@@ -18,7 +18,7 @@ _SIGNATURES = {
 
 
 def read(image: Any) -> bytes:
-    """The file contents of an image given as a path, as bytes or as a PIL image. BadProgram: it cannot be read."""
+    """The bytes of an image file, given by its path, as bytes or as a PIL image. BadProgram: it cannot be read."""
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
     if isinstance(image, str | os.PathLike):

@@ -1,4 +1,4 @@
-"""Lazy values: what a gen, a select or a read will produce, and what reading a variable returns."""
+"""Lazy values: the results of gens, selects and reads, which may not be known yet; and how variables are read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from banyan.execution.feed import Feed
-from banyan.execution.futures import copy_of
 from banyan.execution.program_record import ProgramRecord, StateHandle
 from banyan.execution.source_line import source_line
 from banyan.lang.expr import Expr
@@ -36,19 +35,14 @@ class LazyValue(Expr):
     )
 
     def __init__(
-        self,
-        record: ProgramRecord,
-        handle: StateHandle,
-        previous: LazyValue | None,
-        name: str = "",
-        line: str = "",
+        self, record: ProgramRecord, handle: StateHandle, previous: LazyValue | None, name: str = "", line: str = ""
     ) -> None:
-        """previous: the value appended to the same state just before this one. If earlier values failed, the error of
-        the earliest one is reported."""
+        """handle: of the state. name: the variable, or "". line: where it was appended, "file.py:12". previous: the
+        lazy value before this one in the same state. If several values failed, the earliest error is reported."""
         self.record, self.number, self.name, self.line = record, record.new_refs(), name, line
         self.previous = previous
         self.deltas: Feed[wire.Delta] | None = None
-        """Its text as it is generated, if the program streams."""
+        """The text of the gen as it is generated, if the program streams."""
         self.with_text = False
         """Whether the meta info includes the text of each token."""
         self.output_type: OutputType | None = None
@@ -80,11 +74,11 @@ class LazyValue(Expr):
 
     @property
     def state(self) -> int:
-        """The number of the state that it belongs to; -1 once the value is known."""
+        """The number of the state that the value belongs to; -1 once the value is known."""
         return -1 if self._handle is None else self._handle.number
 
     def copy_to(self, record: ProgramRecord, handle: StateHandle, previous: LazyValue | None, number: int) -> LazyValue:
-        """The same value in another run."""
+        """A copy for another run, in which the value has the number `number`."""
         ref = LazyValue.__new__(LazyValue)
         for name in LazyValue.__slots__:
             if name != "__weakref__":
@@ -94,7 +88,7 @@ class LazyValue(Expr):
         return ref
 
     def stream(self) -> None:
-        """Collect the text in `deltas` as it arrives. Must be called before the op is sent."""
+        """Collect the text in `deltas` as it arrives. Must be called before the gen is sent."""
         deltas = self.deltas = Feed[wire.Delta]()
         callback = deltas.put if self.caller is None else self.caller.stream(deltas)
         if self.record.events is not None:
@@ -103,7 +97,7 @@ class LazyValue(Expr):
         self.future.add_done_callback(lambda _: deltas.close())
 
     def wait(self) -> wire.Value:
-        """Wait for the value. If it failed, raises the error of the first gen that caused the failure."""
+        """Wait for the value. If its gen failed, raises the error of the first gen that caused the failure."""
         if self._value is None:
             try:
                 if self.future.done():
@@ -120,7 +114,7 @@ class LazyValue(Expr):
         return self._value
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Flush the program. The returned block records how long the caller waits."""
+        """Flush the program. Returns a context manager that records how long its block waits."""
         name, line = self.name or "the text", source_line()
         self.record.flush(f"{line} looked at {name!r}")
         return self.record.trace.span("wait", name, self.state, line)
@@ -146,11 +140,11 @@ class LazyValue(Expr):
         return _one_or_list([sample.text for sample in self.wait().samples])
 
     def text(self) -> str:
-        """The text in the prompt: that of the first sample."""
+        """The text of the first sample, which is the one that the prompt continues with."""
         return self.wait().samples[0].text
 
     def value(self) -> Any:
-        """The object of a gen with a type, else the text; with n > 1, a list. BadOutput: the text does not parse."""
+        """The object, for a gen with a type; else the text. With n > 1, a list. BadOutput: a text is not valid."""
         samples = self.wait().samples
         if self.output_type is None:
             return self.read()
@@ -164,7 +158,7 @@ class LazyValue(Expr):
         return _one_or_list(self._objects)
 
     def tool_calls(self) -> list[ToolCall]:
-        """The calls that a gen with tools made, even if it failed."""
+        """The calls that a gen with tools made, also if the gen failed."""
         with suppress(errors.BanyanError):
             self.wait()
         return [] if self.caller is None else [call for turn in self.caller.rounds for call in turn.calls]
@@ -201,16 +195,16 @@ class ReasoningText:
 
 
 class JoinedValues:
-    """A variable of all joined branches, read on demand. A branch that does not have the variable holds None."""
+    """The values of one variable in all joined branches, read when it is read; None for a branch without it."""
 
     __slots__ = ("collects", "values")
 
     def __init__(self, values: list[Any], collects: bool = False) -> None:
-        """collects: the list holds the error of a branch that failed, instead of raising it."""
+        """collects: if a branch failed, the list holds its error; otherwise reading the list raises the error."""
         self.values, self.collects = values, collects
 
     def each(self, get: Callable[[Any], Any]) -> list[Any]:
-        """Apply `get` to the value of each branch. ForkError names the branch that failed."""
+        """Apply `get` to the value of each branch. ForkError: a branch failed."""
         found: list[Any] = []
         for i, value in enumerate(self.values):
             try:
@@ -225,7 +219,7 @@ class JoinedValues:
         return found
 
 
-# The functions below take whatever a variable holds: a LazyValue, a ReasoningText, JoinedValues or a user's object.
+# The functions below take what a variable holds: a LazyValue, a ReasoningText, JoinedValues or an object of the user.
 
 
 def is_done(value: Any) -> bool:
@@ -245,7 +239,7 @@ def read(value: Any) -> Any:
 
 
 def read_object(value: Any) -> Any:
-    """What `s.value(name)` returns: as `read`, with objects for gens that have a type."""
+    """What `s.value(name)` returns: an object for a gen with a type; for all others the same as `read`."""
     if isinstance(value, LazyValue):
         return value.value()
     return value.each(read_object) if isinstance(value, JoinedValues) else read(value)
@@ -266,7 +260,7 @@ def meta_info(value: Any) -> Any:
 
 
 def dist(value: Any) -> Any:
-    """The probability of each choice of a select. BadProgram: the value is not of a select."""
+    """The probability of each choice of a select. BadProgram: the value does not come from a select."""
     if isinstance(value, JoinedValues):
         return value.each(dist)
     if not isinstance(value, LazyValue) or not value.choices:
@@ -284,7 +278,7 @@ def dist(value: Any) -> Any:
 
 
 def fork_error(i: int, error: errors.BanyanError, prefix: str = "") -> errors.ForkError:
-    """The ForkError of branch `i`, which failed with `error`. prefix: begins the message."""
+    """The ForkError for branch number `i`, which failed with `error`. prefix: the start of the message."""
     where = {}
     if isinstance(error, errors.ProgramError):
         where = {"program": error.program, "line": error.line, "gen": error.gen, "prompt_tail": error.prompt_tail}
@@ -295,7 +289,7 @@ def fork_error(i: int, error: errors.BanyanError, prefix: str = "") -> errors.Fo
 
 def _with_location(error: errors.BanyanError, ref: LazyValue) -> errors.BanyanError:
     """A copy of `error` that names the program, the line and the gen."""
-    fresh = copy_of(error)
+    fresh = errors.copy_of(error)
     if isinstance(fresh, errors.ProgramError):
         fresh.program = fresh.program or ref.record.name
         fresh.gen, fresh.line = fresh.gen or ref.name, fresh.line or ref.line

@@ -38,7 +38,7 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
 
 
 def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with_text: bool) -> dict[str, Any]:
-    """The meta info of a gen while it streams. logprobs: of all tokens so far. Prompt counts may come last."""
+    """The meta info of a gen while it streams. logprobs: of all tokens so far. Prompt counts are None until known."""
     meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,
@@ -50,7 +50,7 @@ def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with
 
 
 def meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> dict[str, Any]:
-    """For each choice: its score, (logprob, id, None) of each scored token, and its weight in the draw."""
+    """The meta info of a select: the score, tokens as (logprob, id, None) and weight in a draw of each choice."""
     meta: dict[str, Any] = {
         "normalized_prompt_logprobs": list(scores.normalized),
         "input_token_logprobs": without_text(scores.tokens),
@@ -83,5 +83,5 @@ def _top(t: wire.TokenLogprob, with_text: bool) -> list[tuple[float, int, str | 
 
 
 def without_text(choices: Sequence[Sequence[tuple[float, int]]]) -> list[list[tuple[float, int, None]]]:
-    """The scored tokens of each choice, as SGLang lists them."""
+    """The scored tokens of each choice as (logprob, id, None), which is SGLang's form."""
     return [[(logprob, token, None) for logprob, token in tokens] for tokens in choices]

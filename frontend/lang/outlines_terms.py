@@ -1,4 +1,4 @@
-"""Converts outlines' types to constraints. outlines is imported only here: that takes longer than the whole package."""
+"""Converts outlines' types to constraints. Only this file imports outlines, which takes longer than our package."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from banyan.runtime.protocol.wire import ConstraintSpec
 
 
 def to_spec(kind: Any) -> ConstraintSpec:
-    """The constraint of a date, a function (its arguments), a genson builder, or a term of outlines. ConstraintError:
-    it has none."""
+    """The constraint of a date, a function (of its arguments), a genson builder, or a term of outlines.
+
+    ConstraintError: outlines has no term for `kind`, or the term cannot be used as a constraint.
+    """
     from outlines.types import dsl
 
     term = _term(kind)
@@ -73,7 +75,7 @@ def _strings(term: Any) -> list[str] | None:
 
 
 def _lark(term: Any) -> str:
-    """A term that contains JSON schemas, as the right side of a Lark rule."""
+    """The right side of a Lark rule for a term, which may contain JSON schemas."""
     from outlines.types import dsl
 
     match term:
@@ -86,24 +88,22 @@ def _lark(term: Any) -> str:
             return f"({' | '.join(map(_lark, _subterms(term)))})"
         case dsl.Sequence():
             return f"({' '.join(map(_lark, term.terms))})"
-        case dsl.Optional():
-            quantifier = "?"
-        case dsl.KleeneStar():
-            quantifier = "*"
-        case dsl.KleenePlus():
-            quantifier = "+"
-        case dsl.QuantifyExact():
-            quantifier = f"{{{term.count}}}"
-        case dsl.QuantifyMinimum():
-            quantifier = f"{{{term.min_count},}}"
-        case dsl.QuantifyMaximum():
-            quantifier = f"{{0,{term.max_count}}}"
-        case dsl.QuantifyBetween():
-            quantifier = f"{{{term.min_count},{term.max_count}}}"
-        case _:
-            pattern = dsl.to_regex(term).replace("\n", r"\n").replace(r"\/", "/").replace("/", r"\/")
-            return f"/{pattern}/"
-    return f"({_lark(term.term)}){quantifier}"
+    if (quantifier := _QUANTIFIERS.get(type(term).__name__)) is not None:
+        return f"({_lark(term.term)}){quantifier.format(term)}"
+    pattern = dsl.to_regex(term).replace("\n", r"\n").replace(r"\/", "/").replace("/", r"\/")
+    return f"/{pattern}/"
+
+
+_QUANTIFIERS = {
+    "Optional": "?",
+    "KleeneStar": "*",
+    "KleenePlus": "+",
+    "QuantifyExact": "{{{0.count}}}",
+    "QuantifyMinimum": "{{{0.min_count},}}",
+    "QuantifyMaximum": "{{0,{0.max_count}}}",
+    "QuantifyBetween": "{{{0.min_count},{0.max_count}}}",
+}
+"""Class of outlines' dsl -> Lark's quantifier, as a format string that takes the term."""
 
 
 def _check_spacing(term: Any) -> None:

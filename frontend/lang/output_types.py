@@ -1,4 +1,4 @@
-"""Output types of gens: the constraint for the text while it is generated, and the object that is made from it.
+"""Output types of gens: the constraint on the text while it is generated, and the object that the text becomes.
 
 Numbers, bools, Literals, Enums and dates are written as plain text: 42, True, red. All other types are written as JSON.
 """
@@ -30,9 +30,9 @@ class OutputType:
     __slots__ = ("is_json", "label", "parse", "spec", "stop")
 
     def __init__(self, label: str, spec: ConstraintSpec | None, parse: Parse, stop: tuple[str, ...] = ()) -> None:
-        """spec: the constraint. parse: text to object; raises if the text is invalid.
-
-        stop: additional stop strings. Without them, a model that continues after a number would have to add digits.
+        """label: the type's name, for errors. spec: the constraint. parse: converts the text to the object; raises if
+        the text is invalid. stop: additional stop strings. Without them, a model that goes on after a number could only
+        write more digits.
         """
         self.label, self.spec, self.parse, self.stop = label, spec, parse, stop
         self.is_json = spec is not None and spec.kind == "json_schema"
@@ -41,18 +41,18 @@ class OutputType:
         return f"<OutputType {self.label}>"
 
     def parse_sample(self, sample: Sample) -> Any:
-        """The object that the text represents. BadOutput: it represents none."""
+        """The object that the text represents. BadOutput: the text is not valid."""
         if self.spec is not None and sample.finish_reason == "length":
             why = f"max_tokens cut it at {sample.n_tokens}" if sample.n_tokens else "max_tokens cut it"
             raise BadOutput(f"not a valid {self.label}, because {why}: {_shortened(sample.text)}")
         try:
             return self.parse(sample.text)
         except Exception as e:  # decoders, validators and the user's constructors raise anything
-            raise BadOutput(f"not a valid {self.label}: {_shortened(sample.text)}: {_reason(e)}") from e
+            raise BadOutput(f"not a valid {self.label}: {_shortened(sample.text)}: {reason(e)}") from e
 
 
 def take(options: dict[str, Any]) -> OutputType | None:
-    """Remove the option that gives the output type from `options`, if there is one. BadProgram: there are several."""
+    """Remove the option that gives the output type from `options`, and return the type. BadProgram: several do."""
     names = ("dtype", "type", "regex", "json_schema", "grammar")
     given = {name: options.pop(name) for name in names if name in options}
     if not given:
@@ -70,7 +70,7 @@ def take(options: dict[str, Any]) -> OutputType | None:
 
 
 def output_type(kind: Any) -> OutputType:
-    """The output type for a Python type. BadProgram: it has no constraint."""
+    """The output type for a Python type. BadProgram: the type cannot be written as a constraint."""
     if isinstance(kind, dict):
         return _from_text("json_schema", _schema_text(kind))
     if isfunction(kind) or type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
@@ -132,7 +132,7 @@ def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
 
 @lru_cache(_CACHE_SIZE)
 def _from_text(kind: Any, text: str) -> OutputType:
-    """kind: of a ConstraintSpec, whose text this is."""
+    """The output type of a constraint given as text. kind: "regex", "json_schema" or "grammar"."""
     names = {"regex": f"match of {text!r:.80}", "grammar": "text of the grammar"}
     parse = msgspec.json.decode if kind == "json_schema" else str
     return OutputType(names.get(kind, "value of the JSON schema"), ConstraintSpec(kind, text), parse)
@@ -151,7 +151,7 @@ def _schema_text(schema: Any) -> str:
 
 
 def _from_json_type(kind: Any) -> OutputType:
-    """A type that is written as JSON. TypeError: it has no schema."""
+    """The output type of a Python type whose values are written as JSON. TypeError: the type has no JSON schema."""
     decode: Parse
     try:
         schema, decode = msgspec.json.schema(kind), msgspec.json.Decoder(kind).decode
@@ -205,13 +205,14 @@ _PATTERNS = {
     ("format", "decimal"): r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$",
     ("contentEncoding", "base64"): "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
 }
-"""How msgspec describes Decimal and bytes in a schema, which constrains nothing -> a pattern that does."""
+"""(key, value) by which msgspec marks Decimal and bytes in a schema, without constraining them -> a pattern that
+does."""
 
 
 def _tightened(schema: Any) -> Any:
-    """The schema, with no additional properties unless it allows them itself.
+    """The schema, with additional properties forbidden where it does not mention them, and without `uniqueItems`.
 
-    `uniqueItems` is removed: it cannot be enforced while the text is generated. A set drops duplicates anyway.
+    `uniqueItems` cannot be enforced while the text is generated. When the text is parsed, a set drops duplicates.
     """
     if isinstance(schema, list):
         return [_tightened(one) for one in schema]
@@ -236,8 +237,9 @@ def _outlines_spec(kind: Any) -> ConstraintSpec:
     return to_spec(kind)
 
 
-def _reason(error: Exception) -> str:
-    if type(error).__name__ == "ValidationError" and hasattr(error, "errors"):  # pydantic's; str() adds links
+def reason(error: Exception) -> str:
+    """The message of an error that a decoder or validator raised."""
+    if type(error).__name__ == "ValidationError" and hasattr(error, "errors"):  # pydantic's, whose str() is long
         return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
     return str(error) or type(error).__name__
 
@@ -252,7 +254,7 @@ def _label(kind: Any) -> str:
 
 
 def parse_partial(text: str) -> Any:
-    """The JSON value that `text` begins, with its last string or number cut. ValueError: the value has not begun."""
+    """The JSON value that `text` begins; its last string or number may be incomplete. ValueError: no value begins."""
     from pydantic_core import from_json  # lazily, like pydantic
 
     return from_json(text, allow_partial="trailing-strings")

@@ -1,4 +1,4 @@
-"""Programs: decorated functions whose first parameter is the state that they write."""
+"""Programs: decorated functions. Their first parameter is the state to which they append."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import structs
 
 from banyan.backends.base import Backend
 from banyan.backends.default import find
-from banyan.execution.batch import BatchRun, OnError
+from banyan.execution.batch import BatchPlan, BatchRun, OnError
 from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from banyan.views.graph import Graph
 
 Batch: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]]
-"""The arguments of each item."""
+"""For each item of a batch, the arguments of its run."""
 
 
 class Inlined(Seq, frozen=True):
-    """Returned by `inline`. Its text has been appended already, so `s += prog.inline(s)` appends nothing more."""
+    """Returned by `inline`, which has appended all text itself. So `s += prog.inline(s)` appends nothing more."""
 
     ret_value: Any = None
     """What the body returned."""
@@ -44,15 +44,12 @@ class Inlined(Seq, frozen=True):
 class Program:
     """What `@function` returns. `run`, or a call, runs the function's body on a new state.
 
-    The body runs once, in the caller's thread. `run` returns when the body returns; its gens may still be running, and
+    The body runs once, in the caller's thread. `run` returns when the body returns. The gens may still be running then;
     reading a value waits for it.
     """
 
     def __init__(
-        self,
-        func: Callable[..., Any],
-        bound: Mapping[str, Any] | None = None,
-        num_api_spec_tokens: int | None = None,
+        self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None, num_api_spec_tokens: int | None = None
     ) -> None:
         self.func, self.num_api_spec_tokens = func, num_api_spec_tokens
         self.name: str = getattr(func, "__name__", type(func).__name__)
@@ -70,11 +67,11 @@ class Program:
         return f"<program {self.name}>"
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
-        """For programs that are methods: the state is the parameter after `self`."""
+        """Bind a program that is a method to its instance. The state is the parameter after `self`."""
         return self if instance is None else self._with(self.func.__get__(instance, owner), self._bound)
 
     def bind(self, **arguments: Any) -> Self:
-        """The same program with some arguments given. `run` or another `bind` can override them."""
+        """The same program with values for some of its parameters. `run` or another `bind` can override them."""
         self._check_names(arguments)
         return self._with(self.func, {**self._bound, **arguments})
 
@@ -82,10 +79,11 @@ class Program:
         return type(self)(func, bound, self.num_api_spec_tokens)
 
     def run(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> State:
-        """Run the body with these arguments. If it raises, its gens are stopped.
+        """Run the body with these arguments. If the body raises, its gens are stopped.
 
-        Keywords that are no parameters of the program are options of the run, for all its gens: max_new_tokens=128,
-        temperature=1.0 and the other fields of Options. They can also be given as `opts=Options(...)`.
+        Keywords that are not parameters of the program are options of the run, and apply to all its gens:
+        max_new_tokens=128, temperature=1.0 and the other fields of Options. They can also be given as
+        `opts=Options(...)`.
         """
         self._refuse_to_block("run")
         items = self._item(args, kwargs, opts)
@@ -108,30 +106,30 @@ class Program:
     __call__ = run
 
     def inline(self, state: StateBase, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the body on the state of another program: its text and variables go there.
+        """Run the body on a state of another program, which gets its text and variables.
 
             s += summarise.inline(s, text)
             n = count.inline(s, text).ret_value
 
-        The options are those of the other program's run. Returns an expression that appends nothing and has the body's
-        `ret_value`; for an `async def`, await it.
+        The options of the other program's run apply. Returns an expression that appends nothing; its `ret_value` is
+        what the body returned. If the program is an `async def`, await the call.
         """
         self._check_inline(state)
         arguments = self._arrange(args, kwargs)
         return Inlined((), self.func(state, *arguments.args, **arguments.kwargs))
 
     async def run_async(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> AsyncState:
-        """`run` for an event loop, which it never blocks. Returns when all gens are done.
+        """`run` for an event loop. Never blocks the loop. Returns when all gens are done.
 
-        An `async def` body runs in the awaiting task, a `def` body on a thread. Raises what the body raised, or the
-        first error of its gens. Cancelling the task stops the program. With `stream=True`, gens can be read while they
-        run.
+        An `async def` body runs in the task that awaits this call, a `def` body on a thread. Raises what the body
+        raised, or else the first error of its gens. Cancelling the task stops the program. With `stream=True`, the body
+        can read the text of its gens while they run.
         """
         items = self._item(args, kwargs, opts)
         return await finished(self._begin(self._state_class, items, 0))
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramRun[Any]:
-        """For `stream`: a streaming run with the arguments of `run` that has not started."""
+        """Create a streaming run, with the arguments of `run`, but do not start it. Used by `stream`."""
         items = self._item(args, kwargs, kwargs.pop("opts", None))
         items = items._replace(options=structs.replace(items.options, stream=True))
         return self._begin(self._state_class, items, 0)
@@ -165,26 +163,24 @@ class Program:
     ) -> list[State] | Iterator[State]:
         """Run the body once for each item: a dict of arguments, or a tuple of them in the order of the parameters.
 
-        Returns the finished states in order. generator_style: an iterator yields each state once it and all before it
-        have finished; with `ordered=False`, as soon as it has finished (`state.index` is its item). At most
-        `concurrency` (256) programs run at once, their bodies on `num_threads` threads ("auto": at most 64).
+        Returns the finished states in order. generator_style: returns an iterator instead, which yields each state when
+        it and all states before it have finished; with `ordered=False`, when it has finished (`state.index` is the
+        index of its item). At most `concurrency` (256) programs run at once, and their bodies run on at most
+        `num_threads` threads ("auto": 64).
 
-        on_error: "raise" lets all items finish and then raises a BatchError, which has the results of the others; an
-        iterator raises the item's own error and stops the rest. "return" returns the state of a failed item as well.
-        timeout, budget: seconds and tokens for the batch; then the unfinished items fail. deadline: seconds until the
-        batch should be done (see Options). Other keywords, and `opts`, are options of each run.
+        on_error: with "raise", all items finish, and then a BatchError with all results is raised if any item failed;
+        an iterator raises the error of the failed item, and the others are stopped. With "return", the state of a
+        failed item is returned too. timeout, budget: seconds and tokens for the whole batch; when they run out, the
+        unfinished items fail. deadline: seconds until the batch should be done (see Options). Other keywords, and
+        `opts`, are options of each run.
         """
         self._refuse_to_block("run_batch")
         items = self._items(batch_kwargs, opts, kwargs)
         if num_threads != "auto" and num_threads < 1:
             raise BadProgram(f"num_threads is {num_threads}; it must be at least 1, or 'auto'")
-        batch = BatchRun(
-            len(items.arguments),
-            start=partial(self._begin, State, items),
-            n_threads=min(64, len(items.arguments)) if num_threads == "auto" else num_threads,
-            title=self.name if progress_bar else None,
-            **_batch_options(on_error, concurrency, timeout, budget, deadline),
-        )
+        limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
+        plan = self._plan_batch(State, items, progress_bar, on_error, concurrency, limits)
+        batch = BatchRun(plan, min(64, plan.n) if num_threads == "auto" else num_threads)
         return batch.results(on_error, ordered) if generator_style or not ordered else batch.all(on_error)
 
     def run_batch_async(
@@ -208,20 +204,15 @@ class Program:
         from banyan.execution.async_batch import AsyncBatch  # lazily: it imports asyncio
 
         items = self._items(batch_kwargs, opts, kwargs)
-        return AsyncBatch(
-            len(items.arguments),
-            start=partial(self._begin, self._state_class, items),
-            on_error=on_error,
-            ordered=ordered,
-            title=self.name if progress_bar else None,
-            **_batch_options(on_error, concurrency, timeout, budget, deadline),
-        )
+        limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
+        plan = self._plan_batch(self._state_class, items, progress_bar, on_error, concurrency, limits)
+        return AsyncBatch(plan, on_error, ordered)
 
     def graph(self, *args: Any, backend: Backend | None = None, opts: Options | None = None, **kwargs: Any) -> Graph:
-        """What a run with these arguments appends, sends and waits for. Takes the arguments of `run`.
+        """The graph of a run: what it appends, sends and waits for. Takes the arguments of `run`.
 
         Without a `backend` no model runs, and the graph ends where the body first reads a generated value or awaits
-        anything. For an `async def` that ran on a backend, use `Graph(state)`.
+        something. For the run of an `async def` on a backend, use `Graph(state)`.
         """
         from banyan.templates.recorder import record
         from banyan.views.graph import Graph
@@ -239,18 +230,19 @@ class Program:
         return Graph(run.state)
 
     def trace(self, *, backend: Backend | None = None, **kwargs: Any) -> Trace:
-        """What the body appends, without a model, as SGLang's `trace`. `graph` shows more.
+        """What the body appends, found by running it without a model, like SGLang's `trace`. `graph` shows more.
 
-        It ends where the body inspects a missing argument or reads a value. backend: its chat markers are used.
+        The trace ends where the body inspects an argument that was not given, or reads a generated value. backend:
+        gives the role markers.
         """
         from banyan.templates.tracing import Trace
 
         return Trace(*self._recorded(kwargs, _NO_MODEL if backend is None else backend.welcome))
 
     def cache(self, backend: Backend | None = None) -> None:
-        """Compute the prefix that all runs share, up to the first argument or value, and wait for it.
+        """Compute the KV of the prefix that all runs share, up to the first argument or value. Waits until it is done.
 
-        Runs share it anyway; this makes it a cache hit for the first run too.
+        Runs share this prefix anyway; after this call the first run finds it in the cache too.
         """
         from banyan.templates.tracing import cache_prefix
 
@@ -307,7 +299,7 @@ class Program:
         return _Items([self._arrange(args, own)], find(options.backend), options)
 
     def _arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The body's arguments except the state, including those of `bind`. TypeError: they do not fit."""
+        """The arguments of the body, except the state, with those of `bind`. TypeError: they do not fit."""
         try:
             if self._bound:
                 given = self._signature.bind_partial(*args, **kwargs).arguments
@@ -339,6 +331,23 @@ class Program:
         arguments = [self._arrange_item(i, item) for i, item in enumerate(batch_kwargs)]
         return _Items(arguments, find(options.backend), options)
 
+    def _plan_batch(
+        self,
+        state_class: type[State] | type[AsyncState],
+        items: _Items,
+        has_bar: bool,
+        on_error: str,
+        concurrency: int | None,
+        limits: dict[str, Any],
+    ) -> BatchPlan:
+        if on_error not in ("raise", "return"):
+            raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
+        if concurrency is not None and concurrency < 1:
+            raise BadProgram(f"concurrency is {concurrency}; it must be at least 1")
+        make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if one is invalid
+        title, start = self.name if has_bar else None, partial(self._begin, state_class, items)
+        return BatchPlan(len(items.arguments), start, concurrency, tuple(limits.values()), title)
+
     def _body(self, arguments: inspect.BoundArguments) -> Callable[[Any], Any]:
         """The body with all arguments bound except the state; Compiled overrides it."""
         return lambda state: self.func(state, *arguments.args, **arguments.kwargs)
@@ -355,7 +364,7 @@ class Program:
 
 
 class AsyncProgram(Program):
-    """What `@function` returns for an `async def`. It runs on the event loop that awaits it. A call is `run_async`."""
+    """What `@function` returns for an `async def`. A call is `run_async`; the body runs on the loop that awaits it."""
 
     __call__ = Program.run_async  # type: ignore[assignment]  # awaited, like a call of any `async def`
 
@@ -382,18 +391,6 @@ class _Items(NamedTuple):
     arguments: list[inspect.BoundArguments]
     backend: Backend
     options: Options
-
-
-def _batch_options(
-    on_error: str, concurrency: int | None, timeout: float | None, budget: int | None, deadline: float | None
-) -> dict[str, Any]:
-    if on_error not in ("raise", "return"):
-        raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'return'")
-    if concurrency is not None and concurrency < 1:
-        raise BadProgram(f"concurrency is {concurrency}; it must be at least 1")
-    limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
-    make(Options, {name: value for name, value in limits.items() if value is not None})  # raises if one is invalid
-    return {"concurrency": concurrency, "limits": tuple(limits.values())}
 
 
 def _options(given: dict[str, Any], opts: Options | None) -> Options:
@@ -423,9 +420,10 @@ def function(
     An `async def` becomes an AsyncProgram, whose state is an AsyncState. BadProgram: there is no parameter, one is
     called "opts", or the function is a generator.
 
-    num_api_spec_tokens: for APIs that charge per request (`OpenAI`). A gen with stop strings asks for this many tokens,
-    in place of max_tokens, and keeps what follows its stop: next texts and gens that match it cost no request. On a
-    chat API, a turn of the assistant may then begin with text or have several gens. A runtime ignores it.
+    num_api_spec_tokens: for APIs that charge per request (`OpenAI`). A gen with stop strings requests this many tokens,
+    if max_tokens is less, and keeps the output after its stop string. If the program's next texts occur in the kept
+    output, its next gens take their values from there, without a request. On a chat API, a turn of the assistant may
+    then begin with text or have several gens. A runtime ignores this option.
     """
     if func is None:
         return partial(function, num_api_spec_tokens=num_api_spec_tokens)

@@ -24,10 +24,10 @@ MAX_RETRIES = 100
 class GenOptions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True
 ):
-    """Options of one gen. None: the run's value, or if that is None too, the default of `wire.Sampling`."""
+    """Options of one gen. None: the run's value; if that is None too, the default, which is in parentheses below."""
 
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
-    """The most output tokens (128). With 0, nothing is generated, but the prompt is computed."""
+    """The largest number of output tokens (128). With 0, only the KV of the prompt is computed."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None = None
     """Number of samples (1). With more, the variable is a list, and the prompt continues with the first sample."""
@@ -39,7 +39,7 @@ class GenOptions(
     """The output ends after the first match of one of these patterns (RE2's syntax). Unlike a stop string, the match is
     kept. A match has at most 4,096 characters."""
     temperature: Annotated[float, Meta(ge=0.0)] | None = None
-    """1.0; 0 is greedy."""
+    """(1.0); 0 is greedy."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
     """-1: all tokens."""
@@ -47,30 +47,32 @@ class GenOptions(
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Meta(gt=0.0)] | None = None
-    """Applies to prompt and output; 1.0 is off."""
+    """Above 1.0, tokens that the prompt or the output contains become less likely; 1.0 is off."""
     logit_bias: wire.LogitBias | None = None
     """Token id -> value added to its logit."""
     ignore_eos: bool | None = None
     seed: wire.Seed | None = None
-    """On a gen: its seed. On a run: the seeds of all its gens are derived from it, each a different one."""
+    """Of a gen: its own seed. Of a run: each gen gets a seed of its own that is derived from this one."""
     return_logprob: bool | None = None
     """Include the log-probability of each output token in the meta info."""
     logprob_start_len: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
-    """Include those of the prompt tokens from this position on (-1: none); needs return_logprob."""
+    """Include the log-probabilities of the prompt tokens from this position on (-1: none); needs return_logprob."""
     top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
     """Number of alternatives for each output token; needs return_logprob."""
     return_text_in_logprobs: bool | None = None
     """Include the text of each token with its log-probability."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
-    """Seconds until an unfinished value raises DeadlineExceeded. On a gen: counted once all before it is done. On a
-    run: counted from its start, for its body and all its gens."""
+    """Seconds after which an unfinished value raises DeadlineExceeded. Of a gen: counted from the time when all values
+    before it are done. Of a run: counted from its start, for its body and all its gens."""
     budget: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
-    """Tokens that may be generated, over all samples; one more raises BudgetExceeded. On a run: for all its gens."""
+    """Tokens that may be generated, summed over all samples; one more raises BudgetExceeded. Of a run: summed over all
+    its gens."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     """-100 to 100 (0). Of two waiting gens, also of different programs, the one with the higher priority runs first."""
     deadline: Annotated[float, Meta(gt=0.0)] | None = None
-    """Seconds. Of equal priority, the gen with the earliest deadline runs first. Unlike with `timeout`, a late gen goes
-    on. On a gen: counted once all before it is done. On a run or batch: counted from its start, for all its gens."""
+    """Seconds until the gen should be done. Of two waiting gens with equal priority, the one with the earlier deadline
+    runs first. A late gen is not stopped, unlike with `timeout`. Of a gen: counted from the time when all values before
+    it are done. Of a run or batch: counted from its start, for all its gens."""
 
     def __post_init__(self) -> None:
         if self.top_k == 0:
@@ -83,7 +85,7 @@ class GenOptions(
                 msgspec.structs.force_setattr(self, name, stops)
 
     def over(self, base: wire.Sampling) -> wire.Sampling:
-        """`base`, overridden by the options that are set here. Ignores `seed`: see `mix`."""
+        """`base`, overridden by the options that are set here, except `seed`: see `mix`."""
         is_cacheable = type(self) is GenOptions and self.logit_bias is None  # hashable, and references no backend
         changes = _changes(self) if is_cacheable else _changes.__wrapped__(self)
         if not changes:
@@ -100,21 +102,22 @@ class GenOptions(
 class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Options of a whole run: `prog.run(x, opts=Options(temperature=0))` is `prog.run(x, temperature=0)`.
 
-    Use it for a program that has a parameter of its own called `n` or `stop`: as a keyword, that sets the parameter.
+    Options are needed for a program that has a parameter with the name of an option, such as `n`: `run(n=2)` sets the
+    parameter, `run(opts=Options(n=2))` the option.
     """
 
     retries: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] | None = None
-    """`retries` of gens that have a type and no `retries` of their own (0)."""
+    """The `retries` of gens that have a type but no `retries` of their own (0)."""
     stream: bool = False
-    """Run the body on another thread and return at once; read with `text_iter`."""
+    """Run the body on another thread and return at once; `text_iter` reads the text as it is generated."""
     durable: bool | str = False
-    """If the server is killed, wait up to two minutes for its restart and continue there with the tokens so far. With a
-    name, another process that runs the same program under that name continues it. Not with `stream`, and only on a
-    server of `banyan serve`."""
+    """If the server is killed, wait up to two minutes for its restart, and continue with the tokens so far. With a
+    name: if this process ends, another process that runs the same program under that name continues the run. Only on a
+    server of `banyan serve`, and not with `stream`."""
     use_thread: bool = True
-    """False: `run` returns when all is done, and raises the first error. (From SGLang; states have no threads here.)"""
+    """False: `run` waits for all gens and raises the first error. (SGLang's name; states have no threads here.)"""
     backend: Any = None
-    """Where to run. Default: the backend of the calling program, or that of `set_default_backend`."""
+    """The backend that runs the program. Default: that of the calling program, or that of `set_default_backend`."""
 
     def __post_init__(self) -> None:
         GenOptions.__post_init__(self)
@@ -131,17 +134,14 @@ def _changes(options: GenOptions) -> dict[str, Any]:
     return {name: value for name, value in values if value is not None}
 
 
-_RENAMED = {
-    "return_logprob": "logprobs",
-    "top_logprobs_num": "top_logprobs",
-    "logprob_start_len": "logprob_start",
-}
+RENAMED = {"return_logprob": "logprobs", "top_logprobs_num": "top_logprobs", "logprob_start_len": "logprob_start"}
+"""Option of a gen -> its field in wire.Sampling, where the two names differ."""
 _OPTION_FIELDS = [
     name
     for name in GenOptions.__struct_fields__
-    if _RENAMED.get(name, name) in wire.Sampling.__struct_fields__ and name != "seed"
+    if RENAMED.get(name, name) in wire.Sampling.__struct_fields__ and name != "seed"
 ]
-_SAMPLING_FIELDS = [_RENAMED.get(name, name) for name in _OPTION_FIELDS]
+_SAMPLING_FIELDS = [RENAMED.get(name, name) for name in _OPTION_FIELDS]
 _get_options = attrgetter(*_OPTION_FIELDS)
 
 RUN_OPTIONS = {("max_new_tokens" if name == "max_tokens" else name): name for name in Options.__struct_fields__}
@@ -151,7 +151,7 @@ T = TypeVar("T", bound=GenOptions)
 
 
 def make(kind: type[T], asked: dict[str, Any]) -> T:
-    """A validated `kind` with the given options. BadProgram names the invalid value."""
+    """Create a `kind` with the options `asked`. BadProgram: a value is invalid; the message names it."""
     try:
         return msgspec.convert(asked, kind)
     except msgspec.ValidationError as e:
@@ -162,7 +162,7 @@ def make(kind: type[T], asked: dict[str, Any]) -> T:
 
 
 def near(name: str, names: Any) -> str:
-    """A hint at the option that was probably meant, or ""."""
+    """The end of an error message, which suggests the option that was probably meant; "" if none is similar."""
     if name == "max_tokens":
         return "; for a whole run it is called 'max_new_tokens'"
     found = difflib.get_close_matches(name, list(names), n=1)
@@ -170,7 +170,7 @@ def near(name: str, names: Any) -> str:
 
 
 def mix(seed: int | None, *path: int) -> int | None:
-    """Derive the seed at `path` from `seed`. It is reproducible, and different for each path. None stays None."""
+    """Derive a seed for `path` from `seed`: always the same one, and another one for each path. None stays None."""
     if seed is None:
         return None
     digest = hashlib.blake2b(repr((seed, path)).encode(), digest_size=8).digest()

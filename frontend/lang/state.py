@@ -1,4 +1,4 @@
-"""State: the state of a `def` program. Reading a value blocks until it is known. Branches: the states of a fork."""
+"""State and Branches: the states of a `def` program. Reading a value blocks until the value is known."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ C = TypeVar("C", bound=branch_choice.BranchChoice[Any])
 class State(StateBase):
     """The running prompt of a program, which `s += ...` extends, and its variables, which `s["x"]` reads.
 
-    `+=` takes an expression, a string, or a list of them, records it as a whole and returns at once. Reading waits
-    until the value is known; if it failed, it raises a ProgramError that names the program, the line and the gen.
+    `+=` takes an expression, a string, or a list of them. It records all of that or, if it raises, nothing, and returns
+    at once. Reading waits until the value is known. If the value's gen failed, reading raises a ProgramError that names
+    the program, the line and the gen.
     """
 
     __slots__ = ()
@@ -36,7 +37,7 @@ class State(StateBase):
     # ---- variables ---------------------------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Any:
-        """The variable: a str; a list for n > 1 and after a join; or what `s[name] = value` stored.
+        """The value of a variable: a str; a list, for n > 1 or after a join; or the object that `s[name] = ...` stored.
 
         UnknownVariable (a KeyError): there is no such variable.
         """
@@ -45,22 +46,22 @@ class State(StateBase):
     get_var = __getitem__
 
     def value(self, name: str) -> Any:
-        """The variable as the object of its gen's `type`; without a type, as `s[name]`.
+        """The value of a variable as an object of its gen's `type`. Without a type, the same as `s[name]`.
 
         BadOutput: the text is not a valid object, for example because max_tokens cut it.
         """
         return read_object(self._lookup(name))
 
     def partials(self, name: str) -> Iterator[Any]:
-        """The object of a gen with a type while it is generated, in a program that streams; at last the final object.
+        """In a program that streams, the object of a gen with a type as it grows; the last item is the final object.
 
-        Objects and lists contain the items so far; the last string and number may be incomplete. A gen with `retries`
-        may start over. A type that is not written as JSON comes in one piece.
+        Objects and lists contain the items so far, and the last string or number may be incomplete. A gen with
+        `retries` may start over. The value of a type that is not written as JSON comes in one piece.
         """
-        yield from partials(self._lookup(name))  # a generator here: it holds the state, which would otherwise be freed
+        yield from partials(self._lookup(name))  # `yield from`, so that the iterator keeps this state alive
 
     def get_meta_info(self, name: str) -> Any:
-        """How the variable was generated, as a dict; None if it was not generated.
+        """How a variable was generated, as a dict; None for a variable that was not generated.
 
         finish_reason, prompt_tokens, completion_tokens, cached_tokens, time_to_first_token and e2e_latency (seconds
         since all before it was done) and, with return_logprob, output_token_logprobs and output_top_logprobs; for a
@@ -69,13 +70,14 @@ class State(StateBase):
         return meta_info(self._lookup(name))
 
     def tool_calls(self, name: str) -> list[ToolCall]:
-        """The calls that a gen with tools made, in order, with their results; even if the gen failed."""
+        """The tool calls of a gen, in order, with their results. Also works for a gen that failed."""
         return tool_calls(self._lookup(name))  # type: ignore[no-any-return]
 
     def dist(self, name: str) -> dict[str, float]:
-        """The model's probability of each choice of a select; they add up to 1.
+        """Each choice of a select with the probability that the model gives to its text. The probabilities are scaled
+        to add up to 1; `choices_method` and `temperature` do not affect them.
 
-        `choices_method` and `temperature` do not affect it. Unsupported: the backend does not report the scores.
+        Unsupported: the backend does not report the scores of choices.
         """
         return dist(self._lookup(name))  # type: ignore[no-any-return]
 
@@ -94,12 +96,12 @@ class State(StateBase):
         return self._read(None).text()
 
     def messages(self) -> list[dict[str, Any]]:
-        """The finished turns as `{"role": ..., "content": ...}`, contents stripped on the left."""
+        """The finished turns as `{"role": ..., "content": ...}`. White space at the start of a content is removed."""
         self._await_body()
         return messages(self._transcript, self._record.backend.welcome.chat)
 
     def sync(self) -> None:
-        """Wait until all that was appended is done, including joined branches. Raises the first error."""
+        """Wait until all gens of this state and of joined branches are done. Raises the first error."""
         self._await_body()
         refs = self._lazy_values()
         if not all(ref.is_done for ref in refs):
@@ -136,10 +138,8 @@ class State(StateBase):
                 future.exception()  # waits
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """The text of a variable or of the whole state as it is generated; in one piece if the program does not stream.
-
-        So is the text of a gen with `retries`. An error is raised where the text ends.
-        """
+        """The text of a variable, or of the whole state, in pieces as it is generated. The text comes in one piece if
+        the program does not stream, or if the gen has `retries`. An error is raised after the last piece."""
         if var_name is not None:
             yield from pieces(self._lookup(var_name))
         elif not self._record.options.stream:
@@ -157,7 +157,7 @@ class State(StateBase):
     # ---- branching ---------------------------------------------------------------------------------------------------
 
     def fork(self, size: int = 1, position_ids_offset: None = None) -> Branches:
-        """`size` branches that start with this state's text, open turn and variables. Nothing is sent again."""
+        """Create `size` branches, which start with this state's text, open turn and variables. They share its KV."""
         return Branches(self._forked(size, position_ids_offset), self)
 
     def beam(
@@ -169,10 +169,11 @@ class State(StateBase):
         width: int | None = None,
         key: Callable[[State], Any] | None = None,
     ) -> Branches:
-        """Beam search over steps of any size: the best `k` branches after `depth` steps, the best first.
+        """Beam search. Returns the best `k` branches after `depth` steps, the best first.
 
-        Each step forks every branch `width` (default: k) times, appends `step`, an expression or a function from the
-        branch to one, and keeps the best `k`. key: the score of a branch; default: the log-probability of its outputs.
+        Each step forks every branch `width` (default: k) times, appends `step` to each fork, and keeps the best `k`.
+        step: an expression, or a function that returns one for a branch. key: a function that returns the score of a
+        branch; default: the log-probability of the branch's outputs.
         """
         width = branch_choice.checked_width(k, depth, width)
         states = [self]
@@ -182,18 +183,19 @@ class State(StateBase):
 
 
 class Branches(Group[State]):
-    """The branches of a fork. The methods that choose among them wait, and drop the branches that lose."""
+    """The branches of a fork. `best`, `first` and `vote` choose among them: they wait, and drop the other branches."""
 
     __slots__ = ()
 
     def as_completed(self) -> Iterator[State]:
-        """Each branch as soon as it finishes or fails (see its `error()`). Drops none."""
+        """Yields each branch when it has finished or failed (see its `error()`). Drops none."""
         return (self._states[i] for i in branch_choice.finishing(self._states))
 
     def best(self, key: Callable[[State], Any], on_error: OnError = "raise") -> State:
-        """The branch with the greatest `key`; among equals the first. The others are dropped.
+        """The branch with the greatest `key(branch)`; among equals the first one. The others are dropped.
 
-        on_error: "raise": a failed branch raises a ForkError. "collect": it cannot win; ForkError only if all fail.
+        on_error: with "raise", a failed branch raises a ForkError. With "collect", a failed branch cannot win, and
+        ForkError is raised only if all branches fail.
         """
         return self._top(1, key, on_error)[0]
 
@@ -204,7 +206,7 @@ class Branches(Group[State]):
     def first(self, k: int | None = None) -> State | list[State]:
         """The branch that finishes first, or the first `k` in the order in which they finish. The others are dropped.
 
-        ForkError: so many failed that fewer than `k` remain.
+        ForkError: so many branches failed that fewer than `k` remain.
         """
         winners = self._decide(branch_choice.Race(self._states, 1 if k is None else k)).winners()
         return winners[0] if k is None else winners
@@ -212,8 +214,8 @@ class Branches(Group[State]):
     def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> State:
         """The first branch whose variable `name` has the most frequent value. The others are dropped.
 
-        Branches that cannot change the outcome are not waited for. key: maps a value to what is compared (default: text
-        is stripped). on_error: as for `best`.
+        Does not wait for branches that cannot change the outcome. key: returns the form of a value that is compared
+        (default: text without white space at its ends). on_error: as for `best`.
         """
         return self._decide(branch_choice.Ballot(self._states, name, key, on_error)).winner()
 

@@ -1,4 +1,4 @@
-"""States: the running prompt of a program, its variables and its forks. Appending records ops and never waits."""
+"""States: the running prompt of a program, its variables and its branches. Appending records ops and never waits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OnError = Literal["raise", "collect"]
 
 
 class StateBase:
-    """What State and AsyncState share. Reading a State blocks; reading an AsyncState is awaited."""
+    """The common part of State and AsyncState. Reading a State blocks; reading an AsyncState is awaited."""
 
     _instead = "append one of its variables, such as s['x']; to continue it in another program, use prog.inline(s, ...)"
 
@@ -63,13 +63,13 @@ class StateBase:
     )
 
     def __init__(self, record: ProgramRecord, handle: StateHandle, seed: int | None, transcript: Transcript) -> None:
-        """Created by programs and forks."""
+        """Created by programs and forks. seed: of the run or branch; None: its gens have random seeds."""
         self._record, self._handle, self._seed, self._transcript = record, handle, seed, transcript
         self._values: dict[str, Any] = {}
         self._names: Feed[str] = Feed()  # the variables as they are set, for readers that wait for one
         self._refs: list[Any] = []  # the numbers of its values, with a nested list for each branch
-        self._closed = ""  # why it takes no more text, if so
-        self._is_view = False  # whether code outside the body uses it while the body runs
+        self._closed = ""  # why nothing more can be appended; "" while it can
+        self._is_view = False  # whether this object belongs to code outside the body
 
     def __repr__(self) -> str:
         variables = ", ".join(self._values) or "none"
@@ -77,11 +77,11 @@ class StateBase:
 
     @property
     def _is_running_view(self) -> bool:
-        """Whether the body still runs elsewhere: missing variables may still be set."""
+        """Whether code outside the body uses this object while the body runs. The body may still set variables."""
         return self._is_view and not self._record.ended.is_closed
 
     def _view(self, state_class: type[P]) -> P:
-        """The same state as another object, possibly of another class."""
+        """Another object for the same state, of class `state_class`."""
         view = state_class.__new__(state_class)
         for slot in StateBase.__slots__[1:]:
             setattr(view, slot, getattr(self, slot))
@@ -89,7 +89,7 @@ class StateBase:
 
     @property
     def index(self) -> int | None:
-        """The index of its batch item; None outside a batch."""
+        """The index of the batch item that this state belongs to; None outside a batch."""
         return self._record.index
 
     # ---- appending ---------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class StateBase:
             raise BadProgram(f"this branch {self._closed}; it takes no more text")
 
     def _checked(self, flat: list[str | Leaf]) -> tuple[str | None, Iterator[wire.Sampling]]:
-        """Check all of an append. Returns the role of the open turn after `flat` and the sampling of each gen in it."""
+        """Check all of an append. Returns (the role of the turn that is open after it, the sampling of each gen)."""
         role = self._transcript.role
         samplings: list[wire.Sampling] = []
         for leaf in flat:
@@ -174,8 +174,8 @@ class StateBase:
         else:
             kind, timeout = "gen", leaf.options.timeout
             record.add(self._gen_op(leaf, ref, next(samplings), seed))
-            if record.limits is not None:
-                record.limits.watch(ref.future)
+        if record.counters:
+            record.watch(ref.future)
         if timeout is not None:
             limit_gen(record, ref.number, kind, timeout, [one.future for one in self._lazy_values()])
         if record.events is not None:
@@ -243,14 +243,14 @@ class StateBase:
         )
 
     def _lazy_values(self) -> list[LazyValue]:
-        """The values in its prompt."""
+        """The outputs and spliced values in the prompt of this state."""
         return [item for item in self._transcript if isinstance(item, LazyValue)]
 
     # ---- turns -------------------------------------------------------------------------------------------------------
 
     def role(self, name: str, expr: Expression | None = None) -> Any:
-        """Append a turn with the content `expr`, or with what a `with` block appends. The turn ends even if the block
-        raises."""
+        """Append a turn with the content `expr`. Without `expr`, for a `with` block: the turn contains what the block
+        appends, and ends even if the block raises."""
         if expr is None:
             return self._turn(name)
         self._append(turn(name, expr))
@@ -293,9 +293,9 @@ class StateBase:
         self[name] = value
 
     def ref(self, name: str) -> Expression:
-        """The text of a variable, to be appended to any state of this program without waiting for it.
+        """The text of a variable, to be appended to any state of this program. Does not wait for the text.
 
-        If the value is not known yet, the server inserts it later.
+        If the text is not known yet, the server inserts it later.
         """
         value = self._lookup(name)
         if isinstance(value, LazyValue | str):
@@ -304,7 +304,7 @@ class StateBase:
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[Self]:
-        """`with s.var_scope("x"): ...` stores all text that the block appends, with role markers, in variable x."""
+        """`with s.var_scope("x"): ...` stores all text that the block appends, role markers included, in variable x."""
         self._check_open()
         checked_name(name)
         mark = self._record.new_marks()
@@ -345,7 +345,7 @@ class StateBase:
         return [value for value in self._values.values() if isinstance(value, JoinedValues)]
 
     def _check_values(self, refs: Sequence[LazyValue]) -> None:
-        """Wait for `refs`, the values in its prompt, and raise the first error of them or of a joined branch."""
+        """Wait for `refs`, the values in the prompt, and for joined branches. Raises their first error."""
         for ref in refs:
             ref.wait()
         for value in self._joined:
@@ -371,17 +371,17 @@ class StateBase:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the gens of this state and its branches, summed and one by one.
+        """Token counts of this state and its branches: the sums, and the counts of each gen.
 
-        A State waits for its gens; an AsyncState counts those that have finished. A failed gen counts nothing.
+        A State waits for its gens first. An AsyncState counts the gens that have finished. Failed gens are not counted.
         """
         self._settle()
         return usage(self._record, self._handle.number)
 
     def timeline(self, path: str | Path | None = None) -> dict[str, Any]:
-        """When the body, the gens of this state and its branches, and tools ran, as a trace in Chrome's JSON format.
+        """A trace in Chrome's JSON format: when the body, the gens of this state and its branches, and tools ran.
 
-        path: also write it to this file, to be opened in https://ui.perfetto.dev. Waits as `usage` does.
+        path: also write the trace to this file, which https://ui.perfetto.dev opens. Waits as `usage` does.
         """
         self._settle()
         return timeline(self._record, self._handle.number, path)
@@ -389,23 +389,23 @@ class StateBase:
     def cancel(self) -> None:
         """Stop the program's work on the server. Reading an unfinished value raises Cancelled.
 
-        This happens by itself when the state is freed.
+        A program also stops when its states are garbage-collected, since nobody can read its values any more.
         """
         self._record.stop(Cancelled("the program was cancelled"))
 
     def _futures(self) -> list[ValueFuture[wire.Value]]:
-        """The futures of all its gens and of its branches' gens."""
+        """The futures of all gens and selects of this state and its branches."""
         return [self._record.program.future(ref) for ref in _flat(self._refs)]
 
     def _repr_html_(self) -> str:
-        """For notebooks: what is known by now. Never waits."""
+        """The state in a notebook: its text and outputs as far as they are known. Never waits."""
         return snippet(self._record, self._handle.number)
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """`text_iter` for an event loop. With `return_meta_data`: pairs of a text and its meta info.
+        """`text_iter` for an event loop. With `return_meta_data`, yields pairs of a text and its meta info.
 
-        That of a streaming gen's text is what is known by then, with None as finish_reason; the gen ends with "" and
-        what `get_meta_info` returns. That of text that was not generated is None.
+        The meta info is None for text that was not generated. For a piece of a streaming gen it is what is known by
+        then, with None as finish_reason; after the last piece comes "" with the result of `get_meta_info`.
         """
         async for text, meta in self._text_and_meta(var_name):
             if return_meta_data:
@@ -425,7 +425,7 @@ class StateBase:
                 yield pair
 
     def _read(self, mark: int | None, name: str = "") -> LazyValue:
-        """A value with the text of the prompt, from `mark` on if one is given."""
+        """A lazy value of the prompt's text; with `mark`, of the text since that mark."""
         ref = LazyValue(self._record, self._handle, self._transcript.last, name, source_line())
         self._record.add(wire.Read(self._handle.number, ref.number, mark))
         return ref
@@ -448,8 +448,8 @@ class StateBase:
 
     @contextmanager
     def copy(self, position_ids_offset: None = None) -> Iterator[Self]:
-        """`with s.copy() as t: ...`: a fork of one branch, joined at the end of the block. Variables become lists of
-        one item."""
+        """`with s.copy() as t: ...`: a fork of one branch, which is joined at the end of the block. Variables that the
+        block sets become lists of one item."""
         group = Group(self._forked(1, position_ids_offset), self)
         try:
             yield group[0]
@@ -464,9 +464,9 @@ class StateBase:
         return child
 
     def adopt(self, branch: Self) -> None:
-        """Continue as `branch`, with its text, variables and KV. It takes no more text.
+        """Continue as `branch`: take over its text, variables and KV. Nothing more can be appended to `branch`.
 
-        BadProgram: it was not forked from this state, or from such a branch, since the last append here.
+        BadProgram: `branch` does not descend from this state, or something was appended to this state after the fork.
         """
         self._check_open()
         branch._check_open()
@@ -487,14 +487,14 @@ class StateBase:
 
     @property
     def kv(self) -> StateKV:
-        """Hints about its KV while it waits: `pin`, `expect`, `prefetch`."""
+        """Hints about when the KV of this state will be needed: `pin`, `expect`, `prefetch`."""
         self._check_open()
         return StateKV(self._record, self._handle.number)
 
     def drop(self) -> None:
-        """Stop all work on this state and its branches, and evict their pages first. Idempotent.
+        """Stop all work on this state and its branches; their pages are evicted before all others. Idempotent.
 
-        The state takes no more text; reading an unfinished value raises Cancelled.
+        Nothing more can be appended to the state. Reading an unfinished value raises Cancelled.
         """
         self._drop()
         with suppress(BanyanError):  # the program was stopped anyway
@@ -535,28 +535,29 @@ def _flat(refs: list[Any]) -> Iterator[int]:
 
 
 class StateKV:
-    """The KV of a state as it is when a hint is given. Hints never change an output; other backends ignore them.
+    """Hints for the KV that a state has at the time of the call. They never change an output; only a runtime uses them.
 
-    Without hints, the runtime keeps the KV of a state that waits about as long as such waits usually take.
+    Without hints, the runtime keeps the KV of a waiting state about as long as earlier waits of this kind took.
     """
 
     def __init__(self, record: ProgramRecord, state: int) -> None:
         self._record, self._state = record, state
 
     def pin(self, ttl: float) -> None:
-        """Evict these pages last for `ttl` seconds, also after the program has ended; 0 unpins them.
+        """Evict the pages of this KV last for `ttl` seconds, also after the program has ended; 0 unpins them.
 
-        The hint is sent with the next message. Pinned pages are still evicted if a request could not run otherwise.
+        The hint is sent with the next message. If a request cannot run otherwise, pinned pages are evicted too.
         """
         self._add("pin", ttl, wire.CacheHint(self._state, pin=ttl))
 
     def expect(self, steps: float) -> None:
-        """These pages are needed again in about `steps` engine steps. Pages needed latest are evicted first."""
+        """Tell the engine that this KV is needed again in about `steps` engine steps. Of all pages with such a hint,
+        those that are needed last are evicted first."""
         self._add("expect", steps, wire.CacheHint(self._state, steps=steps))
         self._record.flush("kv.expect")
 
     def prefetch(self) -> None:
-        """Load pages back from `host_memory`, as far as there are free device pages."""
+        """Load pages of this KV from `host_memory` to the device, as far as it has free pages."""
         self._record.add(wire.CacheHint(self._state, prefetch=True))
         self._record.flush("kv.prefetch")
 
@@ -567,7 +568,7 @@ class StateKV:
 
 
 class Group(Generic[S]):
-    """The branches of a fork, in order. Each begins with all that its parent had."""
+    """The branches of a fork, in order. Each branch begins with the text and variables of its parent."""
 
     __slots__ = ("_parent", "_states")
 
@@ -589,7 +590,7 @@ class Group(Generic[S]):
         return self._states[i]
 
     def __setitem__(self, i: int, state: S) -> None:
-        """For `group[i] += ...`, which assigns the same state again. BadProgram: another state."""
+        """Only for `group[i] += ...`, which assigns the same state again. BadProgram: another state is assigned."""
         if state is not self._states[i]:
             raise BadProgram(f"branch {i} cannot be replaced; append to it with group[{i}] += ...")
 
@@ -616,10 +617,11 @@ class Group(Generic[S]):
     ) -> None:
         """Merge the branches into their parent. Does not wait for them.
 
-        gather_variable: each variable that the parent lacks becomes the list of all branches' values; None where a
-        branch lacks it. If a branch failed, reading it and `sync()` raise a ForkError; with on_error="collect" the list
-        contains that error instead. concat (SGLang: concate_and_append): the text that each branch added since the fork
-        is appended to the parent, in order. The branches take no more text. If one failed, the parent fails.
+        gather_variable: each variable that the parent lacks becomes a list with the value of each branch, or None if a
+        branch lacks it. If a branch failed, reading the variable and `sync()` raise a ForkError; with
+        on_error="collect", the list contains that error instead.
+        concat (SGLang: concate_and_append): the parent appends the text that each branch added since the fork, in
+        order. Nothing more can be appended to the branches. If a branch failed, the parent fails.
         """
         check_on_error(on_error)
         self._parent._check_open()
@@ -635,7 +637,7 @@ class Group(Generic[S]):
             raise BadProgram(f"join mode is {mode!r}; it must be 'gather_variable' or 'concat'")
 
     def drop(self) -> None:
-        """`drop` each branch."""
+        """Drop each branch, as `State.drop` does."""
         for state in self._states:
             state.drop()
 
@@ -666,6 +668,6 @@ class Group(Generic[S]):
 
 
 def check_on_error(on_error: object) -> None:
-    """BadProgram: an unknown value."""
+    """BadProgram: `on_error` has an unknown value."""
     if on_error not in ("raise", "collect"):
         raise BadProgram(f"on_error is {on_error!r}; it must be 'raise' or 'collect'")

@@ -1,4 +1,4 @@
-"""SGLang's process-wide options. Most configure SGLang's interpreter and have a fixed value here."""
+"""SGLang's process-wide options. Most of them configure SGLang's interpreter; here their values are fixed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIXED: Final[dict[str, tuple[bool, str]]] = {
     "enable_precache_with_tracing": (True, "the common prefix of a batch is always computed once"),
     "enable_parallel_encoding": (False, "join('concate_and_append') is exact: its text is computed in its place"),
 }
-"""name -> its value, and why it has no other."""
+"""Option -> (its only value, why there is no other)."""
 
 
 class GlobalConfig:
@@ -25,7 +25,7 @@ class GlobalConfig:
     @property
     def default_backend(self) -> Backend | None:
         """The backend of programs that name none."""
-        return default.get_default_backend()
+        return default._default
 
     @default_backend.setter
     def default_backend(self, backend: Backend | None) -> None:

@@ -49,44 +49,30 @@ def refuse_options(given: Iterable[str]) -> None:
 
 
 class _Elsewhere:
-    """A backend of SGLang that does not exist here. Its constructor raises Unsupported."""
-
-    instead = ""
+    """A backend of SGLang that does not exist here. Its constructor raises Unsupported, with the text of the class."""
 
     def __new__(cls, *_: Any, **__: Any) -> NoReturn:
-        """Unsupported, with what to write."""
-        raise Unsupported(f"{cls.__name__}: there is no such backend; {cls.instead}")
+        """Raises Unsupported, which says what to write instead."""
+        raise Unsupported(f"{cls.__name__}: {' '.join(str(cls.__doc__).split())}")
 
 
 class Anthropic(_Elsewhere):
-    """Not supported: use `OpenAI` with the address of Anthropic's OpenAI-compatible API."""
-
-    instead = (
-        "Anthropic has an OpenAI-compatible API: bn.OpenAI(model_name, base_url='https://api.anthropic.com/v1/', "
-        "api_key=...), without select"
-    )
+    """Not supported. Anthropic has an OpenAI-compatible API, without select: bn.OpenAI(model_name,
+    base_url='https://api.anthropic.com/v1/', api_key=...)."""
 
 
 class LiteLLM(_Elsewhere):
-    """Not supported: use `OpenAI` with the address of LiteLLM's proxy."""
-
-    instead = "start LiteLLM's proxy and write bn.OpenAI(model_name, base_url='http://localhost:4000', api_key=...)"
+    """Not supported. Start LiteLLM's proxy, and write bn.OpenAI(model_name, base_url='http://localhost:4000',
+    api_key=...)."""
 
 
 class VertexAI(_Elsewhere):
-    """Not supported: use `OpenAI` with the address of Vertex AI's OpenAI-compatible API."""
-
-    instead = (
-        "Vertex AI has an OpenAI-compatible API: bn.OpenAI('google/' + model_name, "
-        "base_url='https://LOCATION-aiplatform.googleapis.com/v1/projects/PROJECT/locations/LOCATION/endpoints/openapi'"
-        ", api_key=ACCESS_TOKEN)"
-    )
+    """Not supported. Vertex AI has an OpenAI-compatible API: bn.OpenAI('google/' + model_name, api_key=ACCESS_TOKEN,
+    base_url='https://LOCATION-aiplatform.googleapis.com/v1/projects/PROJECT/locations/LOCATION/endpoints/openapi')."""
 
 
 class Crusoe(_Elsewhere):
-    """Not supported: use `OpenAI` with Crusoe's address."""
-
-    instead = "Crusoe has OpenAI's API: bn.OpenAI(model_name, base_url=..., api_key=...)"
+    """Not supported. Crusoe has OpenAI's API: bn.OpenAI(model_name, base_url=..., api_key=...)."""
 
 
 def video(path: str, num_frames: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Stands for an argument of a program while the program's body is recorded."""
+"""ArgumentSlot: it takes the place of an argument while the body of a program is recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AWAITED = "something that is awaited"
 class ArgumentObserved(BaseException):
     """Ends the recording of a body that inspects an argument or reads a value. Not an Exception: bodies catch those.
 
-    what: a description, or the number of the value.
+    what: what was inspected, in words, or the number of the value that was read. line: where, "file.py:12".
     """
 
     def __init__(self, what: str | int, line: str) -> None:
@@ -24,7 +24,7 @@ class ArgumentObserved(BaseException):
 class ArgumentSlot(Expr):
     """An argument without a value. It can be appended, joined to text with `+`, and used in f-strings.
 
-    Any other use raises ArgumentObserved and is remembered: the body may append something else for another argument.
+    Any other use raises ArgumentObserved, which is kept: for another argument, the body may append something else.
     """
 
     __slots__ = ("__weakref__", "i", "name", "observed")

@@ -1,4 +1,4 @@
-"""`bn.compile`: programs that send a recorded template instead of running their body."""
+"""`bn.compile`: programs that send recorded templates instead of running their bodies."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from banyan.templates.recorder import Recorder, Recording
 from banyan.templates.recorder import record as record_body
 
 MAX_TEMPLATES = 64
-"""The most templates of one program on one backend. A program that needs more gains nothing from templates."""
+"""The largest number of templates of one program on one backend. With more, each would be used too rarely to pay."""
 
 PROBES: dict[type, Any] = {
     str: " \t{{odd}} %s 'Text'\n\n  of <|several|> lines\r\n" + 3_000 * "and long " + "\\n ",
     int: -(10**25) - 7,
     float: -1.5e-300,
 }
-"""Unusual arguments of each type that can have a slot. A template is used only if the body, run with them, appends
-exactly what the template says."""
+"""Type of the arguments that can have a slot -> an unusual value of that type. A template is used only if the body, run
+with these values, appends exactly what the template says."""
 
 
 @overload
@@ -42,12 +42,14 @@ def compile(program: AsyncProgram) -> AsyncCompiled: ...
 @overload
 def compile(program: Program) -> Compiled: ...
 def compile(program: Program) -> Compiled:
-    """Compile a program to templates, which a backend gets once. A run then sends only the arguments that are text.
+    """Compile a program to templates. The backend gets each template once; a run then sends only its str, int and float
+    arguments, as text.
 
     The first run records the body several times, also with unusual arguments. If the body inspects an argument
-    (compares, measures or splits it), each value of it gets its own template; if it reads a generated value, calls
-    another program or awaits something, it always runs. So the results are those of the program, as long as what the
-    body appends depends only on its arguments. `explain()` tells which case holds.
+    (compares, measures or splits it), each value of this argument gets a template of its own. If the body reads a
+    generated value, calls another program or awaits something, it runs every time, as without `compile`. The results
+    are those of the program, provided that what the body appends depends only on its arguments. `explain()` says
+    which of these cases holds.
     """
     if not isinstance(program, Program):
         raise BadProgram(f"compile takes a program, which `@function` makes, not a {type(program).__name__}")
@@ -55,14 +57,14 @@ def compile(program: Program) -> Compiled:
 
 
 class ArgumentPlan(NamedTuple):
-    """How the arguments of a run are used. slots: those that are sent. key: selects the template by the others."""
+    """How the arguments of a run are used. slots: those that are sent. key: of the template, made from all others."""
 
     slots: dict[str, Any]
     key: tuple[Hashable, ...]
 
 
 class _Observed(Exception):
-    """The body depends on the values of some arguments. reasons: argument name -> why."""
+    """What the body appends depends on the values of some arguments. reasons: name of the argument -> how."""
 
     def __init__(self, reasons: dict[str, str]) -> None:
         super().__init__(reasons)
@@ -70,7 +72,7 @@ class _Observed(Exception):
 
 
 class Compiled(Program):
-    """What `compile` returns. It runs like the program, mostly without running its body."""
+    """What `compile` returns. It is used like the program, but runs the body only if there is no template."""
 
     def __init__(
         self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None, num_api_spec_tokens: int | None = None
@@ -82,10 +84,10 @@ class Compiled(Program):
         self._observed: dict[str, str] = {}
         """Argument name -> why each of its values needs a template of its own."""
         self._unsupported = ""
-        """Why the body always runs; "" if it need not."""
+        """Why the body runs every time; "" if templates can be used."""
 
     def explain(self) -> str:
-        """In words: which arguments are sent, and why the body runs, if it does."""
+        """Which templates there are and which arguments they send, or why the body runs every time; in words."""
         if self._unsupported:
             return f"{self.name} runs its body every time: {self._unsupported}"
         known = list(chain.from_iterable(templates.values() for templates in self._templates.values()))
@@ -111,7 +113,7 @@ class Compiled(Program):
     def _find(
         self, arguments: inspect.BoundArguments, record: ProgramRecord
     ) -> tuple[RecordedTemplate | None, dict[str, Any]]:
-        """(the template for these arguments, the arguments that it takes). None: the body must run."""
+        """(the template for these arguments, the arguments that it takes); (None, {}) if the body must run."""
         while not self._unsupported and (plan := self._plan(arguments.arguments, record.options)) is not None:
             try:
                 known = self._templates.get(record.backend) or {}
@@ -123,7 +125,7 @@ class Compiled(Program):
         return None, {}
 
     def _plan(self, arguments: Mapping[str, Any], options: Options) -> ArgumentPlan | None:
-        """None: no argument can have a slot, or one is not immutable."""
+        """The plan for these arguments. None: no argument can have a slot, or one is mutable, so the body must run."""
         slots: dict[str, Any] = {}
         rest: list[Hashable] = []
         any_given = False
@@ -172,9 +174,11 @@ async def _awaited(value: Any) -> Any:
 def _checked_template(
     plain: Recording, recorded: Callable[..., Recording], values: Mapping[str, Any]
 ) -> RecordedTemplate:
-    """The template of a body, compared with the body itself. Raises _Observed or Unsupported if there is none.
+    """The template of a body, after a check that the body appends the same. Raises _Observed or Unsupported if a
+    template is not possible.
 
-    plain: the recording with the run's own arguments. recorded: records the body with some arguments changed.
+    plain: the recording with the run's own arguments. recorded: a function that records the body with some arguments
+    changed. values: the arguments that get slots.
     """
     if plain.ended is not None:
         does = "awaits something" if plain.ended.what == AWAITED else "reads a generated value"

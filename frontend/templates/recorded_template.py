@@ -28,10 +28,10 @@ Path: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 class RecordedTemplate:
-    """The ops and variables of a recorded body. `write` adds them to a new state. All its states are on one backend."""
+    """The ops and variables of a recorded body. `write` adds them to new states, all of which are on one backend."""
 
     def __init__(self, recording: Recording, names: tuple[str, ...]) -> None:
-        """names: of the arguments that have slots. Unsupported: something in the recording needs the body each time."""
+        """names: of the arguments that have slots. Unsupported: no template can do what the recorded body did."""
         if len(recording.programs) > 1:
             raise Unsupported(f"it calls another program, {recording.programs[1].name}")
         if recording.state._handle.number:
@@ -54,7 +54,7 @@ class RecordedTemplate:
         return len(wire.encode(wire.Define(0, tuple(self.shape.ops))))
 
     def matches(self, recording: Recording, arguments: Sequence[Any]) -> bool:
-        """Whether a body that was recorded with these arguments did exactly what the template does with them."""
+        """Whether `recording`, of the body with these arguments, did exactly what the template does with them."""
         if recording.ended is not None or len(recording.programs) > 1:
             return False
         use = wire.Use(0, 0, tuple(map(_text, arguments)))
@@ -73,8 +73,8 @@ class RecordedTemplate:
         new: dict[Any, Any] = {recorded: state, None: None}
         for ref in self._refs:
             new[ref] = ref.copy_to(record, handles[ref.state], new[ref.previous], first_ref + ref.number)
-            if record.limits is not None:
-                record.limits.watch(new[ref].future)
+            if record.counters:
+                record.watch(new[ref].future)
         state._transcript.copy_from(recorded._transcript, lambda item: _replaced(item, new, texts))
         state._refs += _renumbered(recorded._refs, first_ref)
         for name, value in recorded._values.items():
@@ -118,7 +118,7 @@ _OWN = {"timeout": "a timeout", "client_decides": "a choices_method", "tools": "
 
 
 def _is_implicit_drop(op: wire.Op) -> bool:
-    """Whether the op only says that a state was freed. A run sends that itself when its own states are freed."""
+    """Whether the op only says that a state was freed. A template omits it: each run sends its own."""
     return isinstance(op, wire.Drop) and not op.tree
 
 
@@ -146,7 +146,7 @@ def _check_value(value: Any, state: StateBase) -> None:
 
 
 def _results(state: StateBase, value: Any, arguments: Sequence[Any]) -> list[Any]:
-    """The return value and the variables in a form that can be compared."""
+    """The return value and the variables, in a form that can be compared with those of another recording."""
     new: dict[Any, Any] = {state: "its state"}
     new |= {ref: ("value", ref.number) for ref in _lazy_values(state)}
 
@@ -212,7 +212,7 @@ def _renumbered(refs: list[Any], by: int) -> list[Any]:
 
 
 def _seed_paths(ops: Sequence[wire.Op]) -> tuple[list[Path], Path]:
-    """The path to the seed of each gen and select without its own, and the final seed of state 0 (see StateBase)."""
+    """(the seed path of each gen and select that has no seed of its own, the seed path of state 0 after all ops)."""
     found: list[Path] = []
     n_draws, paths = {0: 0}, dict[int, Path]({0: ()})
     for op in ops:

@@ -22,9 +22,10 @@ from banyan.views.transcript import Transcript
 
 
 class Recording(NamedTuple):
-    """What a body did. programs: the recorded programs; the first is the body's own, the others are those it called.
+    """What a body did. programs: the recorded programs; the first is that of the body, the others are those it called.
 
-    value: what it returned. ended: the argument or value at which the recording ended early; None if it did not.
+    value: what the body returned. ended: the argument or value at which the recording ended early; None: the body ran
+    to its end.
     """
 
     programs: list[RecordedProgram]
@@ -38,7 +39,7 @@ class Recording(NamedTuple):
 
 
 class Recorder:
-    """A backend that only keeps the ops. welcome: of the backend that it stands in for."""
+    """A backend that only stores the ops. welcome: that of the backend on which the program will run."""
 
     refuses: frozenset[str] = frozenset()
 
@@ -69,7 +70,7 @@ class RecordedProgram(ProgramDefaults):
 
 
 class RecordedFuture(ValueFuture[wire.Value]):
-    """The future of a value that is never generated. Reading it, or asking whether it is done, ends the recording."""
+    """The future of a value that is never generated. Any use of the future ends the recording."""
 
     def __init__(self, ref: int) -> None:
         super().__init__()
@@ -106,7 +107,7 @@ def record(
 
 
 def _run_coroutine(body: CoroutineType[Any, Any, Any]) -> Any:
-    """What an `async def` body returns. ArgumentObserved: it awaits something."""
+    """Run an `async def` body without an event loop; returns its value. ArgumentObserved: it awaits something."""
     try:
         body.send(None)
     except StopIteration as e:

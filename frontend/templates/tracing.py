@@ -15,7 +15,7 @@ from banyan.templates.recorder import Recording
 
 @dataclass(repr=False, eq=False)
 class TraceNode:
-    """An appended piece. before: the previous piece in its state, or in the parent of its state."""
+    """An appended piece of a prompt. before: the piece in front of it, which may belong to the parent state."""
 
     number: int
     label: str
@@ -25,7 +25,7 @@ class TraceNode:
         return self.label
 
     def print_graph_dfs(self) -> str:
-        """All pieces up to this one, one per line: "%1 = %0 + Gen('x')"."""
+        """The pieces of the prompt up to this one, one per line, such as "%1 = %0 + Gen('x')"."""
         lines, node = [], self
         while node.before is not None:
             lines.append(f"%{node.number} = %{node.before.number} + {node.label}\n")
@@ -34,7 +34,8 @@ class TraceNode:
 
 
 class Trace:
-    """What a body appended. variables: the names that it set. ended: what it inspected, which ended the trace early."""
+    """What a body appended. variables: the names that it set. ended: the argument or value at which the trace ended
+    early; None: the body ran to its end."""
 
     def __init__(self, recording: Recording, names: Sequence[str]) -> None:
         self.variables: Mapping[str, Any] = dict.fromkeys(recording.state._values)
@@ -98,7 +99,7 @@ def _label(part: wire.Part, names: Sequence[str]) -> str:
 
 
 def cache_prefix(recording: Recording, backend: Backend, name: str) -> None:
-    """Compute the prefix that all runs share, up to the first argument or value, and wait for it."""
+    """Compute the KV of the prefix that all runs share, up to the first argument or value. Waits until it is done."""
     parts: list[wire.Part] = []
     for op in recording.ops:
         if not isinstance(op, wire.Append) or op.state != 0:

@@ -1,8 +1,9 @@
 """Executes the tool calls of a model in the user's process and sends the results to the server.
 
-One thread runs an event loop that starts the calls and sends the results of a round together. Sync tools run in a
-bounded thread pool; async tools run on the program's event loop, or, for a sync program, on the loop of this module.
-A tool's failure becomes text for the model. Only an exception such as SystemExit ends the program.
+A round is one turn of the model that calls tools. One thread runs an event loop that starts the calls of a round, and
+sends their results together. Sync tools run in a bounded thread pool. Async tools run on the program's event loop; for
+a sync program, on the loop of this module. If a tool raises, the model gets the error as text; only an exception that
+is no Exception, such as SystemExit, ends the program.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from banyan.tools.checks import ServerCallback
 from banyan.tools.toolbox import Tool, Toolbox, ToolCall
 
 N_THREADS = 32
-"""Sync tools that run at once. A tool called from inside another tool gets an extra thread, and a tool that timed out
-but still runs is replaced by one: Python cannot end a thread."""
+"""The most sync tools that run at once. A tool that another tool calls gets a thread beyond this limit. So does the
+next tool for each tool that still runs after its timeout, because Python cannot end a thread."""
 
 
 class Round(NamedTuple):
@@ -41,7 +42,7 @@ class Round(NamedTuple):
 
 
 class Caller(ServerCallback):
-    """Executes the tool calls of one gen. The server sends `Called`; this sends back `Results`."""
+    """Executes the tool calls of one gen, on threads and event loops of its own."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int, line: str, tools: Toolbox) -> None:
         """line: the source line of the gen."""
@@ -60,7 +61,7 @@ class Caller(ServerCallback):
         record.program.future(ref).add_done_callback(self._on_gen_done)
 
     def usage_per_round(self, total: wire.TokenUsage) -> list[dict[str, int]]:
-        """The token counts of each turn, the last one included. total: of all turns."""
+        """The token counts of each turn, also of the last one, which calls no tools. total: the sums over all turns."""
         turns = [(turn.usage.prompt, turn.usage.cached, turn.usage.generated) for turn in self.rounds]
         sums = zip((total.prompt, total.cached, total.generated), *turns, strict=True)
         turns.append(tuple(of_all - sum(earlier) for of_all, *earlier in sums))
@@ -69,7 +70,7 @@ class Caller(ServerCallback):
     # ---- callbacks on the backend's thread -------------------------------------------------------------------------
 
     def stream(self, deltas: Feed[wire.Delta]) -> Callable[[wire.Delta], None]:
-        """A callback for the pieces of the stream, which puts them into `deltas` and `full_text`."""
+        """Returns a callback that puts the pieces of the stream into `deltas` and `full_text`."""
         full_text = self.full_text = Feed[str]()
 
         def on_delta(delta: wire.Delta) -> None:
@@ -105,7 +106,7 @@ class Caller(ServerCallback):
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._call(called.round, call)) for call in called.calls]
-        except ExceptionGroup as e:  # a tool ended the program, or this module has a bug; nobody may wait for the gen
+        except ExceptionGroup as e:  # a tool ended the program, or this module has a bug: the gen must not hang
             (first, *_) = e.exceptions
             self._stop(ToolError(str(first), line=self._line), first.__cause__ or first)
             return
@@ -121,11 +122,12 @@ class Caller(ServerCallback):
         result, is_error = await self._result(call)
         result = result.encode(errors="backslashreplace").decode()  # names of files may have lone surrogates
         end = time.monotonic()
+        n_cut = len(result) - self._tools.max_output
         finished = ToolCall(
             round=number,
             name=call.name,
             arguments=_parsed(call.arguments),
-            result=_truncated(result, self._tools.max_output),
+            result=result if n_cut <= 0 else f"{result[:-n_cut]}\n[cut here; {n_cut} more characters]",
             is_error=is_error,
             seconds=end - start,
         )
@@ -197,7 +199,7 @@ class Caller(ServerCallback):
             done.set_result(outcome)
 
         def replace_thread() -> None:
-            """The tool runs on; another thread takes its place until it ends."""
+            """The tool still runs after its timeout: allow one more thread until the tool ends."""
             _threads.lend(1)
             done.add_done_callback(lambda _: _threads.lend(-1))
 
@@ -206,7 +208,7 @@ class Caller(ServerCallback):
 
 
 async def _shielded(done: Future[_Outcome], on_cancel: Callable[[], object]) -> _Outcome:
-    """Wait for `done`. A cancelled wait ends at once, without waiting for the tool, and calls `on_cancel`."""
+    """Wait for `done`. If this wait is cancelled, calls `on_cancel` and ends at once, without waiting for the tool."""
     try:
         return await asyncio.shield(asyncio.wrap_future(done))
     except asyncio.CancelledError:
@@ -216,14 +218,15 @@ async def _shielded(done: Future[_Outcome], on_cancel: Callable[[], object]) -> 
 
 
 class _Outcome(NamedTuple):
-    """What a tool returned or raised. An error travels as a value: futures reject some, and others end a loop."""
+    """What a tool returned or raised. The error is kept as a value, because futures do not accept every exception, and
+    a BaseException in a task ends the event loop."""
 
     value: Any = None
     error: BaseException | None = None
 
 
 class _Fatal(Exception):
-    """A tool ended the program."""
+    """A tool raised an exception that ends the program, such as SystemExit."""
 
 
 def _tool_turns(chat: wire.ChatMarkers, calls: Sequence[ToolCall]) -> str:
@@ -234,17 +237,13 @@ def _tool_turns(chat: wire.ChatMarkers, calls: Sequence[ToolCall]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A result as the model reads it: strings (and dates, enums: strings in JSON) as they are, the rest as JSON."""
+    """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON."""
     if hasattr(value, "model_dump_json"):  # a pydantic model
         return str(value.model_dump_json())
     plain = msgspec.to_builtins(value, enc_hook=str)
     text = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
     fstring.refuse(text, "the result holds an expression, such as a gen; a tool gives text")
     return text
-
-
-def _truncated(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}\n[cut here; {len(text) - limit} more characters]"
 
 
 def _reason(error: BaseException) -> str:

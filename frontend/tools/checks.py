@@ -1,4 +1,4 @@
-"""Callbacks of the server into the user's process: is an output valid, and which choice does a select take?"""
+"""Answers the server's questions to the user's process: whether an output is valid, and which choice a select takes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from banyan.runtime.errors import BadOutput, BadProgram, ProgramError
 from banyan.runtime.protocol import wire
 
 N_THREADS = 8
-"""Checks that run at once: a validator is the user's code and may be slow."""
+"""The most checks that run at once. They have their own threads because a validator is user code and may be slow."""
 
 
 class ServerCallback:
-    """Answers the `Called` messages of one gen or select with `Results`. Subclasses override `_on_called`."""
+    """Answers the `Called` messages of one gen or select with `Results`, by user code on a thread of the pool."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int) -> None:
         """state, ref: the server's numbers of the gen's state and value."""
@@ -31,11 +31,27 @@ class ServerCallback:
 
     def _on_called(self, called: wire.Called) -> None:
         """Called on the backend's thread."""
+        self._context.copy().run(_threads.run, lambda: self._reply(called))
+
+    def _reply(self, called: wire.Called) -> None:
+        try:
+            texts = self._results(called)
+        except BaseException as e:  # also SystemExit, which is meant to end the program
+            self._stop(self._error(f"raised {type(e).__name__}: {e}"), e)
+        else:
+            self._send(called.round, texts)
+
+    def _results(self, called: wire.Called) -> tuple[str, ...]:
+        """Run the user's code. Returns the texts of the `Results` message."""
+        raise NotImplementedError
+
+    def _error(self, what: str) -> ProgramError:
+        """The error that ends the program when the user's code raises. what: the end of the message, "raised ..."."""
         raise NotImplementedError
 
     def _send(self, round_: int, texts: tuple[str, ...]) -> None:
         if (record := self._record()) is not None:
-            with suppress(Exception):  # the record raises it again in whoever reads the program
+            with suppress(Exception):  # the record keeps the error and raises it where a value is read
                 record.add(wire.Results(self._state, self._ref, round_, texts))
                 record.flush()
 
@@ -46,36 +62,13 @@ class ServerCallback:
             record.stop(error)
 
 
-class _PendingCheck(ServerCallback):
-    """A callback that runs the user's code on a thread of the pool."""
-
-    def _on_called(self, called: wire.Called) -> None:
-        self._context.copy().run(_threads.run, lambda: self._reply(called))
-
-    def _reply(self, called: wire.Called) -> None:
-        try:
-            texts = self._results(called)
-        except BaseException as e:  # SystemExit and the like are meant for the program
-            self._stop(self._error(f"raised {type(e).__name__}: {e}"), e)
-        else:
-            self._send(called.round, texts)
-
-    def _results(self, called: wire.Called) -> tuple[str, ...]:
-        """The texts of the `Results` message."""
-        raise NotImplementedError
-
-    def _error(self, what: str) -> ProgramError:
-        """The error that ends the program when the user's code failed. what: "raised ..."."""
-        raise NotImplementedError
-
-
-class Checker(_PendingCheck):
-    """Validates the outputs of one gen with `retries`. An invalid output is answered with advice for the model."""
+class Checker(ServerCallback):
+    """Validates the outputs of one gen with `retries`. Answers an invalid output with a text for the model."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int, answer: OutputType) -> None:
         self._answer = answer
         self.n_refused = 0
-        """Outputs that were not valid."""
+        """How many outputs were not valid."""
         super().__init__(record, state, ref)
 
     def _results(self, called: wire.Called) -> tuple[str, ...]:
@@ -90,7 +83,7 @@ class Checker(_PendingCheck):
         return BadOutput(f"the check of a {self._answer.label} {what}")
 
 
-class Chooser(_PendingCheck):
+class Chooser(ServerCallback):
     """Decides one select with the user's `choices_method`."""
 
     def __init__(

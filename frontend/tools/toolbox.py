@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
 
 import msgspec
 
+from banyan.lang.output_types import reason
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
 
@@ -23,7 +24,7 @@ _NOT_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIO
 
 
 class Tool:
-    """The result of `@tool`. It can still be called as the function."""
+    """A function that a model may call, made by `@tool`. Python code can call it like the function itself."""
 
     def __init__(self, func: Callable[..., Any], name: str | None = None, description: str | None = None) -> None:
         functools.update_wrapper(self, func)
@@ -42,24 +43,24 @@ class Tool:
         return self.func(*args, **kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
-        """A tool that is a method is bound to its instance; the model does not see `self`."""
+        """Bind a tool that is a method to its instance. The model does not see the parameter `self`."""
         if instance is None:
             return self
         return type(self)(self.func.__get__(instance, owner), self.name, self.description)
 
     @property
     def is_async(self) -> bool:
-        """Whether it is an `async def`, which runs on the program's event loop."""
+        """Whether the function is an `async def`. It then runs on the program's event loop."""
         return inspect.iscoroutinefunction(self.func)
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of its parameters, as an object."""
+        """The JSON Schema of the tool's parameters: the schema of one object."""
         return self._arguments.schema
 
     @cached_property
     def spec(self) -> str:
-        """What the model reads of the tool, as JSON; see wire.Tools."""
+        """The tool's name, description and schema as JSON, in OpenAI's format. The model reads them."""
         if not _NAME.fullmatch(self.name):
             raise BadProgram(f"bad tool name {self.name!r}; it needs a name= of at most 64 letters, digits, _ and -")
         if not self.description:
@@ -70,7 +71,7 @@ class Tool:
         return msgspec.json.encode({"type": "function", "function": function}).decode()
 
     def arguments(self, text: str) -> dict[str, Any]:
-        """Parse a JSON object into keyword arguments. ValueError, with a message for the model: they are not valid."""
+        """Parse a JSON object into keyword arguments. ValueError: they are not valid; its message is for the model."""
         return self._arguments.parse(text)
 
     @cached_property
@@ -110,8 +111,9 @@ def tool(
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """One call by a model. round: from 0. arguments: {} if they were not valid JSON. result: the text that the model
-    got; is_error: whether it describes an error. seconds: the duration of the call."""
+    """A call that a model made. round: the number of the turn with the call, from 0. arguments: {} if they were not
+    valid JSON. result: the text that the model got. is_error: whether `result` describes an error. seconds: the
+    duration of the call."""
 
     round: int
     name: str
@@ -122,8 +124,8 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Toolbox:
-    """The tools of a gen and their limits. timeout: seconds per call, None for no limit. max_output: characters per
-    result."""
+    """The tools of a gen and their limits. timeout: seconds per call; None: no limit. max_output: the most characters
+    of a result that the model gets."""
 
     def __init__(self, tools: tuple[Tool, ...], max_rounds: int, timeout: float | None, max_output: int) -> None:
         self.tools = {tool.name: tool for tool in tools}
@@ -171,7 +173,8 @@ class _Arguments(NamedTuple):
 
 
 def _with_description(hint: Any, meta: Callable[..., Any]) -> Any:
-    """`Annotated[int, "text"]` with `meta(description="text")` in place of the text. meta: such as msgspec.Meta."""
+    """Replace the text in `Annotated[int, "text"]` by `meta(description="text")`. meta: msgspec.Meta or pydantic.Field.
+    Returns any other hint unchanged."""
     if get_origin(hint) is not Annotated:
         return hint
     kind, *notes = get_args(hint)
@@ -219,9 +222,8 @@ def _pydantic_arguments(
     def parse(text: str) -> dict[str, Any]:
         try:
             values = model.model_validate_json(text)
-        except pydantic.ValidationError as e:  # its own message is long and links to web pages
-            errors = (f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in e.errors())
-            raise ValueError("; ".join(errors)) from e
+        except pydantic.ValidationError as e:
+            raise ValueError(reason(e)) from e
         return {key: getattr(values, key) for key in values.model_fields_set}
 
     return _Arguments(_simplified(schema, parameters), parse)
@@ -234,7 +236,7 @@ def _has_model(hint: Any, base_model: type) -> bool:
 
 
 def _simplified(schema: dict[str, Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:
-    """The schema as one object, without the titles that libraries add, and with the defaults."""
+    """The schema of one object, without the titles that the libraries add, and with the defaults of the parameters."""
     definitions = dict(schema.get("$defs", {}))
     if "$ref" in schema:
         schema = definitions.pop(schema["$ref"].rpartition("/")[2])

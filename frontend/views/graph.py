@@ -1,4 +1,4 @@
-"""A run as a graph: what was appended, what follows what, and which message carried it."""
+"""A run as a graph: the pieces of its prompts, their order, and the messages that sent them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MAX_LABEL = 48
 
 
 class GraphNode(NamedTuple):
-    """A piece of a prompt. message: the index of its message. after, values: the nodes that it follows and contains."""
+    """A piece of a prompt. message: the index of the message that sent it. line: where it was appended, "file.py:12".
+    after: the indices of the nodes in front of it. values: the indices of the nodes whose text it contains."""
 
     kind: str
     label: str
@@ -31,7 +32,7 @@ class GraphNode(NamedTuple):
 
 
 class SentMessage(NamedTuple):
-    """Ops that were sent together. n_bytes: their size on the wire. why: what caused the flush."""
+    """Ops that were sent together. n_bytes: the size of the message. why: what caused the flush."""
 
     ops: tuple[wire.Op, ...]
     n_bytes: int
@@ -39,7 +40,8 @@ class SentMessage(NamedTuple):
 
 
 class SharedPrefix(NamedTuple):
-    """The prefix of forked branches: all that `state` held at the fork. values: the names of the gens in it."""
+    """A prefix that `branches` share: the prompt of `state` when it was forked. n_chars: the characters of its text,
+    without outputs. values: the names of the gens in it."""
 
     state: int
     branches: tuple[int, ...]
@@ -49,7 +51,7 @@ class SharedPrefix(NamedTuple):
 
 @dataclass
 class _StateEnd:
-    """The end of a state while the graph is built. at: the nodes that the next node of the state follows."""
+    """The end of a state's prompt while the graph is built. at: the nodes that the state's next node will follow."""
 
     at: tuple[int, ...] = ()
     n_chars: int = 0
@@ -57,10 +59,11 @@ class _StateEnd:
 
 
 class Graph:
-    """The graph of one run, which a notebook draws.
+    """The graph of one run. A notebook draws it.
 
-    messages: what was sent. waits: where the body waited for a value. shared: the prefixes that forks share. nodes: the
-    pieces of the prompts, in the order of appends. ended: for a run without a model, where the body read a value.
+    messages: what was sent. waits: where the body waited for a value. shared: the prefixes that branches share. nodes:
+    the pieces of the prompts, in the order of appends. ended: for a run without a model, where the body inspected an
+    argument or read a value; None: it ran to its end.
     """
 
     def __init__(self, run: StateBase | Recording) -> None:
@@ -127,7 +130,7 @@ class Graph:
         return f"{', '.join(kinds)} in {_counted(n_states, 'state')}, {_counted(len(self.messages), 'message')}"
 
     def explain(self) -> str:
-        """What was sent and why, what branches share, and where the body waited, with source lines."""
+        """A text: what was sent and why, what branches share, and where the body waited, with source lines."""
         return "\n".join([f"{self.name}: {self._size()}", *self._sent_lines(), *self._wait_lines()])
 
     def _sent_lines(self) -> Iterator[str]:
@@ -156,7 +159,7 @@ class Graph:
             yield f"also: {_counted(self._n_others, 'other program')} that it calls, each with its own messages"
 
     def mermaid(self) -> str:
-        """The graph in Mermaid's notation. Dotted lines are values that are spliced into a text."""
+        """The graph in Mermaid's notation. A dotted line goes from a value to a text that contains it."""
         waited = {span.name for span in self.waits}
         lines = ["flowchart TD"]
         for k in range(len(self.messages)):
@@ -203,7 +206,7 @@ def _label(parts: Sequence[wire.Part]) -> str:
 
 
 def _box(node: GraphNode) -> str:
-    """A node in Mermaid's notation, which writes entities with # for & and reads backticks as Markdown."""
+    """A node in Mermaid's notation. Mermaid writes entities with # in place of &, and reads backticks as Markdown."""
     text = escape(node.label.replace("#", "\0"), quote=True).replace("&", "#").replace("#x27;", "#39;")
     label = text.replace("\0", "#35;").replace("`", "#96;")
     if node.line:

@@ -1,4 +1,4 @@
-"""A run as data, for the other views: messages that were sent and values that have arrived. Never waits."""
+"""A run as data for the other views: the messages that were sent and the values that have arrived. Never waits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from banyan.execution.program_record import ProgramRecord
 
 Kind = Literal["marker", "text", "spliced", "gen", "select", "joined", "adopted"]
-"""marker: of the chat template. spliced: a value used as text. joined: text of a joined branch. adopted: output of an
-adopted branch."""
+"""marker: text of the chat template. spliced: a value that was inserted as text. joined: text of a joined branch.
+adopted: output of an adopted branch."""
 
 
 class GenHistory(NamedTuple):
@@ -34,7 +34,7 @@ class GenHistory(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode speed of all samples together, from the first token to the end; 0.0 if unknown."""
+        """Output tokens per second from the first token to the end, of all samples together; 0.0 if unknown."""
         if self.value is None or not self.value.times.first:
             return 0.0
         n, times = self.value.usage.generated - len(self.value.samples), self.value.times
@@ -63,8 +63,8 @@ class PromptItem(NamedTuple):
 
 
 class BranchHistory:
-    """A state. start: the number of its parent's items that it inherits. joins: (number of own items before the join,
-    joined child)."""
+    """The history of one state. start: how many of the parent's own items it inherits. items: its own items. joins: for
+    each join, (number of own items before it, the joined child)."""
 
     def __init__(self, number: int, parent: BranchHistory | None = None) -> None:
         self.number, self.parent = number, parent
@@ -79,17 +79,17 @@ class BranchHistory:
 
     @property
     def inherited(self) -> list[PromptItem]:
-        """The items that it shares with its parent."""
+        """The items that the state inherited from its parent, in order."""
         return [] if self.parent is None else self.parent.inherited + self.parent.items[: self.start]
 
     @property
     def prompt(self) -> list[PromptItem]:
-        """All its items, the inherited ones included."""
+        """The inherited items and then the state's own."""
         return self.inherited + self.items
 
     @property
     def gens(self) -> list[GenHistory]:
-        """The gens and selects that were appended to it."""
+        """The gens and selects that were appended to this state itself."""
         return [item.gen for item in self.items if item.gen is not None and item.kind in ("gen", "select")]
 
     def subtree(self) -> Iterator[BranchHistory]:

@@ -1,4 +1,5 @@
-"""Splits a branch's prompt into spans by origin. Tokens are unknown if the server no longer holds the branch."""
+"""Splits the prompt of a branch into spans by origin. If the server no longer holds the branch, its tokens are unknown,
+and so is which of them were cached."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from banyan.runtime.protocol import wire
 from banyan.views.history import BranchHistory, PromptItem
 
 Origin = Literal["cached", "computed", "generated", "drafted", "chosen", "given"]
-"""cached, computed: prompt tokens, at the first gen that read them. generated, chosen: output of a gen or select.
-drafted: generated, and proposed by a drafter. given: text that no gen has read, or whose tokens are unknown."""
+"""cached, computed: prompt tokens that were cached, or were not, when the first gen read them. generated, chosen:
+output of a gen or select. drafted: generated, and proposed by a drafter. given: text that no gen has read, or whose
+tokens are unknown."""
 
 
 class PromptSpan(NamedTuple):
-    """A piece of text of one origin. tokens: its text token by token, or one string if the tokens are unknown.
-
-    is_marker: written by the chat template. is_shared: inherited from the parent branch.
+    """A piece of text of one origin. tokens: the text of each token, or one string if the tokens are unknown. item: the
+    piece of the prompt that it belongs to. is_marker: the chat template wrote it. is_shared: the branch inherited it.
     """
 
     origin: Origin
@@ -35,8 +36,8 @@ class PromptSpan(NamedTuple):
 
 
 class _TokenTable(NamedTuple):
-    """The tokens of a whole prompt. ends: the character where each ends. origins: cached, computed or given.
-    generated: whether a model generated it."""
+    """The tokens of a whole prompt; each list has one item per token. ends: the character at which it ends. origins:
+    cached, computed or given. generated: whether a model generated it."""
 
     ends: list[int]
     origins: list[Origin]
@@ -44,7 +45,7 @@ class _TokenTable(NamedTuple):
 
 
 class _PromptPosition(NamedTuple):
-    """An item and its characters, text[start:end]."""
+    """An item and its place in the text of the prompt, which is text[start:end]."""
 
     start: int
     end: int
@@ -53,7 +54,7 @@ class _PromptPosition(NamedTuple):
 
 
 def prompt_spans(branch: BranchHistory, read: wire.Value | None = None) -> list[PromptSpan]:
-    """The whole prompt of a branch. read: the answer to a wire.Read with tokens; None if the server has none."""
+    """The spans of the whole prompt of a branch. read: the server's answer to a wire.Read with tokens, if any."""
     text = "".join(item.text for item in branch.prompt) if read is None else read.samples[0].text
     positions = list(_positions(text, branch))
     shared_end = max((position.end for position in positions if position.is_inherited), default=0)
@@ -67,7 +68,7 @@ def prompt_spans(branch: BranchHistory, read: wire.Value | None = None) -> list[
 
 
 def _positions(text: str, branch: BranchHistory) -> Iterator[_PromptPosition]:
-    """Each item at its place in the text. Text between two items was written by the chat template."""
+    """The items and their places in the text. Text between two items becomes a marker: the chat template wrote it."""
     at, n_inherited = 0, len(branch.inherited)
     for k, item in enumerate(branch.prompt):
         start = text.find(item.text, at) if item.text else at
@@ -94,8 +95,8 @@ def _token_table(branch: BranchHistory, positions: list[_PromptPosition], tokens
 def _prompts(branch: BranchHistory, positions: list[_PromptPosition], ends: list[int]) -> list[tuple[int, int]]:
     """(prompt tokens, cached prompt tokens) of each gen whose output is in the branch, in order.
 
-    A select and a gen with tools read several prompts. For these, the tokens in front of them that no earlier gen read
-    count as computed.
+    A select and a gen with tools read several prompts, so that their counts cannot be used. For these, all tokens in
+    front of the output count as prompt, and those that an earlier gen read count as cached.
     """
     starts = {position.item.gen.op.ref: position.start for position in positions if position.item.gen is not None}
     found: list[tuple[int, int]] = []

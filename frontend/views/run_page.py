@@ -27,7 +27,7 @@ MEANINGS = {
 
 
 class Page:
-    """An HTML page. A notebook shows it. html: its source."""
+    """An HTML page, which a notebook displays. html: the source of the page."""
 
     def __init__(self, html: str, title: str) -> None:
         self.html, self.title = html, title
@@ -40,7 +40,7 @@ class Page:
         return f'<iframe srcdoc="{escape(self.html)}" style="{style}" sandbox="allow-scripts"></iframe>'
 
     def save(self, path: str | Path) -> Path:
-        """Write it to `path`; returns the path. ConfigError: it cannot be written."""
+        """Write the page to the file `path`; returns the path. ConfigError: the file cannot be written."""
         try:
             Path(path).write_text(self.html, encoding="utf-8")
         except OSError as e:
@@ -49,7 +49,7 @@ class Page:
 
 
 def page(history: History, reads: dict[int, wire.Value]) -> Page:
-    """reads: by branch, the server's answer to a wire.Read with tokens. Other branches are shown without tokens."""
+    """The page of a run. reads: number of a branch -> its tokens, from the server. Other branches are shown as text."""
     spans = {branch.number: prompt_spans(branch, reads.get(branch.number)) for branch in history.branches}
     body = [
         _run_tiles(history),
@@ -62,7 +62,7 @@ def page(history: History, reads: dict[int, wire.Value]) -> Page:
 
 
 def document(title: str, name: str, note: str, body: list[str]) -> Page:
-    """A page of cards and tiles below the heading `name` and a `note` beside it."""
+    """A page with the heading `name`, a `note` beside the heading, and the HTML elements `body` below it."""
     header = (
         f'<header><h1>{escape(name)}</h1><small>{escape(note)}</small><button id="theme">light / dark</button></header>'
     )
@@ -82,7 +82,7 @@ def card(title: str, inside: str) -> str:
 
 
 def tiles(figures: list[tuple[str, str]]) -> str:
-    """A row of (figure, meaning)."""
+    """A row of boxes, each with a figure and its meaning."""
     inside = "".join(f'<div class="tile"><b>{figure}</b><span>{text}</span></div>' for figure, text in figures)
     return f'<div class="tiles">{inside}</div>'
 
@@ -118,7 +118,7 @@ def _by_drafter(gens: list[GenHistory]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in a few characters."""
+    """A time span as short text, such as "12.3 ms"."""
     if seconds < 0.0995:
         return f"{seconds * 1e3:.1f} ms"
     return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
@@ -150,7 +150,7 @@ def _branch(branch: BranchHistory, spans: list[PromptSpan], is_selected: bool) -
 
 
 def _span(span: PromptSpan, labelled: set[int]) -> str:
-    """labelled: refs of the gens whose name is shown already; this adds its own."""
+    """The HTML of a span. labelled: the refs of the gens whose names are shown already; gets the ref of this one."""
     gen, shared = span.item.gen if span.item.is_output else None, " shared" if span.is_shared else ""
     if gen is not None and gen.value is None:
         if gen.error is not None:

@@ -1,4 +1,4 @@
-"""The views of a state: usage, timeline, page, and its picture in a notebook."""
+"""The views of a state: usage, timeline, page, and the form in which a notebook displays it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
 READ_TIMEOUT = 5.0
-"""Seconds that a page waits for the tokens of its branches; without them it shows text."""
+"""Seconds that `page` waits for the tokens of the branches. Branches whose tokens come later are shown as text."""
 
 
 def usage(record: ProgramRecord, state: int) -> Usage:
-    """The usage of the finished gens of a state and its branches."""
+    """The token counts of the finished gens of a state and its branches."""
     return usage_of(History(record, state).gens)
 
 
 def timeline(record: ProgramRecord, state: int, path: str | Path | None) -> dict[str, Any]:
-    """The Chrome trace, which is also written to `path` if given."""
+    """The trace of a state and its branches in Chrome's format. path: also write it to this file."""
     from banyan.views.timeline import chrome_trace
 
     trace = chrome_trace(History(record, state))
@@ -41,7 +41,7 @@ def timeline(record: ProgramRecord, state: int, path: str | Path | None) -> dict
 
 
 def page(record: ProgramRecord, state: int, path: str | Path | None) -> Page:
-    """The page, which is also written to `path` if given."""
+    """The page of a state and its branches. path: also write it to this file."""
     from banyan.views import run_page
 
     history = History(record, state)
@@ -52,7 +52,7 @@ def page(record: ProgramRecord, state: int, path: str | Path | None) -> Page:
 
 
 def _read_branches(record: ProgramRecord, history: History) -> dict[int, wire.Value]:
-    """By branch: the text and tokens of each branch that the backend still holds."""
+    """Number of a branch -> its text and tokens, for each branch that the backend still holds."""
     refs: dict[int, int] = {}
     for branch in history.branches:
         if not branch.is_dropped:
@@ -69,7 +69,7 @@ def _read_branches(record: ProgramRecord, history: History) -> dict[int, wire.Va
 
 
 def snippet(record: ProgramRecord, state: int) -> str:
-    """A state in a notebook, without waiting: its text so far, with outputs highlighted, and its usage."""
+    """A state as HTML for a notebook: its text so far, with outputs highlighted, and its usage. Never waits."""
     history = History(record, state)
     parts = []
     for item in history.root.prompt:

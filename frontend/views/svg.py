@@ -18,7 +18,8 @@ ROW, BAR = 30, 15
 
 
 def tree(history: History, spans: dict[int, list[PromptSpan]]) -> str:
-    """One bar per branch: its own text from left to right, starting where it left its parent. Unit: characters."""
+    """The tree of branches: one bar per branch, which shows the branch's own text from left to right and starts where
+    the branch was forked from its parent. The horizontal unit is characters."""
     order = list(history.root.subtree())
     own = {number: [span for span in one if not span.is_shared] for number, one in spans.items()}
     starts = {number: sum(len(span.text) for span in one if span.is_shared) for number, one in spans.items()}
@@ -58,7 +59,7 @@ def _rect(classes: str, x: float, y: float, width: float, title: str, attributes
 
 
 def _label(text: str, x: float, y: float, width: float) -> str:
-    """A name inside a bar, if it fits."""
+    """A name inside a bar; "" if the bar is too short for it."""
     return f'<text class="in" x="{x + 4:.1f}" y="{y + 11}">{escape(text)}</text>' if width > 7 * len(text) + 6 else ""
 
 
@@ -81,7 +82,7 @@ def _bar(branch: BranchHistory, own: list[PromptSpan], x: Scale, start: int, y: 
 
 
 def time(history: History) -> str:
-    """One row per branch with the phases of its gens, and a row of tools; "" if no times are known."""
+    """The timeline: one row per branch with the phases of its gens, and a row of tools; "" if no times are known."""
     gens = [
         (branch.number, gen.label, phases(gen.value.times), gen.text)
         for branch in history.branches
@@ -120,7 +121,7 @@ def time(history: History) -> str:
 
 
 def _clock(total: float, scale: float, height: float) -> str:
-    """The axis of time, with at most 8 steps of 1, 2 or 5 times a power of ten."""
+    """The axis of `total` seconds: at most 8 steps of 1, 2 or 5 times a power of ten. scale: pixels per second."""
     step = next(s * 10**e for e in range(-6, 6) for s in (1, 2, 5) if total / (s * 10**e) <= 8)
     marks = []
     for k in range(int(total / step) + 1):

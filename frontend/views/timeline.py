@@ -1,7 +1,8 @@
 """A run as a trace for https://ui.perfetto.dev or chrome://tracing (Trace Event Format, JSON).
 
-There is a track for the body and one per branch, on which each gen is a slice that contains its phases. Waits and tool
-calls that overlap are on several tracks, because the slices of a track must nest. Arrows are forks and joins.
+The body has a track, and so has each branch. On the track of a branch, each gen is a slice that contains slices for its
+phases. Waits and tool calls that overlap are on several tracks: two slices of a track must be nested or disjoint.
+Arrows show forks and joins.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ BODY = 1
 FIRST_BRANCH = 10
 FIRST_TOOL = 1_000_000
 FIRST_WAIT = 2_000_000
-"""Track numbers. The first track of waits is BODY; a body with tasks or threads may have several waits at once."""
+"""Track numbers. Waits are on the track BODY; FIRST_WAIT begins the tracks of waits that overlap with others."""
 
 
 def chrome_trace(history: History, now: float | None = None) -> dict[str, Any]:
-    """The trace. Its times are microseconds since the start of the run; what is under way ends at `now`."""
+    """The trace of a run. Its times are microseconds since the start of the run. now: seconds of time.monotonic(), at
+    which slices end that are still under way."""
     writer = _TraceWriter(history, time.monotonic() if now is None else now)
     return {
         "displayTimeUnit": "ms",
@@ -35,7 +37,7 @@ def chrome_trace(history: History, now: float | None = None) -> dict[str, Any]:
 
 def phases(times: wire.Times) -> list[tuple[str, float, float]]:
     """(name, start, end) of the known phases of a gen: encode, queue, prefill, decode."""
-    if not times.started and not times.first:  # an API tells only the start and the end
+    if not times.started and not times.first:  # an API reports only the start and the end
         return [("decode", times.ready, times.ended)] if times.ended > times.ready > 0 else []
     points = [
         ("encode", times.ready, times.sent),
@@ -47,7 +49,7 @@ def phases(times: wire.Times) -> list[tuple[str, float, float]]:
 
 
 class _TraceWriter:
-    """Generates the events of the trace. now: the end of everything that is under way."""
+    """Generates the events of the trace. now: as for `chrome_trace`."""
 
     def __init__(self, history: History, now: float) -> None:
         self._history, self._now = history, now
@@ -150,6 +152,6 @@ def _tracks(spans: Iterable[TimeSpan], kind: str) -> list[list[TimeSpan]]:
 
 
 def _times(branch: BranchHistory, start: int = 0, end: int | None = None) -> list[wire.Times]:
-    """The times of the finished gens among the branch's own items start:end."""
+    """The times of the finished gens among `branch.items[start:end]`."""
     gens = [item.gen for item in branch.items[start:end] if item.gen is not None and item.kind in ("gen", "select")]
     return [gen.value.times for gen in gens if gen.value is not None and gen.value.times.ended]

@@ -1,6 +1,6 @@
-"""The items appended to a state, in order: the client's copy of the prompt, for messages and streams.
+"""The items that were appended to a state, in order: the client's copy of the prompt, for messages and streams.
 
-The server owns the prompt itself. The transcript holds the same pieces, with lazy values where outputs will be.
+The server owns the prompt itself. The transcript holds the same pieces, with a lazy value in place of each output.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ Item: TypeAlias = str | RawExpr | ImageExpr | RoleBegin | RoleEnd | LazyValue
 
 
 class Transcript:
-    """The items of one state. A fork copies nothing: it keeps its ancestors' lists and how many items it inherits.
+    """The items of one state. A fork copies no items: it refers to the lists of its ancestors, and notes how many items
+    of each it inherits.
 
-    own: the items of this state itself. role: of the open turn. last: the newest lazy value. n_draws: gens, selects and
-    forks so far, from which seeds are derived.
+    own: the items of this state itself. role: that of the open turn; None outside of turns. last: the newest lazy
+    value. n_draws: how many gens, selects and forks there were so far; seeds are derived from this number.
     """
 
     __slots__ = ("_inherited", "last", "n_draws", "own", "role")
@@ -47,11 +48,11 @@ class Transcript:
         return chain.from_iterable(islice(items, n) for items, n in self._inherited)
 
     def __iter__(self) -> Iterator[Item]:
-        """The items that are there now."""
+        """The inherited items, and the own items that exist now."""
         return chain(self._before(), tuple(self.own.items))
 
     def since(self, ancestor: Transcript) -> list[Item] | None:
-        """The items after those of `ancestor`; None if this is not a fork of its current end."""
+        """The items after those of `ancestor`. None: it is no ancestor, or it got more items after the fork."""
         for k, (items, n) in enumerate(self._inherited):
             if items is ancestor.own.items:
                 between = chain.from_iterable(islice(*one) for one in self._inherited[k + 1 :])
@@ -63,7 +64,7 @@ class Transcript:
         self.role, self.last, self.n_draws = other.role, other.last, other.n_draws
 
     def follow(self, until_end: bool) -> Iterator[Item]:
-        """The items so far and, if `until_end`, those appended until the body ends. Raises what the body raised."""
+        """The items so far and, if `until_end`, those appended until the body ends. Raises the error of the body."""
         return chain(self._before(), self.own) if until_end else iter(self)
 
     async def follow_async(self, until_end: bool) -> AsyncIterator[Item]:
@@ -75,8 +76,9 @@ class Transcript:
 
 
 def role_markers(chat: ChatMarkers | None, role: str, is_first: bool = False) -> tuple[str, str]:
-    """The template's text before and after a turn. The default system prompt, if the template has one, is in front of a
-    first turn with another role. A role that the template lacks has no markers here, and fails on the server."""
+    """The text of the chat template before and after a turn. is_first: it is the first turn; if its role is not system,
+    the template's default system prompt, if any, is in front of it. For a role that the template lacks the texts are
+    empty: such a turn fails on the server."""
     if chat is None:
         return "", ""
     begin, end = chat.roles.get(role, ("", ""))
@@ -87,10 +89,9 @@ def role_markers(chat: ChatMarkers | None, role: str, is_first: bool = False) ->
 
 
 def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]]:
-    """The finished turns as `{"role": ..., "content": ...}`; waits for their values. Contents are stripped on the left.
-
-    A content with images is a list of parts, as in OpenAI's API. The template's default system prompt is a turn too.
-    """
+    """The finished turns as `{"role": ..., "content": ...}`. Waits for their values. White space at the start of a
+    content is removed. A content with images is a list of parts, as in OpenAI's API. The template's default system
+    prompt is a turn too."""
     turns: list[dict[str, Any]] = []
     content: list[str] | None = None
     images: list[ImageExpr] = []
@@ -124,7 +125,7 @@ def _with_images(text: str, images: list[ImageExpr]) -> list[dict[str, Any]]:
 
 
 class Renderer:
-    """Converts items to the text that the server's prompt has for them, in order. Lazy values are returned as is."""
+    """Converts items, in order, to the text that they have in the server's prompt. Returns lazy values unchanged."""
 
     def __init__(self, chat: ChatMarkers | None) -> None:
         self._chat = chat

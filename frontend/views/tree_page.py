@@ -10,7 +10,7 @@ from banyan.views.run_page import Page, card, document, tiles
 
 WIDTH, ROW, GAP = 1120, 18, 2
 MIN_WIDTH = 10.0
-"""Pixels of the shortest node, unless the deepest path has too many nodes."""
+"""Width in pixels of a node without tokens. If the deepest path has many nodes, it is less."""
 KINDS = {  # state: (CSS class, meaning)
     "in use": ("generated", "used by running requests"),
     "pinned": ("chosen", "pinned"),
@@ -23,7 +23,7 @@ KINDS = {  # state: (CSS class, meaning)
 class TreeNode(NamedTuple):
     """A node of the server's answer (`radix_cache.snapshot.NodeSnapshot`) and its children.
 
-    n_before: pages that are evicted before this node. n_folded: descendants that the answer left out.
+    n_before: how many pages are evicted before this node. n_folded: how many descendants the answer left out.
     """
 
     n_tokens: int
@@ -49,14 +49,14 @@ class TreeNode(NamedTuple):
 
     @property
     def tier(self) -> str:
-        """Where its pages are: device, host or both."""
+        """Where the pages of the node are: device, host or both."""
         if self.is_root:
             return ""
         return "both" if self.n_pages and self.n_host else "device" if self.n_pages else "host"
 
     @property
     def evicted_after(self) -> str:
-        """The number of pages that are evicted before it, as text; "" if it cannot be evicted."""
+        """How many pages are evicted before this node, as text; "" if the node cannot be evicted now."""
         if self.state or self.is_root or self.n_before < 0:
             return ""
         return f"{self.n_before:,} page{'s' * (self.n_before > 1)}" if self.n_before else "next"
@@ -70,7 +70,7 @@ class TreeNode(NamedTuple):
 
 
 def nodes(snapshot: dict[str, Any]) -> list[TreeNode]:
-    """The roots of the server's answer. Each root is a namespace."""
+    """Make the nodes of the server's answer; returns the roots. Each root is a namespace."""
     created: list[TreeNode] = []
     roots: list[TreeNode] = []
     for fields in snapshot["nodes"]:
@@ -89,7 +89,7 @@ def printable(text: str) -> str:
 
 
 def summary(snapshot: dict[str, Any]) -> list[tuple[str, str]]:
-    """(figure, meaning) of the whole tree."""
+    """Figures of the whole tree, each as (figure, meaning)."""
     figures = [
         (f"{snapshot['n_nodes']:,}", "nodes"),
         (f"{snapshot['n_cached']:,}", "pages in the tree"),
@@ -157,7 +157,7 @@ def _drawing(root: TreeNode, n_cached: int) -> str:
 
 
 def _block(node: TreeNode, x: float, row: int, width: float, n_rows: int, n_cached: int) -> str:
-    """One node. The sooner it is evicted, the paler it is."""
+    """The block of a node. The sooner the node is evicted, the paler is its color."""
     opacity = 0.9 if node.state else 0.35 + 0.5 * node.n_before / max(1, n_cached)
     y, height = row * ROW, n_rows * ROW - GAP
     facts = [f"{node.n_tokens:,} tokens, {node.n_pages or node.n_host:,} pages, {node.tier}"]

@@ -11,8 +11,8 @@ COUNTS = ("prompt", "cached", "generated", "drafted", "accepted")
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """prompt: prompt tokens. cached: those of them that were in the tree already. generated: output tokens. drafted:
-    tokens that drafters proposed; accepted: those of them that became output."""
+    """prompt: prompt tokens. cached: how many of them were in the tree already. generated: output tokens. drafted:
+    tokens that drafters proposed. accepted: how many of these became output."""
 
     prompt: int = 0
     cached: int = 0
@@ -27,8 +27,8 @@ class TokenCounts(msgspec.Struct, frozen=True):
 
 
 class GenUsage(TokenCounts, frozen=True):
-    """Tokens of one gen or select. name: its variable, or "". line: where it was appended, "file.py:12". state: the
-    number of its branch, 0 for the first."""
+    """Token counts of one gen or select. name: its variable, or "". line: where it was appended, "file.py:12". state:
+    the number of its branch; 0: the state of the program itself."""
 
     name: str = ""
     line: str = ""
@@ -36,9 +36,10 @@ class GenUsage(TokenCounts, frozen=True):
 
 
 class Usage(TokenCounts, frozen=True):
-    """Tokens of all gens of a state and its branches, each gen's whole prompt counted. computed = prompt - cached.
+    """Token counts of all gens of a state and its branches. The prompt of each gen is counted from its start, so text
+    that several gens read counts several times. computed = prompt - cached.
 
-    gens: the counts of each gen, branch by branch. Usages can be added, also by `sum(...)`.
+    gens: the counts of each gen, branch by branch. Usages can be added with `+` and `sum(...)`.
     """
 
     gens: tuple[GenUsage, ...] = ()

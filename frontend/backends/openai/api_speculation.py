@@ -1,11 +1,12 @@
-"""Several gens out of one request to an API: SGLang's speculative execution (`num_api_spec_tokens`).
+"""Answers several gens with one request to an API: SGLang's speculative execution (`num_api_spec_tokens`).
 
-A gen with stop strings asks for more tokens than it needs, and without the stop. The text behind the stop is kept, and
-the texts and gens that the program appends next are matched with it: a gen that is found there needs no request. Where
-the program goes on differently, or with other options, the gen makes its own request.
+A gen with stop strings requests more tokens than it needs, without the stop strings. The output before the first stop
+string is the value of the gen, and the output after it is kept. What the program appends next is compared with the kept
+output: if its texts match, its next gen takes its value from there and needs no request. Otherwise, or if the next gen
+has other options, that gen makes its own request.
 
-A chat API cannot continue a turn that has begun. There the whole turn is requested, and must say what the program
-writes; it is requested up to N_TRIES times.
+A chat API cannot continue a turn that has begun. So the first gen of a turn requests the whole turn, which must contain
+the texts that the program writes. If it does not, the request is repeated, up to N_TRIES times in all.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ N_TRIES = 3
 
 
 class _GeneratedAhead(NamedTuple):
-    """What the model generated in a state.
+    """The text that the model generated in a state.
 
-    context: the turns before, where the API takes turns. text: from the start of the turn (of the prompt, where the API
-    takes text). is_complete: the model ended it, not a limit.
+    context: for a chat API, the turns before the open turn; None for completions. text: the open turn from its start,
+    generated text included; for completions, the whole prompt. is_complete: the model ended the text, not a limit.
     """
 
     context: Any
@@ -41,7 +42,7 @@ class _GeneratedAhead(NamedTuple):
 
 
 class ApiSpeculation:
-    """The text generated ahead in the states of one program."""
+    """The generated text that is kept for the states of one program."""
 
     def __init__(self, n_tokens: int, kind: Kind, extensions: Collection[str]) -> None:
         self._n_tokens, self._kind, self._extensions = n_tokens, kind, extensions
@@ -49,7 +50,7 @@ class ApiSpeculation:
         self._generated: dict[int, _GeneratedAhead] = {}  # by state
 
     def takes(self, job: Job) -> bool:
-        """Whether `job` is a gen that can be found in generated text, or can generate ahead."""
+        """Whether `job` is a gen that can take its value from kept text, or can request more text than it needs."""
         op = job.op
         if not isinstance(op, wire.Gen) or op.tools is not None or op.reasoning is not None or op.retries:
             return False
@@ -58,7 +59,8 @@ class ApiSpeculation:
         return bool(op.sampling.stop) or (self._kind == "chat" and bool(self._split(job)[1].strip()))
 
     def find(self, job: Job) -> GenOutcome | None:
-        """The answer in text that was generated already. BadOutput: the turn must be whole, and says something else."""
+        """The answer to `job` from kept text; None: it needs a request. BadOutput: the API cannot continue a turn, and
+        the turn that it generated differs from what the program writes."""
         assert isinstance(job.op, wire.Gen)
         context, begun = self._split(job)
         ahead = self._generated.get(job.state)
@@ -75,7 +77,7 @@ class ApiSpeculation:
         return None
 
     async def ask(self, job: Job, max_tokens_as: str, create: Callable[[dict[str, Any]], Awaitable[Any]]) -> GenOutcome:
-        """Request the answer, and keep the text behind it for the gens that follow."""
+        """Request the answer, and keep the text after it for the gens that follow."""
         op = job.op
         assert isinstance(op, wire.Gen)
         context, begun = self._split(job)
@@ -92,7 +94,7 @@ class ApiSpeculation:
             is_complete = sample.finish_reason == "stop"
             self._generated[job.state] = _GeneratedAhead(context, _shared(op.sampling), text, is_complete)
             # By now the program has mostly sent the rest of the turn, which shows whether this is what it wants.
-            mismatch = _mismatch(text, [begun, op, *job.ahead()] if self._is_whole_turn else [])
+            mismatch = _mismatch(text, [begun, op, *job.owner.ahead(job.state)] if self._is_whole_turn else [])
             if not mismatch:
                 break
         if mismatch and not text.startswith(begun):
@@ -102,14 +104,15 @@ class ApiSpeculation:
         return found._replace(usage=usage)
 
     def _split(self, job: Job) -> tuple[Any, str]:
-        """(the turns before, the text of the open turn); (None, the prompt), where the API takes text."""
+        """For a chat API, (the turns before the open one, the text of the open turn); else (None, the prompt)."""
         if self._kind == "completion":
             return None, job.text
-        messages, begun = turns(job.pieces)
+        messages, begun = turns(job.prompt.pieces)
         return messages, begun or ""
 
     def _cut(self, op: wire.Gen, rest: str, is_complete: bool, is_requested: bool = False) -> GenOutcome | None:
-        """The part of `rest` that belongs to the gen. None: its end is missing."""
+        """The start of `rest`, up to the first stop string of the gen, as its outcome. None: `rest` ends before that,
+        so that the gen needs a request."""
         text, stop = _up_to(op.sampling.stop, rest)
         reason: wire.FinishReason = "stop" if stop or is_complete else "length"
         if reason == "length" and not is_requested and not self._is_whole_turn:
@@ -118,7 +121,7 @@ class ApiSpeculation:
 
 
 def _shared(sampling: wire.Sampling) -> wire.Sampling:
-    """The options that gens of one request have in common."""
+    """The options that must be equal in two gens that one request answers."""
     return replace(sampling, stop=(), max_tokens=0, seed=None)
 
 
@@ -129,8 +132,8 @@ def _up_to(stops: Sequence[str], text: str) -> tuple[str, str]:
 
 
 def _mismatch(text: str, parts: Sequence[str | wire.Gen], why: str = "") -> str:
-    """Where a turn of the model differs from what the program writes: its texts, and some text for each gen; "" if it
-    does not."""
+    """Says where a turn of the model differs from what the program writes; "" if it does not. parts: what the program
+    writes, in which each gen stands for some text. why: another reason for which the turn cannot be used."""
     rest = text
     for part in parts:
         if isinstance(part, str):

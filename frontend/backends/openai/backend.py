@@ -30,11 +30,11 @@ from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 
 COMPLETION_MODELS = frozenset({"gpt-3.5-turbo-instruct", "davinci-002", "babbage-002"})
-"""Models that take text, where `is_chat_model` does not say otherwise."""
+"""Models that take text, not turns, unless `is_chat_model` says otherwise."""
 
 
 class ApiTokenUsage:
-    """The tokens of all requests so far. Any thread may add to it."""
+    """The token counts of all requests so far. Any thread may add counts."""
 
     def __init__(self) -> None:
         self.reset()
@@ -56,7 +56,7 @@ class ApiTokenUsage:
 
 
 class _ApiProgram(LocalProgram):
-    """A program on an API. speculation: the text generated ahead, where `num_api_spec_tokens` asks for it."""
+    """A program on an API. speculation: the text that was generated ahead; None without `num_api_spec_tokens`."""
 
     speculation: ApiSpeculation | None = None
 
@@ -133,7 +133,7 @@ class OpenAI:
 
     @property
     def refuses(self) -> frozenset[str]:
-        """Options of gens and other features that this API does not have."""
+        """The options of gens and other features that this API lacks."""
         return format.refusals(self.kind) - self.extensions
 
     def program(self, name: str = "") -> LocalProgram:
@@ -171,7 +171,7 @@ class OpenAI:
         self._connect().loop.run(self._answer(job, ask), job.on_stop)
 
     def close(self) -> None:
-        """Close its connections. Idempotent. A backend that is collected closes itself."""
+        """Close the connections. Idempotent. Happens by itself when the backend is garbage-collected."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -264,14 +264,14 @@ def _total_seconds(timeout: Any) -> float | None:
 
 
 def _deliver(job: Job, outcome: GenOutcome) -> GenOutcome:
-    """Stream an answer in one piece, where the gen streams."""
+    """Deliver an answer as one piece, if the gen streams. Returns the answer."""
     if isinstance(job.op, wire.Gen) and job.op.stream:
         job.deliver(outcome.samples[0].text)
     return outcome
 
 
 def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> OpenAI:
-    """The first model of a server, with all extensions but "prefix".
+    """A backend for the first model of a server, with all extensions but "prefix".
 
     ConnectFailed: no answer within `timeout` seconds. ModelNotFound: the server has no model.
     """
@@ -328,7 +328,7 @@ def _markers(template: str | Mapping[str, tuple[str, str]] | wire.ChatMarkers | 
 
 
 class _Connection:
-    """A client of the API on a loop. slots: limits the requests at a time."""
+    """A client of the API and the loop that it runs on. slots: a semaphore that limits the requests at a time."""
 
     def __init__(self, loop: _ApiLoop, client: Any, max_in_flight: int) -> None:
         import asyncio
@@ -362,7 +362,7 @@ class _ApiLoop:
             return cls.current
 
     def run(self, coroutine: Any, on_stop: Callable[[Callable[[], object]], None] | None = None) -> Future[Any]:
-        """Run a coroutine. `on_stop` gets the function that cancels it."""
+        """Run a coroutine on the loop, without waiting for it. `on_stop` gets the function that cancels it."""
         import asyncio
 
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)

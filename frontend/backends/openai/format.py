@@ -1,7 +1,7 @@
-"""Gens and selects as requests of OpenAI's HTTP API. Plain dicts; no network here.
+"""Converts gens and selects to requests of OpenAI's HTTP API, as plain dicts. Nothing here uses the network.
 
-There are two kinds: chat completions, which take turns, and completions, which take text. `refuse` refuses what a kind
-does not have, and says what to use instead.
+The API has two kinds of requests: chat completions, which take turns, and completions, which take text. `refuse` raises
+Unsupported for a feature that a kind lacks, and says what to use instead.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ INSTEAD = {
 
 
 ONLY_CHAT = frozenset({"json_schema", "tools", "image", "prefix"})
-"""What completions do not have, or do not need."""
+"""Features that only chat completions have or need."""
 ONLY_COMPLETIONS = frozenset({"raw", "text", "gen", "unconditional_likelihood_normalized"})
 
 
 def refusals(kind: Kind) -> frozenset[str]:
-    """Everything that `refuse` may be called with."""
+    """The names of all features that requests of this kind cannot have without an extension."""
     others = ONLY_CHAT - {"prefix"} if kind == "completion" else ONLY_COMPLETIONS
     both = INSTEAD.keys() - ONLY_CHAT - ONLY_COMPLETIONS
     return frozenset({*EXTENSIONS, *both, *others} - ({"prefix"} if kind == "completion" else set()))
@@ -72,7 +72,7 @@ def refuse(what: str, kind: Kind) -> NoReturn:
 
 
 def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as: str) -> dict[str, Any]:
-    """The arguments of `create` for a gen, without the model. Unsupported: something that the API does not have."""
+    """The arguments of the API's `create` for a gen, except the model's name. Unsupported: the API lacks a feature."""
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
     for name in ("priority", "deadline"):
@@ -102,7 +102,8 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
 
 
 def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[dict[str, Any]]:
-    """The arguments of `create` for a select: one request, or two where the method also scores without the prompt."""
+    """The arguments of the API's `create` for a select. There is a second request if the method also scores the choices
+    without the prompt."""
     op = job.op
     assert isinstance(op, wire.Select)
     if kind == "chat":
@@ -127,12 +128,12 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
 
 
 def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
-    """The arguments with the prompt. Unsupported: a piece that the API does not have."""
+    """The arguments that hold the prompt. Unsupported: the API has no form for a piece of the prompt."""
     if kind == "completion":
-        if any(isinstance(piece, wire.Image) for piece in job.pieces):
+        if any(isinstance(piece, wire.Image) for piece in job.prompt.pieces):
             refuse("image", kind)
         return {"prompt": job.text}
-    messages, begun = turns(job.pieces)
+    messages, begun = turns(job.prompt.pieces)
     if begun is None:
         refuse("gen", kind)
     if not begun.strip():
@@ -146,7 +147,8 @@ def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
 
 
 def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
-    """The finished turns as messages, and the text of the assistant's open turn; None: no such turn is open."""
+    """(the finished turns as messages, the text so far of the assistant's open turn). The text is None if no turn of
+    the assistant is open."""
     messages: list[dict[str, Any]] = []
     role: str | None = None
     content: list[str | wire.Image] = []
@@ -196,7 +198,7 @@ def _called(piece: CallTurn) -> dict[str, Any]:
 
 
 def options(sampling: wire.Sampling, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
-    """The sampling arguments, without max_tokens. Unsupported: an option that the API does not have."""
+    """The sampling arguments, except max_tokens. Unsupported: the API lacks an option."""
     found: dict[str, Any] = {}
     for name in changed(sampling):
         value = getattr(sampling, name)

@@ -1,4 +1,4 @@
-"""Responses of OpenAI's HTTP API, whole or streamed in chunks, as outcomes of gens and selects."""
+"""Converts responses of OpenAI's HTTP API, whole or in the chunks of a stream, to outcomes of gens and selects."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from banyan.runtime.executor.select_scoring import decide, with_tokens
 from banyan.runtime.protocol import wire
 
 NO_ID = -1
-"""The id of a token, which an API does not return."""
+"""In place of the ids of tokens, which the API does not return."""
 
 
 class ResponseReader:
-    """Reads the response to a gen: one whole response, or chunks of a stream.
+    """Reads the response to a gen: one whole response, or the chunks of a stream.
 
-    first: when the first text came, in seconds of time.monotonic; 0.0 before that.
+    first: when the first text came, in seconds of time.monotonic(); 0.0 before that.
     """
 
     def __init__(self, kind: Kind) -> None:
@@ -64,8 +64,8 @@ class ResponseReader:
 
 
 class _Choice:
-    """One choice of a response, as far as it was read. calls: by index, (id, name, arguments). n_chars: of its text,
-    its calls and its refusal."""
+    """One choice of a response, as far as it was read. calls: index of a tool call -> [id, name, arguments]. n_chars:
+    of its text, its calls and its refusal."""
 
     def __init__(self) -> None:
         self.n_chars = 0
@@ -147,7 +147,7 @@ def _usage(usage: Any) -> wire.TokenUsage:
 
 
 def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
-    """The responses to a select."""
+    """The outcome of a select. responses: to the requests of `format.select_requests`, in order."""
     op = job.op
     assert isinstance(op, wire.Select)
     if kind == "chat":
@@ -177,7 +177,7 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
 
 
 def _logprobs_behind(choice: Any, start: int) -> list[float]:
-    """Log-probabilities of the tokens that end behind character `start`; 0 for the first token of a text."""
+    """Log-probabilities of the tokens that end after character `start`; 0 for the first token of a text."""
     found = choice.logprobs
     if found is None or not found.tokens:
         return []
@@ -186,7 +186,7 @@ def _logprobs_behind(choice: Any, start: int) -> list[float]:
 
 
 def _generated_choice(op: wire.Select, answer: GenOutcome) -> GenOutcome:
-    """A choice that a chat model generated. ProgramError: it is none of the choices."""
+    """The outcome of a select whose choice a chat model generated. ProgramError: the model wrote something else."""
     text = answer.samples[0].text
     try:
         choice = msgspec.json.decode(text)["choice"]

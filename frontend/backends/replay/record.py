@@ -1,4 +1,4 @@
-"""Records the answers of a backend in a file, for a Replay without the backend: in tests and demos of real runs."""
+"""Records the answers of a backend in a file, from which `Replay` gives the same answers without the backend."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from banyan.runtime.protocol import wire
 
 
 class Record:
-    """Runs programs on `backend`, and writes its answers to the file `path`, which is replaced.
+    """Runs programs on `backend`, and writes the backend's answers to the file `path`. An existing file is replaced.
 
     Each entry is written when its value is known, so a run that is interrupted leaves a file that can be replayed up to
-    there. Close it, or use it in a `with` block, whose end waits for the open values of its programs (not on an event
-    loop, and not after an exception). `backend` stays open. ConfigError: the file cannot be written, or this is a fork
-    of the process that writes it.
+    there. Close the Record, or use it in a `with` block. The end of the block waits for values that are not known yet,
+    except on an event loop or after an exception. `backend` stays open. ConfigError: the file cannot be written, or
+    this process is a fork of the one that writes it.
     """
 
     def __init__(self, backend: Backend, path: str | Path) -> None:
@@ -94,7 +94,7 @@ class Record:
 
 
 def _is_on_loop() -> bool:
-    """Whether this thread runs an event loop, which programs may wait for."""
+    """Whether this thread runs an event loop. Programs may need that loop to go on, so it must not be blocked."""
     if (asyncio := sys.modules.get("asyncio")) is None:
         return False
     try:
@@ -105,21 +105,21 @@ def _is_on_loop() -> bool:
 
 
 class _Question:
-    """A gen or select that runs: the entry of its current round, and what is known of its answer."""
+    """A gen or select under way, and the entry for its current round: one try, or one turn of a tool loop."""
 
     def __init__(self) -> None:
         self.entry: TapeEntry | None = None
-        self.digest = Digest()  # of the state's prompt: refused outputs are not in it
+        self.digest = Digest()  # of the prompt that the state keeps, which lacks refused outputs
         self.round = 0
         self.attempt: _RecordedAttempt | None = None
         self.value: wire.Value | BaseException | None = None
-        self.spent = wire.TokenUsage()  # by earlier rounds
-        self.called: wire.Called | None = None  # an output that may still be refused
+        self.spent = wire.TokenUsage()  # by the rounds that were written
+        self.called: wire.Called | None = None  # an output that the user's process is checking
         self.results: tuple[str, ...] = ()
         self.deltas: list[wire.Delta] = []
 
     def stream(self, number: int) -> dict[str, tuple[str, ...]]:
-        """The stream of round `number`, as fields of a TapeEntry."""
+        """The streamed text of round `number`, as fields of a TapeEntry."""
         deltas = [delta for delta in self.deltas if delta.round == number]
         return {
             "pieces": tuple(delta.text for delta in deltas if not delta.is_thought),
@@ -128,7 +128,7 @@ class _Question:
 
 
 class _RecordedAttempt(Attempt):
-    """An attempt that the other backend answers."""
+    """An attempt in the executor that follows the program. The recorded backend answers it."""
 
     prompt: LocalPrompt
 
@@ -141,10 +141,13 @@ class _RecordedAttempt(Attempt):
 
 
 class _RecordedProgram(ProgramObserver):
-    """A program on the backend. An executor of our own follows it, to know the prompt of each gen."""
+    """A program on the backend. A second executor in this process runs the same ops with the backend's answers, because
+    the recording needs the prompt of each gen, which the backend does not report."""
 
     def __init__(self, backend: Backend, name: str, put: Callable[[TapeEntry], None]) -> None:
         self._program, self._chat, self._name, self._put = backend.program(name), backend.welcome.chat, name, put
+        self.future, self.cancel = self._program.future, self._program.cancel
+        self.limit, self.generate_ahead = self._program.limit, self._program.generate_ahead
         self._lock = threading.RLock()
         self._answered = threading.Condition(self._lock)
         self._executor = Executor(self, self, self._lock)
@@ -168,9 +171,6 @@ class _RecordedProgram(ProgramObserver):
         for ref in refs:
             self._program.future(ref).add_done_callback(partial(self._take, ref))
         self._program.submit(ops, last)
-
-    def future(self, ref: int) -> ValueFuture[wire.Value]:
-        return self._program.future(ref)
 
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         def record(delta: wire.Delta) -> None:
@@ -197,15 +197,6 @@ class _RecordedProgram(ProgramObserver):
         with self._answered:
             self._answered.wait_for(lambda: all(one.value is not None for one in self._questions.values()))
 
-    def limit(self, limits: wire.ProgramLimits) -> None:
-        self._program.limit(limits)
-
-    def generate_ahead(self, n_tokens: int) -> None:
-        self._program.generate_ahead(n_tokens)
-
-    def cancel(self) -> None:
-        self._program.cancel()
-
     # ---- what the executor calls -----------------------------------------------------------------------------------
 
     def prompt(self, program: Executor) -> LocalPrompt:
@@ -226,7 +217,7 @@ class _RecordedProgram(ProgramObserver):
         then(GenOutcome((wire.Sample(prompt.render(start), "stop"),)))
 
     def begin(self, attempt: _RecordedAttempt) -> None:
-        """The prompt of a round is known."""
+        """The executor has reached an attempt: its prompt is known, so its entry can be made."""
         op, question = attempt.op, self._questions[attempt.op.ref]
         with self._lock:
             digest, after, parts = Digest(), "", list[Text]()
@@ -275,7 +266,7 @@ class _RecordedProgram(ProgramObserver):
             attempt.finish(GenOutcome((sample,), scores=called.scores, calls=called.calls))
 
     def _put_round(self, question: _Question, called: wire.Called) -> None:
-        """Write a round that is not the last."""
+        """Write the entry of a round that is not the last one of its gen."""
         if question.entry is not None:
             sample, stream = wire.Sample(called.text, called.finish_reason), question.stream(called.round)
             self._put(replace(question.entry, samples=(sample,), usage=called.usage, calls=called.calls, **stream))
@@ -292,7 +283,8 @@ class _RecordedProgram(ProgramObserver):
             self._answered.notify_all()
 
     def _finish(self, question: _Question) -> None:
-        """Write the last round. Errors of values that it depends on are not written: in a replay they occur again."""
+        """Write the entry of the last round. A gen that failed because an earlier value failed has no entry: the
+        earlier error occurs again in a replay."""
         with self._lock:
             entry, value, attempt = question.entry, question.value, question.attempt
             question.entry = question.attempt = None

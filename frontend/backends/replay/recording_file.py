@@ -1,8 +1,8 @@
 """The file of a recording, which `Record` writes and `Replay` reads.
 
-It is JSON lines: a header, then one entry for each gen and select that was answered. Replay finds an entry by the
-question (the prompt, and the options of the gen), not by its time, so programs may run in any order. Prompts are stored
-once: each entry names the one that it continues, and holds what was appended since.
+The file consists of JSON lines: a header, then one entry for each gen and select that was answered. Replay finds an
+entry by the question, which is the prompt and the options of the gen, so programs may run in any order. Each text of a
+prompt is stored once: an entry names the entry whose prompt and output it continues, and holds what was appended since.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Failure(msgspec.Struct, frozen=True):
 class TapeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One gen or select, and its answer.
 
-    key: a digest of the question. after: the key of the gen before it in its state; "" for the first. parts: what was
-    appended in between.
+    key: a digest of the question. after: the key of the gen that comes before this one in the prompt; "" if there is
+    none. parts: what was appended between the two.
     """
 
     program: str
@@ -73,7 +73,7 @@ class TapeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Digest:
-    """A hash of a prompt that grows with it. Adjacent texts hash like one text."""
+    """A hash of a prompt, to which pieces can be added. Adjacent texts have the hash of the joined text."""
 
     def __init__(self, hashed: Any = None) -> None:
         self._hash = hashlib.blake2b(digest_size=12) if hashed is None else hashed
@@ -101,13 +101,13 @@ class Digest:
         return str(self._hash.hexdigest())
 
     def after(self, text: str) -> str:
-        """The hexdigest of this prompt with `text` behind it."""
+        """The hexdigest of this prompt followed by `text`."""
         digest = Digest(self._hash.copy())
         digest.put(text)
         return digest.hexdigest()
 
     def key(self, asked: Asked) -> str:
-        """The digest of the question `asked` behind this prompt."""
+        """The digest of a question: this prompt followed by the options `asked`."""
         hashed = self._hash.copy()
         hashed.update(
             b"\0asked " + msgspec.json.encode(msgspec.to_builtins(asked, str_keys=True), order="deterministic")
@@ -116,7 +116,7 @@ class Digest:
 
 
 def asked_of(op: wire.Gen | wire.Select) -> Asked:
-    """The options that the answer depends on besides the prompt."""
+    """`op` without the fields that do not affect the answer, such as its name and its limits."""
     if isinstance(op, wire.Gen):
         op = replace(op, stream=False, budget=0, priority=None, deadline=0.0)
     return replace(op, state=0, ref=0, name="", line="", timeout=0.0)

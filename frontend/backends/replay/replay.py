@@ -1,4 +1,4 @@
-"""Replays a recording: a backend without a model that answers like the recorded one, or says what differs."""
+"""Replays a recording: a backend without a model, which gives the recorded answers, or says what differs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from banyan.runtime.protocol import wire
 class Replay:
     """Answers gens and selects from the file `path` that a `Record` wrote.
 
-    Each entry answers once. A question that is asked again gets the next entry recorded for it, first those of the same
-    state. A question that was not recorded fails with ReplayMismatch, which names the first difference. ConfigError:
-    the file cannot be read, is not a recording, or has another version.
+    Each entry of the file answers once. If a gen runs again with the same prompt and options, it gets the next entry
+    that was recorded for these; entries of the same state come first. A gen that was not recorded fails with
+    ReplayMismatch, which names the first difference. ConfigError: the file cannot be read, is not a recording, or has
+    another version.
     """
 
     refuses: frozenset[str] = frozenset()
-    """Nothing: a feature that was not recorded is a ReplayMismatch."""
+    """Empty, because a gen with a feature that was not recorded fails with ReplayMismatch anyway."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -61,7 +62,7 @@ class Replay:
     def start(self, job: Job) -> None:
         """Answer a gen or select; called by programs."""
         digest = Digest()
-        for piece in job.pieces:
+        for piece in job.prompt.pieces:
             digest.put(piece)
         key = digest.key(asked_of(job.op))
         with self._lock:
@@ -92,7 +93,7 @@ class Replay:
             names = ", ".join(dict.fromkeys(repr(e.name) for e in self._entries if e.program == job.program))
             have = f"; of this program it has {names}" if names else "; it has nothing of this program"
             return ReplayMismatch(f"{self.path} has no {what} of program {job.program!r}{have}")
-        now = _plain(job.pieces)
+        now = _plain(job.prompt.pieces)
         prompts = {id(entry): _plain(self._prompt(entry)) for entry in same}
         asked = asked_of(job.op)
         # The longest common beginning of the prompt, then the fewest different options.
@@ -123,7 +124,7 @@ class Replay:
 
 
 def _plain(pieces: Iterable[Piece]) -> str:
-    """A prompt for an error message: turns in brackets."""
+    """A prompt as text for an error message, with its turns in brackets."""
     shown = []
     for piece in pieces:
         match piece:

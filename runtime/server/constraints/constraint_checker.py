@@ -1,5 +1,5 @@
-"""Checks constraints before they go to the engine. Each is compiled once in the preflight process, never on the
-server's loop. Results are cached, and gens with the same constraint wait for one check.
+"""Checks constraints before they go to the engine. The preflight process compiles each constraint once, so the server's
+loop never does. Results are cached. Gens with the same constraint wait for the same check.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from banyan.runtime.protocol import ipc, wire
 
 PREFLIGHT = (sys.executable, "-m", "banyan.runtime.server.constraints.preflight")
 QUEUE = 64
-"""Constraints of one client that may be checked at a time. Another one is refused with ConstraintBusy."""
+"""The most constraints of one client that may wait for their check. A further one is refused with ConstraintBusy."""
 WAITING_CHARS = 16 << 20
-"""Characters of all constraints that are being checked, as clients may leave before that is done. Beyond it, others are
-refused with ConstraintBusy."""
+"""The most characters in all constraints that wait for their check, also for clients that have left. Beyond it, others
+are refused with ConstraintBusy."""
 CACHE_CHARS = 16 << 20
-"""Characters of all cached results. Beyond it, the least recently used are forgotten."""
+"""The most characters in all cached results. Beyond it, the least recently used results are forgotten."""
 ENTRY = 1 << 10
-"""Characters that a constraint counts for besides its text."""
+"""Characters that each constraint counts for, besides its text."""
 ERROR_TTL = 60.0
 """Seconds for which a refusal is cached."""
 MAX_DEATHS = 2
-"""Preflight processes that may die one after another without a result, before waiting constraints fail."""
+"""If this many preflight processes die one after another without a result, the waiting constraints fail."""
 
 Callback = Callable[[wire.ConstraintSpec | BanyanError], None]
 
 
 class CachedResult(NamedTuple):
-    """The outcome of a check, and until when it is valid."""
+    """The outcome of a check: the spec for the engine, or an error. expires: until when it is valid, by the clock."""
 
     result: wire.ConstraintSpec | BanyanError
     expires: float
@@ -58,8 +58,9 @@ class Waiting(NamedTuple):
 class ConstraintChecker:
     """Checks all constraints of a server.
 
-    sockets   for the loop to poll and then call `receive`: the socket of the preflight process, and a file descriptor
-              that is readable when it has ended. Empty until the first constraint starts the process.
+    sockets   the server's loop polls these, and calls `receive` when one is readable: the socket of the preflight
+              process, and a file descriptor that is readable when the process has ended. Empty until the first
+              constraint, which starts the process.
     """
 
     def __init__(
@@ -75,7 +76,8 @@ class ConstraintChecker:
         on_sockets_changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """path: the server's own socket; that of the preflight is beside it. engine: compiles regexes and choices."""
+        """path: the server's own socket; the socket of the preflight process is created beside it. max_bytes: the
+        largest constraint. seconds: the time limit of a check. engine: the one that compiles regexes and choices."""
         self._context, self._path, self._vocabulary, self._n_vocab = context, path, vocabulary, n_vocab
         self._max_bytes, self._seconds, self._clock = max_bytes, seconds, clock
         self._on_sockets_changed = on_sockets_changed
@@ -118,7 +120,7 @@ class ConstraintChecker:
         return None
 
     def receive(self) -> None:
-        """Handle the results that have arrived, and the death of the process."""
+        """Handle the results that have arrived. If the process has died, start another one for the waiting checks."""
         assert self._child is not None
         with contextlib.suppress(zmq.Again):
             while True:
@@ -146,7 +148,7 @@ class ConstraintChecker:
             self.sockets = ()
 
     def _start(self) -> None:
-        """Start a preflight process. It gets the waiting constraints once it is ready."""
+        """Start a preflight process. When it reports that it is ready, it gets the waiting constraints."""
         self._n_starts += 1
         self._address = ipc.child_path(self._path, "c")
         self._socket = ipc.pair(self._context, self._address)

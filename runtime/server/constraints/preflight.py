@@ -3,9 +3,9 @@
     python -m banyan.runtime.server.constraints.preflight --socket ipc://... --alive-fd N --vocabulary V
                                                           --seconds S --engine E
 
-This process reads the vocabulary once and then only forks. A child compiles one constraint and follows it for some
-random steps, with limits on memory and CPU time. It is killed after `seconds`. So a constraint that hangs or crashes
-its compiler affects no other constraint, and each starts with the same clean memory.
+This process reads the vocabulary once, and then only forks. A child compiles one constraint and generates some random
+tokens with it, with limits on memory and CPU time. After `seconds` the child is killed. So a constraint that hangs or
+crashes its compiler affects no other constraint, and each starts with the same clean memory.
 """
 
 from __future__ import annotations
@@ -44,23 +44,24 @@ from banyan.runtime.errors import (
 from banyan.runtime.protocol import wire
 
 MAX_CHILDREN, MAX_FAST, FAST_SECONDS = 8, 2, 0.25
-"""Children at a time; fast children of one client at a time; and how long a child is fast. After that it continues with
-the lowest priority. So clients do not wait for each other's constraints, and only briefly for their own."""
+"""The most children at a time; the most fast children of one client at a time; and how many seconds a child is fast.
+After that time it goes on with the lowest priority, and the client's next constraint can start. So clients do not wait
+for each other's constraints, and only briefly for their own."""
 MEMORY = 256 << 20
-"""Bytes that a child may allocate."""
+"""The most bytes that a child may allocate, besides its stack."""
 STACK = 64 << 20
 OUTLINES_SECONDS = 1.0
-"""Time limit of outlines_core. llguidance compiles what takes it longer."""
+"""Time limit of outlines_core for one constraint. If it takes longer, llguidance compiles the constraint."""
 MAX_STDERR = 64 << 10
 N_STEPS = 16
-"""Random steps after compilation. They find most limits of an engine that only show in use."""
+"""Random tokens that a child generates after compiling, because some limits of an engine show only in use."""
 
 
 class PreflightProcess:
     """A child that tries one constraint."""
 
     def __init__(self, check: wire.Check, pid: int, pipe: int, stderr: int, now: float, seconds: float) -> None:
-        """pipe: its result. stderr: a file with its stderr."""
+        """pipe: gives its result. stderr: a file with its stderr. now: when it started. seconds: its time limit."""
         self.check, self.pid, self.pipe, self.stderr = check, pid, pipe, stderr
         self.deadline, self.fast_until = now + seconds, now + FAST_SECONDS
         self.is_fast = True
@@ -161,7 +162,7 @@ class Preflight:
             self._finish(child)
 
     def _finish(self, child: PreflightProcess, result: wire.CheckResult | None = None) -> None:
-        """Remove a child that has ended and send its result. result: overrides the one that the child wrote."""
+        """Remove a child that has ended, and send its result. result: sent in place of what the child wrote."""
         self._poller.unregister(child.pipe)
         os.close(child.pipe)
         del self._children[child.pipe]
@@ -181,7 +182,7 @@ def _failure(check: wire.Check, error: BanyanError) -> wire.CheckResult:
 
 
 def _crash(status: int, stderr: str) -> BanyanError:
-    """Why a child ended without a result. status: its exit code, or minus its signal."""
+    """The error of a child that ended without a result. status: its exit code, or minus the number of its signal."""
     if "memory allocation of" in stderr:  # Rust writes this before it aborts
         return _out_of_memory()
     why = signal.Signals(-status).name if status < 0 else stderr.strip().rpartition("\n")[2][:200]
@@ -193,7 +194,7 @@ def _out_of_memory() -> ConstraintTooLarge:
 
 
 def _run_child(check: wire.Check, vocabulary: Vocabulary, pipe: int, stderr: int, seconds: float, engine: str) -> None:
-    """Write the result to `pipe` and exit."""
+    """In a child: try the constraint, write the result to `pipe` and exit."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: the parent enforces the time limit
@@ -230,8 +231,9 @@ def _try(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.CheckRe
 
 
 def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str) -> wire.ConstraintSpec:
-    """The spec with the engine that can compile it. outlines_core is tried in another process, because it may need much
-    more memory and time than llguidance."""
+    """The spec with the engine that will compile it: outlines_core, if it is asked for and can compile the constraint
+    in time. This is tried in another process, because outlines_core may need much more memory and time than
+    llguidance."""
     is_supported = spec.kind in ("regex", "choices") and not spec.after and not spec.end
     if not is_supported or (engine != "outlines_core" and spec.engine != "outlines_core"):
         return spec
@@ -273,7 +275,7 @@ def _compile(spec: wire.ConstraintSpec, vocabulary: Vocabulary) -> CompiledConst
 
 
 def _walk(compiled: CompiledConstraint, vocabulary: Vocabulary) -> None:
-    """Follow the constraint for some random steps. ConstraintTooLarge: it exceeds a limit of its engine."""
+    """Generate random tokens with the constraint. ConstraintTooLarge: it exceeds a limit of its engine."""
     guide, chance = compiled.guide(), Random(0)
     row = np.empty(vocabulary.n_words, np.int32)
     for _ in range(N_STEPS):

@@ -1,10 +1,11 @@
 """Predicts which states of programs will need their KV again, and tells the engine with Hold, Release and EvictFirst.
 
 A state rests when none of its requests runs. Usually its program continues it: after a tool call, or when the user's
-code has read its output. How long that takes, and whether it happens, is estimated from earlier rests with the same
-tool or in programs of the same name, in the same namespace. The KV of a resting state is held (wire.Hold) until a
-request that continues it has run, or until it is long overdue. A dropped branch is evicted first (wire.EvictFirst),
-down to its fork. A state that is dropped before its branches follows when the last of them is dropped.
+code has read its output. How long a rest takes, and whether the state continues, is estimated from earlier rests with
+the same tool or in programs of the same name, in the same namespace. The engine holds the KV of a resting state
+(wire.Hold) until a request that continues the state has run, or until the rest has taken much longer than estimated.
+The KV of a dropped branch is evicted first (wire.EvictFirst), back to its fork. If a state is dropped before its
+branches, its own KV is evicted when the last branch is dropped.
 
 Hints change no output. They only decide which pages are evicted first when pages are short.
 """
@@ -24,19 +25,20 @@ Key = tuple[int, int]
 """(serial of the program, number of the state)"""
 
 OVERDUE_FACTOR = 8.0
-"""A rest is given up after this many times its expected duration ..."""
+"""A hold is released when the rest has taken this many times its estimated duration ..."""
 MIN_REST = 2.0
 """... but not before this many seconds."""
 MEMORY = 64
-"""Rests of one name that an estimate covers, roughly: older ones decay."""
+"""An estimate covers roughly the last so many rests of a name: each new rest lowers the weight of the older ones."""
 MAX_NAMES, MAX_NAMESPACES = 1024, 64
-"""Names of one namespace with an estimate, and namespaces; beyond that the least recently used are forgotten."""
+"""The most names with an estimate in a namespace, and the most namespaces. Beyond that, the least recently used are
+forgotten."""
 MAX_NAME = 100
-"""Characters of a name. What is longer is cut, and shares its estimate with names that begin the same."""
+"""The most characters of a name. A longer name is cut, and shares its estimate with names that begin the same."""
 
 
 class _RestEstimate:
-    """How rests of one name ended: the state ran again after some seconds, or never."""
+    """How rests with one tool or in one program ended: the state ran again after some seconds, or it never did."""
 
     __slots__ = ("n_continued", "n_ended", "seconds")
 
@@ -45,7 +47,7 @@ class _RestEstimate:
         self.seconds = 1.0
 
     def update(self, seconds: float | None) -> None:
-        """A rest took so many seconds; None: the state did not continue."""
+        """Add a rest that took so many seconds; None: the state did not continue."""
         if seconds is not None:
             self.seconds += (seconds - self.seconds) / min(self.n_continued + 1, 8)
         decay = 1 - 1 / MEMORY
@@ -58,7 +60,7 @@ class _RestEstimate:
 
 
 class _Fork:
-    """The prefix that the branches of one fork share: at least everything the parent had computed."""
+    """How many tokens the branches of one fork share: at least those that the parent had computed."""
 
     def __init__(self, n_computed: int) -> None:
         self.n_computed = n_computed
@@ -73,7 +75,7 @@ class _Fork:
 
 
 class _StateKV:
-    """The KV of one state. name, namespace: the program's."""
+    """The KV of one state. name, namespace: those of its program."""
 
     def __init__(self, name: str, namespace: bytes, parent: _StateKV | None = None, fork: _Fork | None = None) -> None:
         self.name, self.namespace = name, namespace
@@ -81,10 +83,10 @@ class _StateKV:
         self.prompt: bytes = b""  # of its last generation, int32 ids
         self.output: bytes | bytearray = b""
         self.n_running = 0
-        self.n_branches = 0  # that are not dropped
+        self.n_branches = 0  # branches that are not dropped
         self.is_dropped = False
-        self.tools: tuple[str, ...] = ()  # that it waits for
-        self.rest_started = 0.0  # 0: it is running, or has not run yet
+        self.tools: tuple[str, ...] = ()  # the tools whose results it waits for
+        self.rest_started = 0.0  # by the clock; 0: it is running, or has not run yet
         self.hold = self.pin = 0  # numbers of its holds in the engine; 0: none
 
     @property
@@ -136,11 +138,11 @@ class KVHintSender:
         if run.sampling.max_tokens and run.sample == 0:
             state.output = output
         if not state.n_running:
-            self._release_hold(state)
+            state.hold = self._release(state.hold)
             self._newly_resting[run.order[0], run.order[1]] = None
 
     def settle(self) -> None:
-        """An engine step was handled and its follow-up requests were started: states without requests rest now."""
+        """An engine step was handled and the requests that follow from it have started: all other states rest now."""
         now = self.clock()
         if 0.0 < now - self._last_step < 1.0:
             self._step_seconds += 0.1 * (now - self._last_step - self._step_seconds)
@@ -169,12 +171,12 @@ class KVHintSender:
             state.hold = self._hold(state, state.ids, steps=seconds / self._step_seconds)
 
     def _give_up(self, state: _StateKV) -> None:
-        """The state will not continue, or takes longer than can be predicted."""
+        """Release the hold of a state that will not continue, or whose rest takes longer than can be predicted."""
         if state.rest_started and not state.tools:
             for estimate in self._estimates_of(state):
                 estimate.update(None)
         state.rest_started, state.tools = 0.0, ()
-        self._release_hold(state)
+        state.hold = self._release(state.hold)
 
     # ---- programs --------------------------------------------------------------------------------------------------
 
@@ -188,15 +190,15 @@ class KVHintSender:
             state.tools = tuple({name[:MAX_NAME] for name in names})
 
     def keep(self, serial: int, op: wire.CacheHint, ids: bytes) -> None:
-        """A hint of the program itself. ids: the state's tokens; b"": those of its last generation."""
+        """Take a hint of the program. ids: the tokens of the state, int32; b"": those of its last generation."""
         state = self._state(serial, op.state)
         if state.is_dropped:
             return
         ids = ids or state.ids
         if op.pin is not None:
-            self._release_pin(state)
+            state.pin = self._release(state.pin)
         if op.steps is not None:
-            self._release_hold(state)
+            state.hold = self._release(state.hold)
             state.hold = self._hold(state, ids, op.steps, prefetch=op.prefetch)
         elif op.prefetch:
             self.send(wire.Release(self._hold(state, ids, prefetch=True)))
@@ -211,7 +213,7 @@ class KVHintSender:
             self._programs[serial][child] = _StateKV(parent.name, parent.namespace, parent, fork)
 
     def adopted(self, serial: int, number: int, child: int) -> None:
-        """State `number` continues with the content of its child."""
+        """State `number` has adopted its branch `child`, and continues with the branch's tokens."""
         states = self._programs.get(serial, {})
         source, state = states.get(child), states.get(number)
         if source is None or state is None or not source.prompt:
@@ -226,7 +228,7 @@ class KVHintSender:
             return
         state.is_dropped = True
         self._give_up(state)
-        self._release_pin(state)
+        state.pin = self._release(state.pin)
         at: _StateKV | None = state
         while at is not None and at.is_dropped and not at.n_branches:
             if at.prompt and at.fork is not None:  # the KV of a root state may serve other programs
@@ -260,18 +262,14 @@ class KVHintSender:
         self.send(wire.Hold(self._n_holds, ids, steps, seconds, prefetch, state.namespace))
         return self._n_holds
 
-    def _release_hold(self, state: _StateKV) -> None:
-        if state.hold:
-            self.send(wire.Release(state.hold))
-            state.hold = 0
-
-    def _release_pin(self, state: _StateKV) -> None:
-        if state.pin:
-            self.send(wire.Release(state.pin))
-            state.pin = 0
+    def _release(self, hold: int) -> int:
+        """Release a hold, if there is one. Returns 0, the number that stands for no hold."""
+        if hold:
+            self.send(wire.Release(hold))
+        return 0
 
     def _estimates_of(self, state: _StateKV) -> list[_RestEstimate]:
-        """The estimates for the tools that it waits for, or for its program."""
+        """The estimates for the tools that the state waits for; without tools, the estimate for its program."""
         names = [("tool", name) for name in state.tools] or [("program", state.name)]
         estimates = self._estimates.setdefault(state.namespace, OrderedDict())
         self._estimates.move_to_end(state.namespace)
@@ -287,14 +285,15 @@ class KVHintSender:
 
 
 def check_keep(op: wire.CacheHint) -> None:
-    """BadProgram: a number that is negative or not finite."""
+    """Check a hint of a client. BadProgram: a number is negative or not finite."""
     for name, value in (("pin", op.pin), ("steps", op.steps)):
         if value is not None and not 0 <= value < inf:
             raise BadProgram(f"{name} is {value}; it must be a number that is at least 0")
 
 
 def n_common(a: bytes, b: bytes) -> int:
-    """Length of the common prefix of two sequences of int32 ids, by binary search."""
+    """The length of the common prefix of two sequences of int32 ids, by binary search, since comparing bytes is
+    fast."""
     n, rest = 0, min(len(a), len(b)) // 4
     while rest:
         half = (rest + 1) // 2

@@ -23,11 +23,12 @@ from banyan.runtime.protocol.flight_record import FlightRecord
 from banyan.runtime.server.engine_link.recovery import Death, cause, is_stopped, n_oom_kills
 
 LOADING = 1800.0
-"""Seconds that an engine may take to load its model."""
+"""The most seconds that an engine may take to load its model."""
 SLOWER = 20
-"""An engine is hung when a step takes this many times as long as the largest step at start (or `engine_timeout`)."""
+"""An engine counts as hung if it is silent for this many times the duration of the longest step at its start, and for
+`engine_timeout` seconds."""
 STOPPED = 2
-"""Heartbeats after which an engine that was stopped by a signal is killed."""
+"""After so many heartbeats without an answer, an engine that was stopped by a signal (SIGSTOP) is killed."""
 
 
 class EngineLink:
@@ -35,7 +36,7 @@ class EngineLink:
 
     socket   readable when the engine has sent something
     life     a file descriptor that is readable once the process has ended
-    ready    the engine's Ready message; None until it has come
+    ready    the Ready message of the engine; None until the engine has sent it
 
     `path` is the server's own socket. The engine's socket is beside it.
     """
@@ -49,7 +50,7 @@ class EngineLink:
         self.start()
 
     def set_vocabulary(self, vocabulary: wire.SetVocabulary) -> None:
-        """The first command for each engine. Call it before `receive`."""
+        """Set the first command for each engine. Must be called before `receive`."""
         self._vocabulary = vocabulary
 
     def start(self) -> None:
@@ -72,7 +73,7 @@ class EngineLink:
         self.life = os.pidfd_open(self._child.pid)
 
     def send(self, command: wire.EngineCommand) -> None:
-        """Raises if the command cannot be encoded: the caller's fault, not the engine's."""
+        """Send a command, or queue it until the engine is ready. Raises if the command cannot be encoded."""
         if self.ready is not None:
             self._send(wire.encode(command))
             return
@@ -89,7 +90,7 @@ class EngineLink:
             self.socket.send(data, zmq.NOBLOCK)
 
     def receive(self, handle: Callable[[wire.EngineReport], None]) -> None:
-        """Pass all reports that have arrived to `handle`. If a report is invalid, the engine is killed."""
+        """Pass each report that has arrived to `handle`. If a report is invalid, the engine is killed."""
         while True:
             try:
                 data = self.socket.recv(zmq.NOBLOCK)
@@ -119,7 +120,7 @@ class EngineLink:
     def heartbeat(self) -> None:
         """Send a Ping, and kill an engine that has been silent for too long.
 
-        Counts heartbeats, not seconds: a server that was suspended sent no Pings.
+        Silence is measured in heartbeats, not in seconds, because a server sends no Pings while it is suspended.
         """
         self._n_silent += 1
         if self.ready is None:

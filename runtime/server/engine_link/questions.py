@@ -1,4 +1,4 @@
-"""Questions outside programs (wire.Ask). The engine answers most of them, and the server adds its own data."""
+"""Questions of clients about the server (wire.Ask). The engine answers most of them; the server adds its own data."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 Client = bytes
 
 MAX_OPEN = 256
-"""Unanswered questions of one client."""
+"""The most unanswered questions of one client."""
 
 OURSELVES = b""
-"""Stands for the server in place of a client, when it asks the engine for counters itself."""
+"""The name of the asking client when the server itself asks the engine for counters."""
 
 
 class Questions:
     """Questions that wait for the engine's answer.
 
-    send_to_engine, send: send a command to the engine, or a message to a client. stats: the server's own counters.
-    info: its own data, given whether an operator asks. check: a violated invariant of the server, or "". on_counters:
-    gets the counters that OURSELVES asked for.
+    send_to_engine, send: functions that send a command to the engine, and a message to a client. stats: returns the
+    server's own counters. info: returns the server's own data, given whether an operator asks. check: describes a
+    violated invariant of the server, or returns "". on_counters: gets the counters that OURSELVES asked for.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Questions:
         self._n_asked = 0
 
     def ask(self, client: Client, ask: wire.Ask) -> None:
-        """A client asks."""
+        """Handle a client's question."""
         tenant = Tenant() if client == OURSELVES else self._tenants.tenant(client)
         if ask.what == "info":
             body = msgspec.json.encode(self._info(tenant.is_operator))
@@ -69,7 +69,7 @@ class Questions:
         self._n_asked += 1
 
     def receive(self, answer: wire.Answer) -> None:
-        """The engine answers."""
+        """Handle the engine's answer to a question."""
         if (question := self._open.pop(answer.id, None)) is None:
             return
         client, ask = question
@@ -89,7 +89,7 @@ class Questions:
             self._send(client, wire.Answer(id=ask.id, ok=ok, body=body))
 
     def fail(self, why: str) -> None:
-        """The engine has died: fail all open questions."""
+        """Answer all open questions with the error `why`, because the engine has died."""
         while self._open:
             client, ask = self._open.popitem()[1]
             self._close(client)

@@ -1,10 +1,10 @@
 """Finds the requests that crash engines, and lets the others continue.
 
-An engine records the requests that it is working on (flight_record.py), so only those are suspects when it dies. The
-next engine runs the suspects one at a time, each alone and for one token. A suspect that survives this continues with
-the others; one that crashes a second engine is given up. If the engine recorded no request, all requests that it was
-given are suspects. If the engine was ended from outside (by a signal that is not due to a lack of memory), there are no
-suspects and all requests continue at once.
+An engine records which requests it is working on (flight_record.py). When it dies, these are the suspects; if it
+recorded none, all requests that it had been given. The next engine runs the suspects one at a time, each alone and for
+one token: its trial. A suspect that passes continues with the others; one that crashes a second engine is given up. If
+the engine was ended from outside (by a signal that is not due to a lack of memory), there are no suspects, and all
+requests continue at once.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 MAX_DEATHS = 2
-"""Engines that one request may crash before it is given up."""
+"""A request is given up when it has crashed so many engines without a token in between."""
 MAX_LOST = 4
-"""Requests of one program that may be given up before the whole program is."""
+"""A program is ended when so many of its requests were given up."""
 MAX_BLAMED = 16
-"""Engines that one request may crash in all, also if it gets tokens in between."""
+"""A request is given up when it has crashed so many engines in all, also if it got tokens in between."""
 MAX_KILLS = 8
-"""Engines that may be ended from outside during one request, in a row and without a token in between."""
+"""A request is given up when so many engines ended while they worked on it, for whatever reason, without a token in
+between."""
 
 
 class Death(NamedTuple):
@@ -39,13 +40,13 @@ class Suspect(Protocol):
     """The part of a request that this file needs."""
 
     n_deaths: int
-    """Engines that ended while they worked on it, since its last token."""
+    """How many engines ended while they worked on the request, since its last token."""
     n_blamed: int
-    """Those of them that were not ended from outside."""
+    """How many of these engines were not ended from outside."""
     n_blamed_ever: int
-    """The same, also if it got tokens in between."""
+    """As n_blamed, but since the start of the request."""
     is_given: bool
-    """The engine has it."""
+    """Whether the current engine has the request."""
 
     @property
     def rid(self) -> int: ...
@@ -57,32 +58,29 @@ S = TypeVar("S", bound=Suspect)
 class Trials(Generic[S]):
     """Runs the suspects of a crash one at a time, while the other requests wait.
 
-    run: send a request to the engine. test: the same, for one token. is_living: whether the request has not ended yet.
+    send: send(request, is_trial) sends a request to the engine, in a trial for one token. is_living: whether a request
+    has not ended yet.
     """
 
-    def __init__(self, run: Callable[[S], None], test: Callable[[S], None], is_living: Callable[[S], bool]) -> None:
-        self._give, self._give_one, self._is_living = run, test, is_living
+    def __init__(self, send: Callable[[S, bool], None], is_living: Callable[[S], bool]) -> None:
+        self._send, self._is_living = send, is_living
         self._suspects: deque[S] = deque()
         self._waiting: list[S] = []
         self._on_trial: S | None = None
 
     def submit(self, request: S) -> None:
-        """Run a request, after the trials."""
+        """Run a new request: now, or after the trials if there are some."""
         if self._on_trial is None:
             self._run(request)
         else:
             self._waiting.append(request)
 
-    def _run(self, request: S) -> None:
+    def _run(self, request: S, is_trial: bool = False) -> None:
         request.is_given = True
-        self._give(request)
-
-    def _test(self, request: S) -> None:
-        request.is_given = True
-        self._give_one(request)
+        self._send(request, is_trial)
 
     def has_passed(self, request: S) -> bool:
-        """The engine finished `request`. Returns whether that was only its trial, so that it has to continue."""
+        """The engine has finished `request`. Returns whether that was only its trial, so that it has to continue."""
         if request is not self._on_trial:
             return False
         self._waiting.append(request)
@@ -90,7 +88,7 @@ class Trials(Generic[S]):
         return True
 
     def judge(self, death: Death, living: Iterable[S]) -> list[S]:
-        """An engine died with the requests `living`. Returns those to give up; `go_on` runs the others."""
+        """Find the suspects of an engine's death among the requests `living`. Returns those that are given up."""
         given_up: list[S] = []
         self._suspects.clear()
         self._waiting.clear()
@@ -125,7 +123,7 @@ class Trials(Generic[S]):
             suspect = self._suspects.popleft()
             if self._is_living(suspect):
                 self._on_trial = suspect
-                self._test(suspect)
+                self._run(suspect, is_trial=True)
                 if not self._is_living(suspect):  # it had all its tokens
                     self._on_trial = None
         if self._on_trial is None:
@@ -136,7 +134,7 @@ class Trials(Generic[S]):
 
 
 def n_oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory, as far as this process may read it."""
+    """How many processes the kernel has killed for lack of memory, by the counters that this process can read."""
     n = 0
     for path in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
         try:
@@ -156,7 +154,8 @@ def is_stopped(pid: int) -> bool:
 
 
 def cause(exit_code: int | None, n_oom_kills: int, is_hung: bool, was_stopped: bool) -> tuple[str, bool]:
-    """(description, whether it was ended from outside) of an engine's end. n_oom_kills: during its lifetime."""
+    """(a description of the engine's end, whether it was ended from outside). n_oom_kills: processes that the kernel
+    killed for lack of memory during the engine's life."""
     if was_stopped:
         return "it was stopped by a signal, and did not go on", True
     if is_hung:

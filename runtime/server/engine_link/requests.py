@@ -1,8 +1,8 @@
-"""The requests that run in the engine: the token ids of each as they come, until it ends.
+"""The requests that run in the engine. The server sends each one, and receives its tokens step by step.
 
-The server holds all of a request (its prompt, and the output so far), so the death of an engine costs time, not
-results: `replay` sends each running request to the next engine, with the output it had. recovery.py decides which
-requests may have killed the engine.
+The server holds the prompt and the output so far of each request. So the death of an engine costs time, but no results:
+`replay` sends each running request to the next engine, with its output so far. recovery.py decides which requests may
+have killed the engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 
 
 class SchedulingInfo(NamedTuple):
-    """The client of a program and how urgent the program is: fields of wire.Run."""
+    """The client of a program, and how urgent the program is. The fields are those of wire.Run."""
 
     client: int = 0
     priority: int = 0
@@ -38,7 +38,7 @@ class SchedulingInfo(NamedTuple):
 
 
 class StreamPiece(NamedTuple):
-    """A piece of a stream: fields of wire.Delta."""
+    """A piece of the text of a generation that streams. The fields are those of wire.Delta."""
 
     text: str
     n_tokens: int = 0
@@ -53,7 +53,7 @@ Listener: TypeAlias = Callable[[StreamPiece], None]
 
 
 class RequestRecord(Protocol):
-    """What a journal has of one request, and how more is written; see journal.JournalEntry."""
+    """One request in the journal of a durable program: what it holds, and how more is written (JournalEntry)."""
 
     seed: int
     ids: bytearray
@@ -74,17 +74,17 @@ class RequestOwner(Protocol):
     scheduling: SchedulingInfo
 
     def record(self, run: wire.Run) -> RequestRecord | None:
-        """The request in the program's journal; None: the program is not durable."""
+        """The record of this request in the program's journal; None: the program is not durable."""
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
-        """The request with this `order` got `n` tokens."""
+        """Take note that the request with this `order` got `n` tokens."""
 
     def crashed(self, error: Exception) -> None:
-        """End the program: it cannot continue, or the server failed on it."""
+        """End the program with `error`, because it cannot continue or the server itself failed."""
 
 
 def internal_error(error: Exception) -> ProgramError:
-    """The error of a program on which the server itself failed. Prints the traceback."""
+    """The error of a program during which the server itself raised `error`. Prints the traceback of `error`."""
     traceback.print_exception(error)
     return ProgramError(f"the server failed on this program: {error!r}")
 
@@ -97,13 +97,13 @@ def _without_texts(sampling: wire.Sampling) -> wire.Sampling:
 
 
 def check_seconds(name: str, seconds: float) -> None:
-    """BadProgram: a time that no timer can wait for."""
+    """Check a time that a client sent. BadProgram: it is negative or nan."""
     if not seconds >= 0:
         raise BadProgram(f"{name} is {seconds}; it must be at least 0 seconds")
 
 
 def check_priority(priority: int, deadline: float) -> None:
-    """BadProgram: a value that is out of range."""
+    """Check what a client sent. BadProgram: a value is out of range."""
     if abs(priority) > MAX_PRIORITY:
         raise BadProgram(f"priority is {priority}; it must be in {-MAX_PRIORITY} .. {MAX_PRIORITY}")
     if not 0 <= deadline < math.inf:
@@ -111,11 +111,11 @@ def check_priority(priority: int, deadline: float) -> None:
 
 
 class EngineRequest:
-    """One Run in the engine.
+    """One request, from `wire.Run` to its end.
 
     ids                  output token ids so far, int32
     finish               how the request ended; None while it runs
-    failed               the engine's refusal, or an error of the text
+    failed               why it failed: the engine refused it, or the server could not process its text
     sent, first, ended   as in wire.Times
     """
 
@@ -126,8 +126,8 @@ class EngineRequest:
         self.sent, self.first, self.ended = sent, 0.0, 0.0
         self.ids = bytearray()
         self.logprobs: list[wire.TopLogprobs] = []
-        self.n_streamed = 0  # logprobs that the listener has
-        self.n_cached = 0  # prompt tokens that came from the tree; known with the first token
+        self.n_streamed = 0  # tokens whose logprobs the listener has got
+        self.n_cached = 0  # prompt tokens that were cached; known with the first output token
         self.finish: wire.Finish | None = None
         self.failed: wire.Failed | None = None
         self.listener: Listener | None = None
@@ -144,7 +144,7 @@ class EngineRequest:
 
     @property
     def serial(self) -> int:
-        """Of its program; -1: it has none."""
+        """The serial number of its program; -1: it belongs to no program."""
         return self.run.order[0] if self.run.order else -1
 
     @property
@@ -156,8 +156,8 @@ class EngineRequest:
 class EngineRequests:
     """All requests that run.
 
-    send: gives an order to the engine. call_later: calls a function on the loop, after what is done now.
-    on_end: called with each request that ended without an error, before its `done`.
+    send: sends a command to the engine. call_later: calls a function on the server's loop, after the current callback.
+    on_end: called with each request that ended without an error, before the request's own `done`.
     """
 
     def __init__(
@@ -173,9 +173,7 @@ class EngineRequests:
         self._call_later, self._on_end = call_later, on_end
         self.kv_hints = KVHintSender(send, clock)
         self._living: dict[int, EngineRequest] = {}
-        self._trials: Trials[EngineRequest] = Trials(
-            self._run, partial(self._run, is_trial=True), lambda request: request.rid in self._living
-        )
+        self._trials: Trials[EngineRequest] = Trials(self._run, lambda request: request.rid in self._living)
         self._served: dict[int, int] = {}  # serials of programs that started requests -> how many were given up
         self._n_started = 0
 
@@ -204,10 +202,10 @@ class EngineRequests:
         priority: int | None = None,
         deadline: float = 0.0,
     ) -> EngineRequest:
-        """Send a request to the engine. `done` is called once, at its end.
+        """Send a request to the engine. Calls `done` once, when the request has ended.
 
-        turn_ends: ids that end it, unless eos is ignored. visible: special tokens that its text shows.
-        priority, deadline: in place of the owner's; None and 0.0: the owner's.
+        ids: the prompt, int32. turn_ends: ids that end the output, unless eos is ignored. visible: special tokens that
+        the text contains. priority, deadline: of this request; None and 0.0: those of the owner.
         """
         tokens = self._tokenizer
         n_ids = self._n_vocabulary or 1 << 31
@@ -254,7 +252,7 @@ class EngineRequests:
         return request
 
     def _restore(self, request: EngineRequest, record: RequestRecord) -> None:
-        """The request ran in an earlier server: it gets the output it had there, and goes on behind that."""
+        """Continue a request of an earlier server, with the output that it had there."""
         with self._guarded(request):
             if request.rid in self._living:
                 self._add(request, memoryview(bytes(record.ids)).cast("i"), record.logprobs)
@@ -268,7 +266,7 @@ class EngineRequests:
 
     @contextlib.contextmanager
     def _guarded(self, request: EngineRequest) -> Iterator[None]:
-        """An exception in here ends the program of `request`; the engine and other programs go on."""
+        """A block of which an exception ends only the program of `request`, not the server's loop."""
         try:
             yield
         except Exception as e:
@@ -281,7 +279,7 @@ class EngineRequests:
         request.owner.crashed(error)
 
     def end(self, client: int, serial: int) -> None:
-        """The program will start no more requests."""
+        """Take note that the program will start no more requests."""
         if serial in self._served:
             del self._served[serial]
             self._send(wire.ProgramEnded(client, serial))
@@ -294,7 +292,7 @@ class EngineRequests:
             self._trials.go_on()
 
     def take(self, step: wire.Step) -> None:
-        """The engine's report of one step."""
+        """Handle the engine's report of one step."""
         at = 0
         ids = memoryview(step.ids).cast("i")
         counts = memoryview(step.counts).cast("i")
@@ -315,7 +313,7 @@ class EngineRequests:
         self.kv_hints.settle()
 
     def fail(self, failed: wire.Failed) -> None:
-        """The engine refused the request `failed.program`."""
+        """End the request with the id `failed.program`, which the engine refused."""
         if request := self._living.pop(failed.program, None):
             self.kv_hints.ended(request.run, request.ids)
             request.failed = failed
@@ -324,20 +322,20 @@ class EngineRequests:
             self._trials.go_on()
 
     def replay(self, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
-        """Send all requests to a new engine, with the output they had. Those that killed engines again fail with
-        Quarantined, and so do programs of which some requests did."""
+        """Send all requests to a new engine, with their output so far. Requests that are given up fail with
+        Quarantined; so does a program of which MAX_LOST requests were given up."""
         for request in self._trials.judge(death, list(self._living.values())):
             n_deaths = max(request.n_deaths, request.n_blamed_ever)
             why = f"{n_deaths} engines died of this request, and it is not run again; the last: {death.how}"
             self.fail(wire.Failed(program=request.rid, seq=0, code=Quarantined.code, message=why))
-            if (serial := request.serial) in self._served:  # otherwise the program has ended by that
+            if (serial := request.serial) in self._served:  # otherwise this failure has ended the program
                 self._served[serial] += 1
                 if self._served[serial] >= MAX_LOST:
                     many = f"engines died of {MAX_LOST} requests of this program; the last: {death.how}"
                     self._crashed(request, Quarantined(many))
         self._trials.go_on()
 
-    def _run(self, request: EngineRequest, is_trial: bool = False) -> None:
+    def _run(self, request: EngineRequest, is_trial: bool) -> None:
         """Send the request, with the output it has so far. A trial generates one token."""
         if request.text.matched is not None:  # it is complete, and only waited for the engine's usage numbers
             del self._living[request.rid]
@@ -356,7 +354,7 @@ class EngineRequests:
             self._call_later(partial(self._crashed, request, e))
 
     def fail_all(self, code: str, message: str) -> None:
-        """Fail all requests: there is no engine any more."""
+        """Fail all requests with this error, because there is no engine any more."""
         for rid in list(self._living):
             self.fail(wire.Failed(program=rid, seq=0, code=code, message=message))
 
@@ -378,7 +376,7 @@ class EngineRequests:
                 return
         self._add(request, ids, logprobs)
         if request.text.matched is not None and request.rid in self._living:
-            # It ends with its Finish, which brings the numbers of its usage.
+            # The request ends when the engine sends its Finish, which has the token counts.
             self._send(wire.Abort(rid=request.run.rid))
 
     def _add(self, request: EngineRequest, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:

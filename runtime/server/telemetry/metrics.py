@@ -22,29 +22,21 @@ ENGINE_COUNTERS = {
     "retractions": "running requests that were preempted for lack of pages",
     "waits": "requests that waited for a prefix that another request was computing",
 }
-TOKENS = {
-    "cached": "cached_tokens",
-    "computed": "computed_tokens",
-    "generated": "generated_tokens",
-    "forced": "forced_tokens",
-}
+TOKENS = ("cached", "computed", "generated", "forced")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 GOOD = {"requests": "requests that ended", "tokens": "their tokens", "programs": "programs that ended without error"}
-DRAFTS = {
-    "drafted": "draft tokens that were proposed",
-    "accepted": "draft tokens that became part of an output",
-}
+DRAFTS = {"drafted": "draft tokens that were proposed", "accepted": "draft tokens that became part of an output"}
 PAGES = {"free": "n_free", "leased": "n_leased", "cached": "n_cached", "withdrawn": "n_quarantined"}
 
 
 class Metrics:
-    """A registry and its HTTP server. The loop never waits for a reader.
+    """The metrics and their HTTP server, which has a thread of its own, so the server's loop never waits for a reader.
 
-    Counters continue when an engine is replaced, although those of the engine restart at 0.
+    A new engine counts from 0. The metrics add the last counts of the engines before it.
     """
 
     def __init__(self, where: str) -> None:
-        """where: as in Config.metrics. ConfigError: it cannot listen there, or the extra is not installed."""
+        """where: as in Config.metrics. ConfigError: the address is in use, or the extra is not installed."""
         try:
             import prometheus_client as prometheus
             from prometheus_client import core
@@ -85,7 +77,7 @@ class Metrics:
     # ---- called on the server's loop --------------------------------------------------------------------------------
 
     def request(self, request: EngineRequest) -> None:
-        """A request finished without error."""
+        """Record a request that has finished without error."""
         assert request.finish is not None
         self._request.observe(request.ended - request.sent)
         if request.finish.started:
@@ -96,15 +88,15 @@ class Metrics:
                 self._gap.observe((request.ended - request.first) / (n - 1))
 
     def program(self, seconds: float) -> None:
-        """A program ended after so many seconds."""
+        """Record a program that has ended after so many seconds."""
         self._program.observe(seconds)
 
     def step(self, n_requests: int) -> None:
-        """An engine step produced tokens for so many requests."""
+        """Record an engine step that produced tokens for so many requests."""
         self._batch.observe(n_requests)
 
     def update(self, counters: dict[str, Any]) -> None:
-        """counters: the answer to Ask("stats")."""
+        """Take new counters of the engine and the server: the answer to Ask("stats")."""
         n_starts = self._counters.get("server", {}).get("engine_starts")
         if n_starts is not None and n_starts != counters["server"]["engine_starts"]:
             for name, n in self._counters.get("engine", {}).items():
@@ -118,35 +110,30 @@ class Metrics:
 
     def collect(self) -> Iterable[Any]:
         counter, gauge = self._core.CounterMetricFamily, self._core.GaugeMetricFamily
-        now = self._counters
-        engine, cache, server = (now.get(name, {}) for name in ("engine", "cache", "server"))
+        engine, cache, server = (self._counters.get(name, {}) for name in ("engine", "cache", "server"))
 
         def total(name: str) -> float:
             return float(self._previous.get(name, 0) + engine.get(name, 0))
 
+        def labelled(family: Any, name: str, text: str, label: str, values: dict[str, float]) -> Any:
+            metric = family(f"banyan_{name}", text, labels=[label])
+            for value, n in values.items():
+                metric.add_metric([value], n)
+            return metric
+
         for name, text in ENGINE_COUNTERS.items():
             yield counter(f"banyan_{name}", text, total(name))
-        tokens = counter("banyan_tokens", "tokens, by where they came from", labels=["origin"])
-        for origin, name in TOKENS.items():
-            tokens.add_metric([origin], total(name))
-        yield tokens
+        tokens = {origin: total(f"{origin}_tokens") for origin in TOKENS}
+        yield labelled(counter, "tokens", "tokens, by where they came from", "origin", tokens)
         for kind, text in DRAFTS.items():
-            drafts = counter(f"banyan_{kind}_tokens", text, labels=["drafter"])
-            for name in (name for name in engine if name.startswith(f"{kind}_")):
-                drafts.add_metric([name.removeprefix(f"{kind}_")], total(name))
-            yield drafts
-        pages = gauge("banyan_pages", "pages of KV, by who holds them", labels=["holder"])
-        for holder, name in PAGES.items():
-            pages.add_metric([holder], cache.get(name, 0))
-        yield pages
-        evicted = counter("banyan_evicted_pages", "pages evicted by this engine", labels=["reason"])
-        for reason, n in cache.get("evicted", {}).items():
-            evicted.add_metric([reason], n)
-        yield evicted
-        asked = cache.get("n_query_tokens", 0)
-        yield gauge(
-            "banyan_hit_rate", "share of prompt tokens found in the tree", cache.get("n_hit_tokens", 0) / max(1, asked)
-        )
+            counts = {name.removeprefix(f"{kind}_"): total(name) for name in engine if name.startswith(f"{kind}_")}
+            yield labelled(counter, f"{kind}_tokens", text, "drafter", counts)
+        pages = {holder: cache.get(name, 0) for holder, name in PAGES.items()}
+        yield labelled(gauge, "pages", "pages of KV, by who holds them", "holder", pages)
+        evicted = cache.get("evicted", {})
+        yield labelled(counter, "evicted_pages", "pages evicted by this engine", "reason", evicted)
+        hit_rate = cache.get("n_hit_tokens", 0) / max(1, cache.get("n_query_tokens", 0))
+        yield gauge("banyan_hit_rate", "share of prompt tokens found in the tree", hit_rate)
         for name in ("running", "waiting"):
             yield gauge(f"banyan_{name}_requests", f"requests that are {name}", engine.get(name, 0))
         for what, text in GOOD.items():
@@ -156,14 +143,7 @@ class Metrics:
         for name in ("clients", "programs"):
             yield gauge(f"banyan_{name}", f"{name} on the server", server.get(name, 0))
         yield counter("banyan_wrong_tokens", "clients refused for their access token", server.get("wrong_tokens", 0))
-        longest = gauge(
-            "banyan_longest_loop_seconds",
-            "longest time since the start that the server's loop spent on one piece of work",
-            labels=["kind"],
-        )
-        for kind, seconds in server.get("longest", {}).items():
-            longest.add_metric([kind], seconds)
-        yield longest
-        yield counter(
-            "banyan_engine_starts", "engines started: all but the first replaced one", server.get("engine_starts", 0)
-        )
+        text = "longest time since the start that the server's loop spent on one piece of work"
+        yield labelled(gauge, "longest_loop_seconds", text, "kind", server.get("longest", {}))
+        text = "engines started: all but the first replaced one"
+        yield counter("banyan_engine_starts", text, server.get("engine_starts", 0))

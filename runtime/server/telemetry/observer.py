@@ -1,4 +1,4 @@
-"""Passes the events of requests and programs on to goodput, metrics and traces, if the config asks for them."""
+"""Passes the events of requests and programs to goodput, metrics and traces, if the config asks for them."""
 
 from __future__ import annotations
 
@@ -6,22 +6,52 @@ import contextlib
 from datetime import datetime
 from typing import Any
 
-from banyan.runtime.config import Config
+from banyan.runtime.config import Config, slo
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.requests import EngineRequest
 from banyan.runtime.server.programs.running_program import RunningProgram
-from banyan.runtime.server.telemetry.goodput import Goodput
 from banyan.runtime.server.telemetry.metrics import Metrics
 from banyan.runtime.server.telemetry.traces import Traces, exporter
 
 
+class Goodput:
+    """Counts what has ended since the server's start, and how much of it met the service levels. The levels `ttft` and
+    `itl` apply to requests, and `program` to whole programs."""
+
+    def __init__(self, levels: str) -> None:
+        self.levels = slo(levels)
+        self._ttft, self._itl = self.levels.get("ttft"), self.levels.get("itl")
+        self._program = self.levels.get("program")
+        self.counts = {f"{good}{what}": 0 for what in ("requests", "tokens", "programs") for good in ("", "good_")}
+
+    def request(self, request: EngineRequest) -> None:
+        """Count a request that has finished. Requests without output tokens (those of a select) do not count."""
+        if not request.first or (self._ttft is None and self._itl is None):
+            return
+        n = len(request.ids) // 4
+        is_good = self._ttft is None or request.first - request.sent <= self._ttft
+        if self._itl is not None and n > 1:
+            is_good = is_good and (request.ended - request.first) / (n - 1) <= self._itl
+        self._count("requests", 1, is_good)
+        self._count("tokens", n, is_good)
+
+    def program(self, seconds: float) -> None:
+        """Count a program that has finished after so many seconds."""
+        if self._program is not None:
+            self._count("programs", 1, seconds <= self._program)
+
+    def _count(self, what: str, n: int, is_good: bool) -> None:
+        self.counts[what] += n
+        self.counts[f"good_{what}"] += n * is_good
+
+
 class Observer:
-    """Called on the server's loop. Nothing here blocks."""
+    """Gets the events of a server. All methods are called on the server's loop, and none of them blocks."""
 
     def __init__(self, config: Config, model: str, undo: contextlib.ExitStack) -> None:
-        """undo: closes metrics and traces. ConfigError: an extra is not installed, or an address is in use."""
+        """undo: gets the closing functions. ConfigError: an extra is not installed, or an address is in use."""
         self.goodput = Goodput(config.slo)
         self.metrics = Metrics(config.metrics) if config.metrics else None
         if self.metrics is not None:
@@ -36,7 +66,7 @@ class Observer:
         return self.metrics is not None
 
     def counters(self, counters: dict[str, Any]) -> None:
-        """The engine's counters, with those of the server under "server"."""
+        """Take new counters of the engine, with those of the server under "server"."""
         if self.metrics is not None:
             self.metrics.update(counters)
 

@@ -1,7 +1,7 @@
 """OpenTelemetry traces: a span for each program, with a child span for each gen and select.
 
-Spans are created on the server's loop after the fact. A thread of the SDK exports them from a bounded queue. If the
-collector does not take them they are dropped; the loop never waits.
+The server's loop creates the span of a gen when the gen has ended. A thread of the SDK sends the spans from a bounded
+queue to the collector. If the queue is full, new spans are dropped; the loop never waits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def exporter(where: str) -> Any:
 
 
 class Traces:
-    """Creates the spans. exporter: an OpenTelemetry SpanExporter."""
+    """Creates the spans. exporter: an OpenTelemetry SpanExporter, which sends them."""
 
     def __init__(self, exporter: Any, model: str) -> None:
         from opentelemetry import trace

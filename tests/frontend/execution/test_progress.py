@@ -4,40 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import io
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 import banyan as bn
-from banyan.execution.progress import POLL, WINDOW, Meter, bar
+from banyan.execution.progress import WINDOW, Meter, bar
 from banyan.runtime.executor.generator import GenOutcome
+from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 
 
-class FakeRecord:
-    """A program record and its program."""
-
-    def __init__(self) -> None:
-        self.futures: dict[int, Future[Any]] = {}
-        self.program = self
-
-    @property
-    def n_refs(self) -> int:
-        return len(self.futures)
-
-    def future(self, ref: int) -> Future[Any]:
-        return self.futures[ref]
-
-    def add(self, usage: wire.TokenUsage | None = None, error: Exception | None = None) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.futures[len(self.futures)] = future
-        if usage is not None:
-            future.set_result(wire.Value(0, 0, 0, (), usage))
-        if error is not None:
-            future.set_exception(error)
-        return future
+def value(*counts: int) -> ValueFuture[wire.Value]:
+    """A value that has arrived, with its counts of prompt, cached and generated tokens."""
+    future = ValueFuture[wire.Value]()
+    future.set_result(wire.Value(0, 0, 0, (), wire.TokenUsage(*counts)))
+    return future
 
 
 class Clock:
@@ -47,44 +31,29 @@ class Clock:
         return self.now
 
 
-def test_values_are_counted_once_as_they_arrive() -> None:
+def test_values_are_counted_as_they_arrive() -> None:
     clock = Clock()
-    meter, record = Meter(clock), FakeRecord()
-    assert meter.read() == (0, 0, 0, 0.0, None)
-    meter.begin(record)
-    record.add(wire.TokenUsage(10, 0, 20))
-    pending = record.add()
+    meter = Meter(clock)
+    assert meter.read() == (0, 0, 0.0, None)
+    meter.count(value(10, 0, 20))
     clock.now += 1
-    assert meter.read() == (0, 0, 20, 20.0, 0.0), "before the run has ended"
-    pending.set_result(wire.Value(0, 0, 0, (), wire.TokenUsage(30, 20, 20)))
-    record.add(error=ValueError("no"))
-    assert meter.read().generated == 20, f"one read in {POLL} s"
+    assert meter.read() == (0, 20, 20.0, 0.0)
+    meter.count(value(30, 20, 20))
+    failed = ValueFuture[wire.Value]()
+    failed.set_exception(ValueError("no"))
+    meter.count(failed)
     clock.now += 1
-    assert meter.read() == (0, 0, 40, 20.0, 0.5)
-    meter.end(record, failed=False)
-    meter.end(FakeRecord(), failed=True)
-    assert meter.read()[:3] == (2, 1, 40)
+    assert meter.read() == (0, 40, 20.0, 0.5)
     clock.now += 1
-    assert meter.read() == (2, 1, 40, 40 / 3, 0.5)
-
-
-def test_remaining_values_are_counted_at_the_end_of_a_run() -> None:
-    clock = Clock()
-    meter, record = Meter(clock), FakeRecord()
-    meter.begin(record)
-    record.add(wire.TokenUsage(4, 1, 7))
-    meter.end(record, failed=False)
-    clock.now += 1
-    assert meter.read() == (1, 0, 7, 7.0, 0.25)
+    assert meter.read() == (0, 40, 40 / 3, 0.5)
 
 
 def test_rate_covers_the_last_seconds() -> None:
     clock = Clock()
-    meter, record = Meter(clock), FakeRecord()
-    meter.begin(record)
+    meter = Meter(clock)
     for _ in range(20):
         clock.now += 1
-        record.add(wire.TokenUsage(1, 0, 10))
+        meter.count(value(1, 0, 10))
         meter.read()
     assert meter.read().tokens_per_second == 10.0
     for _ in range(int(WINDOW) + 1):
@@ -108,14 +77,22 @@ def item(s: bn.State, word: str) -> None:
 WORDS = [("good",)] * 5 + [("bad",)]
 
 
+class FakeRecord:
+    """The part of a program record that the bar sees."""
+
+    def __init__(self) -> None:
+        self.counters: list[Callable[[ValueFuture[wire.Value]], None]] = []
+
+
 def test_bar_shows_counts_and_rates() -> None:
     out = io.StringIO()
     with bar("item", 2, Console(file=out, force_terminal=True, width=120)) as progress_bar:
         for failed in (False, True):
             record = FakeRecord()
             progress_bar.begin(record)
-            record.add(wire.TokenUsage(10, 9, 100))
-            progress_bar.end(record, failed)
+            for count in record.counters:
+                count(value(10, 9, 100))
+            progress_bar.end(failed)
     text = out.getvalue()
     for expected in ("item", "2/2", "tokens/s", "90% cached", "1 failed"):
         assert expected in text

@@ -9,7 +9,7 @@ import pytest
 
 import banyan as bn
 from banyan.runtime.protocol import wire
-from banyan.sglang.completions import Completion, complete
+from banyan.sglang.completions import complete, growing, start
 
 
 def test_complete_accepts_one_prompt_or_several() -> None:
@@ -40,13 +40,13 @@ def test_logprobs_are_returned() -> None:
 
 def test_stream_yields_growing_texts() -> None:
     mock = bn.Mock("one two")
-    *growing, last = Completion(mock, "a", {}, stream=True).growing()
-    assert [partial["text"] for partial in growing] == ["one ", "one two"]
+    *partials, last = growing(start(mock, "a", {}, stream=True))
+    assert [partial["text"] for partial in partials] == ["one ", "one two"]
     assert last["text"] == "one two"
     assert last["meta_info"]["finish_reason"]["type"] == "stop"
 
     async def pieces() -> list[str]:
-        return [piece async for piece in Completion(mock, "a", {}, stream=True).pieces]
+        return [piece async for piece in start(mock, "a", {}, stream=True).text_async_iter("text")]
 
     assert asyncio.run(pieces()) == ["one ", "two"]
 

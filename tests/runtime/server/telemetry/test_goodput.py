@@ -12,8 +12,7 @@ import pytest
 from banyan.runtime import config
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.telemetry.goodput import Goodput
-from banyan.runtime.server.telemetry.observer import Observer
+from banyan.runtime.server.telemetry.observer import Goodput, Observer
 
 
 def finished_request(ttft: float, itl: float, n: int = 5) -> Any:
