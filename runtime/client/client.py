@@ -195,7 +195,8 @@ class Client:
         Idempotent."""
         if self._pid == os.getpid():
             done = threading.Event()
-            self._loop.call(partial(self._loop.drop, self, "this client was closed", done))
+            drop = partial(self._loop.drop, self, "this client was closed", done)
+            self._loop.call(partial(self._loop.call, drop))  # behind the messages that queued calls send: Cancel
             if threading.current_thread() is not self._loop.thread:
                 done.wait(5.0)
 

@@ -73,6 +73,8 @@ MAX_NAME = 100
 """... of a client's name, which the client chooses."""
 
 PING = wire.encode(wire.Ping())
+ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
+"""How an Acknowledge begins: all but the number of its program."""
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -294,7 +296,8 @@ class Server:
     # ---- clients ---------------------------------------------------------------------------------------------------
 
     def _receive(self) -> None:
-        """Take messages from the sockets. Pings are answered at once; the others wait for their client's turn."""
+        """Take messages from the sockets. Pings and acknowledgements are handled at once, because a client that leaves
+        sends acknowledgements last. The others wait for their client's turn."""
         start = self.times.clock()
         for client, frames in self.listeners.receive():
             if self._refusals.get(client, 0) >= MAX_REFUSALS:
@@ -307,6 +310,8 @@ class Server:
                 self._refuse(client, BadMessage(f"a message has 1 frame, not {len(frames)}"))
             elif frames[0] == PING and peer is not None:
                 self._send(client, wire.Pong())
+            elif frames[0].startswith(ACKNOWLEDGE) and peer is not None:
+                deque(self._begin(client, frames[0]).steps, 0)
             elif not self.work.add(client, frames[0]):
                 self._refuse(client, Overloaded(f"messages of {self.config.max_client} bytes wait here; send slower"))
             if self.work.is_late():

@@ -20,6 +20,7 @@ class Durables:
         self.journal, self.unsupported = journal, unsupported
         self._running: dict[int, tuple[bytes, RunningProgram, Diary]] = {}  # by serial; with the key of the file
         self._serials: dict[bytes, int] = {}  # key -> serial
+        self._places: dict[tuple[Client, int], int] = {}  # (client, number) of a running program -> serial
         self._ended: dict[tuple[Client, int], Diary] = {}  # (client, number) -> file
         self._acknowledged: set[int] = set()  # serials of running programs
 
@@ -35,7 +36,7 @@ class Durables:
         previous = None
         if (serial := self._serials.get(key)) is not None:
             _, previous, diary = self._running.pop(serial)
-            self._acknowledged.discard(serial)
+            self._forget_place(previous)
             diary.close()
         path = self.journal.path(key)
         for where in [where for where, diary in self._ended.items() if diary.path == path]:
@@ -43,10 +44,8 @@ class Durables:
         diary = self.journal.open(key)
         program.started = diary.started
         self._running[program.serial], self._serials[key] = (key, program, diary), program.serial
+        self._places[program.client, program.number] = program.serial
         return previous
-
-    def has(self, program: RunningProgram) -> bool:
-        return program.serial in self._running
 
     def diary(self, serial: int) -> Diary | None:
         """The journal file of a running program, if it is durable."""
@@ -59,8 +58,7 @@ class Durables:
             return
         key, _, diary = found
         self._serials.pop(key, None)
-        is_acknowledged = program.serial in self._acknowledged
-        self._acknowledged.discard(program.serial)
+        is_acknowledged = self._forget_place(program)
         if is_client_gone and not is_acknowledged:
             diary.close()
         elif error is not None or is_acknowledged:
@@ -68,11 +66,19 @@ class Durables:
         else:
             self._ended[program.client, program.number] = diary
 
-    def acknowledge(self, client: Client, number: int, program: RunningProgram | None) -> None:
-        """The client has all values of a program. program: it still runs here, after a restart of the server."""
-        if program is not None:
-            if self.has(program):
-                self._acknowledged.add(program.serial)
+    def _forget_place(self, program: RunningProgram) -> bool:
+        """Forget what is kept of a program while it runs. Returns whether the client has acknowledged its values."""
+        place = program.client, program.number
+        if self._places.get(place) == program.serial:  # a later program of the client may have its number
+            del self._places[place]
+        is_acknowledged = program.serial in self._acknowledged
+        self._acknowledged.discard(program.serial)
+        return is_acknowledged
+
+    def acknowledge(self, client: Client, number: int) -> None:
+        """The client has all values of a program. The program may still run here, after a restart of the server."""
+        if (serial := self._places.get((client, number))) is not None:
+            self._acknowledged.add(serial)
         elif (diary := self._ended.pop((client, number), None)) is not None:
             diary.remove()
 

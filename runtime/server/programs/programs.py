@@ -87,7 +87,8 @@ class Programs(ProgramObserver):
                     return f"state {state.number} of program {program.name!r} is not counted as running, or falsely so"
                 if state.generation is not None and isinstance(attempt := state.generation.attempt, EngineAttempt):
                     owned += [request.rid for request in attempt.requests if request.finish is None]
-            if program.is_over != (program.serial in self._ending) or (program.is_last and program.is_settled):
+            is_done = program.is_last and program.is_settled and not program.is_paused
+            if program.is_over != (program.serial in self._ending) or is_done:
                 return f"program {program.name!r} has ended and is still there"
         if sorted(owned) != sorted(requests.living):
             return f"requests {sorted(requests.living)} run, but generations have {sorted(owned)}"
@@ -174,7 +175,7 @@ class Programs(ProgramObserver):
             self._end(program, Cancelled("the program was cancelled"))
 
     def acknowledge(self, client: Client, message: wire.Acknowledge) -> None:
-        self._durables.acknowledge(client, message.program, self._programs.get(client, {}).get(message.program))
+        self._durables.acknowledge(client, message.program)
 
     def define(self, client: Client, message: wire.SlicedDefine) -> Iterator[None]:
         """Add a template, one op in each step. Raises BanyanError."""
