@@ -285,6 +285,10 @@ class Client:
         for other in admitted:
             other.admitted()
         if self._is_for_durables and not self._programs:
+            self._loop.call(self._drop_if_unused)  # behind the messages that queued calls send: Cancel
+
+    def _drop_if_unused(self) -> None:
+        if not self._programs:
             self._loop.drop(self, "its durable programs have ended")
 
     @property
@@ -322,7 +326,7 @@ class Client:
     def close_sockets(self) -> None:
         self.socket.disable_monitor()
         self.monitor.close(0)
-        self.socket.close(0)
+        self.socket.close(1000)  # ms in which libzmq still sends, in its own thread
 
     def lose_in_forked_child(self) -> None:
         """Called in a forked child. The locks may have been held by threads of the parent, so they are replaced."""
