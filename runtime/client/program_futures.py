@@ -113,7 +113,7 @@ class ProgramFutures:
         self._failure: MakeError | None = None
         self.first_error: BaseException | None = None
         """The first error of one of its values, except Cancelled."""
-        self._is_closed = self._is_cancelled = False
+        self._is_closed = self._is_cancelled = self._is_cancel_sent = False
         self.limits: wire.ProgramLimits | None = None
         """Sent with the first message."""
         self._n_sent = self._n_received = 0  # messages
@@ -227,18 +227,29 @@ class ProgramFutures:
         self._connection.call(partial(self._connection.forget_if_over, self.number))
 
     def cancel(self) -> None:
-        # Takes no lock: a finalizer calls it, on a thread that may hold the lock of any program or of the client.
-        if not self.is_over:
-            self._is_cancelled = True
-            self._connection.call(self._end_cancelled)
+        # A finalizer calls it, on a thread that may hold the lock of any program or of the client: it waits for none.
+        if self.is_over:
+            return
+        self._is_cancelled = True
+        if self._is_admitted and self._lock.acquire(blocking=False):
+            try:
+                self._send_cancel()
+            finally:
+                self._lock.release()
+        self._connection.call(self._end_cancelled)
+
+    def _send_cancel(self) -> None:
+        """Called with the lock held."""
+        self._is_closed = self._is_cancel_sent = True
+        if self._n_sent:
+            self._send([wire.encode(wire.Cancel(program=self.number, seq=self._n_sent))])
 
     def _end_cancelled(self) -> None:
         with self._lock:
-            if self.is_over:
-                return
-            self._is_closed = True
-            if self._n_sent:
-                self._send([wire.encode(wire.Cancel(program=self.number, seq=self._n_sent))])
+            if not self._is_cancel_sent:
+                if self.is_over:
+                    return
+                self._send_cancel()
         # Fails the futures without waiting for the server, which may be slow or stuck.
         self.fail_unresolved()
         self._connection.forget_if_over(self.number)

@@ -145,7 +145,7 @@ def test_program_waiting_for_credit_can_be_cancelled(
     ("options", "ops", "error"),
     [
         ({"max_message": 70_000}, (wire.Select(0, 0, ("x" * 70_000,)),), r"70\d{3} bytes.* 65904 at once"),
-        ({}, (wire.Append(0, ("one two " * 2000,)), wire.Gen(0, 0)), r"the prompt has \d{4,} tokens, the context 512"),
+        ({}, (wire.Append(0, ("one two " * 800,)), wire.Gen(0, 0)), r"has \d{4,} tokens; the model's context is 512"),
         ({"max_program": 5000}, (wire.Append(0, ("x" * 6000,)), wire.Read(0, 0)), r"more than 0\.0 MiB .*max_program"),
         ({"max_client": 5000}, (wire.Append(0, ("x" * 6000,)), wire.Read(0, 0)), r"1 programs .*0\.0 MiB.*max_client"),
         ({"max_width": 7}, (wire.Fork(0, tuple(range(1, 9))), wire.Read(0, 0)), "makes 8 branches; 7 are the most"),

@@ -212,7 +212,9 @@ def test_encoding_a_long_text_does_not_block_the_loop(serve: Serve) -> None:
     value = first.receive(60)
     assert isinstance(value, wire.Value)
     assert value.samples[0].text == text
-    first.send(wire.Submit(1, 0, (wire.Append(0, ("a" * (15 << 20),)), wire.Gen(0, 0, wire.Sampling()))))
+    for k in range(16):
+        first.send(wire.Submit(1, k, (wire.Append(0, ("a" * (15 << 16),)),)))
+    first.send(wire.Submit(1, 16, (wire.Gen(0, 0, wire.Sampling()),)))
     failed = first.receive(60)
     assert isinstance(failed, wire.Failed)
     assert failed.code == "prompt_too_long"
