@@ -287,6 +287,11 @@ class Queue:
         if not request.client.n_requests:
             del self._clients[request.run.client]
 
+    def end_program(self, client: int, serial: int) -> None:
+        """The program will send no more requests. If one is still here, its account stays until N_KNOWN others came."""
+        if (account := self._programs.get((client, serial))) is not None and not account.n_requests:
+            del self._programs[client, serial]
+
     def add(self, request: Request) -> None:
         """Add a request. Its wait begins at the next `start_waits`; if `set_aside` removed it, its old wait goes on."""
         self._n += 1

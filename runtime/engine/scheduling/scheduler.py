@@ -80,6 +80,7 @@ class Scheduler:
         """Queue or drop a request. Unknown rids belong to requests that have ended. A Run that cannot be served is
         Failed in the next report. A Run with a constraint comes with its guide; see `Request` for `end_ids`."""
         if isinstance(order, ProgramEnded):
+            self.waiting.end_program(order.client, order.program)
             if self.admission is not None:
                 self.admission.end_program(order.client, order.program)
         elif isinstance(order, Abort):
