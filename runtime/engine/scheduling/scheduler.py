@@ -459,9 +459,9 @@ class Scheduler:
                 self.admission.stop(request, self._now)
             self.cache.in_flight.release(request)
             self.running.remove(request)
-        elif request in self.following:
-            self.following.remove(request)
         else:
+            if request in self.following:
+                self.following.remove(request)
             self.waiting.remove(request)
 
     def repair(self) -> None:
