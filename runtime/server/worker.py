@@ -131,7 +131,7 @@ class Server:
         files = Files.read(self.directory)
         self.tokenizer = Tokenizer(self.directory, files)
         undo.callback(self.tokenizer.close)
-        template = ChatTemplate(files.template, files.special_tokens) if files.template else None
+        self._template = template = ChatTemplate(files.template, files.special_tokens) if files.template else None
         text_config = files.config.get("text_config") or files.config
         self.observer = Observer(self.config, self.name, undo)
         self.requests = EngineRequests(
@@ -420,8 +420,8 @@ class Server:
             "address": self.listeners.address,
         }
 
-    def _stats(self) -> dict[str, float]:
-        return {
+    def _stats(self) -> dict[str, Any]:
+        counters = {
             "clients": len(self._peers),
             "programs": len(self.programs),
             "requests": len(self.requests),
@@ -430,6 +430,10 @@ class Server:
             **({f"slo_{name}": n for name, n in self.observer.goodput.counts.items()} if self.config.slo else {}),
             "seconds": round(time.monotonic() - self._started, 3),
         }
+        kept = self.tokenizer.kept() | {"constraints": self.constraints.kept}  # what outlives programs
+        if self._template is not None:
+            kept["chat_markers"] = self._template.kept
+        return {"server": counters, "kept_by_server": kept}
 
     # ---- the engine ------------------------------------------------------------------------------------------------
 

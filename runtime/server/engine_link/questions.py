@@ -24,7 +24,8 @@ OURSELVES = b""
 class Questions:
     """Questions that wait for the engine's answer.
 
-    send_to_engine, send: send a command to the engine, or a message to a client. stats: the server's own counters.
+    send_to_engine, send: send a command to the engine, or a message to a client. stats: what the server adds to
+    the engine's counters.
     info: its own data, given whether an operator asks. check: a violated invariant of the server, or "". on_counters:
     gets the counters that OURSELVES asked for.
     """
@@ -36,7 +37,7 @@ class Questions:
         *,
         send_to_engine: Callable[[wire.EngineCommand], None],
         send: Callable[[Client, wire.ServerMessage], None],
-        stats: Callable[[], dict[str, float]],
+        stats: Callable[[], dict[str, Any]],
         info: Callable[[bool], dict[str, Any]],
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],
@@ -76,7 +77,7 @@ class Questions:
         self._close(client)
         ok, body = answer.ok, answer.body
         if ok and ask.what == "stats":
-            counters = msgspec.json.decode(body) | {"server": self._stats()}
+            counters = msgspec.json.decode(body) | self._stats()
             if client == OURSELVES:
                 self._on_counters(counters)
                 return

@@ -71,9 +71,9 @@ class TokenCache:
         return encoding.ids
 
     @property
-    def n_bytes(self) -> int:
-        """Of all cached texts and their ids, about."""
-        return self._cache.size
+    def kept(self) -> tuple[int, int]:
+        """The bytes of all cached texts and their ids, about, and the most they may have."""
+        return self._cache.kept
 
     def _put(self, owner: bytes, is_whole: bool, text: str, cached: CachedIds) -> None:
         n_bytes = ENTRY + sys.getsizeof(text) + cached.ids.itemsize * len(cached.ids)
