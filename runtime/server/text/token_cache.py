@@ -19,8 +19,8 @@ from banyan.runtime.server.text.encoder import EncodedText
 MAX_BYTES = 8 << 20
 """Bytes of all cached texts and their ids. The least recently used are evicted."""
 
-ENTRY = 400
-"""Bytes that a cached text takes besides its characters and ids: most of its bytes, where it is short."""
+ENTRY = 450
+"""Bytes that a cached text takes besides its characters and ids, with its share of the hash table."""
 
 LONG = 256
 """Minimum length in characters of a beginning that is cached."""

@@ -139,11 +139,11 @@ def test_cache_counts_the_memory_it_takes(n_chars: int) -> None:
     cache = TokenCache(encode)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    for k in range(1000):
+    for k in range(6000):
         cache.ids(f"{k:0{n_chars}}", owner=b"me")
     taken = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert 0.8 * cache.kept[0] < taken < 1.25 * cache.kept[0]
+    assert 0.7 * cache.kept[0] < taken < 1.25 * cache.kept[0]
 
 
 def test_conversation_ids_do_not_depend_on_the_cache(words: Tokenizer) -> None:
