@@ -2,9 +2,10 @@
 
     python benchmarks/soak.py [--quick] [--minutes 15] [--json FILE]
 
-Threads run programs of all kinds, each with a prompt of its own, so the cache evicts all the time. Memory is the
-proportional set size (PSS), which counts a page shared by k processes as 1/k. The first fifth of the time is the
-warm-up. Growth is the median of the last fifth over that of the second.
+Threads run programs of all kinds, each with a prompt of its own, so the cache evicts all the time. Memory is what a
+process has allocated: anonymous pages, and not those of files, which other processes on the machine share. The first
+fifth of the time is the warm-up. Growth is the median of the last fifth over that of the second, both without the bytes
+that caches with a bound hold (`kept_by_server` and `kept_by_engine` in the counters): these may fill for longer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from report import Report, parser
@@ -31,6 +33,7 @@ import banyan as bn
 KV = "12MiB"
 """192 pages of the pocket model."""
 N_THREADS = 4
+MIB = 1 << 20
 MOST, MOST_QUICK = "<= 1.02", "<= 1.1"
 
 
@@ -125,15 +128,37 @@ KINDS: tuple[Callable[[int], object], ...] = (
 )
 
 
-def pss(pid: int) -> float:
-    """The proportional set size of a process, in MiB."""
-    found = re.search(r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+class Memory(NamedTuple):
+    """Of one process, in MiB. kept: what each of its bounded caches holds, and the most it may hold."""
+
+    allocated: float
+    kept: dict[str, tuple[float, float]]
+
+    @property
+    def rest(self) -> float:
+        """What is allocated besides the bounded caches."""
+        return self.allocated - sum(now for now, _ in self.kept.values())
+
+
+def allocated(pid: int) -> float:
+    """MiB of anonymous pages of a process; a page shared by k processes counts as 1/k."""
+    found = re.search(r"^Pss_Anon: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1]) / 1024
 
 
-def soak(runtime: bn.Runtime, seconds: float) -> tuple[int, list[dict[str, float]]]:
-    """(the number of programs, the MiB of each process once in a while) of `seconds` of programs."""
+def measure(runtime: bn.Runtime, pids: dict[str, int]) -> dict[str, Memory]:
+    """The memory of each process now."""
+    counters = runtime.ask("stats")
+    kept = {name: counters.get(f"kept_by_{name}", {}) for name in pids}
+    return {
+        name: Memory(allocated(pid), {of: (now / MIB, most / MIB) for of, (now, most) in kept[name].items()})
+        for name, pid in pids.items()
+    }
+
+
+def soak(runtime: bn.Runtime, seconds: float) -> tuple[int, list[dict[str, Memory]]]:
+    """(the number of programs, the memory of each process once in a while) of `seconds` of programs."""
     numbers, end = count(), time.monotonic() + seconds
 
     def work() -> None:
@@ -147,22 +172,22 @@ def soak(runtime: bn.Runtime, seconds: float) -> tuple[int, list[dict[str, float
     threads = [threading.Thread(target=work, name=f"soak-{k}") for k in range(N_THREADS)]
     for thread in threads:
         thread.start()
-    sizes: list[dict[str, float]] = []
+    sizes: list[dict[str, Memory]] = []
     while time.monotonic() < end:
         time.sleep(seconds / 100)
         gc.collect()
-        sizes.append({name: pss(pid) for name, pid in pids.items()})
+        sizes.append(measure(runtime, pids))
     for thread in threads:
         thread.join()
     assert runtime.get_server_info()["engine_pid"] == pids["engine"], "the engine died"
     return next(numbers), sizes
 
 
-def growth(sizes: list[dict[str, float]]) -> dict[str, tuple[float, float]]:
-    """MiB of each process: the medians of the second fifth and of the last."""
+def growth(sizes: list[dict[str, Memory]]) -> dict[str, tuple[float, float]]:
+    """MiB of each process besides its bounded caches: the medians of the second fifth and of the last."""
     fifth = len(sizes) // 5
     parts = sizes[fifth : 2 * fifth], sizes[-fifth:]
-    first, last = ({name: statistics.median(size[name] for size in part) for name in sizes[0]} for part in parts)
+    first, last = ({name: statistics.median(size[name].rest for size in part) for name in sizes[0]} for part in parts)
     return {name: (first[name], last[name]) for name in first}
 
 
@@ -178,8 +203,11 @@ def main() -> int:
         n, sizes = soak(runtime, 60.0 * minutes)
     report.row("programs", "programs", n)
     for name, (first, last) in growth(sizes).items():
-        report.row(f"{name}, after the warm-up", "MiB", first)
+        report.row(f"{name} without caches, after the warm-up", "MiB", first)
         report.row(f"{name}, at the end to that", "times", last / first, target=MOST_QUICK if args.quick else MOST)
+        for of, (now, most) in sizes[-1][name].kept.items():
+            state = "filling" if now > 1.05 * sizes[len(sizes) // 5][name].kept[of][0] else "steady"
+            report.row(f"{name}, {of}: {state}, most {most:.1f}", "MiB", now)
     return report.end(args.json)
 
 

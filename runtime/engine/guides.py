@@ -105,6 +105,11 @@ class Guides:
         self._vocabulary = vocabulary
         return vocabulary
 
+    @property
+    def n_bytes(self) -> int:
+        """Of all cached constraints."""
+        return sum(compiled.n_bytes for compiled in self._cache.values())
+
     # ---- compile ---------------------------------------------------------------------------------------------------
 
     def submit(self, run: Run) -> None:
@@ -145,7 +150,7 @@ class Guides:
                 self._ready += [Guided(run, None, (), compiled) for run in runs]
                 continue
             self._cache[spec] = compiled
-            while sum(c.n_bytes for c in self._cache.values()) > CACHE_BYTES:
+            while self.n_bytes > CACHE_BYTES:
                 self._cache.popitem(last=False)
             assert isinstance(self._vocabulary, Vocabulary)
             self._ready += [_guided(run, compiled, self._vocabulary) for run in runs]

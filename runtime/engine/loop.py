@@ -17,6 +17,7 @@ from banyan.kernels.native import threads
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.snapshot import snapshot
 from banyan.runtime.config import Config, Resolved, drafters
+from banyan.runtime.engine import guides
 from banyan.runtime.engine.batch import Batch, assemble
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
 from banyan.runtime.engine.determinism import check_determinism
@@ -24,6 +25,7 @@ from banyan.runtime.engine.guides import Guides
 from banyan.runtime.engine.kv_pool import KVPool, open_file
 from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.sampler import PendingSample, sample
+from banyan.runtime.engine.scheduling import kv_hints
 from banyan.runtime.engine.scheduling.kv_hints import KVHintReceiver
 from banyan.runtime.engine.scheduling.request import MAX_TREE, Plan
 from banyan.runtime.engine.scheduling.scheduler import Scheduler
@@ -289,10 +291,21 @@ class EngineLoop:
                 news = self.cache.listen(time.time_ns() // 1000).since(ask.since)
                 result = news._asdict() | {"events": [event._asdict() for event in news.events]}
             case "stats":
-                result = {"engine": self.scheduler.stats(), "cache": self.cache.stats()._asdict()}
+                counters = {"engine": self.scheduler.stats(), "cache": self.cache.stats()._asdict()}
+                result = counters | {"kept_by_engine": self._kept()}
             case "info":
                 result = {"model": self.spec, "config": self.config, "resolved": self.resolved}
         return wire.Answer(ask.id, True, msgspec.json.encode(result))
+
+    def _kept(self) -> dict[str, tuple[int, int]]:
+        """What outlives requests besides KV, by name: its bytes, about, and the most that it may have."""
+        kept = {
+            "constraints": (self.guides.n_bytes, guides.CACHE_BYTES),
+            "kv_hints": (self.kv_hints.n_bytes, kv_hints.MAX_BYTES),
+        }
+        for drafter in self.drafting.drafters:
+            kept |= drafter.kept()
+        return kept
 
     def _repair(self, why: str) -> int:
         """Withdraw the part of the tree that a bug has damaged. Returns the number of withdrawn pages. Raises

@@ -413,8 +413,9 @@ class Acknowledge(Wire, frozen=True):
 class Ask(Wire, frozen=True):
     """A question outside any program. The Answer has the same id, and JSON in its body.
 
-    "stats": counters. "flush": evict everything that no program uses. "check": verify all invariants; ok is False if
-    one is violated. "info": the model and the limits of a client, and for an operator all options, paths and processes.
+    "stats": counters, and the bytes of caches with the most they may have. "flush": evict everything that no program
+    uses. "check": verify all invariants; ok is False if one is violated. "info": the model and the limits of a client,
+    and for an operator all options, paths and processes.
     "tree": up to `limit` nodes of the radix tree (`radix_cache.snapshot`). "events": prefixes stored and evicted since
     event number `since`, the `next` of the previous answer; -1: all prefixes stored now (`radix_cache.events`).
     """

@@ -140,7 +140,7 @@ class Server:
         files = Files.read(self.directory)
         self.tokenizer = Tokenizer(self.directory, files)
         undo.callback(self.tokenizer.close)
-        template = ChatTemplate(files.template, files.special_tokens) if files.template else None
+        self._template = template = ChatTemplate(files.template, files.special_tokens) if files.template else None
         text_config = files.config.get("text_config") or files.config
         self.observer = Observer(self.config, self.name, undo)
         self.requests = EngineRequests(
@@ -481,7 +481,7 @@ class Server:
         }
 
     def _stats(self) -> dict[str, Any]:
-        return {
+        counters = {
             "clients": len(self._peers),
             "programs": len(self.programs),
             "requests": len(self.requests),
@@ -491,6 +491,10 @@ class Server:
             "longest": {kind: round(seconds, 6) for kind, seconds in self.times.longest.items()},
             "seconds": round(time.monotonic() - self._started, 3),
         }
+        kept = self.tokenizer.kept() | {"constraints": self.constraints.kept}  # what outlives programs
+        if self._template is not None:
+            kept["chat_markers"] = self._template.kept
+        return {"server": counters, "kept_by_server": kept}
 
     # ---- the engine ------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,10 @@ def test_memory_is_flat_after_the_warm_up(module_at: Callable[[Path], ModuleType
     soak = module_at(Path(__file__).parents[2] / "benchmarks" / "soak.py")
     with bn.Runtime(log="quiet", kv_memory=soak.KV) as runtime:
         bn.set_default_backend(runtime)
-        n, sizes = soak.soak(runtime, 60.0)
-    bn.set_default_backend(None)
+        try:
+            n, sizes = soak.soak(runtime, 60.0)
+        finally:
+            bn.set_default_backend(None)
     assert n > len(soak.KINDS)
     growth = soak.growth(sizes)
     assert all(last <= 1.1 * first for first, last in growth.values()), growth

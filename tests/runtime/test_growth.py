@@ -178,16 +178,17 @@ KINDS: dict[str, Callable[[int, Backend], object]] = {
 
 
 def growth(kind: str, backend: Backend, n: int) -> float:
-    """Traced bytes that a program of this kind leaves behind: those of `n` programs after `n` others."""
+    """Traced bytes that a program of this kind leaves behind: the lesser growth of two rounds of `n` programs, after a
+    first one. When many programs happened to live at once, a dict stays large until it is next resized."""
     sizes: list[int] = []
-    for k in range(2):
+    for k in range(3):
         for i in range(n):
             KINDS[kind](k * n + i, backend)
         gc.collect()
         wait_until(lambda: not backend.client._programs, "the end of all programs")
         gc.collect()
         sizes.append(tracemalloc.get_traced_memory()[0])
-    return (sizes[1] - sizes[0]) / n
+    return min(sizes[1] - sizes[0], sizes[2] - sizes[1]) / n
 
 
 @pytest.fixture
@@ -211,11 +212,11 @@ MOST = 40.0
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_programs_leave_no_memory_behind(kind: str, backend: Backend) -> None:
-    n = 10  # a few programs, and so a wide margin: a tenth of a kept program
+    n = 7  # a few programs, and so a wide margin: a quarter of a kept program
     assert growth(kind, backend, n) < 1000.0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_programs_leave_no_memory_behind(kind: str, backend: Backend) -> None:
-    assert growth(kind, backend, 500) < MOST
+    assert growth(kind, backend, 350) < MOST

@@ -21,7 +21,7 @@ from banyan.runtime.engine.scheduling import queue
 from banyan.runtime.engine.scheduling.output_lengths import OutputLengths
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation import quotes
-from banyan.runtime.engine.speculation.tree import MAX_PENDING, MIN_TOKENS, TreeDrafter
+from banyan.runtime.engine.speculation.tree import MAX_PENDING, MIN_TOKENS, TEXT_BYTES, TreeDrafter
 from banyan.runtime.errors import ProgramError
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link import kv_hints as sent_hints
@@ -192,6 +192,8 @@ def test_texts_of_the_tree_drafter(kept: Callable[[], int]) -> None:
     assert len(drafter._texts) <= (1 << 12) // MIN_TOKENS
     assert len(drafter._pieces) <= MAX_PENDING
     assert kept() - before < 2048 * KIB
+    now, most = drafter.kept()["draft_texts"]
+    assert len(drafter._texts) * TEXT_BYTES < now <= most
     # The uncached part of a long prompt is short; the queue must not keep the rest.
     long = bytes(64 * KIB)
     for rid in range(4000, 4400):
@@ -207,6 +209,8 @@ def test_rules_of_quotes(kept: Callable[[], int], monkeypatch: pytest.MonkeyPatc
         tokens = array("i", [*prompt, 50_000 + text, 2, 3, *prompt[20:25], 4, 5])
         index.learn(tokens, 40, b"namespace %d" % (text % 7))
     assert len(index._rules) == 32
+    now, most = index.kept()
+    assert 0 < now <= most
     assert kept() < 512 * KIB
 
 

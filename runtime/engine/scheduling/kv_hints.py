@@ -29,6 +29,11 @@ class KVHintReceiver:
     def __len__(self) -> int:
         return len(self._hints)
 
+    @property
+    def n_bytes(self) -> int:
+        """Of the prefixes of all hints."""
+        return sum(self._n_bytes.values())
+
     def take(self, order: KVHintOrder, now: float) -> None:
         """Apply an order. now: seconds, on the clock of plans. Ids that are not whole int32 are ignored."""
         if isinstance(order, Release):
@@ -53,7 +58,7 @@ class KVHintReceiver:
             for number in [number for number, hint in self._hints.items() if not hint.is_held]:
                 self._release(number)
             self._sweep_at = 64 + 2 * len(self._hints)
-        while sum(self._n_bytes.values()) > MAX_BYTES:
+        while self.n_bytes > MAX_BYTES:
             largest = max(self._n_bytes, key=lambda namespace: self._n_bytes[namespace])
             self._release(next(number for number, hint in self._hints.items() if hint.namespace == largest))
 

@@ -19,7 +19,7 @@ longer than is usual now, so none starves."""
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
@@ -250,7 +250,7 @@ class Queue:
             self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else QueueOrder()
         self._clients: dict[int, ServiceAccount] = {}  # of those with requests here
         self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()  # of recent ones too
-        self._arrivals: deque[tuple[float, Request]] = deque()  # start of each wait, oldest first; some are over
+        self._arrivals: OrderedDict[Request, None] = OrderedDict()  # that wait or are set aside, longest wait first
         self._unstamped: list[Request] = []  # whose wait starts at the next `start_waits`
         self._usual_wait = 0.0
         self.aged: Request | None = None  # the first, where it is first because of its wait
@@ -287,6 +287,11 @@ class Queue:
         if not request.client.n_requests:
             del self._clients[request.run.client]
 
+    def end_program(self, client: int, serial: int) -> None:
+        """The program will send no more requests. If one is still here, its account stays until N_KNOWN others came."""
+        if (account := self._programs.get((client, serial))) is not None and not account.n_requests:
+            del self._programs[client, serial]
+
     def add(self, request: Request) -> None:
         """Add a request. Its wait begins at the next `start_waits`; if `set_aside` removed it, its old wait goes on."""
         self._n += 1
@@ -302,8 +307,10 @@ class Queue:
         self.order.remove(request)
 
     def remove(self, request: Request) -> None:
-        """The request waits no longer."""
-        self.set_aside(request)
+        """The request waits no longer, and is not set aside."""
+        if request.is_waiting:
+            self.set_aside(request)
+        self._arrivals.pop(request, None)
         request.waiting_since = nan
 
     def start(self, request: Request, now: float) -> None:
@@ -320,21 +327,16 @@ class Queue:
         for request in self._unstamped:
             if request.is_waiting:
                 request.waiting_since = now
-                self._arrivals.append((now, request))
+                self._arrivals[request] = None
         self._unstamped.clear()
-        if len(self._arrivals) > 1024 + 2 * self._n:
-            self._arrivals = deque((since, r) for since, r in self._arrivals if r.waiting_since == since)
 
     def first(self, now: float) -> Request:
         """The request to start next; the same until something changes. The queue must not be empty."""
-        arrivals = self._arrivals
-        if self._n_started % AGED_TURN == AGED_TURN - 1:
-            while arrivals and arrivals[0][1].waiting_since != arrivals[0][0]:
-                arrivals.popleft()
-            if arrivals and arrivals[0][1].is_waiting:
-                since, request = arrivals[0]
-                if now - since > max(PATIENCE, STRETCH * self._usual_wait):
-                    self.aged = request
-                    return request
+        if self._n_started % AGED_TURN == AGED_TURN - 1 and self._arrivals:
+            request = next(iter(self._arrivals))
+            is_old = now - request.waiting_since > max(PATIENCE, STRETCH * self._usual_wait)
+            if request.is_waiting and is_old:
+                self.aged = request
+                return request
         self.aged = None
         return self.order.first()

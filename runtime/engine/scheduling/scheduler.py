@@ -80,6 +80,7 @@ class Scheduler:
         """Queue or drop a request. Unknown rids belong to requests that have ended. A Run that cannot be served is
         Failed in the next report. A Run with a constraint comes with its guide; see `Request` for `end_ids`."""
         if isinstance(order, ProgramEnded):
+            self.waiting.end_program(order.client, order.program)
             if self.admission is not None:
                 self.admission.end_program(order.client, order.program)
         elif isinstance(order, Abort):
@@ -458,9 +459,9 @@ class Scheduler:
                 self.admission.stop(request, self._now)
             self.cache.in_flight.release(request)
             self.running.remove(request)
-        elif request in self.following:
-            self.following.remove(request)
         else:
+            if request in self.following:
+                self.following.remove(request)
             self.waiting.remove(request)
 
     def repair(self) -> None:

@@ -62,6 +62,10 @@ class Drafter:
     def end(self, request: Request) -> None:
         """The request has ended or failed. Perhaps nothing was ever proposed for it."""
 
+    def kept(self) -> dict[str, tuple[int, int]]:
+        """What is kept of requests that have ended, by name: its bytes, about, and the most that it may have."""
+        return {}
+
 
 class DraftPosition:
     """A request as it would be behind a token of its draft. Has the fields of `Request` that the sampler reads."""

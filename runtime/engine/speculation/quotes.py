@@ -30,6 +30,7 @@ N_RULES, N_PLACES, N_NEXT = 8, 8, 3
 """At most: rules per key; places in the prompt where a rule's context is tried; tokens kept of those that followed a
 quote."""
 N_KEYS = 1 << 12  # most keys; beyond that the one that least recently learned a quote is evicted
+RULE_BYTES = 500  # of a rule, about, and of a key
 MAX_QUOTE = 32  # tokens of a quote
 N_NEAR, N_READ = 1024, 128
 """N_NEAR: tokens that are searched at the end of a prompt, and learned from at the start of an output. N_READ: most
@@ -193,6 +194,11 @@ class QuoteIndex:
         del rules.items[N_RULES:]
         if len(self._rules) > N_KEYS:
             self._rules.popitem(last=False)
+
+    def kept(self) -> tuple[int, int]:
+        """The bytes of all rules, about, and the most that they may have."""
+        n_rules = sum(len(rules.items) for rules in self._rules.values())
+        return RULE_BYTES * (len(self._rules) + n_rules), RULE_BYTES * N_KEYS * (1 + N_RULES)
 
     # ---- find ------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,8 @@ QUOTED = 2 * len(ORDERS)
 WEAK = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
 """Kinds of matches by n-grams shorter than the longest. A quote is more likely to be right than these."""
 N_TOKENS = 1 << 20  # most tokens of ended texts; beyond that the oldest are evicted
-MIN_TOKENS = 32  # of an ended text, on average; of shorter ones fewer are kept, as each also takes 300 bytes
+TEXT_BYTES = 300  # that an ended text takes besides its tokens
+MIN_TOKENS = 32  # of an ended text, on average; of shorter ones fewer are kept because of TEXT_BYTES
 ENTRIES_PER_TOKEN = 8  # of the index: three lengths are indexed for the program and for everyone
 _N_BITS = 24  # of an index number: the position in the text. Tokens beyond 2^24 of a text are not indexed
 
@@ -123,6 +124,13 @@ class TreeDrafter(Drafter):
         self.n_tokens += len(kept)
         while self.n_tokens > self._max_tokens or MIN_TOKENS * len(self._ended) > self._max_tokens:
             self.n_tokens -= len(self._texts.pop(self._ended.popleft()).ids)
+
+    def kept(self) -> dict[str, tuple[int, int]]:
+        def n_bytes(n_tokens: int, n_texts: int) -> int:
+            return 4 * n_tokens + TEXT_BYTES * n_texts
+
+        most = n_bytes(self._max_tokens, self._max_tokens // MIN_TOKENS)
+        return {"draft_texts": (n_bytes(self.n_tokens, len(self._ended)), most), "quote_rules": self._quotes.kept()}
 
     def _reader(self, request: Request) -> _Reader:
         reader = self._readers.get(request.rid)

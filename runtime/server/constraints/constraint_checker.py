@@ -175,6 +175,11 @@ class ConstraintChecker:
         if result.id in self._waiting:
             self._finish(result.id, result.spec or from_code(result.code, result.message))
 
+    @property
+    def kept(self) -> tuple[int, int]:
+        """The characters of all cached results, and the most they may have."""
+        return self._n_chars, CACHE_CHARS
+
     def _finish(self, number: int, result: wire.ConstraintSpec | BanyanError) -> None:
         spec, _, callbacks = self._waiting.pop(number)
         del self._by_spec[spec]

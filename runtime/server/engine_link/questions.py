@@ -24,9 +24,10 @@ OURSELVES = b""
 class Questions:
     """Questions that wait for the engine's answer.
 
-    send_to_engine, send: functions that send a command to the engine, and a message to a client. stats: returns the
-    server's own counters. info: returns the server's own data, given whether an operator asks. check: describes a
-    violated invariant of the server, or returns "". on_counters: gets the counters that OURSELVES asked for.
+    send_to_engine, send: functions that send a command to the engine, and a message to a client. stats: returns
+    what the server adds to the engine's counters. info: returns the server's own data, given whether an operator asks.
+    check: describes a violated invariant of the server, or returns "". on_counters: gets the counters that OURSELVES
+    asked for.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Questions:
         self._close(client)
         ok, body = answer.ok, answer.body
         if ok and ask.what == "stats":
-            counters = msgspec.json.decode(body) | {"server": self._stats()}
+            counters = msgspec.json.decode(body) | self._stats()
             if client == OURSELVES:
                 self._on_counters(counters)
                 return

@@ -22,6 +22,11 @@ class BoundedCache(Generic[Value]):
         self._lock = threading.Lock()
         self.size = 0
 
+    @property
+    def kept(self) -> tuple[int, int]:
+        """The size of all values, and the most it may be."""
+        return self.size, self._max_size
+
     def __contains__(self, key: Hashable) -> bool:
         return key in self._values
 

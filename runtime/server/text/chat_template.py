@@ -100,6 +100,11 @@ class ChatTemplate:
         self._serial = next(self._serials)  # keys of a template with tools differ from those of another
         self._try_out()
 
+    @property
+    def kept(self) -> tuple[int, int]:
+        """The bytes of cached markers and tool specs, about, and the most they may have."""
+        return self._cache.kept
+
     def with_tools(self, specs: tuple[str, ...]) -> ChatTemplate:
         """The same template for conversations with these tools (wire.Tools.specs)."""
         if not specs:

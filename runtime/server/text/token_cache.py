@@ -7,6 +7,7 @@ text precedes an argument, tokenisation starts near the end of that beginning.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -15,8 +16,11 @@ from typing import NamedTuple
 from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.encoder import EncodedText
 
-MAX_CHARS = 4 << 20
-"""Characters of all cached texts. The least recently used are evicted."""
+MAX_BYTES = 8 << 20
+"""Bytes of all cached texts and their ids. The least recently used are evicted."""
+
+ENTRY = 450
+"""Bytes that a cached text takes besides its characters and ids, with its share of the hash table."""
 
 LONG = 256
 """Minimum length in characters of a beginning that is cached."""
@@ -44,7 +48,7 @@ class TokenCache:
 
     def __init__(self, encode: Callable[..., EncodedText]) -> None:
         self._encode = encode
-        self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_CHARS)  # keys: (owner, is a whole piece, text)
+        self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_BYTES)  # keys: (owner, is a whole piece, text)
 
     def ids(self, text: str, borders: Sequence[int] = (), owner: bytes = b"") -> list[int]:
         """The ids of a piece. borders: where its parts end, in order. Other pieces may begin with the same parts.
@@ -60,11 +64,20 @@ class TokenCache:
             if (cached := self._cache.get((owner, False, text[:end]))) is not None:
                 return cached.ids.tolist() + self._encode(text[cached.at :]).ids
         encoding = self._encode(text, offsets=bool(ends))
-        self._cache.put((owner, True, text), CachedIds(array("i", encoding.ids), len(text)), len(text))
+        self._put(owner, True, text, CachedIds(array("i", encoding.ids), len(text)))
         for end in ends:
             if (beginning := self._beginning(text, end - MARGIN, encoding)) is not None:
-                self._cache.put((owner, False, text[:end]), beginning, end)
+                self._put(owner, False, text[:end], beginning)
         return encoding.ids
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """The bytes of all cached texts and their ids, about, and the most they may have."""
+        return self._cache.kept
+
+    def _put(self, owner: bytes, is_whole: bool, text: str, cached: CachedIds) -> None:
+        n_bytes = ENTRY + sys.getsizeof(text) + cached.ids.itemsize * len(cached.ids)
+        self._cache.put((owner, is_whole, text), cached, n_bytes)
 
     def forget(self, owner: bytes) -> None:
         """Drop all texts of an owner."""

@@ -197,6 +197,11 @@ class Tokenizer:
         """Whether `stop_ids` is cached."""
         return stop in self._stop_ids
 
+    def kept(self) -> dict[str, tuple[int, int]]:
+        """What each cache holds: its bytes, about, and the most that it may have."""
+        token_ids = {} if self._cache is None else {"token_ids": self._cache.kept}
+        return token_ids | {"stop_ids": self._stop_ids.kept}
+
     def forget(self, owner: bytes) -> None:
         """Drop the cached texts of a tenant that is gone."""
         if self._cache is not None:

@@ -14,6 +14,7 @@ from banyan.runtime.client.client import Client
 from banyan.runtime.errors import BanyanError, PromptTooLong
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, BeginTurn, CacheHint, EndTurn, Fork, Gen, Join, Read, Select
+from waits import wait_until
 
 GREEDY = wire.Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -89,6 +90,11 @@ def test_fork_select_and_join_share_prefixes_and_free_their_pages(real: Client) 
     stats = real.ask("stats")
     assert stats["cache"]["n_leased"] == 0
     assert stats["server"]["requests"] == 0
+    assert {"token_ids", "stop_ids", "constraints", "chat_markers"} == set(stats["kept_by_server"])
+    assert {"draft_texts", "quote_rules", "constraints", "kv_hints"} == set(stats["kept_by_engine"])
+    for kept in ("token_ids", "draft_texts"):
+        now, most = (stats["kept_by_server"] | stats["kept_by_engine"])[kept]
+        assert 0 < now < most
 
 
 def test_too_long_prompt_fails_with_the_numbers(real: Client) -> None:
@@ -121,7 +127,7 @@ def test_cache_hints_reach_the_radix_tree(real: Client) -> None:
     assert not answer["is_all"]
     program.submit([CacheHint(0, pin=0.0)])
     program.cancel()
-    assert real.ask("stats")["cache"]["n_handles"] == before
+    wait_until(lambda: real.ask("stats")["cache"]["n_handles"] == before, "the end of the program's holds")
     real.ask("check")
 
 

@@ -180,6 +180,7 @@ def test_admission_learns_output_lengths(simulate: ModuleType) -> None:
     assert max(widths[:20]) <= 4, "no lengths are known yet"
     assert sorted(widths)[len(widths) // 2] >= 18, "a request takes five pages"
     assert m.scheduler.counts["retractions"] < 60
+    assert not m.scheduler.waiting._programs, "an ended program leaves no account"
 
 
 def test_large_request_is_not_starved_by_small_ones(simulate: ModuleType) -> None:

@@ -304,6 +304,7 @@ def test_request_waiting_for_a_prefix_can_be_aborted(fake: ModuleType) -> None:
     fake.drive(e, [], outputs, check=True)
     assert outputs[2].finish.reason == "abort"
     assert_greedy(fake, outputs, {rid: inputs[rid] for rid in (0, 1, 3)})
+    assert not e.scheduler.waiting._arrivals, "no request is kept after its end"
 
 
 def test_waiting_request_takes_over_a_failed_prefix_owner(fake: ModuleType) -> None:

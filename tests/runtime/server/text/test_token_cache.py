@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,20 +113,37 @@ def test_text_without_word_boundaries_is_encoded_whole() -> None:
 
 
 def test_cache_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_cache, "MAX_CHARS", 1000)
+    monkeypatch.setattr(token_cache, "MAX_BYTES", 5000)
     counting = CountingTokenizer(KINDS["gpt2"]())
     cache = TokenCache(counting)
     for k in range(100):
         cache.ids(f"{k:090}")
         cache.ids("x" * 50)
-    assert cache._cache.size == sum(size for _, size in cache._cache._values.values()) <= 1000
+    assert 4000 < cache.kept[0] == sum(size for _, size in cache._cache._values.values()) <= 5000
     counting.n_chars = 0
     cache.ids("x" * 50)
     cache.ids(f"{99:090}")
     assert counting.n_chars == 0, "recently used texts are cached"
-    cache.ids("y" * 2000)
+    cache.ids("y" * 5000)
     cache.ids("x" * 50)
-    assert counting.n_chars == 2000, "a text larger than the cache evicts nothing"
+    assert counting.n_chars == 5000, "a text larger than the cache evicts nothing"
+
+
+@pytest.mark.parametrize("n_chars", [8, 60, 2000])
+def test_cache_counts_the_memory_it_takes(n_chars: int) -> None:
+    """Also of short texts, whose entries take more than their characters."""
+
+    def encode(text: str, **_: Any) -> Any:
+        return SimpleNamespace(ids=[7] * (len(text) // 4))
+
+    cache = TokenCache(encode)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for k in range(6000):
+        cache.ids(f"{k:0{n_chars}}", owner=b"me")
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert 0.7 * cache.kept[0] < taken < 1.25 * cache.kept[0]
 
 
 def test_conversation_ids_do_not_depend_on_the_cache(words: Tokenizer) -> None:
