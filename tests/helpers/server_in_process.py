@@ -151,6 +151,7 @@ class _Constraints:
     """In place of a ConstraintChecker: checks the size, and compiles nothing."""
 
     sockets = ()
+    kept = (0, 0)
 
     def __init__(self, *_: Any, max_bytes: int, **__: Any) -> None:
         self._max_bytes = max_bytes
