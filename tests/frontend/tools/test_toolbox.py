@@ -153,6 +153,24 @@ def test_pydantic_arguments_are_validated() -> None:
         make.arguments('{"model": {"size": 1}, "more": 2}')
 
 
+def test_bounds_of_pydantic_are_enforced() -> None:
+    @bn.tool
+    def wait(seconds: Annotated[int, pydantic.Field(le=60)]) -> None:
+        "Wait."
+
+    assert wait.schema["properties"]["seconds"] == {"type": "integer", "maximum": 60}
+    with pytest.raises(ValueError, match="less than or equal to 60"):
+        wait.arguments('{"seconds": 61}')
+
+
+def test_bounds_of_two_libraries_are_refused() -> None:
+    def wait(seconds: Annotated[int, pydantic.Field(le=60)], n: Annotated[int, msgspec.Meta(ge=1)]) -> None:
+        "Wait."
+
+    with pytest.raises(bn.BadProgram, match=r"tool wait: .*neither library enforces the other's"):
+        bn.tool(wait)
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [
