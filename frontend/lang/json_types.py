@@ -171,8 +171,8 @@ def _shown(one: Any) -> str:
 
 
 def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str]) -> None:
-    """Add to msgspec's schema what it leaves out, in place: patterns of dates and times, and the order of a TypedDict's
-    keys, which msgspec sorts by name. info: what msgspec.inspect says of the type.
+    """Add to msgspec's schema what it leaves out, in place: patterns of dates, times and bytes, and the order of a
+    TypedDict's keys, which msgspec sorts by name. info: what msgspec.inspect says of the type.
 
     TypeError: a dict has keys other than str, which msgspec's schemas do not constrain.
     """
@@ -190,6 +190,10 @@ def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str])
             write = text_forms.date_time if isinstance(info, inspect.DateTimeType) else text_forms.time
             part["pattern"] = f"^{write(has_zone)}$"
             part.pop("format", None)
+        case inspect.BytesType() | inspect.ByteArrayType() | inspect.MemoryViewType():
+            part["pattern"] = f"^{text_forms.base64(info.min_length or 0, info.max_length)}$"
+            for bound in ("minLength", "maxLength"):
+                part.pop(bound, None)
         case inspect.CollectionType():
             below = [(part.get("items"), info.item_type)]
         case inspect.TupleType():
@@ -258,11 +262,10 @@ def tightened(schema: Any) -> Any:
             continue
         else:
             tight[key] = value if key in _VALUES else tightened(value)
-    if schema.get("type") == "object" and "properties" in schema:
+    if schema.get("type") == "object" and not schema.keys().isdisjoint(("patternProperties", "properties")):
         tight.setdefault("additionalProperties", False)
-    mark = schema.get("format", schema.get("contentEncoding"))
-    if schema.get("type") == "string" and mark in text_forms.FORMATS:
-        tight.setdefault("pattern", f"^(?:{text_forms.FORMATS[mark]})$")
+    if schema.get("type") == "string" and schema.get("format") in text_forms.FORMATS:
+        tight.setdefault("pattern", f"^(?:{text_forms.FORMATS[schema['format']]})$")
     return tight
 
 

@@ -162,7 +162,8 @@ def _from_pattern(pattern: re.Pattern[Any]) -> OutputType:
             raise ValueError("the pattern does not match it")
         return text
 
-    flags = "".join(flag for flag in "imsx" if pattern.flags & re.RegexFlag[flag.upper()])
+    # MULTILINE changes nothing at the ends of the text, and the compiler takes ^ and $ nowhere else
+    flags = "".join(flag for flag in "isx" if pattern.flags & re.RegexFlag[flag.upper()])
     text = f"(?{flags}){pattern.pattern}" if flags else pattern.pattern
     return OutputType(f"match of {pattern.pattern!r:.80}", ConstraintSpec("regex", text), parse)
 

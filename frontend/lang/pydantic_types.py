@@ -96,6 +96,26 @@ class PatternSchema(GenerateJsonSchema):
             bounds = {"type": "number", "allOf": [bounds, unit]}
         return bounds
 
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
+        written: dict[str, Any] = super().dict_schema(schema)
+        keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
+        if keys.get("type") == "integer":
+            is_signed = max(keys.get("minimum", -1), keys.get("exclusiveMinimum", -1)) < 0
+            written["propertyNames"] = {"pattern": f"^{'-?' if is_signed else ''}(?:0|[1-9][0-9]*)$"}
+        return written
+
+    def url_schema(self, schema: Any) -> dict[str, Any]:
+        written: dict[str, Any] = super().url_schema(schema)
+        if schemes := _WEB.intersection(schema.get("allowed_schemes") or ()):
+            del written["format"]
+            host = f"(?:{'|'.join(sorted(schemes))})://{text_forms.WEB_HOST}{text_forms.URL_TAIL}"
+            written |= _string(host)
+        return written
+
+
+_WEB = frozenset(("http", "https", "ws", "wss"))
+"""Schemes whose URLs name a host."""
+
 
 def _has_zone(schema: Any) -> bool | None:
     constraint = schema.get("tz_constraint")

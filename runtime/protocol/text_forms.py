@@ -34,11 +34,24 @@ read by all libraries."""
 
 _NUMBER = "(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?"
 COMPLEX = f"-?{_NUMBER}(?:[+-]{_NUMBER}j|j)?"
-BASE64 = "(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
-_BASE64_URL = BASE64.replace("+/", "_-")
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = f"{_BYTE}(?:\\.{_BYTE}){{3}}"
 _HEX = "[0-9a-f]"
+_LABEL = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
+WEB_HOST = f"(?:(?:{_LABEL}\\.)*[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*|{_IPV4})(?::[0-9]{{1,4}})?"
+"""A host, and perhaps a port."""
+URL_TAIL = r"(?:[/?#][!#-\[\]-~]*)?"
+"""A path, a query and a fragment, of visible ASCII characters that need no escape in JSON."""
+
+
+def base64(shortest: int = 0, longest: int | None = None) -> str:
+    """The base64 of `shortest` to `longest` bytes."""
+    forms = []
+    for n, rest in enumerate(("", "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}=")):
+        low = max(0, -((n - shortest) // 3))
+        if longest is None or longest - n >= 3 * low:
+            forms.append(f"(?:[A-Za-z0-9+/]{{4}}){{{low},{'' if longest is None else (longest - n) // 3}}}{rest}")
+    return f"(?:{'|'.join(forms)})"
 
 
 def decimal(max_digits: int | None = None, decimal_places: int | None = None) -> str:
@@ -46,7 +59,8 @@ def decimal(max_digits: int | None = None, decimal_places: int | None = None) ->
     if max_digits is None:
         return f"-?(?:0|[1-9][0-9]*){_fraction(decimal_places)}"
     whole = max_digits if decimal_places is None else max_digits - decimal_places
-    forms = [f"0{_fraction(max_digits if decimal_places is None else decimal_places)}"]
+    fraction = _fraction(max_digits if decimal_places is None else decimal_places)
+    forms = [f"0{fraction if whole else fraction.removesuffix('?')}"]  # pydantic counts the 0 of "0", and not of "0.5"
     for n in range(1, whole + 1):
         left = max_digits - n
         forms.append(f"[1-9][0-9]{{{n - 1}}}{_fraction(left if decimal_places is None else min(left, decimal_places))}")
@@ -62,13 +76,12 @@ def _uuid(version: str) -> str:
 
 
 FORMATS = {
-    "base64": BASE64,
-    "base64url": _BASE64_URL,
+    "base64": base64(),
+    "base64url": base64().replace("+/", "_-"),
     "decimal": decimal(),
     "duration": DURATION,
     "fraction": "-?[0-9]+/[1-9][0-9]*",
-    "ipv4interface": f"{_IPV4}(?:/(?:[12]?[0-9]|3[0-2]))?",
-    "ipv4network": f"{_IPV4}/32",
+    **dict.fromkeys(("ipv4interface", "ipv4network"), f"{_IPV4}(?:/(?:[12]?[0-9]|3[0-2]))?"),
     **{f"uuid{n}": _uuid(str(n)) for n in range(1, 9)},
 }
 """Formats by which pydantic and msgspec mark strings, where they differ from JSON Schema's or are unknown to it."""
