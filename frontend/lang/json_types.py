@@ -49,10 +49,9 @@ def json_type(kind: Any) -> JsonType:
         else:
             _mend(schema, inspect.type_info(kind), schema.get("$defs", {}), set())
             return JsonType(tightened(schema), decoder.decode)
-    from banyan.lang import pydantic_types  # lazily: pydantic takes longer to import than the rest of the package
+    from banyan.lang.pydantic_types import schema_and_decoder  # lazily: pydantic is slow to import
 
-    pydantic_types.check_metadata(parts.metadata)
-    schema, decode = pydantic_types.schema_and_decoder(kind)
+    schema, decode = schema_and_decoder(kind)
     return JsonType(tightened(schema), decode)
 
 
@@ -122,6 +121,10 @@ def _asks_pydantic(parts: _Parts) -> bool:
                 f"{_shown(theirs[0])} belongs to pydantic and {_shown(ours[0])} to msgspec, and neither library "
                 "enforces the other's; write msgspec.Meta(ge=0) in a Struct, pydantic.Field(ge=0) elsewhere"
             )
+    if theirs:
+        from banyan.lang.pydantic_types import check_metadata  # lazily: pydantic is slow to import
+
+        check_metadata(parts.metadata)
     return bool(theirs)
 
 

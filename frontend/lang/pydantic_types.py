@@ -14,7 +14,7 @@ from banyan.runtime.protocol import text_forms
 
 _ENFORCED = (
     *(annotated_types.Gt, annotated_types.Ge, annotated_types.Lt, annotated_types.Le, annotated_types.MultipleOf),
-    *(annotated_types.MinLen, annotated_types.MaxLen, annotated_types.Predicate, annotated_types.Not),
+    *(annotated_types.MinLen, annotated_types.MaxLen, annotated_types.Predicate),
 )
 
 

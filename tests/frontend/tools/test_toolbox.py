@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import enum
 import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict
 
+import annotated_types
 import msgspec
 import pydantic
 import pytest
@@ -163,7 +165,13 @@ def test_bounds_of_pydantic_are_enforced() -> None:
         wait.arguments('{"seconds": 61}')
 
 
-def test_bounds_of_two_libraries_are_refused() -> None:
+def test_bounds_that_nothing_enforces_are_refused() -> None:
+    def at(when: Annotated[datetime.datetime, annotated_types.Timezone(None)]) -> None:
+        "Wait until then."
+
+    with pytest.raises(bn.BadProgram, match="tool at: pydantic ignores Timezone"):
+        bn.tool(at)
+
     def wait(seconds: Annotated[int, pydantic.Field(le=60)], n: Annotated[int, msgspec.Meta(ge=1)]) -> None:
         "Wait."
 
