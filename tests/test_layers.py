@@ -30,7 +30,7 @@ RUNTIME = "banyan.runtime"
 PROTOCOL = f"{RUNTIME}.protocol"
 CORE = (
     *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "waiting")),
-    *(f"{PROTOCOL}.{name}" for name in ("limits", "op_template", "roles", "wire")),
+    *(f"{PROTOCOL}.{name}" for name in ("limits", "op_template", "roles", "text_forms", "wire")),
 )
 """Shared by both ends of a socket."""
 EXECUTOR = f"{RUNTIME}.executor"
@@ -44,11 +44,20 @@ MODEL_DRAFTERS = tuple(f"{SPECULATION}.{name}" for name in ("drafters", "heads",
 
 # The longest matching prefix of a module's name applies.
 RULES = {
-    "banyan": Rule((*PUBLIC, "banyan.execution.progress", "banyan.lang.output_types"), ("msgspec",)),
+    "banyan": Rule(
+        (*PUBLIC, "banyan.execution.progress", *(f"banyan.lang.{one}_types" for one in ("json", "output", "pydantic"))),
+        ("msgspec",),
+    ),
     # Loaded when a type needs outlines.
     "banyan.lang.outlines_terms": Rule(PUBLIC, ("jsonschema", "msgspec", "outlines")),
     # Loaded at the first typed gen.
-    "banyan.lang.output_types": Rule((*PUBLIC, "banyan.lang.outlines_terms"), ("msgspec", "pydantic", "pydantic_core")),
+    "banyan.lang.output_types": Rule(
+        (*PUBLIC, "banyan.lang.json_types", "banyan.lang.outlines_terms"),
+        ("msgspec", "pydantic_core", "typing_extensions"),
+    ),
+    "banyan.lang.json_types": Rule((*PUBLIC, "banyan.lang.pydantic_types"), ("msgspec",)),
+    # Loaded when a type needs pydantic.
+    "banyan.lang.pydantic_types": Rule(PUBLIC, ("annotated_types", "pydantic")),
     # Loaded when a progress bar is requested.
     "banyan.execution.progress": Rule(PUBLIC, ("rich",)),
     "banyan.cli": Rule((*PUBLIC, "banyan"), ("msgspec", "rich")),
@@ -60,6 +69,7 @@ RULES = {
     f"{RUNTIME}.reasoning": Rule((f"{PROTOCOL}.wire",)),
     PROTOCOL: Rule(CORE, ("msgspec",)),
     f"{PROTOCOL}.limits": Rule(),
+    f"{PROTOCOL}.text_forms": Rule(),
     f"{PROTOCOL}.wire": Rule((f"{PROTOCOL}.limits",), ("msgspec",)),
     f"{PROTOCOL}.ipc": Rule(CORE, ("msgspec", "zmq")),
     f"{PROTOCOL}.tcp_auth": Rule((*CORE, f"{PROTOCOL}.ipc"), ("zmq",)),

@@ -9,17 +9,16 @@ import datetime
 import enum
 import json
 import re
-from collections.abc import Callable, Iterator
 from functools import lru_cache
-from inspect import isfunction
-from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
+from inspect import Parameter, isfunction, signature
+from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
 import msgspec
 
+from banyan.lang.json_types import Parse, check_keys, json_type
 from banyan.runtime.errors import BadOutput, BadProgram
+from banyan.runtime.protocol import text_forms
 from banyan.runtime.protocol.wire import ConstraintSpec, Sample
-
-Parse: TypeAlias = Callable[[str], Any]
 
 _CACHE_SIZE = 4096
 
@@ -46,7 +45,10 @@ class OutputType:
             why = f"max_tokens cut it at {sample.n_tokens}" if sample.n_tokens else "max_tokens cut it"
             raise BadOutput(f"not a valid {self.label}, because {why}: {_shortened(sample.text)}")
         try:
-            return self.parse(sample.text)
+            value = self.parse(sample.text)
+            if self.is_json:
+                check_keys(sample.text)
+            return value
         except Exception as e:  # decoders, validators and the user's constructors raise anything
             raise BadOutput(f"not a valid {self.label}: {_shortened(sample.text)}: {reason(e)}") from e
 
@@ -73,12 +75,20 @@ def output_type(kind: Any) -> OutputType:
     """The output type for a Python type. BadProgram: the type cannot be written as a constraint."""
     if isinstance(kind, dict):
         return _from_text("json_schema", _schema_text(kind))
-    if isfunction(kind) or type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
-        spec = _outlines_spec(kind)
+    if type(kind).__module__.partition(".")[0] in ("outlines", "genson"):
+        from banyan.lang.outlines_terms import to_spec  # lazily: outlines takes seconds to import
+
+        spec = to_spec(kind)
         label = f"{type(kind).__name__} of outlines"
         return OutputType(label, spec, msgspec.json.decode if spec.kind == "json_schema" else str)
     try:
-        return _from_type(kind)
+        hash(kind)
+    except TypeError:  # metadata that cannot be hashed
+        make = _from_type.__wrapped__
+    else:
+        make = _from_type
+    try:
+        return make(kind)
     except TypeError as e:
         raise BadProgram(f"type={kind!r} is not supported: {e}") from e
 
@@ -117,10 +127,45 @@ def _from_type(kind: Any) -> OutputType:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _from_choices(kind.__name__, [(str(member.value), member) for member in kind])
     if isinstance(kind, re.Pattern):
-        return _from_text("regex", kind.pattern)
-    if kind in (datetime.date, datetime.time, datetime.datetime):
-        return OutputType(kind.__name__, _outlines_spec(kind), kind.fromisoformat)
-    return _from_json_type(kind)
+        return _from_pattern(kind)
+    if kind in list(_DATES):  # compares: not all types have a hash
+        return OutputType(kind.__name__, ConstraintSpec("regex", _DATES[kind]), kind.fromisoformat)
+    return _from_json_type(_arguments(kind) if isfunction(kind) else kind)
+
+
+_DATES: dict[Any, str] = {
+    datetime.date: text_forms.DATE,
+    datetime.time: text_forms.SECOND,
+    datetime.datetime: f"{text_forms.DATE}[T ]{text_forms.SECOND}",
+}
+
+
+def _arguments(function: Any) -> Any:
+    """A TypedDict of a function's arguments. TypeError: a parameter cannot be given by name, or has no type hint."""
+    from typing_extensions import TypedDict  # pydantic does not take Python 3.11's own
+
+    hints, fields = get_type_hints(function, include_extras=True), dict[str, Any]()
+    for name, parameter in signature(function).parameters.items():
+        if parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY) or name not in hints:
+            raise TypeError(f"its parameter {name!r} cannot be given by name, or has no type hint")
+        fields[name] = hints[name] if parameter.default is Parameter.empty else NotRequired[hints[name]]
+    return TypedDict(function.__name__, fields)  # type: ignore[operator]
+
+
+def _from_pattern(pattern: re.Pattern[Any]) -> OutputType:
+    """TypeError: a pattern of bytes."""
+    if not isinstance(pattern.pattern, str):
+        raise TypeError("the text of a gen is str; write the pattern as str")
+
+    def parse(text: str) -> str:
+        if pattern.fullmatch(text) is None:  # Python's syntax differs from Rust's in some places
+            raise ValueError("the pattern does not match it")
+        return text
+
+    # MULTILINE changes nothing at the ends of the text, and the compiler takes ^ and $ nowhere else
+    flags = "".join(flag for flag in "isx" if pattern.flags & re.RegexFlag[flag.upper()])
+    text = f"(?{flags}){pattern.pattern}" if flags else pattern.pattern
+    return OutputType(f"match of {pattern.pattern!r:.80}", ConstraintSpec("regex", text), parse)
 
 
 def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
@@ -152,89 +197,8 @@ def _schema_text(schema: Any) -> str:
 
 def _from_json_type(kind: Any) -> OutputType:
     """The output type of a Python type whose values are written as JSON. TypeError: the type has no JSON schema."""
-    decode: Parse
-    try:
-        schema, decode = msgspec.json.schema(kind), msgspec.json.Decoder(kind).decode
-    except (TypeError, RuntimeError, NotImplementedError):  # not a type of msgspec's; pydantic knows more types
-        schema, decode = _from_pydantic(kind)
-    else:
-        for inner in _inner_types(msgspec.inspect.type_info(kind), set()):
-            _mend(schema, inner)
-    return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(_tightened(schema))), decode)
-
-
-def _inner_types(kind: Any, seen: set[int]) -> Iterator[Any]:
-    """A type and all types inside it, as `msgspec.inspect` describes them."""
-    if id(kind) in seen:
-        return
-    seen.add(id(kind))
-    yield kind
-    for value in msgspec.structs.astuple(kind) if isinstance(kind, msgspec.Struct) else ():
-        for one in value if isinstance(value, tuple) else (value,):
-            yield from _inner_types(one, seen)
-
-
-def _mend(schema: dict[str, Any], kind: Any) -> None:
-    """Put the keys of a TypedDict, which msgspec sorts by name, in the order of its definition.
-
-    TypeError: a dict has keys other than str, which msgspec's schemas do not constrain.
-    """
-    if isinstance(kind, msgspec.inspect.DictType):
-        if not isinstance(kind.key_type, msgspec.inspect.StrType | msgspec.inspect.AnyType):
-            raise TypeError("the keys of a dict are str; where they are known, write a TypedDict")
-    elif isinstance(kind, msgspec.inspect.TypedDictType):
-        cls = get_origin(kind.cls) or kind.cls
-        keys = list(get_type_hints(cls))
-        for part in schema.get("$defs", {}).values():
-            found = part.get("properties", {})
-            if part.get("title", "").partition("[")[0] == cls.__name__ and found.keys() == {*keys}:
-                part["properties"] = {key: found[key] for key in keys}
-
-
-def _from_pydantic(kind: Any) -> tuple[dict[str, Any], Parse]:
-    import pydantic  # lazily: it takes longer to import than the rest of the package
-
-    try:
-        adapter: Any = pydantic.TypeAdapter(kind)
-        return adapter.json_schema(), adapter.validate_json
-    except pydantic.errors.PydanticUserError as e:
-        raise TypeError(str(e).partition("\n")[0]) from e
-
-
-_PATTERNS = {
-    ("format", "decimal"): r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?$",
-    ("contentEncoding", "base64"): "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
-}
-"""(key, value) by which msgspec marks Decimal and bytes in a schema, without constraining them -> a pattern that
-does."""
-
-
-def _tightened(schema: Any) -> Any:
-    """The schema, with additional properties forbidden where it does not mention them, and without `uniqueItems`.
-
-    `uniqueItems` cannot be enforced while the text is generated. When the text is parsed, a set drops duplicates.
-    """
-    if isinstance(schema, list):
-        return [_tightened(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    tight = {
-        key: value if key in ("default", "examples", "enum", "const") else _tightened(value)
-        for key, value in schema.items()
-        if (key, value) != ("uniqueItems", True)
-    }
-    if isinstance(schema.get("properties"), dict) and schema.get("type") == "object":
-        tight.setdefault("additionalProperties", False)
-    for (key, value), pattern in _PATTERNS.items():
-        if schema.get("type") == "string" and schema.get(key) == value:
-            tight.setdefault("pattern", pattern)
-    return tight
-
-
-def _outlines_spec(kind: Any) -> ConstraintSpec:
-    from banyan.lang.outlines_terms import to_spec  # lazily: outlines takes seconds to import
-
-    return to_spec(kind)
+    schema, decode = json_type(kind)
+    return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(schema)), decode)
 
 
 def reason(error: Exception) -> str:

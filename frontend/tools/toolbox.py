@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints, overload
 
 import msgspec
 
+from banyan.lang.json_types import needs_pydantic
 from banyan.lang.output_types import reason
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
@@ -87,10 +87,11 @@ class Tool:
                 raise BadProgram(f"tool {self.name}: parameter {p.name!r} cannot be given by name; {why}")
             if p.name not in hints:
                 raise BadProgram(f"tool {self.name}: parameter {p.name!r} has no type hint; the model needs its type")
-        pydantic = sys.modules.get("pydantic")  # a hint with a pydantic model means that pydantic is imported already
-        if pydantic is not None and any(_has_model(hint, pydantic.BaseModel) for hint in hints.values()):
-            return _pydantic_arguments(pydantic, self.name, hints, self._parameters)
-        return _msgspec_arguments(self.name, hints, self._parameters)
+        try:
+            make = _pydantic_arguments if needs_pydantic(*hints.values()) else _msgspec_arguments
+        except TypeError as e:
+            raise BadProgram(f"tool {self.name}: {e}") from e
+        return make(self.name, hints, self._parameters)
 
 
 @overload
@@ -173,8 +174,8 @@ class _Arguments(NamedTuple):
 
 
 def _with_description(hint: Any, meta: Callable[..., Any]) -> Any:
-    """Replace the text in `Annotated[int, "text"]` by `meta(description="text")`. meta: msgspec.Meta or pydantic.Field.
-    Returns any other hint unchanged."""
+    """Replace the text in `Annotated[int, "text"]` by `meta(description="text")`. meta: msgspec.Meta, or pydantic's
+    like. Returns any other hint unchanged."""
     if get_origin(hint) is not Annotated:
         return hint
     kind, *notes = get_args(hint)
@@ -206,33 +207,25 @@ def _msgspec_arguments(name: str, hints: dict[str, Any], parameters: list[inspec
     return _Arguments(_simplified(msgspec.json.schema(kind), parameters), parse)
 
 
-def _pydantic_arguments(
-    pydantic: Any, name: str, hints: dict[str, Any], parameters: list[inspect.Parameter]
-) -> _Arguments:
-    fields: dict[str, Any] = {
-        p.name: (_with_description(hints[p.name], pydantic.Field), ... if p.default is p.empty else p.default)
+def _pydantic_arguments(name: str, hints: dict[str, Any], parameters: list[inspect.Parameter]) -> _Arguments:
+    from banyan.lang import pydantic_types  # lazily: pydantic takes longer to import than the rest of the package
+
+    fields = {
+        p.name: (_with_description(hints[p.name], pydantic_types.describe), ... if p.default is p.empty else p.default)
         for p in parameters
     }
     try:
-        model = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
-        schema = model.model_json_schema()
-    except Exception as e:  # pydantic's errors have no common base
+        schema, validate = pydantic_types.arguments(name, fields)
+    except TypeError as e:
         raise BadProgram(f"tool {name}: its parameters have no JSON form: {e}") from e
 
     def parse(text: str) -> dict[str, Any]:
         try:
-            values = model.model_validate_json(text)
-        except pydantic.ValidationError as e:
+            return validate(text)
+        except ValueError as e:
             raise ValueError(reason(e)) from e
-        return {key: getattr(values, key) for key in values.model_fields_set}
 
     return _Arguments(_simplified(schema, parameters), parse)
-
-
-def _has_model(hint: Any, base_model: type) -> bool:
-    if isinstance(hint, type) and issubclass(hint, base_model):
-        return True
-    return any(_has_model(part, base_model) for part in get_args(hint))
 
 
 def _simplified(schema: dict[str, Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from banyan.runtime.errors import ConstraintSyntax, ConstraintUnsupported
+from banyan.runtime.protocol.text_forms import DATE, SECOND, ZONE
 
 _ESCAPE = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|u(?:\{[^}]*\}|....)|c.|.)", re.DOTALL)
 _NUL = re.compile(r"\\(?:x(?:00|\{0+\})|u(?:0000|\{0+\})|0|c@)|\0")
@@ -74,11 +75,6 @@ def _atom(pattern: str, at: int) -> tuple[str, int]:
     return f"\\{pattern[at]}" if pattern[at] in _SPECIAL else pattern[at], at + 1
 
 
-_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
-_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
-_DAY = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
-_DATE = f"(?:{_YEAR}-(?:{_DAY})|{_LEAP}-02-29)"
-_TIME = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?"
-_ZONE = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-FORMATS = {"date": f"^{_DATE}$", "date-time": f"^{_DATE}[Tt]{_TIME}{_ZONE}$"}
+_TIME = f"{SECOND}(?:\\.[0-9]{{1,9}})?"
+FORMATS = {"date": f"^{DATE}$", "date-time": f"^{DATE}[Tt]{_TIME}{ZONE}$"}
 """Formats that the compiler implements too loosely: it allows 29 February in every year."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import enum
 import json
 import re
@@ -11,11 +12,14 @@ import sys
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 
+import annotated_types
+import jsonschema
 import msgspec
 import pydantic
 import pytest
+import typing_extensions
 
 import banyan as bn
 from banyan.lang import output_types
@@ -141,6 +145,244 @@ def test_string_encoded_types_have_a_pattern(kind: Any, valid: list[str], invali
     assert all(re.search(pattern, text) for text in valid)
     assert [kind(text) if kind is Decimal else None for text in valid]
     assert not any(re.search(pattern, text) for text in invalid)
+
+
+@dataclass
+class BoundedData:
+    n: Annotated[int, pydantic.Field(ge=0, le=5)]
+
+
+@dataclass
+class DefaultData:
+    n: int = pydantic.Field(ge=0, le=5)
+
+
+@pydantic.dataclasses.dataclass
+class PydanticData:
+    n: Annotated[int, pydantic.Field(ge=0, le=5)]
+
+
+@dataclass
+class ValidatedData:
+    n: int
+
+    @pydantic.field_validator("n")
+    @classmethod
+    def at_most_five(cls, n: int) -> int:
+        return min(n, 5)
+
+
+class BoundedRow(typing_extensions.TypedDict):
+    n: NotRequired[Annotated[int, annotated_types.Ge(0), annotated_types.Le(5)]]
+
+
+class BoundedTuple(NamedTuple):
+    n: Annotated[int, pydantic.Field(ge=0, le=5)]
+
+
+class Inherited(BoundedData):
+    pass
+
+
+Digit = NewType("Digit", Annotated[int, annotated_types.Interval(ge=0, le=5)])  # type: ignore[valid-newtype]
+
+
+@pytest.mark.parametrize(
+    ("kind", "valid", "invalid"),
+    [
+        (Annotated[int, pydantic.Field(ge=0, le=5)], "5", "99"),
+        (pydantic.PositiveInt, "1", "-44"),
+        (pydantic.conint(ge=0, le=3), "3", "-44"),
+        (pydantic.constr(max_length=2), '"ab"', '"abc"'),
+        (pydantic.conlist(int, min_length=1), "[1]", "[]"),
+        (Annotated[int, annotated_types.Ge(0)], "0", "-1"),
+        (Digit, "5", "6"),
+        (list[Digit], "[5]", "[6]"),
+        (list[Digit] | None, "[5]", "[6]"),
+        (dict[str, Digit], '{"a": 5}', '{"a": 6}'),
+        (dict[Annotated[str, pydantic.Field(pattern="^a$")], int], '{"a": 5}', '{"b": 5}'),
+        (dict[pydantic.PositiveInt, int], '{"1": 5}', '{"-1": 5}'),
+        (list[pydantic.PositiveInt], "[1]", "[0]"),
+        (Annotated[list[int], pydantic.Field(max_length=1)], "[1]", "[1, 2]"),
+        (Annotated[set[int], pydantic.Field(min_length=2)], "[1, 2]", "[1]"),
+        (Annotated[float, annotated_types.MultipleOf(0.5)], "1.5", "1.25"),
+        (BoundedData, '{"n": 5}', '{"n": 99}'),
+        (DefaultData, '{"n": 5}', '{"n": 99}'),
+        (PydanticData, '{"n": 5}', '{"n": 99}'),
+        (BoundedRow, '{"n": 5}', '{"n": 99}'),
+        (list[Inherited], '[{"n": 5}]', '[{"n": 99}]'),
+        (BoundedTuple, "[5]", "[99]"),
+    ],
+    ids=str,
+)
+def test_bounds_of_pydantic_are_enforced(kind: Any, valid: str, invalid: str) -> None:
+    schema = json.loads(spec(type=kind).text)
+    jsonschema.validate(json.loads(valid), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(invalid), schema)
+    run(valid, type=kind).value("x")
+    with pytest.raises(bn.BadOutput):
+        run(invalid, type=kind).value("x")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Annotated[int, pydantic.AfterValidator(even)],
+        Annotated[Literal[1, 2], pydantic.AfterValidator(even)],
+        Annotated[int, annotated_types.Predicate(lambda n: n % 2 == 0)],
+    ],
+    ids=["type", "literal", "predicate"],
+)
+def test_validators_are_called(kind: Any) -> None:
+    assert run("2", type=kind).value("x") == 2
+    with pytest.raises(bn.BadOutput, match=r"even|Predicate"):
+        run("1", type=kind).value("x")
+
+
+def test_pydantic_methods_of_a_dataclass_are_called() -> None:
+    assert run('{"n": 9}', type=ValidatedData).value("x") == ValidatedData(5)
+
+
+class BoundedStruct(msgspec.Struct):
+    n: Annotated[int, pydantic.Field(ge=0)]
+
+
+class DescribedStruct(msgspec.Struct):
+    n: Annotated[int, pydantic.Field(description="of apples")]
+
+
+class MetaModel(pydantic.BaseModel):
+    n: Annotated[int, msgspec.Meta(ge=0)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (BoundedStruct, r"Ge\(ge=0\) belongs to pydantic and BoundedStruct to msgspec"),
+        (list[BoundedStruct], "BoundedStruct"),
+        (MetaModel, r"MetaModel belongs to pydantic and msgspec.Meta\(ge=0\) to msgspec"),
+        (Annotated[int, msgspec.Meta(ge=0), pydantic.Field(le=5)], "neither library enforces the other's"),
+        (Annotated[Decimal, msgspec.Meta(ge=0)], "msgspec's, which says: Can only set `ge` on a numeric type"),
+        (Annotated[datetime.datetime, annotated_types.Timezone(None)], "pydantic ignores Timezone"),
+    ],
+    ids=str,
+)
+def test_bound_that_nothing_enforces_is_refused(kind: Any, match: str) -> None:
+    with pytest.raises(bn.BadProgram, match=match):
+        bn.gen("x", type=kind)
+
+
+def test_description_is_no_bound() -> None:
+    assert run('{"n": 3}', type=DescribedStruct).value("x") == DescribedStruct(3)
+
+
+def test_metadata_without_a_hash_is_accepted() -> None:
+    assert run("3", type=Annotated[int, {"unit": "m"}]).value("x") == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "valid", "invalid"),
+    [
+        (datetime.datetime, ["2024-02-29T23:59:59", "2024-01-01T00:00:00.5+01:00"], ["2023-02-29T00:00:00", "now"]),
+        (datetime.time, ["12:00:00", "00:00:00.25Z"], ["24:00:00", "noon"]),
+        (Annotated[datetime.time, msgspec.Meta(tz=True)], ["12:00:00Z"], ["12:00:00"]),
+        (Annotated[datetime.datetime, msgspec.Meta(tz=False)], ["2024-01-01T00:00:00"], ["2024-01-01T00:00:00Z"]),
+        (pydantic.AwareDatetime, ["2024-01-01T00:00:00Z"], ["2024-01-01T00:00:00"]),
+        (pydantic.NaiveDatetime, ["2024-01-01T00:00:00"], ["2024-01-01T00:00:00Z"]),
+        (datetime.timedelta, ["P1DT2H", "-PT0.5S"], ["P1Y", "PT", "P", "1 day"]),
+        (complex, ["1+2j", "-0.5", "3j"], ["one", "", "1+2"]),
+        (Decimal, ["0.10"], ["1e5", "x"]),
+        (Annotated[Decimal, pydantic.Field(max_digits=4, decimal_places=2)], ["99.99", "0"], ["100", "1.234"]),
+        (Annotated[Decimal, pydantic.Field(max_digits=2)], ["99", "9.9", "0.12"], ["100", "9.99"]),
+        (Annotated[Decimal, pydantic.Field(max_digits=2, decimal_places=2)], ["0.12"], ["0", "0.123"]),
+        (Annotated[bytes, msgspec.Meta(min_length=2, max_length=4)], ["AAA=", "AAAAAA=="], ["AA==", "AAAAAAA=", ""]),
+        (pydantic.HttpUrl, ["https://a-b.example.org:80/x?y#z", "http://127.0.0.1"], ["ftp://a", "http://", "a.b"]),
+        (pydantic.UUID4, ["12345678-1234-4234-8234-123456789abc"], ["12345678-1234-1234-8234-123456789abc"]),
+    ],
+    ids=str,
+)
+def test_values_inside_json_have_a_pattern(kind: Any, valid: list[str], invalid: list[str]) -> None:
+    schema = json.loads(spec(type=list[kind]).text)["items"]
+    assert schema["type"] == "string"
+    assert not [text for text in valid if not re.search(schema["pattern"], text)]
+    assert not [text for text in invalid if re.search(schema["pattern"], text)]
+    assert len(run(json.dumps(valid), type=list[kind]).value("x")) == len(valid)
+
+
+@dataclass
+class Nested:
+    when: list[datetime.time] | Point | None
+    default: Point
+
+
+class Leaf(msgspec.Struct, tag=True):
+    at: datetime.time
+
+
+class Branch(msgspec.Struct, tag=True):
+    below: Leaf | datetime.time | Branch | None
+    packed: Packed1 | None = None
+
+
+class Packed1(msgspec.Struct, tag=True, array_like=True):
+    at: datetime.time
+
+
+def test_patterns_reach_every_part_of_a_schema() -> None:
+    defs = json.loads(spec(type=tuple[Nested, Branch]).text)["$defs"]
+    assert "pattern" in defs["Nested"]["properties"]["when"]["anyOf"][0]["items"]
+    assert "pattern" in defs["Leaf"]["properties"]["at"]
+    assert "pattern" in defs["Branch"]["properties"]["below"]["anyOf"][0]
+    assert "pattern" in defs["Packed1"]["prefixItems"][1]
+
+
+class HasDefault(TypedDict):
+    default: tuple[Decimal, int]
+
+
+def test_property_named_like_a_keyword_is_constrained() -> None:
+    schema = json.loads(spec(type=HasDefault).text)
+    assert "pattern" in schema["$defs"]["HasDefault"]["properties"]["default"]["prefixItems"][0]
+
+
+class Files(pydantic.BaseModel):
+    path: Path
+    id: pydantic.UUID4
+
+
+def test_formats_of_pydantic_are_not_sent() -> None:
+    assert '"format"' not in spec(type=Files).text
+    text = '{"path": "a/b", "id": "12345678-1234-4234-8234-123456789abc"}'
+    assert run(text, type=Files).value("x").path == Path("a/b")
+
+
+@pytest.mark.parametrize("options", [{"type": dict[str, int]}, {"json_schema": {"type": "object"}}], ids=str)
+def test_repeated_key_is_invalid(options: dict[str, Any]) -> None:
+    assert run('{"a": 1, "b": {"a": 2}}' if "json_schema" in options else '{"a": 1}', **options).value("x")
+    with pytest.raises(bn.BadOutput, match="the key 'a' occurs twice"):
+        run('{"a": 1, "a": 2}', **options).value("x")
+
+
+def test_flags_of_a_pattern_are_kept() -> None:
+    assert spec(type=re.compile("a b", re.IGNORECASE | re.VERBOSE)).text == "(?ix)a b"
+    digits = re.compile(r"\d", re.ASCII)
+    assert run("7", type=digits).value("x") == "7"
+    with pytest.raises(bn.BadOutput, match="does not match"):
+        run("\u0667", type=digits).value("x")
+    with pytest.raises(bn.BadProgram, match="str"):
+        bn.gen("x", type=re.compile(b"a"))
+
+
+def test_bounds_of_a_functions_arguments_are_enforced() -> None:
+    def weather(city: str, days: Annotated[int, pydantic.Field(ge=1)], exact: bool = False) -> None:
+        pass
+
+    assert run('{"city": "Rome", "days": 2}', type=weather).value("x") == {"city": "Rome", "days": 2}
+    with pytest.raises(bn.BadOutput, match="days"):
+        run('{"city": "Rome", "days": 0}', type=weather).value("x")
+    with pytest.raises(bn.BadProgram, match="no type hint"):
+        bn.gen("x", type=lambda city: city)
 
 
 def test_user_schema_is_sent_unchanged() -> None:

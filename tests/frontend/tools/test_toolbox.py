@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import enum
 import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypedDict
 
+import annotated_types
 import msgspec
 import pydantic
 import pytest
@@ -151,6 +153,30 @@ def test_pydantic_arguments_are_validated() -> None:
         make.arguments('{"model": {}}')
     with pytest.raises(ValueError, match=r"^more: Extra"):
         make.arguments('{"model": {"size": 1}, "more": 2}')
+
+
+def test_bounds_of_pydantic_are_enforced() -> None:
+    @bn.tool
+    def wait(seconds: Annotated[int, pydantic.Field(le=60)]) -> None:
+        "Wait."
+
+    assert wait.schema["properties"]["seconds"] == {"type": "integer", "maximum": 60}
+    with pytest.raises(ValueError, match="less than or equal to 60"):
+        wait.arguments('{"seconds": 61}')
+
+
+def test_bounds_that_nothing_enforces_are_refused() -> None:
+    def at(when: Annotated[datetime.datetime, annotated_types.Timezone(None)]) -> None:
+        "Wait until then."
+
+    with pytest.raises(bn.BadProgram, match="tool at: pydantic ignores Timezone"):
+        bn.tool(at)
+
+    def wait(seconds: Annotated[int, pydantic.Field(le=60)], n: Annotated[int, msgspec.Meta(ge=1)]) -> None:
+        "Wait."
+
+    with pytest.raises(bn.BadProgram, match=r"tool wait: .*neither library enforces the other's"):
+        bn.tool(wait)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,288 @@
+"""Python types whose values are written as JSON: their JSON schema, and the function that reads the text.
+
+msgspec describes a type, or pydantic where a type contains something of pydantic's or annotated_types'. Each library
+ignores the bounds that the other one knows. So a type that needs both is refused: no bound of a type is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import msgspec
+from msgspec import inspect
+
+from banyan.runtime.protocol import text_forms
+
+Parse: TypeAlias = Callable[[str], Any]
+
+
+class JsonType(NamedTuple):
+    """schema: the JSON schema. decode: makes the object of a JSON text, and raises if the text is invalid."""
+
+    schema: dict[str, Any]
+    decode: Parse
+
+
+def json_type(kind: Any) -> JsonType:
+    """TypeError: the type has no JSON schema, or a bound in it would not be enforced."""
+    parts = _parts(kind)
+    if not _asks_pydantic(parts):
+        try:
+            schema, decoder = msgspec.json.schema(kind), msgspec.json.Decoder(kind)
+        except KeyError as e:
+            raise TypeError(f"two classes in it have the name of {_shown(e.args[0])}") from e
+        except (TypeError, RuntimeError, NotImplementedError) as e:  # pydantic knows more types
+            if ours := _msgspec_parts(parts):
+                raise TypeError(f"{_shown(ours[0])} is msgspec's, which says: {str(e).splitlines()[-1]}") from e
+        else:
+            _mend(schema, inspect.type_info(kind), schema.get("$defs", {}), set())
+            return JsonType(tightened(schema), decoder.decode)
+    from banyan.lang.pydantic_types import schema_and_decoder  # lazily: pydantic is slow to import
+
+    schema, decode = schema_and_decoder(kind)
+    return JsonType(tightened(schema), decode)
+
+
+# ---- what a type contains --------------------------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    """All classes inside a type, and all metadata of `Annotated`."""
+
+    classes: list[type]
+    metadata: list[Any]
+
+
+def _parts(*kinds: Any) -> _Parts:
+    """TypeError: the type hints of a class cannot be read."""
+    parts, todo, seen = _Parts([], []), list(kinds), dict[int, Any]()
+    while todo:
+        kind = todo.pop()
+        if id(kind) in seen:
+            continue
+        seen[id(kind)] = kind  # kept, so that no other object gets its id
+        origin = get_origin(kind)
+        if origin is Annotated:
+            parts.metadata.extend(kind.__metadata__)
+            todo.append(kind.__origin__)
+        elif origin is not None and origin is not Literal:
+            todo += [origin, *get_args(kind)]
+        elif isinstance(kind, type):
+            parts.classes.append(kind)
+            todo += _fields(kind, parts.metadata)
+        elif isinstance(kind, TypeVar):
+            todo += [kind.__bound__, *kind.__constraints__]
+        else:  # NewType, and an alias made by `type X = ...`
+            todo += [getattr(kind, "__supertype__", None), getattr(kind, "__value__", None)]
+    return parts
+
+
+def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
+    """The types of a class's fields. Adds the metadata that pydantic has taken off them."""
+    if isinstance(fields := getattr(cls, "__pydantic_fields__", None), dict):
+        for field in fields.values():
+            metadata.extend(field.metadata)
+        return [field.annotation for field in fields.values()]
+    marks = ("__dataclass_fields__", "__required_keys__", "_fields", "__struct_fields__", "__attrs_attrs__")
+    if not any(hasattr(cls, mark) for mark in marks):
+        return ()
+    try:
+        return get_type_hints(cls, include_extras=True).values()
+    except Exception as e:  # evaluating a hint can raise anything
+        raise TypeError(f"the type hints of {cls.__name__} cannot be read: {e}") from e
+
+
+def needs_pydantic(*kinds: Any) -> bool:
+    """Whether pydantic must describe these types; else msgspec enforces all that they state.
+
+    TypeError: neither library enforces all, or type hints cannot be read.
+    """
+    return _asks_pydantic(_parts(*kinds))
+
+
+def _asks_pydantic(parts: _Parts) -> bool:
+    theirs, ours = _pydantic_parts(parts), _msgspec_parts(parts)
+    if theirs and ours:
+        theirs = [one for one in theirs if getattr(one, "metadata", True)]  # without a Field() that only describes
+        if theirs:
+            raise TypeError(
+                f"{_shown(theirs[0])} belongs to pydantic and {_shown(ours[0])} to msgspec, and neither library "
+                "enforces the other's; write msgspec.Meta(ge=0) in a Struct, pydantic.Field(ge=0) elsewhere"
+            )
+    if theirs:
+        from banyan.lang.pydantic_types import check_metadata  # lazily: pydantic is slow to import
+
+        check_metadata(parts.metadata)
+    return bool(theirs)
+
+
+_BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz")
+
+
+def _msgspec_parts(parts: _Parts) -> list[Any]:
+    """What pydantic ignores or does not know: bounds of msgspec.Meta, and Structs."""
+    return [one for one in parts.classes if hasattr(one, "__struct_fields__")] + [
+        one
+        for one in parts.metadata
+        if isinstance(one, msgspec.Meta) and any(getattr(one, name) is not None for name in _BOUNDS)
+    ]
+
+
+def _pydantic_parts(parts: _Parts) -> list[Any]:
+    """What msgspec ignores: metadata that pydantic enforces, and classes that tell pydantic how to read them."""
+    return [one for one in parts.metadata if _is_pydantic(one)] + [
+        one for one in parts.classes if not hasattr(one, "__struct_fields__") and _has_hooks(one)
+    ]
+
+
+def _is_pydantic(one: Any) -> bool:
+    cls = one if isinstance(one, type) else type(one)
+    if cls.__name__ == "DocInfo":  # annotated_types' description
+        return False
+    modules = {base.__module__.partition(".")[0] for base in cls.__mro__}
+    return not modules.isdisjoint(("annotated_types", "pydantic")) or hasattr(one, "__get_pydantic_core_schema__")
+
+
+def _has_hooks(cls: type) -> bool:
+    """Whether a class has methods or attributes that pydantic reads, such as a `field_validator` or a `Field()`."""
+    return any(
+        name.startswith(("__pydantic_", "__get_pydantic_")) or type(value).__module__.partition(".")[0] == "pydantic"
+        for base in cls.__mro__
+        for name, value in vars(base).items()
+    )
+
+
+def _shown(one: Any) -> str:
+    if isinstance(one, type):
+        return one.__name__
+    return f"{next(iter(getattr(one, 'metadata', ())), one)!r:.80}"  # of a Field(), its first bound
+
+
+# ---- schemas ---------------------------------------------------------------------------------------------------------
+
+
+def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str]) -> None:
+    """Add to msgspec's schema what it leaves out, in place: patterns of dates, times and bytes, and the order of a
+    TypedDict's keys, which msgspec sorts by name. info: what msgspec.inspect says of the type.
+
+    TypeError: a dict has keys other than str, which msgspec's schemas do not constrain.
+    """
+    while isinstance(info, inspect.Metadata):
+        info = info.type
+    if "$ref" in part:
+        name = part["$ref"].rpartition("/")[2]
+        if name in seen:
+            return
+        seen.add(name)
+        part = defs[name]
+    below: Iterable[tuple[Any, Any]] = ()
+    match info:
+        case inspect.DateTimeType(tz=has_zone) | inspect.TimeType(tz=has_zone):
+            write = text_forms.date_time if isinstance(info, inspect.DateTimeType) else text_forms.time
+            part["pattern"] = f"^{write(has_zone)}$"
+            part.pop("format", None)
+        case inspect.BytesType() | inspect.ByteArrayType() | inspect.MemoryViewType():
+            part["pattern"] = f"^{text_forms.base64(info.min_length or 0, info.max_length)}$"
+            for bound in ("minLength", "maxLength"):
+                part.pop(bound, None)
+        case inspect.CollectionType():
+            below = [(part.get("items"), info.item_type)]
+        case inspect.TupleType():
+            below = zip(part.get("prefixItems", ()), info.item_types, strict=True)
+        case inspect.DictType() | inspect.FrozenDictType():
+            key = info.key_type
+            while isinstance(key, inspect.Metadata):
+                key = key.type
+            if not isinstance(key, inspect.StrType | inspect.AnyType):
+                raise TypeError("the keys of a dict are str; where they are known, write a TypedDict")
+            below = [(part.get("additionalProperties"), info.value_type)]
+        case inspect.UnionType():
+            below = zip(_options(part), sorted(info.types, key=_place_in_union), strict=True)
+        case inspect.TypedDictType():
+            keys = get_type_hints(get_origin(info.cls) or info.cls)
+            part["properties"] = {key: part["properties"][key] for key in keys}
+            below = [(part["properties"][field.encode_name], field.type) for field in info.fields]
+        case inspect.StructType() | inspect.DataclassType() | inspect.NamedTupleType():
+            found = [*part.get("properties", {}).values(), *part.get("prefixItems", ())]
+            # a tagged Struct begins with its tag
+            below = zip(found[len(found) - len(info.fields) :], (one.type for one in info.fields), strict=True)
+    for one, inner in below:
+        if isinstance(one, dict):
+            _mend(one, inner, defs, seen)
+
+
+def _place_in_union(info: Any) -> int:
+    """msgspec writes the types of a union in their order, but Structs behind the others, and None last."""
+    while isinstance(info, inspect.Metadata):
+        info = info.type
+    is_struct = isinstance(info, inspect.StructType) and not info.array_like
+    return 2 if isinstance(info, inspect.NoneType) else int(is_struct)
+
+
+def _options(part: dict[str, Any]) -> list[Any]:
+    """The options of a union. msgspec puts several Structs into a union of their own."""
+    return [
+        one
+        for option in part["anyOf"]
+        for one in (option["anyOf"] if isinstance(option, dict) and "discriminator" in option else [option])
+    ]
+
+
+_STANDARD = ("date", "date-time", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+"""Formats that the server enforces as the libraries do."""
+_NAMED = ("$defs", "patternProperties", "properties")
+_VALUES = ("const", "default", "enum", "examples")
+
+
+def tightened(schema: Any) -> Any:
+    """The schema, with additional properties forbidden where it does not mention them, with a pattern where the library
+    marks a string by a format, and without what only annotates.
+
+    `uniqueItems` is dropped: it cannot be enforced while the text is generated. When the text is parsed, a set drops
+    duplicates. Other formats than those of JSON Schema are dropped too: they are checked when the text is parsed.
+    """
+    if isinstance(schema, list):
+        return [tightened(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    tight = dict[str, Any]()
+    for key, value in schema.items():
+        if key in _NAMED:
+            tight[key] = {name: tightened(one) for name, one in value.items()}
+        elif (key == "format" and value not in _STANDARD) or (key, value) == ("uniqueItems", True):
+            continue
+        else:
+            tight[key] = value if key in _VALUES else tightened(value)
+    if schema.get("type") == "object" and not schema.keys().isdisjoint(("patternProperties", "properties")):
+        tight.setdefault("additionalProperties", False)
+    if schema.get("type") == "string" and schema.get("format") in text_forms.FORMATS:
+        tight.setdefault("pattern", f"^(?:{text_forms.FORMATS[schema['format']]})$")
+    return tight
+
+
+# ---- JSON text -------------------------------------------------------------------------------------------------------
+
+
+def check_keys(text: str) -> None:
+    """ValueError: an object in the JSON text has a key twice. Decoders would keep the last value only."""
+    json.loads(text, object_pairs_hook=_check_pairs, parse_int=str, parse_float=str)
+
+
+def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
+    seen = set[str]()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"the key {key!r} occurs twice in one object")
+        seen.add(key)

@@ -1,0 +1,126 @@
+"""JSON schemas and decoders of types that pydantic describes. Only this file imports pydantic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import annotated_types
+import pydantic
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
+
+from banyan.runtime.protocol import text_forms
+
+_ENFORCED = (
+    *(annotated_types.Gt, annotated_types.Ge, annotated_types.Lt, annotated_types.Le, annotated_types.MultipleOf),
+    *(annotated_types.MinLen, annotated_types.MaxLen, annotated_types.Predicate),
+)
+
+
+def check_metadata(metadata: Iterable[Any]) -> None:
+    """TypeError: metadata of annotated_types that pydantic ignores, such as a Timezone."""
+    for one in _expanded(metadata):
+        if isinstance(one, annotated_types.BaseMetadata) and type(one) not in _ENFORCED:
+            is_pydantics = type(one).__module__.startswith("pydantic")
+            if not is_pydantics and not hasattr(one, "__get_pydantic_core_schema__"):
+                raise TypeError(f"pydantic ignores {one!r}; write a validator for it (pydantic.AfterValidator)")
+
+
+def _expanded(metadata: Iterable[Any]) -> Iterator[Any]:
+    for one in metadata:
+        if isinstance(one, FieldInfo):
+            yield from _expanded(one.metadata)
+        elif isinstance(one, annotated_types.GroupedMetadata):
+            yield from _expanded(one)
+        else:
+            yield one
+
+
+def schema_and_decoder(kind: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
+    """TypeError: pydantic cannot describe the type."""
+    try:
+        adapter: Any = pydantic.TypeAdapter(kind)
+        return adapter.json_schema(schema_generator=PatternSchema), adapter.validate_json
+    except Exception as e:  # pydantic's errors have no common base
+        raise TypeError(str(e).partition("\n")[0]) from e
+
+
+def arguments(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any], Callable[[str], dict[str, Any]]]:
+    """The schema of keyword arguments, and the function that reads their text. It returns the arguments that the text
+    gives, and raises pydantic's ValidationError if they are invalid. fields: name -> (type, default), or (type, ...).
+
+    TypeError: pydantic cannot describe a type.
+    """
+    try:
+        model: Any = pydantic.create_model(name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+        schema = model.model_json_schema(schema_generator=PatternSchema)
+    except Exception as e:  # pydantic's errors have no common base
+        raise TypeError(str(e)) from e
+
+    def parse(text: str) -> dict[str, Any]:
+        values: pydantic.BaseModel = model.model_validate_json(text)
+        return {key: getattr(values, key) for key in values.model_fields_set}
+
+    return schema, parse
+
+
+def describe(description: str) -> Any:
+    """Metadata that only describes."""
+    return pydantic.Field(description=description)
+
+
+class PatternSchema(GenerateJsonSchema):
+    """Writes types whose values are strings with their pattern, not with a format or as a string of any kind."""
+
+    def complex_schema(self, schema: Any) -> dict[str, Any]:
+        return _string(text_forms.COMPLEX)
+
+    def datetime_schema(self, schema: Any) -> dict[str, Any]:
+        return _string(text_forms.date_time(_has_zone(schema)))
+
+    def time_schema(self, schema: Any) -> dict[str, Any]:
+        return _string(text_forms.time(_has_zone(schema)))
+
+    def decimal_schema(self, schema: Any) -> dict[str, Any]:
+        """A number if it has bounds, which a pattern cannot express, else a string, which keeps all digits."""
+        digits, places = schema.get("max_digits"), schema.get("decimal_places")
+        bounds: dict[str, Any] = super().decimal_schema(schema)["anyOf"][0]
+        if bounds == {"type": "number"}:
+            return _string(text_forms.decimal(digits, places))
+        if places is not None:
+            unit: dict[str, Any] = {"multipleOf": float(f"1e-{places}")}
+            if digits is not None:
+                end = 10 ** (digits - places)
+                unit |= {"exclusiveMinimum": -end, "exclusiveMaximum": end}
+            bounds = {"type": "number", "allOf": [bounds, unit]}
+        return bounds
+
+    def dict_schema(self, schema: Any) -> dict[str, Any]:
+        written: dict[str, Any] = super().dict_schema(schema)
+        keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
+        if keys.get("type") == "integer":
+            is_signed = max(keys.get("minimum", -1), keys.get("exclusiveMinimum", -1)) < 0
+            written["propertyNames"] = {"pattern": f"^{'-?' if is_signed else ''}(?:0|[1-9][0-9]*)$"}
+        return written
+
+    def url_schema(self, schema: Any) -> dict[str, Any]:
+        written: dict[str, Any] = super().url_schema(schema)
+        if schemes := _WEB.intersection(schema.get("allowed_schemes") or ()):
+            del written["format"]
+            host = f"(?:{'|'.join(sorted(schemes))})://{text_forms.WEB_HOST}{text_forms.URL_TAIL}"
+            written |= _string(host)
+        return written
+
+
+_WEB = frozenset(("http", "https", "ws", "wss"))
+"""Schemes whose URLs name a host."""
+
+
+def _has_zone(schema: Any) -> bool | None:
+    constraint = schema.get("tz_constraint")
+    return None if constraint is None else constraint != "naive"
+
+
+def _string(pattern: str) -> dict[str, Any]:
+    return {"type": "string", "pattern": f"^(?:{pattern})$"}

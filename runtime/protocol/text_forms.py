@@ -1,0 +1,87 @@
+"""Regexes of values written as text, for both ends of a socket: JSON Schema's formats and the types of gens.
+
+They match whole texts, and contain no anchors.
+"""
+
+from __future__ import annotations
+
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
+DATE = f"(?:{_YEAR}-(?:{_DAY})|{_LEAP}-02-29)"
+"""A day that exists, from year 1 to 9999."""
+SECOND = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+"""Hours, minutes and whole seconds."""
+ZONE = "(?:[Zz]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+"""The offset from UTC."""
+
+
+def time(has_zone: bool | None) -> str:
+    """A time of day, to microseconds. has_zone: whether an offset follows; None: it may."""
+    return f"{SECOND}(?:\\.[0-9]{{1,6}})?{'' if has_zone is False else ZONE if has_zone else f'(?:{ZONE})?'}"
+
+
+def date_time(has_zone: bool | None) -> str:
+    """A date, the letter T and a time."""
+    return f"{DATE}T{time(has_zone)}"
+
+
+_HOURS, _MINUTES, _SECONDS = "[0-9]{1,6}H", "[0-9]{1,6}M", "[0-9]{1,6}(?:\\.[0-9]{1,6})?S"
+_CLOCK = f"T(?:{_HOURS}(?:{_MINUTES})?(?:{_SECONDS})?|{_MINUTES}(?:{_SECONDS})?|{_SECONDS})"
+DURATION = f"-?P(?:[0-9]{{1,6}}D(?:{_CLOCK})?|{_CLOCK})"
+"""Days, hours, minutes and seconds. Years, months and weeks, which ISO 8601 has too, have no fixed length or are not
+read by all libraries."""
+
+_NUMBER = "(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?"
+COMPLEX = f"-?{_NUMBER}(?:[+-]{_NUMBER}j|j)?"
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = f"{_BYTE}(?:\\.{_BYTE}){{3}}"
+_HEX = "[0-9a-f]"
+_LABEL = "[A-Za-z0-9]+(?:-[A-Za-z0-9]+)*"
+WEB_HOST = f"(?:(?:{_LABEL}\\.)*[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*|{_IPV4})(?::[0-9]{{1,4}})?"
+"""A host, and perhaps a port."""
+URL_TAIL = r"(?:[/?#][!#-\[\]-~]*)?"
+"""A path, a query and a fragment, of visible ASCII characters that need no escape in JSON."""
+
+
+def base64(shortest: int = 0, longest: int | None = None) -> str:
+    """The base64 of `shortest` to `longest` bytes."""
+    forms = []
+    for n, rest in enumerate(("", "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}=")):
+        low = max(0, -((n - shortest) // 3))
+        if longest is None or longest - n >= 3 * low:
+            forms.append(f"(?:[A-Za-z0-9+/]{{4}}){{{low},{'' if longest is None else (longest - n) // 3}}}{rest}")
+    return f"(?:{'|'.join(forms)})"
+
+
+def decimal(max_digits: int | None = None, decimal_places: int | None = None) -> str:
+    """A decimal number without exponent. max_digits: of both sides of the point. decimal_places: after the point."""
+    if max_digits is None:
+        return f"-?(?:0|[1-9][0-9]*){_fraction(decimal_places)}"
+    whole = max_digits if decimal_places is None else max_digits - decimal_places
+    fraction = _fraction(max_digits if decimal_places is None else decimal_places)
+    forms = [f"0{fraction if whole else fraction.removesuffix('?')}"]  # pydantic counts the 0 of "0", and not of "0.5"
+    for n in range(1, whole + 1):
+        left = max_digits - n
+        forms.append(f"[1-9][0-9]{{{n - 1}}}{_fraction(left if decimal_places is None else min(left, decimal_places))}")
+    return f"-?(?:{'|'.join(forms)})"
+
+
+def _fraction(longest: int | None) -> str:
+    return "" if longest == 0 else f"(?:\\.[0-9]{{1,{'' if longest is None else longest}}})?"
+
+
+def _uuid(version: str) -> str:
+    return f"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89ab]{_HEX}{{3}}-{_HEX}{{12}}"
+
+
+FORMATS = {
+    "base64": base64(),
+    "base64url": base64().replace("+/", "_-"),
+    "decimal": decimal(),
+    "duration": DURATION,
+    "fraction": "-?[0-9]+/[1-9][0-9]*",
+    **dict.fromkeys(("ipv4interface", "ipv4network"), f"{_IPV4}(?:/(?:[12]?[0-9]|3[0-2]))?"),
+    **{f"uuid{n}": _uuid(str(n)) for n in range(1, 9)},
+}
+"""Formats by which pydantic and msgspec mark strings, where they differ from JSON Schema's or are unknown to it."""
