@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from banyan.execution.source_line import warn
 from banyan.lang import fstring, images, output_types
 from banyan.lang.choices import Method, checked_choices, checked_method, token_length_normalized
 from banyan.lang.sampling import MAX_RETRIES, GenOptions, make
@@ -167,6 +168,8 @@ def gen(
     regex: str | None = None,
     json_schema: str | dict[str, Any] | None = None,
     *,
+    max_new_tokens: int | None = None,
+    schema: str | dict[str, Any] | None = None,
     repetition_penalty: float | None = None,
     logit_bias: dict[int, float] | None = None,
     seed: int | None = None,
@@ -185,13 +188,14 @@ def gen(
     """Generate text and store it in the variable `name`.
 
     `Options` describes the options; one that is left out has the value of the run. With `choices`, `gen` is `select`,
-    and its temperature is 0 unless one is given.
+    its temperature is 0 unless one is given, and options of SGLang that do not apply to a select are ignored, with a
+    warning.
 
     Each of the following constrains the text while it is generated. `s[name]` is the text, `s.value(name)` the object:
 
     type         int, float, bool, str, date, Literal, Enum: written as plain text. list, dict, TypedDict, dataclass,
                  msgspec.Struct, pydantic models and what they contain: written as JSON and validated. outlines' types
-    json_schema  the object is what json.loads returns
+    json_schema  the object is what json.loads returns; also called schema
     regex        in Rust's syntax, without look-around; the object is the text
     grammar      context-free, in Lark's notation; the object is the text
     dtype        SGLang's int, float, bool and str (in quotes: letters and spaces)
@@ -220,6 +224,9 @@ if not TYPE_CHECKING:  # type checkers should see the signature of `gen`
 def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
     if (choices := asked.pop("choices", None)) is not None:
         asked.pop("return_logprob", None)  # the meta info of a select always has them
+        if spare := [key for key in asked if key in _SPARE]:
+            warn(f"gen with choices ignores {', '.join(spare)}: a choice is scored, not generated")
+            asked = {key: value for key, value in asked.items() if key not in _SPARE}
         options = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed", "timeout") if key in asked}
         if asked:
             raise BadProgram(f"gen with choices takes no {', '.join(asked)}: a choice is scored, not generated")
@@ -236,6 +243,16 @@ def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
     return GenExpr(name, gen_options, output_type, retries, tools)
 
 
+_SPARE = frozenset(
+    (
+        *("max_tokens", "max_new_tokens", "min_tokens", "n", "stop", "stop_token_ids", "stop_regex", "top_p", "top_k"),
+        *("min_p", "frequency_penalty", "presence_penalty", "ignore_eos", "logprob_start_len", "top_logprobs_num"),
+        *("return_text_in_logprobs", "dtype", "regex", "json_schema", "schema"),
+    )
+)
+"""Options of SGLang's `gen` that have no effect beside `choices`. Programs written for SGLang may give them."""
+
+
 def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
     """Remove the tools and their limits from `asked`; returns them as a Toolbox."""
     limits = {key: asked.pop(key) for key in ("max_rounds", "tool_timeout", "max_tool_output") if key in asked}
@@ -243,7 +260,7 @@ def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
         if limits:
             raise BadProgram(f"{', '.join(limits)} applies to gens with tools, but this gen has none")
         return None
-    if others := sorted({"type", "dtype", "regex", "json_schema", "grammar"} & asked.keys()):
+    if others := sorted({"type", "dtype", "regex", "json_schema", "schema", "grammar"} & asked.keys()):
         raise Unsupported(
             f"{', '.join(others)} with tools: a constrained gen cannot call tools; let this gen answer in text, and "
             "ask for the object in a second gen"
