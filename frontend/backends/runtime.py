@@ -16,7 +16,7 @@ from banyan.runtime import config as configs
 from banyan.runtime.errors import ConfigError, RuntimeLost, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
-from banyan.sglang.unsupported import refuse_options
+from banyan.sglang.server_options import translate
 
 if TYPE_CHECKING:
     from banyan.runtime.client.client import Client
@@ -171,8 +171,9 @@ class Runtime(ServerBackend):
     """A server that this process starts. It ends with `close`, with a `with` block, or with this process.
 
     model: a directory or hub id in Hugging Face format; None: the pocket model that comes with Banyan. The other
-    options are those of `banyan serve` (runtime/config.py); SGLang's `model_path` and `log_level` work too. Raises the
-    error that kept the server from starting: ConfigError, ModelNotFound, OutOfMemory and so on.
+    options are those of `banyan serve` (runtime/config.py). SGLang's `model_path` and `log_level` work too, and options
+    of its server that have the same meaning or no effect here (sglang/server_options.py). Raises the error that kept
+    the server from starting: ConfigError, ModelNotFound, OutOfMemory and so on.
     """
 
     def __init__(
@@ -194,8 +195,7 @@ class Runtime(ServerBackend):
             if log_level not in _LOG_LEVELS:
                 raise ConfigError(f"log_level is {log_level!r}; it is one of {', '.join(_LOG_LEVELS)}")
             options.setdefault("log", _LOG_LEVELS[log_level])
-        refuse_options(options)
-        self._server = launch.start(configs.make(**options), launch_timeout)
+        self._server = launch.start(configs.make(**translate(options)), launch_timeout)
         try:
             self._join(self._server.socket, 10.0)
         except BaseException:
