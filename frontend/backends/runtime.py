@@ -20,6 +20,8 @@ from banyan.sglang.server_options import translate
 
 if TYPE_CHECKING:
     from banyan.runtime.client.client import Client
+    from banyan.sglang.completions import ScoreResult
+    from banyan.sglang.turn_format import TurnFormat
 
 
 _holding = threading.Lock()
@@ -112,6 +114,12 @@ class ServerBackend:
     def flush_cache(self) -> None:
         """Evict all KV that no program uses."""
         self.ask("flush")
+
+    def get_chat_template(self) -> TurnFormat:
+        """What the model's chat template writes around turns."""
+        from banyan.sglang.turn_format import TurnFormat  # here: programs do not need it
+
+        return TurnFormat(self.welcome.model, self.welcome.chat)
 
     def get_server_info(self) -> dict[str, Any]:
         """The model and the limits of the server; for an operator its options too."""
@@ -226,6 +234,11 @@ class Runtime(ServerBackend):
         """Itself: a Runtime is a backend."""
         return self
 
+    @property
+    def url(self) -> str:
+        """The address for `RuntimeEndpoint`: ipc:// and the path of the socket. There is no HTTP."""
+        return f"ipc://{self.socket}"
+
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, from transformers."""
         from transformers import AutoTokenizer  # here: it is heavy
@@ -310,6 +323,23 @@ class Engine(Runtime):
         import asyncio  # here: `import banyan` is light
 
         return await asyncio.to_thread(self._complete, prompt, sampling_params)
+
+    def score(
+        self,
+        query: str,
+        items: str | Sequence[str],
+        label_token_ids: Sequence[int] | Sequence[Sequence[int]],
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> ScoreResult:
+        """For each item, the probability that each label, a token id, is the next token after query + item.
+
+        apply_softmax: an item's probabilities are scaled to add up to 1. item_first: the prompt is item + query. In a
+        program, `select` and `dist` compare texts.
+        """
+        from banyan.sglang.completions import score
+
+        return score(self, query, items, label_token_ids, apply_softmax, item_first)
 
 
 _LOG_LEVELS = {"critical": "quiet", "error": "quiet", "warning": "quiet", "info": "info", "debug": "debug"}
