@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from banyan.execution.source_line import warn
 from banyan.lang import fstring, images, output_types
 from banyan.lang.choices import Method, checked_choices, checked_method, token_length_normalized
+from banyan.lang.reasoning_formats import REASONING_FORMATS, THINK_TAGS
 from banyan.lang.sampling import MAX_RETRIES, GenOptions, make
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol.roles import check_role
@@ -98,7 +99,7 @@ class GenExpr(_Node, frozen=True):
         stop = tuple(dict.fromkeys((*merged.stop, *self.output_type.stop)))
         spec: ConstraintSpec | None = self.output_type.spec
         if spec is not None and self.reasoning is not None:  # only the text after the reasoning is constrained
-            spec = replace(spec, after=(self.reasoning.end,))
+            spec = replace(spec, after=(self.reasoning.end + self.reasoning.answer,))
         return replace(merged, constraint=spec, stop=stop)
 
 
@@ -385,9 +386,9 @@ def separate_reasoning(expr: Expression | None = None, model_type: str | None = 
 
     model_type: whose marks around the reasoning to use: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
     """
-    if model_type is not None and model_type not in _REASONING_MODELS:
-        raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(_REASONING_MODELS))}")
-    marks = _THINK_TAGS if model_type is None else _REASONING_MODELS[model_type]
+    marks = THINK_TAGS if model_type is None else REASONING_FORMATS.get(model_type.lower())
+    if marks is None:
+        raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(REASONING_FORMATS))}")
     if expr is None:
         return Seq(())
     flat = leaves(expr)
@@ -398,14 +399,6 @@ def separate_reasoning(expr: Expression | None = None, model_type: str | None = 
 
 REASONING_SUFFIX = "_reasoning_content"
 """The name of a gen with this suffix is the variable that holds the reasoning of the gen."""
-
-_THINK_TAGS, _FORCED_TAGS = Reasoning(), Reasoning(is_forced=True)
-_REASONING_MODELS = {
-    **dict.fromkeys(("deepseek-v3", "glm45", "interns1", "kimi_k2", "mimo", "nano_v3", "qwen3"), _THINK_TAGS),
-    **dict.fromkeys(("deepseek-r1", "minimax", "qwen3-thinking", "step3"), _FORCED_TAGS),
-    "kimi": Reasoning("◁think▷", "◁/think▷"),
-}
-"""SGLang's model type -> how that model marks its reasoning."""
 
 _NO_OPTIONS = GenOptions()
 NOTHING = Seq(())
