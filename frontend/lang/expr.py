@@ -386,7 +386,7 @@ def separate_reasoning(expr: Expression | None = None, model_type: str | None = 
 
     model_type: whose marks around the reasoning to use: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
     """
-    marks = THINK_TAGS if model_type is None else REASONING_FORMATS.get(model_type.lower())
+    marks = THINK_TAGS if model_type is None else REASONING_FORMATS.get(str(model_type).lower())
     if marks is None:
         raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(REASONING_FORMATS))}")
     if expr is None:

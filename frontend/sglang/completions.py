@@ -16,7 +16,7 @@ from banyan.lang.state import State
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.views.transcript import Transcript
 
-_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+_RENAMED = {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 """SGLang's sampling parameter -> the parameter of `gen`."""
 _FIXED = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "no_stop_trim": False}
 
