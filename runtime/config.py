@@ -40,7 +40,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kv_dtype: Annotated[
         KVDtype, "dtype of keys and values; int8 or fp8 (e4m3): with a scale per token and head; auto: dtype"
     ] = "auto"
-    kv_memory: Annotated[str, "memory for KV pages: '2GiB', '500MB'; auto: a share of the free memory"] = "auto"
+    kv_memory: Annotated[
+        str, "memory for KV pages: '2GiB', '500MB', '20000 tokens'; auto: a share of the free memory"
+    ] = "auto"
     page: Annotated[int, "KV slots in a page, a power of two"] = 16
     cache: Annotated[bool, "keep KV in the radix tree and share it between requests"] = True
     eviction: Annotated[Eviction, "eviction order of pages that no running program waits for"] = "lru"
@@ -157,19 +159,24 @@ _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def make(**options: Any) -> Config:
-    """Create a Config and check it. ConfigError: an unknown option, with the most similar one named, or a bad value."""
+    """Create a Config and check it. ConfigError: unknown options, each with the most similar one, or a bad value."""
     fields = Config.__struct_fields__
-    for name in options:
-        if name not in fields:
-            near = difflib.get_close_matches(name, fields, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(fields)}"
-            raise ConfigError(f"there is no option {name!r}{hint}")
+    if unknown := [name for name in options if name not in fields]:
+        raise ConfigError("\n".join(map(unknown_option, unknown)))
     try:
         config = msgspec.convert(options, Config)
     except msgspec.ValidationError as e:
         raise ConfigError(f"bad option: {e}") from e
     _check(config)
     return config
+
+
+def unknown_option(name: str) -> str:
+    """The message for an option that does not exist. It names the most similar one."""
+    fields = Config.__struct_fields__
+    near = difflib.get_close_matches(name, fields, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(fields)}"
+    return f"there is no option {name!r}{hint}"
 
 
 _MINIMUMS = {
@@ -203,7 +210,7 @@ def _check(c: Config) -> None:
         "bind needs curve_key, for encryption; create keys with `banyan keys DIR` and pass DIR/server.key_secret",
     )
     require(bool(c.bind) or not c.curve_key, "curve_key is for tcp://, and bind is not set")
-    if c.kv_memory != "auto":
+    if c.kv_memory != "auto" and _tokens(c.kv_memory) is None:
         parse_bytes(c.kv_memory)
     names = drafters(c.speculate, c.draft_model)
     require(
@@ -270,6 +277,12 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
+def _tokens(text: str) -> int | None:
+    """'20000 tokens' -> 20000. None: it is another unit."""
+    match = re.fullmatch(r"\s*(\d+)\s*tokens?\s*", text)
+    return int(match[1]) if match else None
+
+
 def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     """Replace each "auto" by a value. OutOfMemory: the KV memory does not hold one context.
 
@@ -300,6 +313,9 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         free = hardware.free_gpu_memory if device == "cuda" else hardware.free_memory
         budget = int((free - model.n_parameters * _WIDTH[dtype]) * (0.8 if device == "cuda" else 0.4))
         n_pages = min(budget // page_bytes, 64 * n_needed)
+    elif (n_tokens := _tokens(config.kv_memory)) is not None:
+        n_pages = -(-n_tokens // config.page)
+        budget = n_pages * page_bytes
     else:
         budget = parse_bytes(config.kv_memory)
         n_pages = budget // page_bytes

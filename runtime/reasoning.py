@@ -15,6 +15,9 @@ class ReasoningParser:
     end mark, all of the rest is reasoning. If the output does not begin with the start mark, all of it is content.
     White space at the ends of both parts is dropped.
 
+    Some models write an answer mark before the content, also in an output without reasoning, and a close mark after it.
+    These marks, and all that follows the close mark, are dropped.
+
     reasoning       the reasoning so far
     content_start   the index in the output of the first character of content
     n_content       number of characters of content
@@ -23,7 +26,8 @@ class ReasoningParser:
     def __init__(self, marks: Reasoning, is_open: bool = False) -> None:
         """is_open: the prompt ends with the start mark, so the output begins with reasoning."""
         self._marks, self._is_inside = marks, marks.is_forced or is_open
-        self._place: Literal["lead", "reasoning", "gap", "content", "all"] = "lead"
+        self._place: Literal["lead", "reasoning", "gap", "content", "closed", "all"] = "lead"
+        self._answer = marks.answer  # "" when it has come
         self._held = ""  # text that may be the beginning of a mark, or white space at the end of a part
         self._n_fed = self._n_taken = 0
         self.reasoning = ""
@@ -43,13 +47,9 @@ class ReasoningParser:
             text = self._lead(text)
         if self._place == "reasoning":
             text = self._reason(text)
-        if self._place == "gap" and (text := text.lstrip()):
-            self._place, self.content_start = "content", self._n_fed - len(text)
-        if self._place == "content":
-            content = text.rstrip()
-            content, self._held = (content, text[len(content) :]) if content else ("", text)
-        else:
-            content = text if self._place == "all" else ""
+        if self._place == "gap":
+            text = self._skip(text)
+        content = text if self._place == "all" else self._answered(text) if self._place == "content" else ""
         self.n_content += len(content)
         return content
 
@@ -59,9 +59,15 @@ class ReasoningParser:
         if self._place == "lead" and not self._is_inside:
             self._place, self.n_content = "all", len(rest)
             return rest
+        if self._place == "gap" and rest:  # it began like the answer mark
+            self._place, self.content_start = "content", self._n_fed - len(rest)
+        if self._place == "content":
+            rest = rest.rstrip()
+            self.n_content += len(rest)
+            return rest
         if self._place in ("lead", "reasoning"):
             self.reasoning = (self.reasoning + rest).strip()
-        if self._place not in ("content", "all"):
+        if self._place not in ("closed", "all"):
             self.content_start = self._n_fed
         return ""
 
@@ -71,7 +77,10 @@ class ReasoningParser:
         if stripped.startswith(start):
             self._place = "reasoning"
             return stripped[len(start) :]
-        if start.startswith(stripped):
+        if self._answer and stripped.startswith(self._answer):
+            self._place = "gap"
+            return stripped
+        if start.startswith(stripped) or self._answer.startswith(stripped):
             self._held = text
             return ""
         self._place = "reasoning" if self._is_inside else "all"
@@ -86,6 +95,28 @@ class ReasoningParser:
         n = len(text) - overlap(text, self._marks.end)
         self.reasoning, self._held = self.reasoning + text[:n], text[n:]
         return ""
+
+    def _skip(self, text: str) -> str:
+        """Skip white space and the answer mark behind the reasoning. Returns the text after them."""
+        text = text.lstrip()
+        if self._answer and text.startswith(self._answer):
+            text, self._answer = text[len(self._answer) :].lstrip(), ""
+        if text and self._answer.startswith(text):
+            self._held = text
+            return ""
+        if text:
+            self._place, self.content_start = "content", self._n_fed - len(text)
+        return text
+
+    def _answered(self, text: str) -> str:
+        """The part of the text that is certain to be content, without white space at its end."""
+        content, found, _ = text.partition(self._marks.close) if self._marks.close else (text, "", "")
+        if found:
+            self._place = "closed"
+            return content.rstrip()
+        content = text[: len(text) - overlap(text, self._marks.close)].rstrip()
+        self._held = text[len(content) :]
+        return content
 
 
 def overlap(text: str, mark: str) -> int:

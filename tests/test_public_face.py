@@ -184,7 +184,7 @@ LIMITS = ["*max_rounds", "*tool_timeout", "*max_tool_output"]
 SIGNATURES = {
     "function": ["func", "num_api_spec_tokens"],
     "gen": [
-        *[*GEN, "*repetition_penalty", "*logit_bias", "*seed", "*timeout", "*budget"],
+        *[*GEN, "*max_new_tokens", "*schema", "*repetition_penalty", "*logit_bias", "*seed", "*timeout", "*budget"],
         *["*priority", "*deadline"],
         *["*type", "*grammar", "*retries", "*tools", *LIMITS],
     ],

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from banyan.backends.base import Backend
-from banyan.runtime.errors import ConfigError
+from banyan.runtime.errors import BadProgram, ConfigError
 
 CURRENT: ContextVar[Backend | None] = ContextVar("banyan_backend", default=None)
 """The backend of the `using` block, or of the program whose body runs here and calls other programs."""
@@ -17,15 +17,18 @@ _default: Backend | None = None
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Run programs on `backend` from now on, in the whole process; None: no default."""
+    """Run programs on `backend` from now on, in the whole process; None: no default. BadProgram: it is no backend."""
     global _default
-    _default = backend
+    _default = None if backend is None else _checked(backend)
 
 
 @contextmanager
 def using(backend: Backend) -> Iterator[Backend]:
-    """`with bn.using(backend): ...` runs the block's programs on `backend`, in this thread or task only."""
-    token = CURRENT.set(backend)
+    """`with bn.using(backend): ...` runs the block's programs on `backend`, in this thread or task only.
+
+    BadProgram: it is no backend.
+    """
+    token = CURRENT.set(_checked(backend))
     try:
         yield backend
     finally:
@@ -35,9 +38,11 @@ def using(backend: Backend) -> Iterator[Backend]:
 def find(backend: Backend | None = None) -> Backend:
     """The first of: `backend`, that of the program or block around us, the default, the server of BANYAN_SOCKET.
 
-    ConfigError: there is none of them.
+    ConfigError: there is none of them. BadProgram: `backend` is no backend.
     """
-    for found in (backend, CURRENT.get(), _default):
+    if backend is not None:
+        return _checked(backend)
+    for found in (CURRENT.get(), _default):
         if found is not None:
             return found
     if not (path := os.environ.get("BANYAN_SOCKET")):
@@ -64,6 +69,15 @@ def get_server_info(backend: Backend | None = None) -> dict[str, object] | None:
         return None
     info = found.ask("info")
     return info if isinstance(info, dict) else {}
+
+
+def _checked(backend: Backend) -> Backend:
+    if isinstance(backend, type) or not hasattr(backend, "program"):
+        raise BadProgram(
+            f"{backend!r:.80} is not a backend; a backend is an object such as bn.Runtime(), bn.connect(path) or "
+            "bn.OpenAI(model)"
+        )
+    return backend
 
 
 def _found(backend: Backend | None) -> Backend | None:

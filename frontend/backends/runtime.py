@@ -16,10 +16,12 @@ from banyan.runtime import config as configs
 from banyan.runtime.errors import ConfigError, RuntimeLost, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
-from banyan.sglang.unsupported import refuse_options
+from banyan.sglang.server_options import translate
 
 if TYPE_CHECKING:
     from banyan.runtime.client.client import Client
+    from banyan.sglang.completions import ScoreResult
+    from banyan.sglang.turn_format import TurnFormat
 
 
 _holding = threading.Lock()
@@ -113,6 +115,12 @@ class ServerBackend:
         """Evict all KV that no program uses."""
         self.ask("flush")
 
+    def get_chat_template(self) -> TurnFormat:
+        """What the model's chat template writes around turns."""
+        from banyan.sglang.turn_format import TurnFormat  # here: programs do not need it
+
+        return TurnFormat(self.welcome.model, self.welcome.chat)
+
     def get_server_info(self) -> dict[str, Any]:
         """The model and the limits of the server; for an operator its options too."""
         return dict(self.ask("info"))
@@ -171,8 +179,9 @@ class Runtime(ServerBackend):
     """A server that this process starts. It ends with `close`, with a `with` block, or with this process.
 
     model: a directory or hub id in Hugging Face format; None: the pocket model that comes with Banyan. The other
-    options are those of `banyan serve` (runtime/config.py); SGLang's `model_path` and `log_level` work too. Raises the
-    error that kept the server from starting: ConfigError, ModelNotFound, OutOfMemory and so on.
+    options are those of `banyan serve` (runtime/config.py). SGLang's `model_path` and `log_level` work too, and options
+    of its server that have the same meaning or no effect here (sglang/server_options.py). Raises the error that kept
+    the server from starting: ConfigError, ModelNotFound, OutOfMemory and so on.
     """
 
     def __init__(
@@ -194,8 +203,7 @@ class Runtime(ServerBackend):
             if log_level not in _LOG_LEVELS:
                 raise ConfigError(f"log_level is {log_level!r}; it is one of {', '.join(_LOG_LEVELS)}")
             options.setdefault("log", _LOG_LEVELS[log_level])
-        refuse_options(options)
-        self._server = launch.start(configs.make(**options), launch_timeout)
+        self._server = launch.start(configs.make(**translate(options)), launch_timeout)
         try:
             self._join(self._server.socket, 10.0)
         except BaseException:
@@ -225,6 +233,11 @@ class Runtime(ServerBackend):
     def endpoint(self) -> Runtime:
         """Itself: a Runtime is a backend."""
         return self
+
+    @property
+    def url(self) -> str:
+        """The address for `RuntimeEndpoint`: ipc:// and the path of the socket. There is no HTTP."""
+        return f"ipc://{self.socket}"
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, from transformers."""
@@ -310,6 +323,23 @@ class Engine(Runtime):
         import asyncio  # here: `import banyan` is light
 
         return await asyncio.to_thread(self._complete, prompt, sampling_params)
+
+    def score(
+        self,
+        query: str,
+        items: str | Sequence[str],
+        label_token_ids: Sequence[int] | Sequence[Sequence[int]],
+        apply_softmax: bool = False,
+        item_first: bool = False,
+    ) -> ScoreResult:
+        """For each item, the probability that each label, a token id, is the next token after query + item.
+
+        apply_softmax: an item's probabilities are scaled to add up to 1. item_first: the prompt is item + query. In a
+        program, `select` and `dist` compare texts.
+        """
+        from banyan.sglang.completions import score
+
+        return score(self, query, items, label_token_ids, apply_softmax, item_first)
 
 
 _LOG_LEVELS = {"critical": "quiet", "error": "quiet", "warning": "quiet", "info": "info", "debug": "debug"}

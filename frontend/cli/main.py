@@ -93,7 +93,9 @@ def _parser() -> _Parser:
     _add_model(chat)
     chat.add_argument("--system", default="", metavar="TEXT", help="the system prompt (default: none)")
     chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
-    chat.add_argument("--max-tokens", type=int, default=512, metavar="N", help="longest reply (default: 512)")
+    chat.add_argument(
+        "--max-tokens", "--max-new-tokens", type=int, default=512, metavar="N", help="longest reply (default: 512)"
+    )
     _add_config(chat, socket_help=_JOIN)
 
     keys = add("keys", _keys, "create the keys of a server that listens on TCP", " DIR")

@@ -1,9 +1,11 @@
-"""Finds the line of user code that called into this package, for error messages."""
+"""Finds the line of user code that called into this package, for error messages and warnings."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import warnings
 from functools import cache
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -11,8 +13,8 @@ _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 @cache
 def _user_file(filename: str) -> str:
-    """The base name of a user's file; "" for a file of this package."""
-    return "" if filename.startswith(_HERE) else os.path.basename(filename)
+    """The base name of a user's file; "" for a file of this package, and for the one that runs its `with` blocks."""
+    return "" if filename.startswith(_HERE) or filename == contextlib.__file__ else os.path.basename(filename)
 
 
 def source_line() -> str:
@@ -21,3 +23,11 @@ def source_line() -> str:
     while not (name := _user_file(frame.f_code.co_filename)) and frame.f_back is not None:
         frame = frame.f_back
     return f"{name}:{frame.f_lineno}"
+
+
+def warn(text: str) -> None:
+    """Issue a UserWarning at the nearest caller outside this package. Python shows it once for each line of code."""
+    level, frame = 2, sys._getframe(1)
+    while not _user_file(frame.f_code.co_filename) and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

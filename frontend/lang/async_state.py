@@ -135,7 +135,7 @@ class AsyncState(StateBase):
 
     # ---- branching ---------------------------------------------------------------------------------------------------
 
-    def fork(self, size: int = 1, position_ids_offset: None = None) -> AsyncBranches:
+    def fork(self, size: int = 1, position_ids_offset: Any = None) -> AsyncBranches:
         """`State.fork`."""
         return AsyncBranches(self._forked(size, position_ids_offset), self)
 

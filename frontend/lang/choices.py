@@ -84,7 +84,7 @@ def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | 
 
 
 def checked_choices(choices: Sequence[str] | None) -> tuple[str, ...]:
-    """The choices as a tuple. BadProgram: there are none, or one is empty, not a string or repeated."""
+    """The choices as a tuple. BadProgram: there are none, or one is empty or not a string."""
     if choices is None or isinstance(choices, str) or not (found := tuple(choices)):
         raise BadProgram(f"choices must be a list of strings with at least one in it, not {choices!r}")
     for choice in found:
@@ -92,7 +92,4 @@ def checked_choices(choices: Sequence[str] | None) -> tuple[str, ...]:
             raise BadProgram(f"each choice must be a non-empty string, not {choice!r}")
         check_unicode(choice)
         refuse(choice, "a choice must be plain text, but this one contains an expression")
-    if len(set(found)) < len(found):
-        twice = next(choice for choice in found if found.count(choice) > 1)
-        raise BadProgram(f"the choice {twice!r} is in the list twice")
     return found

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from banyan.execution.source_line import warn
 from banyan.lang import fstring, images, output_types
 from banyan.lang.choices import Method, checked_choices, checked_method, token_length_normalized
+from banyan.lang.reasoning_formats import REASONING_FORMATS, THINK_TAGS
 from banyan.lang.sampling import MAX_RETRIES, GenOptions, make
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol.roles import check_role
@@ -97,7 +99,7 @@ class GenExpr(_Node, frozen=True):
         stop = tuple(dict.fromkeys((*merged.stop, *self.output_type.stop)))
         spec: ConstraintSpec | None = self.output_type.spec
         if spec is not None and self.reasoning is not None:  # only the text after the reasoning is constrained
-            spec = replace(spec, after=(self.reasoning.end,))
+            spec = replace(spec, after=(self.reasoning.end + self.reasoning.answer,))
         return replace(merged, constraint=spec, stop=stop)
 
 
@@ -167,6 +169,8 @@ def gen(
     regex: str | None = None,
     json_schema: str | dict[str, Any] | None = None,
     *,
+    max_new_tokens: int | None = None,
+    schema: str | dict[str, Any] | None = None,
     repetition_penalty: float | None = None,
     logit_bias: dict[int, float] | None = None,
     seed: int | None = None,
@@ -185,13 +189,14 @@ def gen(
     """Generate text and store it in the variable `name`.
 
     `Options` describes the options; one that is left out has the value of the run. With `choices`, `gen` is `select`,
-    and its temperature is 0 unless one is given.
+    its temperature is 0 unless one is given, and options of SGLang that do not apply to a select are ignored, with a
+    warning.
 
     Each of the following constrains the text while it is generated. `s[name]` is the text, `s.value(name)` the object:
 
     type         int, float, bool, str, date, Literal, Enum: written as plain text. list, dict, TypedDict, dataclass,
                  msgspec.Struct, pydantic models and what they contain: written as JSON and validated. outlines' types
-    json_schema  the object is what json.loads returns
+    json_schema  the object is what json.loads returns; also called schema
     regex        in Rust's syntax, without look-around; the object is the text
     grammar      context-free, in Lark's notation; the object is the text
     dtype        SGLang's int, float, bool and str (in quotes: letters and spaces)
@@ -220,6 +225,9 @@ if not TYPE_CHECKING:  # type checkers should see the signature of `gen`
 def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
     if (choices := asked.pop("choices", None)) is not None:
         asked.pop("return_logprob", None)  # the meta info of a select always has them
+        if spare := [key for key in asked if key in _SPARE]:
+            warn(f"gen with choices ignores {', '.join(spare)}: a choice is scored, not generated")
+            asked = {key: value for key, value in asked.items() if key not in _SPARE}
         options = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed", "timeout") if key in asked}
         if asked:
             raise BadProgram(f"gen with choices takes no {', '.join(asked)}: a choice is scored, not generated")
@@ -236,6 +244,16 @@ def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
     return GenExpr(name, gen_options, output_type, retries, tools)
 
 
+_SPARE = frozenset(
+    (
+        *("max_tokens", "max_new_tokens", "min_tokens", "n", "stop", "stop_token_ids", "stop_regex", "top_p", "top_k"),
+        *("min_p", "frequency_penalty", "presence_penalty", "ignore_eos", "logprob_start_len", "top_logprobs_num"),
+        *("return_text_in_logprobs", "dtype", "regex", "json_schema", "schema"),
+    )
+)
+"""Options of SGLang's `gen` that have no effect beside `choices`. Programs written for SGLang may give them."""
+
+
 def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
     """Remove the tools and their limits from `asked`; returns them as a Toolbox."""
     limits = {key: asked.pop(key) for key in ("max_rounds", "tool_timeout", "max_tool_output") if key in asked}
@@ -243,7 +261,7 @@ def _take_tools(asked: dict[str, Any]) -> Toolbox | None:
         if limits:
             raise BadProgram(f"{', '.join(limits)} applies to gens with tools, but this gen has none")
         return None
-    if others := sorted({"type", "dtype", "regex", "json_schema", "grammar"} & asked.keys()):
+    if others := sorted({"type", "dtype", "regex", "json_schema", "schema", "grammar"} & asked.keys()):
         raise Unsupported(
             f"{', '.join(others)} with tools: a constrained gen cannot call tools; let this gen answer in text, and "
             "ask for the object in a second gen"
@@ -368,9 +386,9 @@ def separate_reasoning(expr: Expression | None = None, model_type: str | None = 
 
     model_type: whose marks around the reasoning to use: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
     """
-    if model_type is not None and model_type not in _REASONING_MODELS:
-        raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(_REASONING_MODELS))}")
-    marks = _THINK_TAGS if model_type is None else _REASONING_MODELS[model_type]
+    marks = THINK_TAGS if model_type is None else REASONING_FORMATS.get(str(model_type).lower())
+    if marks is None:
+        raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(REASONING_FORMATS))}")
     if expr is None:
         return Seq(())
     flat = leaves(expr)
@@ -381,14 +399,6 @@ def separate_reasoning(expr: Expression | None = None, model_type: str | None = 
 
 REASONING_SUFFIX = "_reasoning_content"
 """The name of a gen with this suffix is the variable that holds the reasoning of the gen."""
-
-_THINK_TAGS, _FORCED_TAGS = Reasoning(), Reasoning(is_forced=True)
-_REASONING_MODELS = {
-    **dict.fromkeys(("deepseek-v3", "glm45", "interns1", "kimi_k2", "mimo", "nano_v3", "qwen3"), _THINK_TAGS),
-    **dict.fromkeys(("deepseek-r1", "minimax", "qwen3-thinking", "step3"), _FORCED_TAGS),
-    "kimi": Reasoning("◁think▷", "◁/think▷"),
-}
-"""SGLang's model type -> how that model marks its reasoning."""
 
 _NO_OPTIONS = GenOptions()
 NOTHING = Seq(())

@@ -271,7 +271,9 @@ def dist(value: Any) -> Any:
     logprobs = [math.fsum(logprob for logprob, _ in tokens) for tokens in scores.tokens]
     top = max(logprobs)
     odds = [math.exp(logprob - top) for logprob in logprobs]
-    return {choice: one / math.fsum(odds) for choice, one in zip(value.choices, odds, strict=True)}
+    once = dict(zip(value.choices, odds, strict=True))  # a choice that is listed twice counts once
+    total = math.fsum(once.values())
+    return {choice: one / total for choice, one in once.items()}
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

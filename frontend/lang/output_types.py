@@ -55,7 +55,7 @@ class OutputType:
 
 def take(options: dict[str, Any]) -> OutputType | None:
     """Remove the option that gives the output type from `options`, and return the type. BadProgram: several do."""
-    names = ("dtype", "type", "regex", "json_schema", "grammar")
+    names = ("dtype", "type", "regex", "json_schema", "schema", "grammar")
     given = {name: options.pop(name) for name in names if name in options}
     if not given:
         return None
@@ -64,8 +64,8 @@ def take(options: dict[str, Any]) -> OutputType | None:
     ((name, value),) = given.items()
     if name == "type":
         return output_type(value)
-    if name == "json_schema":
-        return _from_text(name, _schema_text(value))
+    if name in ("json_schema", "schema"):
+        return _from_text("json_schema", _schema_text(value))
     if value == "" or not isinstance(value, str | type if name == "dtype" else str):
         raise BadProgram(f"{name} is {value!r:.80}; it must be a string")
     return _from_dtype(value) if name == "dtype" else _from_text(name, value)

@@ -322,7 +322,7 @@ class Program:
         raise TypeError(f"item {i} of the batch is a {type(item).__name__}; it must be a dict or a tuple of arguments")
 
     def _items(self, batch_kwargs: Iterable[Any], opts: Options | None, kwargs: dict[str, Any]) -> _Items:
-        if unknown := kwargs.keys() - RUN_OPTIONS.keys():
+        if unknown := kwargs.keys() - RUN_OPTIONS:
             name = unknown.pop()
             raise TypeError(f"run_batch has no option {name!r}{near(name, RUN_OPTIONS)}")
         options = _options(kwargs, opts)
@@ -398,8 +398,11 @@ def _options(given: dict[str, Any], opts: Options | None) -> Options:
         return _NO_OPTIONS
     if not isinstance(opts, Options | None):
         raise TypeError(f"opts is a {type(opts).__name__}; it must be bn.Options(...)")
-    named = {RUN_OPTIONS[name]: value for name, value in given.items() if value is not None}
-    return make(Options, {**(structs.asdict(opts) if opts else {}), **named})
+    named = {name: value for name, value in given.items() if value is not None}
+    base = structs.asdict(opts) if opts else {}
+    if "max_new_tokens" in named:
+        base.pop("max_tokens", None)
+    return make(Options, base | named)
 
 
 _NO_OPTIONS = Options()

@@ -28,6 +28,8 @@ class GenOptions(
 
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
     """The largest number of output tokens (128). With 0, only the KV of the prompt is computed."""
+    max_new_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
+    """Another name of max_tokens. The struct keeps the value as max_tokens."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None = None
     """Number of samples (1). With more, the variable is a list, and the prompt continues with the first sample."""
@@ -54,11 +56,12 @@ class GenOptions(
     seed: wire.Seed | None = None
     """Of a gen: its own seed. Of a run: each gen gets a seed of its own that is derived from this one."""
     return_logprob: bool | None = None
-    """Include the log-probability of each output token in the meta info."""
+    """Include the log-probability of each output token in the meta info. With False, the meta info has no
+    log-probabilities at all."""
     logprob_start_len: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
-    """Include the log-probabilities of the prompt tokens from this position on (-1: none); needs return_logprob."""
+    """Include the log-probabilities of the prompt tokens from this position on (-1: none). Implies return_logprob."""
     top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
-    """Number of alternatives for each output token; needs return_logprob."""
+    """Number of alternatives for each output token. Implies return_logprob, unless that is False."""
     return_text_in_logprobs: bool | None = None
     """Include the text of each token with its log-probability."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
@@ -75,6 +78,11 @@ class GenOptions(
     it are done. Of a run or batch: counted from its start, for all its gens."""
 
     def __post_init__(self) -> None:
+        if self.max_new_tokens is not None:
+            if self.max_tokens is not None:
+                raise ValueError("max_tokens and max_new_tokens are the same; give one of them")
+            msgspec.structs.force_setattr(self, "max_tokens", self.max_new_tokens)
+            msgspec.structs.force_setattr(self, "max_new_tokens", None)
         if self.top_k == 0:
             raise ValueError("top_k is 0, which leaves no token to draw; -1 means all of them")
         for name in ("stop", "stop_regex"):
@@ -94,8 +102,9 @@ class GenOptions(
         if merged.min_tokens > merged.max_tokens:
             raise BadProgram(f"min_tokens is {merged.min_tokens}, more than max_tokens, which is {merged.max_tokens}")
         if not merged.logprobs and (merged.top_logprobs > 0 or merged.logprob_start >= 0):
-            needed = {"top_logprobs_num": merged.top_logprobs > 0, "logprob_start_len": merged.logprob_start >= 0}
-            raise BadProgram(f"{' and '.join(name for name in needed if needed[name])} needs return_logprob=True")
+            if self.return_logprob is False:
+                return msgspec.structs.replace(merged, top_logprobs=0, logprob_start=-1)
+            return msgspec.structs.replace(merged, logprobs=True)
         return merged
 
 
@@ -144,8 +153,8 @@ _OPTION_FIELDS = [
 _SAMPLING_FIELDS = [RENAMED.get(name, name) for name in _OPTION_FIELDS]
 _get_options = attrgetter(*_OPTION_FIELDS)
 
-RUN_OPTIONS = {("max_new_tokens" if name == "max_tokens" else name): name for name in Options.__struct_fields__}
-"""Keyword argument of `run` -> field of Options."""
+RUN_OPTIONS = frozenset(Options.__struct_fields__)
+"""The keyword arguments of `run`."""
 
 T = TypeVar("T", bound=GenOptions)
 
@@ -163,8 +172,6 @@ def make(kind: type[T], asked: dict[str, Any]) -> T:
 
 def near(name: str, names: Any) -> str:
     """The end of an error message, which suggests the option that was probably meant; "" if none is similar."""
-    if name == "max_tokens":
-        return "; for a whole run it is called 'max_new_tokens'"
     found = difflib.get_close_matches(name, list(names), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
 

@@ -156,7 +156,7 @@ class State(StateBase):
 
     # ---- branching ---------------------------------------------------------------------------------------------------
 
-    def fork(self, size: int = 1, position_ids_offset: None = None) -> Branches:
+    def fork(self, size: int = 1, position_ids_offset: Any = None) -> Branches:
         """Create `size` branches, which start with this state's text, open turn and variables. They share its KV."""
         return Branches(self._forked(size, position_ids_offset), self)
 

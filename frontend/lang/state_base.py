@@ -15,7 +15,7 @@ from banyan.execution.events import ForkStart
 from banyan.execution.feed import Feed
 from banyan.execution.program_record import ProgramRecord, StateHandle
 from banyan.execution.run_limits import limit_gen
-from banyan.execution.source_line import source_line
+from banyan.execution.source_line import source_line, warn
 from banyan.execution.text_pieces import pieces_async
 from banyan.lang.expr import (
     NOTHING,
@@ -432,10 +432,10 @@ class StateBase:
 
     # ---- branching ---------------------------------------------------------------------------------------------------
 
-    def _forked(self, size: int, position_ids_offset: None = None) -> list[Self]:
+    def _forked(self, size: int, position_ids_offset: Any = None) -> list[Self]:
         self._check_open()
         if position_ids_offset is not None:
-            raise Unsupported("position_ids_offset: a branch continues at the position of its parent; leave it out")
+            warn("position_ids_offset is ignored, as in SGLang: a branch continues at the position of its parent")
         if size < 1:
             raise BadProgram(f"a fork of {size} branches; it needs at least one")
         self._transcript.n_draws += 1
@@ -447,7 +447,7 @@ class StateBase:
         return children
 
     @contextmanager
-    def copy(self, position_ids_offset: None = None) -> Iterator[Self]:
+    def copy(self, position_ids_offset: Any = None) -> Iterator[Self]:
         """`with s.copy() as t: ...`: a fork of one branch, which is joined at the end of the block. Variables that the
         block sets become lists of one item."""
         group = Group(self._forked(1, position_ids_offset), self)

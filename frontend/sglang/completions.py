@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -15,7 +16,7 @@ from banyan.lang.state import State
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.views.transcript import Transcript
 
-_RENAMED = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+_RENAMED = {"min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 """SGLang's sampling parameter -> the parameter of `gen`."""
 _FIXED = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "no_stop_trim": False}
 
@@ -68,6 +69,52 @@ def complete(
     running = [start(backend, text, {**(one or {}), **given}) for text, one in zip(prompts, each, strict=True)]
     found = [result for state in running for result in results(state)]
     return found[0] if isinstance(prompt, str) and len(found) == 1 else found
+
+
+class ScoreResult(NamedTuple):
+    """scores: for each item, the probability of each label. prompt_tokens: of all items."""
+
+    scores: list[list[float]]
+    prompt_tokens: int
+
+
+_FORCED = 1e4
+"""A bias that exceeds the difference of any two logits. Log-probabilities are those of the model, without the bias."""
+
+
+def score(
+    backend: Backend,
+    query: str,
+    items: str | Sequence[str],
+    label_token_ids: Sequence[int] | Sequence[Sequence[int]],
+    apply_softmax: bool,
+    item_first: bool,
+) -> ScoreResult:
+    """The probability that each label, a token id, is the next token after query + item.
+
+    label_token_ids: labels for all items, or a list of them for each item. apply_softmax: the probabilities of an
+    item's labels are scaled to add up to 1. item_first: the prompt is item + query.
+    """
+    texts = [items] if isinstance(items, str) else list(items)
+    labels: list[Any] = list(label_token_ids)
+    each: list[Sequence[int]] = labels if labels and not isinstance(labels[0], int) else [labels] * len(texts)
+    if not labels or len(each) != len(texts):
+        raise BadProgram(
+            f"score: label_token_ids holds {len(each)} lists for {len(texts)} items; give ids, or a list each"
+        )
+    params = {"max_tokens": 1, "temperature": 0, "ignore_eos": True, "return_logprob": True}
+    running = [
+        [
+            start(backend, text + query if item_first else query + text, {**params, "logit_bias": {label: _FORCED}})
+            for label in labels_of_item
+        ]
+        for text, labels_of_item in zip(texts, each, strict=True)
+    ]
+    metas = [[state.get_meta_info("text") for state in states] for states in running]
+    scores = [[math.exp(meta["output_token_logprobs"][0][0]) for meta in of_item] for of_item in metas]
+    if apply_softmax:
+        scores = [[one / math.fsum(of_item) for one in of_item] for of_item in scores]
+    return ScoreResult(scores, sum(of_item[0]["prompt_tokens"] for of_item in metas))
 
 
 def _gen(params: Mapping[str, Any]) -> GenExpr:

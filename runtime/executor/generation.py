@@ -146,8 +146,9 @@ class ClientChoice(Generation):
         if len(texts) != 1 or texts[0] not in self._choices:
             raise BadProgram(f"{' '.join(texts)[:200]!r} is none of the choices")
         scores = self._outcome.scores
-        weights = tuple(float(choice == texts[0]) for choice in self._choices)
-        n_tokens = len(scores.tokens[self._choices.index(texts[0])])
+        chosen = self._choices.index(texts[0])
+        weights = tuple(float(k == chosen) for k in range(len(self._choices)))
+        n_tokens = len(scores.tokens[chosen])
         sample = replace(self._outcome.samples[0], text=texts[0], n_tokens=n_tokens)
         return self._outcome._replace(samples=(sample,), pieces=(), scores=replace(scores, weights=weights))
 

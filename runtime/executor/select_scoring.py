@@ -33,7 +33,10 @@ def score_from(prompts: Sequence[Sequence[int]]) -> int:
     common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
     start = min(common, min(map(len, prompts)) - 1)
     if start < 1:
-        raise BadProgram("a select cannot be the first thing in a state: put text before it")
+        raise BadProgram(
+            "a select needs a token before its choices: there is no text before it, or all of that text is part of the "
+            "first token of a choice; put more text, such as a line break, before it"
+        )
     return start
 
 

@@ -189,11 +189,16 @@ class Tools(Wire, frozen=True):
 
 
 class Reasoning(Wire, frozen=True):
-    """How a model marks its reasoning. is_forced: the output begins inside the reasoning, with or without `start`."""
+    """How a model marks its reasoning. is_forced: the output begins inside the reasoning, with or without `start`.
+
+    answer, close: what the model writes before and after its answer, if anything. They are not part of the answer.
+    """
 
     start: Stop = "<think>"
     end: Stop = "</think>"
     is_forced: bool = False
+    answer: Stop = ""
+    close: Stop = ""
 
 
 # ---- ops -----------------------------------------------------------------------------------------------------------

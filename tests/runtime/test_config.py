@@ -52,6 +52,8 @@ def test_unknown_option_is_refused_with_a_suggestion() -> None:
         make(kv_memroy="1GB")
     with pytest.raises(ConfigError, match="no option 'zzz'; there are model, device"):
         make(zzz=1)
+    with pytest.raises(ConfigError, match=r"'kv_memroy'; did you mean 'kv_memory'\?\nthere is no option 'zzz'"):
+        make(kv_memroy="1GB", zzz=1)
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"zzz": 1}', type=Config)
 
@@ -139,6 +141,10 @@ def test_context_beyond_the_models_is_refused_with_both_numbers() -> None:
 def test_kv_memory_is_counted_in_pages() -> None:
     page = 256 * 4 * 16
     assert resolve(Config(kv_memory=f"{100 * page}B"), CPU, SMALL).n_pages == 100
+    assert resolve(Config(kv_memory="1600 tokens"), CPU, SMALL).n_pages == 100
+    assert resolve(Config(kv_memory="1601 tokens"), CPU, SMALL).n_pages == 101
+    with pytest.raises(OutOfMemory, match="context of 512 tokens"):
+        resolve(make(kv_memory="100 tokens"), CPU, SMALL)
     assert resolve(Config(), CPU, SMALL).n_pages == 64 * 512 // 16, "at most 64 full contexts"
 
 

@@ -111,7 +111,7 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
             refuse(op.method, kind)
         schema = {
             "type": "object",
-            "properties": {"choice": {"type": "string", "enum": list(op.choices)}},
+            "properties": {"choice": {"type": "string", "enum": list(dict.fromkeys(op.choices))}},
             "required": ["choice"],
             "additionalProperties": False,
         }

@@ -198,7 +198,7 @@ class EngineRequests:
         sample: int = 0,
         score_from: int = -1,
         listener: Listener | None = None,
-        visible: Collection[str] = (),
+        visible: Collection[int] = (),
         priority: int | None = None,
         deadline: float = 0.0,
     ) -> EngineRequest:
@@ -231,9 +231,7 @@ class EngineRequests:
             priority=info.priority if priority is None else priority,
             deadline=deadline or info.deadline,
         )
-        hidden = tokens.special
-        if visible:
-            hidden = hidden.difference(tokens.added.get(token, -1) for token in visible)
+        hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
         request = EngineRequest(run, text, done, self.clock())
         request.stop_strings, request.listener, request.owner = stop_strings, listener, owner

@@ -359,6 +359,10 @@ class GenAttempt(EngineAttempt):
         op, generator, runs = self.op, self._generator, self.prompt.runs
         sampling = op.sampling
         turn_ends: tuple[int, ...] = ()
+        visible: set[int] = set()
+        if (marks := op.reasoning) is not None:
+            texts = (marks.start, marks.end, marks.answer, marks.close)
+            visible = {token for text in texts for *_, token in generator.tokenizer.controls(text)}
         if sampling.constraint is not constraint:
             sampling = msgspec.structs.replace(sampling, constraint=constraint)
         if self._is_logprobs_only:
@@ -366,15 +370,14 @@ class GenAttempt(EngineAttempt):
                 sampling, max_tokens=1, n=1, stop=(), stop_token_ids=(), stop_regex=(), ignore_eos=True
             )
         elif self.prompt.role == ASSISTANT and not sampling.ignore_eos:
-            if generator.turn_end is not None:
+            if generator.turn_end is not None and generator.turn_end not in visible:
                 turn_ends = (generator.turn_end,)
             elif generator.turn_end_text:
                 sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, generator.turn_end_text))
         listener = self._stream if op.stream else None
-        visible: tuple[str, ...] = ()
-        if (marks := op.reasoning) is not None:
+        if marks is not None:
             self._reasoning = ReasoningOutput(marks, runs, listener)
-            listener, visible = (None if listener is None else self._reasoning.stream), (marks.start, marks.end)
+            listener = None if listener is None else self._reasoning.stream
         ids = b"".join(run.ids for run in runs)
         first = max(1, sampling.logprob_start)
         has_prompt_logprobs = sampling.logprobs and sampling.logprob_start >= 0 and first < len(ids) // 4

@@ -64,3 +64,16 @@ def test_flush_and_info_use_the_default() -> None:
 def test_flush_and_info_without_a_backend() -> None:
     assert bn.flush_cache() is False
     assert bn.get_server_info() is None
+
+
+@pytest.mark.parametrize("backend", ["x", 3, bn.Mock, Path("s")])
+def test_what_is_no_backend_is_refused_at_once(backend: Any) -> None:
+    with pytest.raises(bn.BadProgram, match="is not a backend; a backend is an object such as"):
+        bn.set_default_backend(backend)
+    with pytest.raises(bn.BadProgram, match="is not a backend"), bn.using(backend):
+        pass
+    for options in ({"backend": backend}, {"opts": bn.Options(backend=backend)}):
+        with pytest.raises(bn.BadProgram, match="is not a backend"):
+            program.run(**options)
+    with pytest.raises(bn.BadProgram, match="is not a backend"):
+        bn.flush_cache(backend)

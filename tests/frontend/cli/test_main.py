@@ -29,6 +29,11 @@ def parse(*argv: str) -> dict[str, object]:
     return cli.given(cli._parser().parse_args(argv))
 
 
+@pytest.mark.parametrize("name", ["--max-tokens", "--max-new-tokens"])
+def test_chat_takes_both_names_of_max_tokens(name: str) -> None:
+    assert cli._parser().parse_args(["chat", name, "7"]).max_tokens == 7
+
+
 # ---- flags ---------------------------------------------------------------------------------------------------------
 
 

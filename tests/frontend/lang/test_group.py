@@ -150,8 +150,19 @@ def test_invalid_forks_and_joins_are_refused(mock: bn.Mock) -> None:
             s.fork(1).join("sum")  # type: ignore[arg-type]
         with pytest.raises(bn.BadProgram, match="0 branches"):
             s.fork(0)
-        with pytest.raises(bn.Unsupported, match="position_ids_offset"):
-            s.fork(2, position_ids_offset=[1, 2])  # type: ignore[arg-type]
+
+    run(body)
+
+
+def test_position_ids_offset_is_ignored_with_a_warning_as_in_sglang(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        with pytest.warns(UserWarning, match="position_ids_offset is ignored") as caught:
+            forks = s.fork(2, position_ids_offset=[1, 2])
+        assert len(forks) == 2
+        assert caught[0].filename == __file__
+        with pytest.warns(UserWarning, match="position_ids_offset is ignored") as caught, s.copy([1]) as branch:
+            branch += "x"
+        assert caught[0].filename == __file__
 
     run(body)
 

@@ -116,6 +116,7 @@ def test_typed_gen_keeps_its_text_and_has_an_object(kind: Any, text: str, expect
         ({"grammar": 'start: "a"'}, "grammar", 'start: "a"'),
         ({"json_schema": '{"type":   "null"}'}, "json_schema", '{"type": "null"}'),
         ({"json_schema": {"type": "null"}}, "json_schema", '{"type": "null"}'),
+        ({"schema": {"type": "null"}}, "json_schema", '{"type": "null"}'),
         ({"type": list[int]}, "json_schema", '{"type": "array", "items": {"type": "integer"}}'),
         ({"type": set[int]}, "json_schema", '{"type": "array", "items": {"type": "integer"}}'),
         ({"dtype": "bool"}, "regex", "(True|False)"),
@@ -469,6 +470,7 @@ class Keyed:
     [
         ({"type": int, "regex": "a"}, "type, regex|regex, type"),
         ({"dtype": int, "json_schema": "{}"}, "one type"),
+        ({"schema": "{}", "json_schema": "{}"}, "one type"),
         ({"dtype": list}, "int, float, bool, str"),
         ({"dtype": []}, "dtype"),
         ({"json_schema": "{"}, "not valid JSON"),

@@ -98,7 +98,6 @@ def test_opts_set_options_hidden_by_parameters(mock: bn.Mock) -> None:
         (("q",), {"question": "q"}, "multiple values"),
         (("q",), {"stile": "x"}, "no parameter 'stile'.*did you mean 'style'"),
         (("q",), {"temprature": 1}, "did you mean 'temperature'"),
-        (("q",), {"max_tokens": 5}, "called 'max_new_tokens'"),
     ],
 )
 def test_invalid_arguments_raise_type_error(

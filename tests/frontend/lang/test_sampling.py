@@ -60,8 +60,7 @@ def test_gen_option_is_sent(mock: bn.Mock, name: str, value: Any, wire_field: st
 
 @pytest.mark.parametrize(("name", "value", "wire_field", "expected"), [o for o in OPTIONS if o[0] != "seed"])
 def test_run_option_is_sent(mock: bn.Mock, name: str, value: Any, wire_field: str, expected: Any) -> None:
-    keyword = "max_new_tokens" if name == "max_tokens" else name
-    single_gen.run({}, **{keyword: value})
+    single_gen.run({}, **{name: value})
     single_gen.run({}, opts=bn.Options(**{name: value}))
     for call in mock.calls:
         assert isinstance(call.op, wire.Gen)
@@ -79,12 +78,10 @@ def test_keyword_overrides_opts(mock: bn.Mock) -> None:
 
 
 def test_every_gen_option_is_a_run_option() -> None:
-    assert set(RUN_OPTIONS.values()) - {"stream", "backend", "use_thread", "retries", "durable"} == set(
-        GenOptions.__struct_fields__
-    )
+    assert RUN_OPTIONS - {"stream", "backend", "use_thread", "retries", "durable"} == set(GenOptions.__struct_fields__)
     tested_here = {name for name, *_ in OPTIONS}
     # test_lazy_value.py, and below
-    tested_in_meta_info = {"top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}
+    tested_in_meta_info = {"max_new_tokens", "top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}
     limits = {"timeout", "budget", "priority", "deadline"}  # test_run_limits.py, test_urgency.py
     assert tested_here | tested_in_meta_info | limits == set(GenOptions.__struct_fields__)
 
@@ -113,34 +110,58 @@ def test_every_gen_option_is_a_run_option() -> None:
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"seed": "x"}, "seed"),
         ({"top_logprobs_num": -1}, "top_logprobs_num"),
+        ({"max_new_tokens": -1}, "max_new_tokens"),
+        ({"max_new_tokens": 1, "max_tokens": 1}, "max_tokens and max_new_tokens are the same"),
     ],
 )
 def test_invalid_option_is_refused(mock: bn.Mock, gen_options: dict[str, Any], match: str) -> None:
     with pytest.raises(bn.BadProgram, match=match):
         bn.gen("x", **gen_options)
-    run_options = {("max_new_tokens" if name == "max_tokens" else name): value for name, value in gen_options.items()}
     with pytest.raises(bn.BadProgram, match=match):
-        single_gen.run({}, **run_options)
+        single_gen.run({}, **gen_options)
     assert mock.submits == []
 
 
+def test_incompatible_options_are_refused(mock: bn.Mock) -> None:
+    with pytest.raises(bn.BadProgram, match="min_tokens is 9"):
+        single_gen.run({"min_tokens": 9, "max_tokens": 8})
+
+
+def test_both_names_of_max_tokens_work_everywhere(mock: bn.Mock) -> None:
+    for name in ("max_tokens", "max_new_tokens"):
+        single_gen.run({name: 7})
+        single_gen.run({}, **{name: 7})
+        single_gen.run({}, opts=bn.Options(**{name: 7}))
+        single_gen.run({}, opts=bn.Options(max_tokens=5), **{name: 7})
+        single_gen.run_batch([({},)], **{name: 7})
+        assert bn.gen_int("x", **{name: 7}) == bn.gen("x", 7, dtype=int)
+    assert [call.op.sampling.max_tokens for call in mock.calls if isinstance(call.op, wire.Gen)] == [7] * 10
+
+
 @pytest.mark.parametrize(
-    ("gen_options", "match"),
-    [({"min_tokens": 9, "max_tokens": 8}, "min_tokens is 9"), ({"top_logprobs_num": 2}, "return_logprob")],
+    ("run_options", "gen_options", "expected"),
+    [
+        ({}, {"top_logprobs_num": 2}, (True, 2, -1)),
+        ({}, {"logprob_start_len": 0}, (True, 0, 0)),
+        ({"top_logprobs_num": 2}, {}, (True, 2, -1)),
+        ({"return_logprob": False}, {"top_logprobs_num": 2}, (True, 2, -1)),
+        ({"top_logprobs_num": 2, "logprob_start_len": 0}, {"return_logprob": False}, (False, 0, -1)),
+        ({"return_logprob": False, "top_logprobs_num": 2}, {}, (False, 0, -1)),
+        ({"return_logprob": False, "top_logprobs_num": 2}, {"return_logprob": True}, (True, 0, -1)),
+    ],
 )
-def test_incompatible_options_are_refused(mock: bn.Mock, gen_options: dict[str, Any], match: str) -> None:
-    with pytest.raises(bn.BadProgram, match=match):
-        single_gen.run(gen_options)
+def test_alternatives_imply_logprobs_unless_these_are_off(
+    mock: bn.Mock, run_options: dict[str, Any], gen_options: dict[str, Any], expected: tuple[bool, int, int]
+) -> None:
+    single_gen.run(gen_options, **run_options)
+    sent = sampling(mock)
+    assert (sent.logprobs, sent.top_logprobs, sent.logprob_start) == expected
 
 
-def test_logprob_start_len_needs_return_logprob(mock: bn.Mock) -> None:
+def test_logprob_start_len_is_sent(mock: bn.Mock) -> None:
     single_gen.run({"logprob_start_len": -1})  # only the output's logprobs
     single_gen.run({"logprob_start_len": 2, "return_logprob": True})
     assert sampling(mock).logprob_start == 2
-    with pytest.raises(bn.BadProgram, match="logprob_start_len needs return_logprob"):
-        single_gen.run({"logprob_start_len": 0})
-    with pytest.raises(bn.BadProgram, match="top_logprobs_num and logprob_start_len needs return_logprob"):
-        single_gen.run({"logprob_start_len": 0, "top_logprobs_num": 1})
 
 
 def test_run_without_thread_waits_for_all_gens(mock: bn.Mock) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -315,6 +316,41 @@ def test_cached_prefix_is_reused(runtime: sgl.Engine) -> None:
     runtime.cache_prefix("there is another thing that they were thinking of")
     meta = runtime.generate("there is another thing that they were thinking of, then", {"max_new_tokens": 1})
     assert meta["meta_info"]["cached_tokens"] > 4  # type: ignore[call-overload,index]
+
+
+def test_engine_scores_labels(runtime: sgl.Engine) -> None:
+    params = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
+    completion: Any = runtime.generate("the quick", params, return_logprob=True, top_logprobs_num=3)
+    labels = [(token, logprob) for logprob, token, _ in completion["meta_info"]["output_top_logprobs"][0]]
+    ids = [token for token, _ in labels]
+    result = runtime.score("the ", ["quick", "lazy"], ids)
+    assert result.scores[0] == pytest.approx([math.exp(logprob) for _, logprob in labels], rel=1e-4)
+    assert result.prompt_tokens > completion["meta_info"]["prompt_tokens"]
+    scaled = runtime.score("quick", "the ", ids, apply_softmax=True, item_first=True).scores
+    assert scaled == [pytest.approx([one / sum(result.scores[0]) for one in result.scores[0]], rel=1e-4)]
+    one_each = runtime.score("the ", ["quick", "lazy"], [[ids[0]], [ids[1]]]).scores
+    assert one_each == [pytest.approx(result.scores[0][:1], rel=1e-4), pytest.approx(result.scores[1][1:2], rel=1e-4)]
+    with pytest.raises(sgl.BadProgram, match="1 lists for 2 items"):
+        runtime.score("the ", ["quick", "lazy"], [[1]])
+
+
+def test_runtime_has_an_address_and_a_chat_template(runtime: sgl.Engine) -> None:
+    with sgl.RuntimeEndpoint(runtime.url) as endpoint:
+        assert endpoint.get_model_name() == runtime.get_model_name()
+        turns = endpoint.get_chat_template()
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "there"}]
+    tokenizer = runtime.get_tokenizer()
+    assert turns.get_prompt(messages) == tokenizer.apply_chat_template(messages, tokenize=False)
+    opened = [messages[0], {"role": "assistant", "content": None}]
+    assert turns.get_prompt(opened) == tokenizer.apply_chat_template(
+        messages[:1], tokenize=False, add_generation_prompt=True
+    )
+    assert turns.role_prefix_and_suffix["user"] == turns.get_prefix_and_suffix("user", messages)
+
+
+def test_select_after_text_that_is_part_of_each_choice_says_so() -> None:
+    with pytest.raises(sgl.ProgramError, match="all of that text is part of the first token of a choice"):
+        sgl.function(lambda s: s.__iadd__(sgl.select("x", ["the", "dog"]))).run()["x"]
 
 
 def test_generate_matches_sglangs_runtime_and_engine(runtime: sgl.Engine) -> None:

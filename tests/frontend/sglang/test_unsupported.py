@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import pytest
 
 import banyan as sgl
-from banyan.runtime.config import Config
-from banyan.sglang import unsupported
 from banyan.sglang.global_config import GlobalConfig, global_config
 
 
@@ -69,13 +67,3 @@ def test_fixed_options_cannot_be_changed(config: GlobalConfig) -> None:
         config.verbose = 2  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no option 'verbose'"):
         config.verbose  # noqa: B018
-
-
-def test_server_options_of_sglang_name_the_replacement() -> None:
-    for name, replacement in unsupported.OPTIONS.items():
-        assert replacement in Config.__struct_fields__
-        with pytest.raises(sgl.ConfigError, match=rf"{name} is SGLang's; here it is {replacement}="):
-            sgl.Runtime(**{name: 1})
-    for name in unsupported.NOT_HERE:
-        with pytest.raises(sgl.ConfigError, match=f"{name} is SGLang's, and not needed here"):
-            sgl.Engine(**{name: 1})

@@ -87,6 +87,15 @@ def test_special_tokens_as_markers_are_recognised(reasoning_bench: Any, greedy: 
     assert "<|" not in b.text(0, program=1), "without reasoning they have no text"
 
 
+def test_markers_may_consist_of_several_tokens_and_frame_the_answer(bench: Callable[..., Any], greedy: Sampler) -> None:
+    start = "<|im_start|>"
+    markers = wire.Reasoning(f"{start}dog{start}", f"{start}fox", answer=f"{start}lazy", close=start)
+    b = bench({"Q": f"{start}dog{start}the quick{start}fox{start}lazyyes{start}no"})
+    b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), stream=True, reasoning=markers), Read(0, 1))
+    b.run()
+    assert (b.text(0), b.value(0).samples[0].reasoning, b.text(1)) == ("yes", "the quick", "Qyes")
+
+
 def test_reasoning_is_separated_in_each_sample(reasoning_bench: Any, greedy: Sampler) -> None:
     b = reasoning_bench({"Q": "<think>a</think>b"})
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(n=2), reasoning=THINK))

@@ -1,0 +1,107 @@
+"""The options of SGLang's server, as `Runtime` and `Engine` take them: translated, without effect here, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from banyan.runtime import config
+from banyan.runtime.errors import ConfigError
+
+TRANSLATED: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
+    "context_length": ("context", None),
+    "disable_radix_cache": ("cache", lambda is_off: not is_off),
+    "enable_deterministic_inference": ("deterministic", None),
+    "max_running_requests": ("max_running", None),
+    "max_total_tokens": ("kv_memory", lambda n: f"{n} tokens"),
+    "page_size": ("page", None),
+    "speculative_draft_model_path": ("draft_model", str),
+}
+"""Option of SGLang's server -> (the option here with the same meaning, its value as a function of SGLang's)."""
+
+NO_EFFECT = frozenset(
+    (
+        *("host", "port", "nccl_port", "log_level_http", "log_requests", "show_time_cost", "skip_server_warmup"),
+        *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "sampling_backend"),
+        *("cuda_graph_bs", "cuda_graph_max_bs", "disable_cuda_graph", "disable_cuda_graph_padding"),
+        *("disable_overlap_schedule", "enable_mixed_chunk", "enable_torch_compile", "stream_interval"),
+        *("reasoning_parser", "tool_call_parser", "trust_remote_code", "watchdog_timeout"),
+    )
+)
+"""Options of SGLang's server that never change an output. A Runtime takes and ignores them: it listens on a local
+socket, selects kernels and CUDA graphs by itself, and runs no code of a model. A program names its reasoning and tools
+itself."""
+
+ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+    **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "nnodes"), ((1,), "a server uses one device")),
+    **dict.fromkeys(("base_gpu_id", "node_rank"), ((0,), "set CUDA_VISIBLE_DEVICES")),
+    "is_embedding": ((False,), "there are no embeddings"),
+    "load_format": (("auto", "safetensors"), "weights are read from safetensors"),
+    "skip_tokenizer_init": ((False,), "prompts are text, which the server tokenizes"),
+    "tokenizer_mode": (("auto",), "the tokenizer comes from the model's directory"),
+}
+"""Option of SGLang's server -> (its only values, why there is no other)."""
+
+RENAMED = {
+    "chunked_prefill_size": "step_tokens",
+    "enable_hierarchical_cache": "host_memory",
+    "grammar_backend": "constraint_engine",
+    "hicache_size": "host_memory",
+    "kv_cache_dtype": "kv_dtype",
+    "mem_fraction_static": "kv_memory",
+    "quantization": "weight_dtype",
+    "radix_eviction_policy": "eviction",
+    "schedule_policy": "schedule",
+    "speculative_algorithm": "speculate",
+}
+"""Option of SGLang's server -> the corresponding option here, which takes other values."""
+
+NOT_HERE = {
+    "chat_template": "the chat template comes from the model's tokenizer",
+    "random_seed": "each run has its own seed: prog.run(..., seed=1)",
+    "tokenizer_path": "the tokenizer comes from the model's directory",
+}
+"""Option of SGLang's server -> why it does not exist here."""
+
+_DTYPES = {"half": "float16", "float": "float32"}
+
+
+def translate(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options` of a Runtime with options of SGLang's server replaced by those here. An option of SGLang that is None
+    is left out.
+
+    ConfigError: options are unknown or cannot be translated. Its message names all of them, and what to write instead.
+    """
+    found: dict[str, Any] = {}
+    refused: list[str] = []
+    for name, value in options.items():
+        if name in config.Config.__struct_fields__:
+            found[name] = _DTYPES.get(value, value) if name == "dtype" else value
+        elif name not in NO_EFFECT and (value is not None or not _is_known(name)):
+            refused += _refusal(name, value, options)
+            if name in TRANSLATED:
+                ours, function = TRANSLATED[name]
+                found[ours] = value if function is None else function(value)
+    if refused:
+        raise ConfigError("\n".join(refused))
+    return found
+
+
+def _is_known(name: str) -> bool:
+    return any(name in table for table in (TRANSLATED, ONLY, RENAMED, NOT_HERE))
+
+
+def _refusal(name: str, value: Any, options: Mapping[str, Any]) -> list[str]:
+    """Why the option is refused, in a list of one line; [] if it is not."""
+    if name in TRANSLATED:
+        ours = TRANSLATED[name][0]
+        return [f"{name} and {ours} are the same; give one of them"] if ours in options else []
+    if name in ONLY:
+        values, why = ONLY[name]
+        allowed = " or ".join(map(repr, values))
+        return [] if value in values else [f"{name}={value!r} is not supported, only {allowed}: {why}"]
+    if name in RENAMED:
+        return [f"{name} is SGLang's; here it is {RENAMED[name]}= (`banyan serve --help` has its values)"]
+    if name in NOT_HERE:
+        return [f"{name} is SGLang's, and not needed here: {NOT_HERE[name]}"]
+    return [config.unknown_option(name)]

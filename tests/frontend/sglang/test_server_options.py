@@ -1,0 +1,53 @@
+"""Options of SGLang's server, given to `Runtime` and `Engine`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import banyan as sgl
+from banyan.runtime.config import Config
+from banyan.sglang import server_options
+from banyan.sglang.server_options import translate
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"tp_size": 1, "dp_size": 1, "port": 30000, "trust_remote_code": True, "load_format": "auto"}, {}),
+        ({"attention_backend": "triton", "disable_cuda_graph": True, "reasoning_parser": "qwen3"}, {}),
+        ({"max_total_tokens": 2048, "context_length": 512}, {"kv_memory": "2048 tokens", "context": 512}),
+        ({"disable_radix_cache": True, "dtype": "half"}, {"cache": False, "dtype": "float16"}),
+        ({"max_running_requests": 4, "page_size": 32}, {"max_running": 4, "page": 32}),
+        ({"enable_deterministic_inference": True}, {"deterministic": True}),
+        ({"speculative_draft_model_path": "draft"}, {"draft_model": "draft"}),
+        ({"quantization": None, "chat_template": None, "context_length": None, "tp_size": None}, {}),
+        ({"device": "cpu", "threads": 1}, {"device": "cpu", "threads": 1}),
+    ],
+)
+def test_options_with_the_same_meaning_are_accepted(options: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert translate(options) == expected
+
+
+def test_all_refused_options_are_named_at_once() -> None:
+    with pytest.raises(sgl.ConfigError) as refused:
+        sgl.Runtime(tp_size=2, mem_fraction_static=0.8, random_seed=1, nonsense=1, load_format="dummy", port=1)
+    assert refused.value.message.split("\n") == [
+        "tp_size=2 is not supported, only 1: a server uses one device",
+        "mem_fraction_static is SGLang's; here it is kv_memory= (`banyan serve --help` has its values)",
+        "random_seed is SGLang's, and not needed here: each run has its own seed: prog.run(..., seed=1)",
+        f"there is no option 'nonsense'; there are {', '.join(Config.__struct_fields__)}",
+        "load_format='dummy' is not supported, only 'auto' or 'safetensors': weights are read from safetensors",
+    ]
+    with pytest.raises(sgl.ConfigError, match="context_length and context are the same"):
+        sgl.Engine(context_length=1, context=1)
+
+
+def test_each_option_is_in_one_table_and_has_an_equivalent() -> None:
+    tables = server_options.TRANSLATED, server_options.ONLY, server_options.RENAMED, server_options.NOT_HERE
+    names = [name for table in (*tables, server_options.NO_EFFECT) for name in table]
+    assert len(names) == len(set(names))
+    assert not set(names) & set(Config.__struct_fields__)
+    assert {ours for ours, _ in server_options.TRANSLATED.values()} <= set(Config.__struct_fields__)
+    assert set(server_options.RENAMED.values()) <= set(Config.__struct_fields__)
