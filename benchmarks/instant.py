@@ -17,7 +17,7 @@ from pathlib import Path
 
 import zmq
 
-from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol import decoders, ipc, wire
 
 START_TIMEOUT = 60.0  # seconds
 TEXT = "an answer of a few words"
@@ -83,7 +83,7 @@ def main(socket: Path, hold: int) -> None:
     instant = InstantServer(hold)
     while True:
         who, data = listener.recv_multipart()
-        for client, answer in instant.answers(who, wire.decode_client(data)):
+        for client, answer in instant.answers(who, decoders.decode_client(data)):
             listener.send_multipart((client, wire.encode(answer)))
 
 

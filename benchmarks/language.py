@@ -30,7 +30,7 @@ from report import Report, correct, parser, run_tests
 import banyan as bn
 from banyan.backends.base import ProgramDefaults
 from banyan.runtime.future import ValueFuture
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import decoders, wire
 
 HERE = Path(__file__).resolve().parent
 LONGEST = 600.0
@@ -155,7 +155,7 @@ class Sent:
 
     def __enter__(self) -> Sent:
         def send(data: bytes) -> None:
-            message = wire.decode_client(data)
+            message = decoders.decode_client(data)
             is_of_programs = isinstance(message, wire.Define) or (isinstance(message, wire.Submit) and message.ops)
             if is_of_programs and data not in self._seen:
                 self._seen.add(data)

@@ -86,7 +86,7 @@ RULES = {
     ),
     # Runs in its own process.
     f"{RUNTIME}.server.constraints.preflight": Rule(
-        (*CORE, f"{RUNTIME}.constraint", f"{RUNTIME}.launch"), ("msgspec", "numpy", "zmq")
+        (*CORE, f"{PROTOCOL}.decoders", f"{RUNTIME}.constraint", f"{RUNTIME}.launch"), ("msgspec", "numpy", "zmq")
     ),
     # Scheduling runs, and is tested, without a device.
     SCHEDULING: Rule((*CORE, f"{RUNTIME}.constraint.guide", SPECULATION, "banyan.radix_cache")),

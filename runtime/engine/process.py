@@ -27,8 +27,9 @@ from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.speculation import drafters
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.model import load, spec, weights
+from banyan.runtime.protocol.decoders import decode_command
 from banyan.runtime.protocol.flight_record import FlightRecord
-from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, decode_command, encode
+from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, encode
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -814,15 +814,6 @@ EngineReport = Ready | Step | Failed | Answer | Pong
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoders raise on invalid bytes. Invalid UTF-8 is a ValueError, deep nesting a RecursionError."""
 
-# One decoder per direction: a message of another direction does not decode.
 encode = msgspec.msgpack.Encoder().encode
-decode_client = msgspec.msgpack.Decoder(ClientMessage).decode
-decode_sliced = msgspec.msgpack.Decoder(SlicedMessage).decode
-decode_op = msgspec.msgpack.Decoder(Op).decode
-decode_template_op = msgspec.msgpack.Decoder(TemplateOp).decode
-decode_op_source = msgspec.msgpack.Decoder(OpSource).decode
 decode_server = msgspec.msgpack.Decoder(ServerMessage).decode
-decode_command = msgspec.msgpack.Decoder(EngineCommand).decode
-decode_report = msgspec.msgpack.Decoder(EngineReport).decode
-decode_check = msgspec.msgpack.Decoder(SetVocabulary | Check).decode
-decode_check_result = msgspec.msgpack.Decoder(CheckResult).decode
+"""The decoder of a client. decoders.py has all others."""

@@ -32,7 +32,7 @@ from banyan.runtime import launch
 from banyan.runtime.config import Config, parse_bytes
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
 from banyan.runtime.model.spec import resolve
-from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
 from banyan.runtime.server.engine_link.link import EngineLink
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
@@ -578,7 +578,7 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
 
 def _decode(data: bytes) -> wire.SlicedMessage:
     try:
-        message: wire.SlicedMessage = wire.decode_sliced(data)
+        message: wire.SlicedMessage = decoders.decode_sliced(data)
     except wire.UNREADABLE as e:
         raise BadMessage(f"bytes that are no message of this protocol: {e}") from e
     return message

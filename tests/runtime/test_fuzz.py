@@ -28,7 +28,7 @@ from banyan.runtime.client import client
 from banyan.runtime.engine import process
 from banyan.runtime.engine.scheduling import validate
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server import worker
 from server_in_process import NEIGHBOUR, Event, ServerInProcess, Violation, shortest
 from waits import wait_until
@@ -172,7 +172,7 @@ class Fuzz:
             data = values.garbage(data)
         if draw < wire_fuzz.P_BORDER + wire_fuzz.P_GARBAGE:
             try:
-                wire.decode_client(data)
+                decoders.decode_client(data)
             except wire.UNREADABLE:  # from another peer, so that the state of this one lasts
                 self._n_peers += values.rng.random() < 0.1
                 peer = b"stranger%d" % self._n_peers
@@ -398,7 +398,7 @@ class EngineThread:
 
     def receive(self) -> Any:
         assert self.socket.poll(30_000), self.error
-        return wire.decode_report(self.socket.recv())
+        return decoders.decode_report(self.socket.recv())
 
     def receive_until(self, kind: type[Any], **fields: Any) -> Any:
         """The next report of this type with these fields."""

@@ -19,7 +19,7 @@ import zmq
 from banyan.runtime import launch
 from banyan.runtime.constraint import limits
 from banyan.runtime.errors import BanyanError, ConstraintBusy, ConstraintCrashed, from_code
-from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol import decoders, ipc, wire
 
 PREFLIGHT = (sys.executable, "-m", "banyan.runtime.server.constraints.preflight")
 QUEUE = 64
@@ -124,7 +124,7 @@ class ConstraintChecker:
         assert self._child is not None
         with contextlib.suppress(zmq.Again):
             while True:
-                self._handle(wire.decode_check_result(self._socket.recv(zmq.NOBLOCK)))
+                self._handle(decoders.decode_check_result(self._socket.recv(zmq.NOBLOCK)))
         if not self._child.is_alive:
             self.close()
             self._n_deaths += 1

@@ -41,7 +41,7 @@ from banyan.runtime.errors import (
     Unsupported,
     rust_panics_as,
 )
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import decoders, wire
 
 MAX_CHILDREN, MAX_FAST, FAST_SECONDS = 8, 2, 0.25
 """The most children at a time; the most fast children of one client at a time; and how many seconds a child is fast.
@@ -102,7 +102,7 @@ class Preflight:
     def _receive(self) -> None:
         with contextlib.suppress(zmq.Again):
             while True:
-                message = wire.decode_check(self._socket.recv(zmq.NOBLOCK))
+                message = decoders.decode_check(self._socket.recv(zmq.NOBLOCK))
                 if isinstance(message, wire.SetVocabulary):
                     self._set_vocabulary(message)
                 elif isinstance(self._vocabulary, BanyanError):
@@ -171,7 +171,7 @@ class Preflight:
         os.close(child.stderr)
         if result is None:
             try:
-                result = wire.decode_check_result(child.output)
+                result = decoders.decode_check_result(child.output)
             except msgspec.DecodeError:
                 result = _failure(child.check, _crash(status, stderr))
         self._socket.send(wire.encode(result))

@@ -18,7 +18,7 @@ import zmq
 
 from banyan.runtime import launch
 from banyan.runtime.config import Config
-from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.protocol.flight_record import FlightRecord
 from banyan.runtime.server.engine_link.recovery import Death, cause, is_stopped, n_oom_kills
 
@@ -100,7 +100,7 @@ class EngineLink:
                 continue
             self._n_silent = 0
             try:
-                report = wire.decode_report(data)
+                report = decoders.decode_report(data)
                 if isinstance(report, wire.Ready):
                     self._start_sending(report)
                 handle(report)

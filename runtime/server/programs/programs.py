@@ -14,7 +14,7 @@ from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled
 from banyan.runtime.executor.executor import ProgramObserver
 from banyan.runtime.executor.generator import GenOutcome, Prompt
 from banyan.runtime.executor.state import RunningState
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.runtime.server.engine_link.kv_hints import check_keep
 from banyan.runtime.server.engine_link.requests import EngineRequests, SchedulingInfo, StreamPiece, internal_error
@@ -181,7 +181,7 @@ class Programs(ProgramObserver):
         """Add a template, one op in each step. Raises BanyanError."""
         template, n_bytes = ProgramTemplate(), 0
         for data in message.ops:
-            op = _decode(data, wire.decode_template_op)
+            op = _decode(data, decoders.decode_template_op)
             template.add(op)
             n_bytes += self._quota.bytes_of(op)
             yield
@@ -325,13 +325,13 @@ class Programs(ProgramObserver):
         self._end(program, error if isinstance(error, BanyanError) else internal_error(error))
 
 
-def _decode(data: msgspec.Raw, decode: Callable[[msgspec.Raw], Any] = wire.decode_op) -> Any:
+def _decode(data: msgspec.Raw, decode: Callable[[msgspec.Raw], Any] = decoders.decode_op) -> Any:
     """BadMessage: the op cannot be decoded; says which one."""
     try:
         return decode(data)
     except wire.UNREADABLE as e:
         source = wire.OpSource()
         with contextlib.suppress(*wire.UNREADABLE):
-            source = wire.decode_op_source(data)
+            source = decoders.decode_op_source(data)
         where = " ".join(filter(None, (source.t, repr(source.name) if source.name else "", source.line)))
         raise BadMessage(f"an op ({where or 'of no known kind'}) is invalid: {e}") from None

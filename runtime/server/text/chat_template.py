@@ -54,6 +54,8 @@ class ChatMessage(NamedTuple):
 
     @property
     def n_chars(self) -> int:
+        if not self.calls:
+            return len(self.content)
         return len(self.content) + sum(len(call.name) + len(call.arguments) for call in self.calls)
 
     def as_dict(self) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Detokenizer:
         given = tuple(dict.fromkeys(stops))
         self._stops = stop_strings(given) if given else None
         self._stop_state = StopStrings.START
-        self._patterns = Patterns(patterns)
+        self._patterns = Patterns(patterns) if patterns else None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pieces: list[str] = []
         self._length = 0
@@ -58,7 +58,7 @@ class Detokenizer:
             if self.matched is not None:
                 break
             spelled = b"" if i in self._hidden or i >= len(self._spelling) else self._spelling[i]
-            is_added = self._add(self._decoder.decode(spelled), search=self.n_tokens >= self._min_tokens)
+            is_added = self._add(self._decoder.decode(spelled), search=len(self._ends) >= self._min_tokens)
             self._ends.append(self._length if is_added and not self._decoder.getstate()[0] else -1)
         return self._take_certain()
 
@@ -95,7 +95,8 @@ class Detokenizer:
 
     def _add(self, new: str, search: bool) -> bool:
         """Append text. Returns False if a stop cut it."""
-        cut = self._find_stop(new, search)
+        has_stops = self._stops is not None or self._patterns is not None
+        cut = self._find_stop(new, search) if has_stops else None
         if cut is not None:
             new = new[: max(0, cut - self._length)]
         self._length += len(new)
@@ -106,7 +107,7 @@ class Detokenizer:
             return False
         self._pieces.append(new)
         self._unsent += new
-        if self._patterns:
+        if self._patterns is not None:
             self._tail = (self._tail + new)[-REACH:]
         return cut is None
 
@@ -114,12 +115,11 @@ class Detokenizer:
         """Where to cut the text because a stop is complete in `new`. Sets `matched`. search: stops count already."""
         best: tuple[int, int] | None = None  # (end, start), in characters of the whole text
         if self._stops is not None:
-            for end, character in enumerate(new, self._length + 1):
-                self._stop_state = self._stops.step(self._stop_state, character)
-                if search and (stop := self._stops.matched(self._stop_state)) is not None:
-                    best, self.matched = (end, end - len(stop)), stop
-                    break
-        if self._patterns and search and new:
+            self._stop_state, n, stop = self._stops.walk(self._stop_state, new, search)
+            if stop is not None:
+                end = self._length + n
+                best, self.matched = (end, end - len(stop)), stop
+        if self._patterns is not None and search and new:
             n_before = self._length - len(self._tail)
             found = self._patterns.first_end(self._tail + new, len(self._tail), is_whole=not n_before)
             if found is not None and (best is None or n_before + found[0] < best[0]):
@@ -128,8 +128,7 @@ class Detokenizer:
 
     def _take_certain(self) -> str:
         """Take unsent text, except what may be the beginning of a stop."""
-        n = len(self._unsent)
-        if self._stops is not None and self.matched is None:
-            n -= self._stops.n_begun(self._stop_state)
-        certain, self._unsent = self._unsent[:n], self._unsent[n:]
+        certain, self._unsent = self._unsent, ""
+        if self._stops is not None and self.matched is None and (n := self._stops.n_begun(self._stop_state)):
+            certain, self._unsent = certain[:-n], certain[-n:]
         return certain

@@ -52,6 +52,7 @@ _PLAIN = frozenset(
         "lower",
     }
 )
+_OF_DICTS = frozenset(dir(dict))
 _WIDE = re.compile(r"\d{4}|\*")
 
 
@@ -156,9 +157,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         pay(_length(result))
         return result
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute not in _OF_DICTS:  # as jinja2 does, which catches an AttributeError first
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def wrap_str_format(self, value: Any) -> Any:
-        format_ = super().wrap_str_format(value)
-        if format_ is None:
+        if type(value) is str or (format_ := super().wrap_str_format(value)) is None:
             return None
 
         def checked(*args: Any, **kwargs: Any) -> str:

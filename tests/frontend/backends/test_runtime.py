@@ -13,7 +13,7 @@ import zmq
 from msgspec.structs import replace
 
 import banyan as bn
-from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol import decoders, ipc, wire
 from waits import wait_until
 
 
@@ -40,7 +40,7 @@ class MockServer:
             while not self._stop.is_set():
                 if socket.poll(5):
                     identity, data = socket.recv_multipart()
-                    for answer in self._answers(wire.decode_client(data)):
+                    for answer in self._answers(decoders.decode_client(data)):
                         socket.send_multipart([identity, wire.encode(answer)])
 
     def _answers(self, message: Any) -> Iterator[Any]:

@@ -28,7 +28,7 @@ from banyan.runtime.errors import (
     PromptTooLong,
     RuntimeLost,
 )
-from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol import decoders, ipc, wire
 from waits import join as join_thread
 from waits import wait_until
 
@@ -406,7 +406,7 @@ class Stub:
         while not self._stop.is_set():
             if self.socket.poll(10):
                 name, data = self.socket.recv_multipart()
-                self.received.append(wire.decode_client(data))
+                self.received.append(decoders.decode_client(data))
                 if isinstance(self.received[-1], wire.Ping) or not self._script:
                     continue
                 for answer in self._script.pop(0):

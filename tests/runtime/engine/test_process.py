@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from banyan.runtime import config as configs
+from banyan.runtime.protocol.decoders import decode_report
 from banyan.runtime.protocol.wire import (
     Abort,
     Answer,
@@ -26,7 +27,6 @@ from banyan.runtime.protocol.wire import (
     Ready,
     Sampling,
     Step,
-    decode_report,
     encode,
 )
 from waits import wait_until

@@ -10,7 +10,7 @@ import pytest
 
 from banyan.runtime.client.client import Client
 from banyan.runtime.errors import BadMessage, RuntimeLost
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import decoders, wire
 
 TEXT = wire.Append(0, ("a",))
 GEN = wire.Gen(0, 0, wire.Sampling(max_tokens=4, temperature=0.0))
@@ -32,7 +32,7 @@ def tamper(client: Client, monkeypatch: pytest.MonkeyPatch, name: str, kind: typ
     original = getattr(client, name)
 
     def repeated(message: Any) -> None:
-        decoded = wire.decode_client(message) if isinstance(message, bytes) else message
+        decoded = decoders.decode_client(message) if isinstance(message, bytes) else message
         for _ in range(copies if isinstance(decoded, kind) and decoded.seq == seq else 1):
             original(message)
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from banyan.runtime.errors import BadProgram
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.protocol.op_template import ProgramTemplate, ValueSource
 from banyan.runtime.protocol.wire import (
     Append,
@@ -98,4 +98,4 @@ def test_wrong_number_of_arguments_or_seeds_is_refused(use: Use, error: str) -> 
 )
 def test_negative_numbers_in_a_template_are_refused(op: wire.TemplateOp) -> None:
     with pytest.raises(msgspec.ValidationError, match=">= 0"):
-        wire.decode_template_op(wire.encode(op))
+        decoders.decode_template_op(wire.encode(op))

@@ -14,7 +14,7 @@ import pytest
 
 import banyan as bn
 from banyan.runtime import config, launch
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import decoders, wire
 from banyan.templates.compiled import compile
 from waits import wait_until
 
@@ -54,7 +54,7 @@ def traffic(endpoint: bn.RuntimeEndpoint, monkeypatch: pytest.MonkeyPatch, no_fl
     recorded, send = Traffic(), endpoint.client.send
 
     def record_and_send(data: bytes) -> None:
-        message = wire.decode_client(data)
+        message = decoders.decode_client(data)
         if isinstance(message, wire.Submit | wire.Define | wire.Undefine) and getattr(message, "ops", True):
             recorded.sent.append((message, len(data)))
         send(data)

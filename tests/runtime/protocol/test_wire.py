@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import decoders, wire
 
 ROOT = Path(__file__).parents[3]
 MESSAGES = sorted(
@@ -17,10 +17,10 @@ MESSAGES = sorted(
     key=lambda cls: cls.__name__,
 )
 DIRECTIONS = {
-    "client": (wire.ClientMessage, wire.decode_client),
+    "client": (wire.ClientMessage, decoders.decode_client),
     "server": (wire.ServerMessage, wire.decode_server),
-    "command": (wire.EngineCommand, wire.decode_command),
-    "report": (wire.EngineReport, wire.decode_report),
+    "command": (wire.EngineCommand, decoders.decode_command),
+    "report": (wire.EngineReport, decoders.decode_report),
 }
 
 
@@ -63,7 +63,7 @@ def test_every_op_and_part_round_trips() -> None:
     ops = tuple(make(op) for op in typing.get_args(wire.Op))
     parts = ("text", *(make(part) for part in typing.get_args(wire.Part) if part is not str))
     message = wire.Submit(program=1, seq=2, ops=(*ops, wire.Append(0, parts)), last=True, name="p")
-    assert wire.decode_client(wire.encode(message)) == message
+    assert decoders.decode_client(wire.encode(message)) == message
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -129,7 +129,7 @@ def test_messages_are_frozen(cls: type[Any]) -> None:
 @pytest.mark.parametrize("data", [b"", b"\xff", b"\x80", b"junk", wire.encode(wire.Ping())[:-1], b"\xc1" * 1000])
 def test_invalid_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        wire.decode_client(data)
+        decoders.decode_client(data)
 
 
 def test_wrong_field_type_is_refused_with_its_path() -> None:
@@ -137,7 +137,7 @@ def test_wrong_field_type_is_refused_with_its_path() -> None:
         {"t": "submit", "program": 0, "seq": 0, "ops": [{"t": "gen", "state": "x", "ref": 1}]}
     )
     with pytest.raises(msgspec.ValidationError, match=r"\$\.ops\[0\]\.state"):
-        wire.decode_client(data)
+        decoders.decode_client(data)
 
 
 def test_defaults_are_not_sent() -> None:

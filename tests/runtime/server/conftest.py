@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.server.engine_link.recovery import Death
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.policy.run_limits import Timers
@@ -126,7 +126,7 @@ class Bench:
         assert self.programs.check(self.requests) == ""
 
     def send(self, message: wire.Submit | wire.Define, client: bytes = b"me") -> None:
-        match wire.decode_sliced(wire.encode(message)):
+        match decoders.decode_sliced(wire.encode(message)):
             case wire.SlicedSubmit() as submit:
                 self._do(self.programs.submit(client, submit))
             case wire.SlicedDefine() as define:

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.protocol.flight_record import LOOP, FlightRecord
 
 MAX_RUNNING = 64
@@ -173,7 +173,7 @@ def main() -> None:
             if args.alive_fd in events:
                 return
             while socket in events and socket.poll(0):
-                engine.take(wire.decode_command(socket.recv()))
+                engine.take(decoders.decode_command(socket.recv()))
             if options.get("step_ms"):
                 time.sleep(options["step_ms"] / 1000)
             flight.note(LOOP, list(engine.running))

@@ -11,7 +11,7 @@ import pytest
 from banyan.runtime import launch
 from banyan.runtime.client import client, splitting
 from banyan.runtime.errors import BadMessage
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.protocol.limits import MAX_OPS, MAX_PARTS
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
@@ -23,7 +23,7 @@ def split(*ops: wire.Op, most: int, templates: dict[int, ProgramTemplate] | None
     for group in groups:
         assert len(group) <= MAX_OPS
         assert sum(len(wire.encode(op)) for op in group) <= most
-        wire.decode_client(wire.encode(wire.Submit(0, 0, group)))
+        decoders.decode_client(wire.encode(wire.Submit(0, 0, group)))
     return groups
 
 

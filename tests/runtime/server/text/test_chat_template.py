@@ -86,6 +86,11 @@ def test_template_is_sandboxed() -> None:
         malicious.render([ChatMessage("user", "a")])
 
 
+def test_attributes_of_a_turn_are_its_keys_and_the_safe_methods_of_a_dict() -> None:
+    source = "{% set m = messages[0] %}{{ m.content }}.{{ m.tool_calls }}.{{ m.keys() | list | length }}.{{ m.clear }}"
+    assert ChatTemplate(source, {}).render([ChatMessage("user", "a")]) == "a..2."
+
+
 def test_strftime_now_uses_the_given_time() -> None:
     template = ChatTemplate("{{ strftime_now('%Y-%m-%d') }} {% for m in messages %}{{ m.content }}{% endfor %}", {})
     now = datetime(2024, 2, 29)

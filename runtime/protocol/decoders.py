@@ -1,0 +1,21 @@
+"""The decoders of the server, the engine and the preflight process; wire.py has that of a client.
+
+They are in a file of their own because making them takes 3 ms of `import banyan`, which needs none of them. There is
+one per direction, so a message of another direction does not decode.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from banyan.runtime.protocol import wire
+
+decode_client = msgspec.msgpack.Decoder(wire.ClientMessage).decode
+decode_sliced = msgspec.msgpack.Decoder(wire.SlicedMessage).decode
+decode_op = msgspec.msgpack.Decoder(wire.Op).decode
+decode_template_op = msgspec.msgpack.Decoder(wire.TemplateOp).decode
+decode_op_source = msgspec.msgpack.Decoder(wire.OpSource).decode
+decode_command = msgspec.msgpack.Decoder(wire.EngineCommand).decode
+decode_report = msgspec.msgpack.Decoder(wire.EngineReport).decode
+decode_check = msgspec.msgpack.Decoder(wire.SetVocabulary | wire.Check).decode
+decode_check_result = msgspec.msgpack.Decoder(wire.CheckResult).decode
