@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -220,7 +222,9 @@ def test_waiting_messages_of_a_client_are_limited(
     context: Any = zmq.Context()
     try:
         peer = RawPeer(context, server.socket)
+        os.kill(server.pid, signal.SIGSTOP)  # so that messages arrive faster than they are handled
         peer.send(*[wire.encode(Submit(k, 0, (Append(0, ("a",)),) * 5000, last=True)) for k in range(100)])
+        os.kill(server.pid, signal.SIGCONT)
         while not (isinstance(failed := peer.receive(), wire.Failed) and failed.program == -1):
             pass
         assert failed.code == "overloaded"
