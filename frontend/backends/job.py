@@ -57,15 +57,10 @@ class LocalPrompt(Prompt):
         self._text, self._n_rendered = "", 0  # the first pieces as text
 
     def copy(self) -> LocalPrompt:
-        copied = self.upto(len(self.pieces), len(self.pieces))
+        copied = LocalPrompt(self._chat, self._program)
+        copied.pieces, copied.role, copied.n_inherited = self.pieces.copy(), self.role, len(self.pieces)
         copied._text, copied._n_rendered = self._text, self._n_rendered
         return copied
-
-    def upto(self, n_pieces: int, n_inherited: int) -> LocalPrompt:
-        prompt = LocalPrompt(self._chat, self._program)
-        prompt.pieces, prompt.n_inherited = self.pieces[:n_pieces], n_inherited
-        prompt.role = open_role(prompt.pieces, n_pieces)
-        return prompt
 
     def join(self, child: LocalPrompt, start: int, stop: int) -> None:
         self.pieces += child.pieces[start:stop]

@@ -21,8 +21,10 @@ from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.executor.state import JoinPoint, PendingJoin, QueuedOp, RunningState, Snapshot
 from banyan.runtime.protocol import wire
 
-JOINED = 4096
+JOINED = 1024
 """Pieces that a join copies in one step."""
+FREED = 1 << 16
+"""Ops or pieces that `free` drops in one step."""
 
 
 class Generator(Protocol):
@@ -207,10 +209,15 @@ class Executor:
         self.pump()
 
     def free(self) -> Iterator[None]:
-        """After the end: free the states one by one, because they may hold millions of pieces."""
-        for state in self.states.values():
-            state.prompt, state.origin = self._no_prompt, None
-            state.queue.clear()
+        """After the end: free what the states hold, FREED ops or pieces in a step, as there may be millions of them."""
+        for state in reversed(self.states.values()):  # what they inherited stays with their ancestors until the end
+            state.origin = None
+            for held in (state.queue, state.prompt.pieces):
+                while held:
+                    for _ in range(min(len(held), FREED)):
+                        held.pop()
+                    yield
+            state.prompt = self._no_prompt
             state.marks.clear()
             yield
 
@@ -356,8 +363,9 @@ class Executor:
                     self._ready.append(child)
             case PendingJoin():
                 self._join(state, op)
-            case JoinPoint():
-                self._reach(op.join, Snapshot(state.prompt, len(state.prompt.pieces), dict(state.marks)))
+            case JoinPoint(join=join):
+                prompt = state.prompt.copy() if join.adopt else state.prompt
+                self._reach(join, Snapshot(prompt, len(prompt.pieces), dict(state.marks)))
             case wire.Mark(mark=mark):
                 state.marks[mark] = len(state.prompt.pieces)
             case wire.CacheHint():
@@ -382,8 +390,8 @@ class Executor:
         if isinstance(reached, BanyanError):
             raise copy_error(reached, f"state {join.child}, which is joined here, failed")
         if join.adopt:
-            state.prompt = reached.prompt.upto(reached.n_pieces, state.prompt.n_inherited)
-            state.marks = dict(reached.marks)
+            reached.prompt.n_inherited = state.prompt.n_inherited
+            state.prompt, state.marks = reached.prompt, reached.marks
             self._observer.adopted(self, state.number, join.child)
             return
         start = join.n_joined or reached.prompt.n_inherited

@@ -52,10 +52,6 @@ class Prompt(ABC):
         """The prompt of a forked state: it inherits all pieces."""
 
     @abstractmethod
-    def upto(self, n_pieces: int, n_inherited: int) -> Self:
-        """The first `n_pieces` pieces, as the prompt of a state that inherited `n_inherited` pieces."""
-
-    @abstractmethod
     def append_part(self, part: wire.Part) -> None:
         """Append any part but a Ref or an Arg. Raises BanyanError for a part that cannot stand here."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import takewhile
+from os.path import commonprefix
 from random import Random
 from typing import NamedTuple
 
@@ -27,11 +27,10 @@ class SelectDecision(NamedTuple):
     weights: tuple[float, ...]
 
 
-def score_from(prompts: Sequence[Sequence[int]]) -> int:
-    """The index from which the choices' prompts are scored: behind their longest common prefix, but so that each has at
-    least one token there. BadProgram: there is no token before it."""
-    common = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False)))
-    start = min(common, min(map(len, prompts)) - 1)
+def score_from(prompts: Sequence[bytes]) -> int:
+    """The index from which the choices' prompts (int32 ids) are scored: behind their longest common prefix, but so that
+    each has at least one token there. BadProgram: there is no token before it."""
+    start = min(len(commonprefix(prompts)), min(map(len, prompts)) - 4) // 4  # noqa: RUF071 (they are no paths)
     if start < 1:
         raise BadProgram(
             "a select needs a token before its choices: there is no text before it, or all of that text is part of the "
@@ -66,7 +65,8 @@ def decide(
         chosen = scores.index(top)
         return SelectDecision(chosen, normalized, tuple(float(k == chosen) for k in range(len(scores))))
     odds = [math.exp((score - top) / temperature) for score in scores]
-    weights = tuple(x / sum(odds) for x in odds)
+    total = sum(odds)
+    weights = tuple(x / total for x in odds)
     return SelectDecision(rng.choices(range(len(scores)), weights)[0], normalized, weights)
 
 

@@ -12,7 +12,8 @@ from banyan.runtime.protocol import wire
 
 
 class Snapshot(NamedTuple):
-    """A state at one point of its queue: the first `n_pieces` of its prompt, and its marks."""
+    """A state at one point of its queue: the first `n_pieces` of its prompt, and its marks. To adopt it, the prompt is
+    a copy with no more than these pieces."""
 
     prompt: Prompt
     n_pieces: int
@@ -55,3 +56,8 @@ class RunningState:
         """The gen or select that runs. The queue waits for it."""
         self.error: BanyanError | None = None
         self.children: tuple[int, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Ops that are queued, and pieces of the prompt."""
+        return len(self.queue) + len(self.prompt.pieces)

@@ -149,6 +149,7 @@ class Server:
             self.link.send,
             call_later=self._call_soon,
             on_end=self.observer.request_ended,
+            is_late=self.work.is_late,
         )
         vocabulary = self.tokenizer.vocabulary()
         self.link.set_vocabulary(vocabulary)
@@ -187,6 +188,7 @@ class Server:
             info=self._info,
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
+            offload=self._offload,
         )
         self.chat = generator.with_call_format(template.chat_markers()) if template else None
 

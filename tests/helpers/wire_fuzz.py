@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from banyan.runtime.protocol import wire
 
-MAX_BYTES = 256 << 10
+MAX_BYTES = 1 << 20
 """Size limit of a fuzzed message."""
-N_CHARS, N_ITEMS = 20_000, 250
+N_CHARS, N_ITEMS = 1 << 16, 4096
 """Length of a long text, and of a long list."""
 MAX_PROGRAMS, MAX_TEMPLATES = 6, 4
 """Programs and templates of one client at a time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -28,6 +29,8 @@ class Questions:
     what the server adds to the engine's counters. info: returns the server's own data, given whether an operator asks.
     check: describes a violated invariant of the server, or returns "". on_counters: gets the counters that OURSELVES
     asked for.
+    offload(n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with its result or
+    exception.
     """
 
     def __init__(
@@ -41,10 +44,12 @@ class Questions:
         info: Callable[[bool], dict[str, Any]],
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],
+        offload: Callable[[int, Callable[[], Any], Callable[[Any], None]], None],
     ) -> None:
         self._tenants, self._tokenizer = tenants, tokenizer
         self._send_to_engine, self._send = send_to_engine, send
         self._stats, self._info, self._check, self._on_counters = stats, info, check, on_counters
+        self._offload = offload
         self._open: dict[int, tuple[Client, wire.Ask]] = {}
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
@@ -83,11 +88,16 @@ class Questions:
                 return
             body = msgspec.json.encode(counters)
         if ok and ask.what == "tree":
-            body = self._with_text(body)
+            self._offload(len(body), partial(self._with_text, body), partial(self._send_tree, client, ask))
+            return
         if ok and ask.what == "check" and (violation := self._check()):
             ok, body = False, violation.encode()
         if client != OURSELVES:
             self._send(client, wire.Answer(id=ask.id, ok=ok, body=body))
+
+    def _send_tree(self, client: Client, ask: wire.Ask, body: bytes | Exception) -> None:
+        found = body if isinstance(body, bytes) else repr(body).encode()
+        self._send(client, wire.Answer(id=ask.id, ok=found is body, body=found))
 
     def fail(self, why: str) -> None:
         """Answer all open questions with the error `why`, because the engine has died."""

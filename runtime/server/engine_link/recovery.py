@@ -59,13 +59,20 @@ class Trials(Generic[S]):
     """Runs the suspects of a crash one at a time, while the other requests wait.
 
     send: send(request, is_trial) sends a request to the engine, in a trial for one token. is_living: whether a request
-    has not ended yet.
+    has not ended yet. is_late: whether to stop soon. call_later: calls a function on the loop later.
     """
 
-    def __init__(self, send: Callable[[S, bool], None], is_living: Callable[[S], bool]) -> None:
-        self._send, self._is_living = send, is_living
+    def __init__(
+        self,
+        send: Callable[[S, bool], None],
+        is_living: Callable[[S], bool],
+        is_late: Callable[[], bool] = lambda: False,
+        call_later: Callable[[Callable[[], None]], None] = lambda call: call(),
+    ) -> None:
+        self._send, self._is_living, self._is_late, self._call_later = send, is_living, is_late, call_later
         self._suspects: deque[S] = deque()
-        self._waiting: list[S] = []
+        self._waiting: deque[S] = deque()
+        self._is_pausing = False
         self._on_trial: S | None = None
 
     def submit(self, request: S) -> None:
@@ -115,7 +122,8 @@ class Trials(Generic[S]):
         return given_up
 
     def go_on(self) -> None:
-        """Start the next trial, or, after the last one, all waiting requests."""
+        """Start the next trial, or, after the last one, all waiting requests, as far as there is time, and then the
+        others later."""
         if self._on_trial is not None and self._is_living(self._on_trial):
             return
         self._on_trial = None
@@ -126,11 +134,16 @@ class Trials(Generic[S]):
                 self._run(suspect, is_trial=True)
                 if not self._is_living(suspect):  # it had all its tokens
                     self._on_trial = None
-        if self._on_trial is None:
-            waiting, self._waiting = self._waiting, []
-            for request in waiting:
-                if self._is_living(request):
-                    self._run(request)
+        while self._on_trial is None and self._waiting and not self._is_pausing:
+            if self._is_living(request := self._waiting.popleft()):
+                self._run(request)
+                if self._waiting and self._is_late():
+                    self._is_pausing = True
+                    self._call_later(self._resume)
+
+    def _resume(self) -> None:
+        self._is_pausing = False
+        self.go_on()
 
 
 def n_oom_kills() -> int:

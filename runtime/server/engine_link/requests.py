@@ -156,7 +156,8 @@ class EngineRequests:
     """All requests that run.
 
     send: sends a command to the engine. call_later: calls a function on the server's loop, after the current callback.
-    on_end: called with each request that ended without an error, before the request's own `done`.
+    on_end: called with each request that ended without an error, before the request's own `done`. is_late: whether the
+    callback should end soon.
     """
 
     def __init__(
@@ -167,12 +168,15 @@ class EngineRequests:
         clock: Callable[[], float] = time.monotonic,
         call_later: Callable[[Callable[[], None]], None] = lambda call: call(),
         on_end: Callable[[EngineRequest], None] = lambda request: None,
+        is_late: Callable[[], bool] = lambda: False,
     ) -> None:
         self._tokenizer, self._n_vocabulary, self._send, self.clock = tokenizer, n_vocabulary, send, clock
         self._call_later, self._on_end = call_later, on_end
         self.kv_hints = KVHintSender(send, clock)
         self._living: dict[int, EngineRequest] = {}
-        self._trials: Trials[EngineRequest] = Trials(self._run, lambda request: request.rid in self._living)
+        self._trials: Trials[EngineRequest] = Trials(
+            self._run, lambda request: request.rid in self._living, is_late, call_later
+        )
         self._served: dict[int, int] = {}  # serials of programs that started requests -> how many were given up
         self._n_started = 0
 

@@ -1,8 +1,8 @@
 """Limits on what one client may have on the server at a time: programs, their width, and memory. A program that exceeds
 a limit ends with an error that contains the numbers. Other programs continue.
 
-Memory is estimated: the text of ops, values and insertions, plus a fixed size for each op and state. The estimate of a
-program only grows, and is given back when the program ends.
+Memory is estimated: the bytes of ops, values and insertions, plus a fixed size for each op, part and state. The
+estimate of a program only grows, and is given back when the program ends.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class Quota:
                 "server; wait for some of them, or raise `max_client`"
             )
 
-    def queue(self, program: RunningProgram, op: wire.Op) -> None:
-        """An op is added to a program."""
-        n_bytes = self.bytes_of(op)
+    def queue(self, program: RunningProgram, op: wire.Op, n_encoded: int) -> None:
+        """An op is added to a program. n_encoded: as for `bytes_of`."""
+        n_bytes = self.bytes_of(op, n_encoded)
         if isinstance(op, wire.Use):
             found = self._clients[program.client].templates.get(op.template)
             n_bytes += 0 if found is None else found[1]
@@ -139,11 +139,11 @@ class Quota:
         if not usage.n_programs and not usage.templates:
             self._clients.pop(client, None)
 
-    def bytes_of(self, op: wire.Op) -> int:
-        """Estimated memory of an op, while it is queued and as text of its state."""
+    def bytes_of(self, op: wire.Op, n_encoded: int) -> int:
+        """Estimated memory of an op, while it is queued and as text of its state. n_encoded: bytes of its encoding."""
         match op:
             case wire.Append(parts=parts):
-                return OP + sum(OP // 4 + _length(part) for part in parts)
+                return OP + OP // 4 * len(parts) + n_encoded
             case wire.Fork(children=children):
                 self._check_width("a fork makes", len(children), "branches")
                 return OP + STATE * len(children)
@@ -151,31 +151,14 @@ class Quota:
                 return OP + OP * len(children)
             case wire.Gen(sampling=sampling):
                 self._check_width("a gen has", sampling.n, "samples")
-                n_bytes = sum(map(len, (*sampling.stop, *sampling.stop_regex)))
-                n_bytes += 64 * len(sampling.logit_bias) + 8 * len(sampling.stop_token_ids)
-                n_bytes += 0 if sampling.constraint is None else len(sampling.constraint.text)
-                n_bytes += 0 if op.tools is None else sum(map(len, op.tools.specs))
-                return OP + n_bytes
-            case wire.Select(choices=texts) | wire.Use(args=texts) | wire.Results(texts=texts):
-                if isinstance(op, wire.Select):
-                    self._check_width("a select has", len(texts), "choices")
-                return OP + sum(map(len, texts))
-        return OP
+                return OP + n_encoded + 64 * len(sampling.logit_bias)
+            case wire.Select(choices=choices):
+                self._check_width("a select has", len(choices), "choices")
+        return OP + n_encoded
 
     def _check_width(self, what: str, n: int, of: str) -> None:
         if n > self.limits.max_width:
             raise BadProgram(f"{what} {n} {of}; {self.limits.max_width} are the most (`max_width`)")
-
-
-def _length(part: wire.Part) -> int:
-    match part:
-        case str():
-            return len(part)
-        case wire.Raw(text=text) | wire.BeginTurn(role=text):
-            return len(text)
-        case wire.Image(data=data):
-            return len(data)
-    return 0
 
 
 def _size(n_bytes: int) -> str:

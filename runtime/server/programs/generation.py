@@ -61,6 +61,9 @@ UNUSABLE = (
 )
 """Why a constraint on tool calls is given up for a looser one."""
 
+CHOICE = 40
+"""The work of a choice besides its text, in characters to encode; and again of its scores."""
+
 STOP = 1024
 """The work of finding the tokens that contain a stop string, in characters to encode."""
 
@@ -181,6 +184,8 @@ class EngineAttempt(Attempt):
 
     suffixes: Sequence[str] = ("",)
     """Texts behind the prompt; there is a request for each."""
+    _n_outcome = 0
+    """The work of `_outcome`, in characters to encode."""
 
     def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
         super().__init__(generation.op, generation.prompt, generation.round, done)
@@ -226,8 +231,9 @@ class EngineAttempt(Attempt):
 
         def work() -> Encoded:
             known = copy.prompt(generator.tokenizer, generator.template, self._program.started)
-            self._prepare()
-            return copy, [known.encode(generator.tokenizer, suffix, owner) for suffix in suffixes]
+            prompts = [known.encode(generator.tokenizer, suffix, owner) for suffix in suffixes]
+            self._prepare(prompts)
+            return copy, prompts
 
         n_suffix_chars = sum(map(len, suffixes))
         generator.offload(copy.work * len(suffixes) + n_suffix_chars + self._n_prepare(), work, self._encoded)
@@ -236,8 +242,8 @@ class EngineAttempt(Attempt):
         """The work of `_prepare`, in characters to encode."""
         return 0
 
-    def _prepare(self) -> None:
-        """Other work that may take long. Called on any thread."""
+    def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
+        """Other work that may take long. Called on any thread. encoded: the prompt with each suffix."""
 
     def _encoded(self, encoded: Encoded | Exception) -> None:
         if self.is_over:
@@ -285,7 +291,13 @@ class EngineAttempt(Attempt):
         if request.failed is not None:
             self.finish(from_code(request.failed.code, request.failed.message))
         elif not self._n_open:
-            self.finish(self._outcome())
+            self._generator.offload(self._n_outcome, self._outcome, self._made)
+
+    def _made(self, outcome: GenOutcome | Exception) -> None:
+        if isinstance(outcome, GenOutcome):
+            self.finish(outcome)
+        elif not self.is_over:
+            self._program.crashed(outcome)
 
     def _outcome(self) -> GenOutcome:
         raise NotImplementedError
@@ -328,7 +340,7 @@ class GenAttempt(EngineAttempt):
     def _n_prepare(self) -> int:
         return STOP * sum(not self._generator.tokenizer.has_stop_ids(stop) for stop in self.op.sampling.stop)
 
-    def _prepare(self) -> None:
+    def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         for stop in self.op.sampling.stop:
             self._generator.tokenizer.stop_ids(stop)
 
@@ -515,36 +527,42 @@ class SelectAttempt(EngineAttempt):
         if self.op.method == "greedy_token_selection" and self.op.temperature:
             raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
         self.suffixes = self.op.choices
+        self._n_outcome = CHOICE * len(self.op.choices)
 
-    def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        prompts = [unpack(b"".join(run.ids for run in runs)) for runs in encoded]
+    def _n_prepare(self) -> int:
+        return CHOICE * len(self.op.choices)
+
+    def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
+        prompts = [b"".join(run.ids for run in runs) for runs in encoded]
         start = select_scoring.score_from(prompts)
-        self._choice_ids = [prompt[start:] for prompt in prompts]
-        scored = [(prompt, start) for prompt in prompts]
+        self._choice_ids = [prompt[4 * start :] for prompt in prompts]
+        self._scored = [(prompt, start) for prompt in prompts]
         if self.op.method == "unconditional_likelihood_normalized":
             blank = self._generator.tokenizer.blank
-            scored += [([*blank, *ids], len(blank)) for ids in self._choice_ids]
+            self._scored += [(pack(blank) + ids, len(blank)) for ids in self._choice_ids]
+
+    def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         sampling = wire.Sampling(max_tokens=0, temperature=0.0)
 
         def start_choice(k: int) -> EngineRequest:
-            ids, start = scored[k]
+            ids, start = self._scored[k]
             order = (*self._order, k)
             return self._engine.start(
-                pack(ids), sampling, self._request_ended, owner=self._program, order=order, score_from=start
+                ids, sampling, self._request_ended, owner=self._program, order=order, score_from=start
             )
 
-        self._start_each(len(scored), start_choice)
+        self._start_each(len(self._scored), start_choice)
 
     def _outcome(self) -> GenOutcome:
         op, n = self.op, len(self.op.choices)
         scores = [request.scores for request in self.requests]
         choice = select_scoring.decide(op.method, scores[:n], scores[n:], op.temperature, Random(self._seed(op.seed)))
-        sample = wire.Sample(op.choices[choice.chosen], "stop", n_tokens=len(self._choice_ids[choice.chosen]))
+        sample = wire.Sample(op.choices[choice.chosen], "stop", n_tokens=len(self._choice_ids[choice.chosen]) // 4)
         # No pieces: the state gets the choice as text, to be encoded together with what follows.
         return GenOutcome(
             (sample,),
             _usage(self.requests, n_prompts=len(self.requests)),
-            select_scoring.with_tokens(choice, scores[:n], scores[n:], self._choice_ids),
+            select_scoring.with_tokens(choice, scores[:n], scores[n:], [unpack(ids) for ids in self._choice_ids]),
             self._times(),
         )
 

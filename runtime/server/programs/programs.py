@@ -27,6 +27,10 @@ from banyan.runtime.server.programs.running_program import Client, RunningProgra
 
 BRANCHES = 64
 """States that are made, or freed, in one step."""
+PARTS = 256
+"""Parts that are appended in one step."""
+PIECES = 4096
+"""Ops, or pieces of a prompt, of a state that is freed with its program."""
 
 
 class Telemetry(Protocol):
@@ -82,10 +86,10 @@ class Programs(ProgramObserver):
         for program in (*running, *(program for program, _, _ in self._ending.values())):
             if program.n_ready and not program.is_paused:
                 return f"{program.n_ready} states of program {program.name!r} could go on, and do not"
-            for state in program.states.values():
-                if (state.generation is not None) != (state in program.running):
-                    return f"state {state.number} of program {program.name!r} is not counted as running, or falsely so"
-                if state.generation is not None and isinstance(attempt := state.generation.attempt, EngineAttempt):
+            for state in program.running:  # a state that runs and is not among them has requests that nobody owns
+                if state.generation is None:
+                    return f"state {state.number} of program {program.name!r} is falsely counted as running"
+                if isinstance(attempt := state.generation.attempt, EngineAttempt):
                     owned += [request.rid for request in attempt.requests if request.finish is None]
             is_done = program.is_last and program.is_settled and not program.is_paused
             if program.is_over != (program.serial in self._ending) or is_done:
@@ -116,7 +120,7 @@ class Programs(ProgramObserver):
                 raise BadMessage(f"program {program.name!r} goes on after its last message")
             for data in message.ops:
                 op = _decode(data)
-                self._quota.queue(program, op)
+                self._quota.queue(program, op, len(data))
                 for one in self._small(program, op):
                     self._queue(program, one)
                     yield
@@ -161,6 +165,8 @@ class Programs(ProgramObserver):
             case wire.Fork(children=children) if len(children) > BRANCHES:
                 n = len(children)
                 return [replace(op, children=children[at : at + BRANCHES]) for at in range(0, n, BRANCHES)]
+            case wire.Append(parts=parts) if len(parts) > PARTS:
+                return [replace(op, parts=parts[at : at + PARTS]) for at in range(0, len(parts), PARTS)]
         return (op,)
 
     def _queue(self, program: RunningProgram, op: wire.Op) -> None:
@@ -183,7 +189,7 @@ class Programs(ProgramObserver):
         for data in message.ops:
             op = _decode(data, decoders.decode_template_op)
             template.add(op)
-            n_bytes += self._quota.bytes_of(op)
+            n_bytes += self._quota.bytes_of(op, len(data))
             yield
         self._quota.define(client, message.template, template, n_bytes)
 
@@ -229,7 +235,7 @@ class Programs(ProgramObserver):
             self._telemetry.program_ended(program, error)
         close_journal()
         self._kv_hints.end(program.serial)
-        if len(program.states) > BRANCHES:
+        if len(program.states) > BRANCHES or any(state.size > PIECES for state in program.states.values()):
             program.later(program.free())
 
     def paused(self, program: RunningProgram) -> None:

@@ -50,6 +50,8 @@ Atom = TextSpan | GeneratedText
 Piece = TextSpan | GeneratedText | TurnStart | TurnEnd
 
 
+PIECE = 2
+"""The work of a piece besides its text, in characters to encode."""
 TURN = 40
 """The work of rendering a turn, in characters to encode: 10 us on one core of an AMD EPYC."""
 
@@ -150,16 +152,6 @@ class PromptText(Prompt):
             if self._head is not None:
                 self._head = self._head._replace(n_sealed=len(copy.pieces))
 
-    def upto(self, n_pieces: int, n_inherited: int) -> PromptText:
-        prompt = PromptText(runs=self.runs)
-        for piece in self.pieces[:n_pieces]:
-            prompt.append(piece)
-        prompt.n_inherited, prompt.tools, prompt._head = n_inherited, self.tools, self._head
-        prompt._n_sealed_chars = min(self._n_sealed_chars, prompt._n_chars)
-        if prompt._head is not None and prompt._head.n_sealed > n_pieces:
-            prompt._head = prompt._head._replace(n_sealed=0)
-        return prompt
-
     def join(self, child: PromptText, start: int, stop: int) -> None:
         for piece in child.pieces[start:stop]:
             self.append(piece)
@@ -212,13 +204,8 @@ class PromptText(Prompt):
         self.append(TurnStart(ASSISTANT))
 
     def tail(self) -> str:
-        texts: list[str] = []
-        n_chars = 0
-        for piece in reversed(self.pieces):
-            if isinstance(piece, TextSpan | GeneratedText) and n_chars < N_TAIL:
-                texts.append(piece.text[-N_TAIL:])
-                n_chars += len(texts[-1])
-        return "".join(reversed(texts))[-N_TAIL:]
+        last = self.pieces[-N_TAIL:]  # there may be millions
+        return "".join(piece.text[-N_TAIL:] for piece in last if isinstance(piece, TextSpan | GeneratedText))[-N_TAIL:]
 
     @property
     def n_chars(self) -> int:
@@ -228,7 +215,8 @@ class PromptText(Prompt):
     @property
     def work(self) -> int:
         """The work of `prompt` and of the encoding behind it, in characters to encode."""
-        new = self._n_chars - self._n_sealed_chars
+        n_sealed = 0 if self._head is None else self._head.n_sealed
+        new = self._n_chars - self._n_sealed_chars + PIECE * (len(self.pieces) - n_sealed)
         is_laid_out = self._head is not None and self._head[:2] == (self._n_fixed, self.tools)
         return new if is_laid_out or not self._n_turns else new + TURN * self._n_turns + self._n_chars // 16
 

@@ -8,7 +8,7 @@ import pytest
 
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, Gen, Read, Select
-from banyan.runtime.server.engine_link.recovery import MAX_DEATHS, MAX_KILLS, Death
+from banyan.runtime.server.engine_link.recovery import MAX_DEATHS, MAX_KILLS, Death, Trials
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.text.prompt import pack, unpack
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
@@ -45,6 +45,32 @@ def test_select_is_repeated_after_an_engine_death(bench: Any) -> None:
     assert b.engine.runs[2:] == b.engine.runs[:2]
     b.run()
     assert b.text(0) in ("yes", "no")
+
+
+def test_requests_are_sent_to_a_new_engine_as_far_as_there_is_time() -> None:
+    calls: list[Callable[[], None]] = []
+    sent: list[int] = []
+
+    class Waiting:
+        n_deaths = n_blamed = n_blamed_ever = 0
+        is_given = False
+
+        def __init__(self, rid: int) -> None:
+            self.rid = rid
+
+    requests = [Waiting(rid) for rid in range(5)]
+    trials = Trials[Waiting](
+        lambda request, _: sent.append(request.rid), lambda request: request.rid != 3, lambda: True, calls.append
+    )
+    trials.judge(Death(is_blameless=True), requests)
+    trials.go_on()
+    trials.go_on()
+    assert sent == [0]
+    trials.submit(Waiting(9))
+    while calls:
+        calls.pop()()
+        assert len(calls) <= 1
+    assert sent == [0, 9, 1, 2, 4]
 
 
 def test_request_that_kills_engines_is_quarantined(bench: Any, greedy: Sampler) -> None:

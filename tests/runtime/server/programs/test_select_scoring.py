@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections import Counter
 from random import Random
 
@@ -7,17 +8,28 @@ import pytest
 
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.executor.select_scoring import decide, score_from
+from banyan.runtime.server.text.prompt import pack
 
 
 def test_scoring_starts_after_the_common_prefix_and_leaves_each_choice_a_token() -> None:
-    assert score_from([[1, 2, 3], [1, 2, 4, 5]]) == 2
-    assert score_from([[1, 2], [1, 2, 4]]) == 1
-    assert score_from([[1, 2, 3], [1, 2, 3]]) == 2
+    assert score_from([pack([1, 2, 3]), pack([1, 2, 4, 5])]) == 2
+    assert score_from([pack([1, 2]), pack([1, 2, 4])]) == 1
+    assert score_from([pack([1, 2, 3]), pack([1, 2, 3])]) == 2
+    assert score_from([pack([1, 258, 3]), pack([1, 514, 3])]) == 1, "the ids begin with the same byte"
 
 
 def test_select_without_a_prefix_raises() -> None:
     with pytest.raises(BadProgram, match="put text before it"):
-        score_from([[1], [2, 3]])
+        score_from([pack([1]), pack([2, 3])])
+    with pytest.raises(BadProgram):
+        score_from([pack([7]), pack([7, 1])])
+
+
+def test_time_of_a_draw_is_linear_in_the_choices() -> None:
+    logprobs = [[-1.0]] * 20_000
+    start = time.thread_time()
+    decide("token_length_normalized", logprobs, temperature=1.0, rng=Random(0))
+    assert time.thread_time() - start < 1, "20 s if each weight is divided by a new sum"
 
 
 def test_choice_has_the_highest_mean_over_tokens() -> None:
