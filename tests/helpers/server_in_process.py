@@ -25,6 +25,7 @@ from banyan.runtime import config
 from banyan.runtime.constraint import limits
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.decoders import decode_client, decode_command, decode_report
 from banyan.runtime.server import worker
 from banyan.runtime.server.engine_link import kv_hints
 from banyan.runtime.server.engine_link.requests import EngineRequests
@@ -64,7 +65,7 @@ class Event(NamedTuple):
         if self.kind != "send":
             return f"{self.kind} {self.client!r} {self.n}"
         try:
-            what: object = wire.decode_client(self.data)
+            what: object = decode_client(self.data)
         except wire.UNREADABLE:
             what = self.data
         text = re.sub(r"(.{1,100}?)\1{9,}", r"\1...", repr(what))  # what is repeated is shown once
@@ -121,11 +122,11 @@ class _Link:
         self.send(vocabulary)
 
     def send(self, command: wire.EngineCommand) -> None:
-        self.engine.take(wire.decode_command(wire.encode(command)))
+        self.engine.take(decode_command(wire.encode(command)))
 
     def receive(self, handle: Callable[[wire.EngineReport], None]) -> None:
         while self.reports:
-            handle(wire.decode_report(self.reports.popleft()))
+            handle(decode_report(self.reports.popleft()))
 
     def heartbeat(self) -> None:
         self.send(wire.Ping())
@@ -264,7 +265,7 @@ class ServerInProcess:
                 listeners.present.add(event.client)
                 listeners.arrived.append((event.client, [event.data]))
                 self._n_neighbours += event.client == NEIGHBOUR and isinstance(
-                    wire.decode_client(event.data), wire.Submit
+                    decode_client(event.data), wire.Submit
                 )
                 yield listeners.sockets
             case "leave":
