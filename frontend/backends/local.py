@@ -138,7 +138,9 @@ class LocalProgram(ProgramDefaults, ProgramObserver):
         then(GenOutcome((wire.Sample(prompt.render(start), "stop"),)))
 
     def value(self, program: Executor, ref: int, outcome: GenOutcome) -> None:
-        value = wire.Value(0, 0, ref, outcome.samples, outcome.usage, outcome.scores, outcome.times)
+        value = wire.Value(
+            0, 0, ref, outcome.samples, outcome.usage, outcome.scores, outcome.times, rounds=outcome.rounds
+        )
         if not (future := self.future(ref)).done():
             future.set_result(value)
 

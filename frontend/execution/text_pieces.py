@@ -55,7 +55,7 @@ async def pieces_async(value: Any, whole: bool = False) -> AsyncIterator[tuple[s
             round_number, logprobs = item.round, []
         logprobs += item.logprobs
         if item.is_thought == is_thought:
-            yield item.text, meta_of_delta(item, logprobs, ref.with_text)
+            yield item.text, meta_of_delta(item, logprobs if ref.has_logprobs else None, ref.with_text)
     await known(ref)
     yield "", ref.meta_info()
 

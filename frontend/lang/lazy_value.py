@@ -30,8 +30,19 @@ class LazyValue(Expr):
     """A value that may not be known yet. When it is appended to a state, the server inserts its text."""
 
     __slots__ = (
-        *("__weakref__", "_handle", "_objects", "_value", "caller", "checker", "choices", "chooser", "deltas", "line"),
-        *("method", "name", "number", "output_type", "previous", "record", "with_text"),
+        *(
+            "__weakref__",
+            "_handle",
+            "_objects",
+            "_value",
+            "caller",
+            "checker",
+            "choices",
+            "chooser",
+            "deltas",
+            "has_logprobs",
+        ),
+        *("line", "method", "name", "number", "output_type", "previous", "record", "with_text"),
     )
 
     def __init__(
@@ -43,8 +54,8 @@ class LazyValue(Expr):
         self.previous = previous
         self.deltas: Feed[wire.Delta] | None = None
         """The text of the gen as it is generated, if the program streams."""
-        self.with_text = False
-        """Whether the meta info includes the text of each token."""
+        self.has_logprobs = self.with_text = False
+        """Whether the meta info has the log-probabilities of the tokens, and with them the text of each token."""
         self.output_type: OutputType | None = None
         self.method: wire.ChoicesMethod | None = None
         """For a select: how its choices are scored."""
@@ -166,15 +177,14 @@ class LazyValue(Expr):
     def meta_info(self) -> dict[str, Any] | list[dict[str, Any]]:
         """How the text was generated; with n > 1, a list of n dicts."""
         value = self.wait()
-        if value.scores is not None:
+        if self.choices:
             if self.chooser is None:
-                return meta_of_select(value.scores, self.method)
-            return meta_of_select(value.scores, None) | self.chooser.meta_info
-        metas = [meta_of_sample(k, sample, value, self.with_text) for k, sample in enumerate(value.samples)]
-        if self.caller is not None:
-            for meta in metas:
-                meta["rounds"] = self.caller.usage_per_round(value.usage)
-        return _one_or_list(metas)
+                return meta_of_select(value, self.method)
+            return meta_of_select(value, None) | self.chooser.meta_info
+        has_rounds = self.caller is not None or self.checker is not None
+        return _one_or_list(
+            [meta_of_sample(k, value, self.has_logprobs, self.with_text, has_rounds) for k in range(len(value.samples))]
+        )
 
 
 def _one_or_list(items: list[T]) -> T | list[T]:

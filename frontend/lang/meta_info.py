@@ -9,26 +9,27 @@ from typing import Any
 from banyan.runtime.protocol import wire
 
 
-def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bool) -> dict[str, Any]:
-    """The meta info of the k-th sample of a gen. with_text: include the text of each token."""
-    usage, times = value.usage, value.times
-    reason: dict[str, Any] = {"type": sample.finish_reason}
-    if sample.matched is not None:
-        reason["matched"] = sample.matched
-    if sample.finish_reason == "length":
-        reason["length"] = sample.n_tokens
-    drafts = {name: {"drafted": n, "accepted": accepted} for name, (n, accepted) in sample.drafts.items()}
-    meta: dict[str, Any] = ({"drafts": drafts} if drafts else {}) | {
-        "id": f"{value.program}-{value.ref}-{k}",
-        "finish_reason": reason,
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": sample.n_tokens,
-        "cached_tokens": usage.cached,
-        "spec_verify_ct": usage.generated - usage.accepted if usage.drafted else 0,
-        "time_to_first_token": max(0.0, times.first - times.ready),
-        "e2e_latency": max(0.0, times.ended - times.ready),
-    }
-    if sample.logprobs or value.prompt:
+def meta_of_sample(
+    k: int, value: wire.Value, has_logprobs: bool, with_text: bool = False, has_rounds: bool = False
+) -> dict[str, Any]:
+    """The meta info of the k-th sample of a gen. Its keys depend on these arguments only, not on how the gen ended.
+
+    has_logprobs: include the log-probabilities, empty lists where there are none. with_text: include the text of each
+    token. has_rounds: include the counts of each turn or attempt.
+    """
+    sample = value.samples[k]
+    n_tokens = sample.n_tokens if len(value.samples) > 1 else max(sample.n_tokens, value.usage.generated)
+    meta = _common(k, value, n_tokens)
+    meta["drafts"] = {name: {"drafted": n, "accepted": accepted} for name, (n, accepted) in sample.drafts.items()}
+    n_accepted = sum(accepted for _, accepted in sample.drafts.values())
+    # A stop string may cut accepted tokens off.
+    meta["spec_verify_ct"] = max(0, n_tokens - n_accepted) if sample.drafts else 0
+    if has_rounds:
+        meta["rounds"] = [
+            {"prompt_tokens": usage.prompt, "cached_tokens": usage.cached, "completion_tokens": usage.generated}
+            for usage in value.rounds or (value.usage,)
+        ]
+    if has_logprobs:
         meta |= _output_logprobs(sample.logprobs, with_text)
         meta["input_token_logprobs"] = [
             (None if math.isnan(t.logprob) else t.logprob, t.id, t.text if with_text else None) for t in value.prompt
@@ -37,8 +38,9 @@ def meta_of_sample(k: int, sample: wire.Sample, value: wire.Value, with_text: bo
     return meta
 
 
-def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with_text: bool) -> dict[str, Any]:
-    """The meta info of a gen while it streams. logprobs: of all tokens so far. Prompt counts are None until known."""
+def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob] | None, with_text: bool) -> dict[str, Any]:
+    """The meta info of a gen while it streams. logprobs: of all tokens so far; None: not asked for. Prompt counts are
+    None until known."""
     meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,
@@ -46,12 +48,19 @@ def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob], with
         "completion_tokens": delta.n_tokens,
         "cached_tokens": delta.n_cached if delta.n_prompt else None,
     }
-    return meta | (_output_logprobs(logprobs, with_text) if logprobs else {})
+    return meta | ({} if logprobs is None else _output_logprobs(logprobs, with_text))
 
 
-def meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> dict[str, Any]:
-    """The meta info of a select: the score, tokens as (logprob, id, None) and weight in a draw of each choice."""
-    meta: dict[str, Any] = {
+def meta_of_select(value: wire.Value, method: wire.ChoicesMethod | None) -> dict[str, Any]:
+    """The meta info of a select: the score, tokens as (logprob, id, None) and weight in a draw of each choice; None for
+    these from a backend that does not report scores. A choice is no output: completion_tokens counts what a backend
+    generated to choose."""
+    scores = value.scores
+    meta = _common(0, value, value.usage.generated)
+    if scores is None:
+        names = ("normalized_prompt_logprobs", "input_token_logprobs", "output_token_logprobs", "weights")
+        return meta | dict.fromkeys(names)
+    meta |= {
         "normalized_prompt_logprobs": list(scores.normalized),
         "input_token_logprobs": without_text(scores.tokens),
         "output_token_logprobs": [[] for _ in scores.tokens],
@@ -69,6 +78,26 @@ def meta_of_select(scores: wire.Scores, method: wire.ChoicesMethod | None) -> di
         gains = [[a[0] - b[0] for a, b in zip(with_, without, strict=True)] for with_, without in pairs]
         meta["normalized_unconditional_prompt_logprobs"] = [sum(gain) / len(gain) for gain in gains]
     return meta
+
+
+def _common(k: int, value: wire.Value, n_tokens: int) -> dict[str, Any]:
+    """What gens and selects have. n_tokens: completion tokens of the sample. The time to the first token is that to the
+    end for an output without tokens."""
+    sample, usage, times = value.samples[k], value.usage, value.times
+    reason: dict[str, Any] = {"type": sample.finish_reason}
+    if sample.matched is not None:
+        reason["matched"] = sample.matched
+    if sample.finish_reason == "length":
+        reason["length"] = sample.n_tokens
+    return {
+        "id": f"{value.program}-{value.ref}-{k}",
+        "finish_reason": reason,
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": n_tokens,
+        "cached_tokens": usage.cached,
+        "time_to_first_token": max(0.0, (times.first or times.ended) - times.ready),
+        "e2e_latency": max(0.0, times.ended - times.ready),
+    }
 
 
 def _output_logprobs(logprobs: Sequence[wire.TokenLogprob], with_text: bool) -> dict[str, Any]:

@@ -63,9 +63,12 @@ class State(StateBase):
     def get_meta_info(self, name: str) -> Any:
         """How a variable was generated, as a dict; None for a variable that was not generated.
 
-        finish_reason, prompt_tokens, completion_tokens, cached_tokens, time_to_first_token and e2e_latency (seconds
-        since all before it was done) and, with return_logprob, output_token_logprobs and output_top_logprobs; for a
-        select normalized_prompt_logprobs, input_token_logprobs and weights. A list of dicts for n > 1 and after a join.
+        id, finish_reason, prompt_tokens, completion_tokens, cached_tokens, time_to_first_token and e2e_latency (seconds
+        since all before it was done; the same for an output without tokens). A gen also has drafts and spec_verify_ct;
+        with return_logprob output_token_logprobs, output_top_logprobs, input_token_logprobs and input_top_logprobs;
+        with tools or retries rounds, the counts of each turn, of which the others are the sums. A select also has
+        normalized_prompt_logprobs, input_token_logprobs and weights, which are None if the backend reports no scores.
+        A list of dicts for n > 1 and after a join.
         """
         return meta_info(self._lookup(name))
 

@@ -193,6 +193,7 @@ class StateBase:
             sampling = replace(sampling, seed=seed)
         with_text = options.return_text_in_logprobs
         ref.with_text = bool(run.return_text_in_logprobs if with_text is None else with_text)
+        ref.has_logprobs = sampling.logprobs
         ref.output_type = leaf.output_type
         tools = None if leaf.tools is None else leaf.tools.wire
         if tools is not None:

@@ -34,11 +34,10 @@ next tool for each tool that still runs after its timeout, because Python cannot
 
 
 class Round(NamedTuple):
-    """One model turn that called tools: its full text, the executed calls and the tokens of this turn alone."""
+    """One model turn that called tools: its full text and the executed calls."""
 
     text: str
     calls: tuple[ToolCall, ...]
-    usage: wire.TokenUsage
 
 
 class Caller(ServerCallback):
@@ -59,13 +58,6 @@ class Caller(ServerCallback):
         """If the program streams: everything the gen appends to the prompt, tool results included."""
         super().__init__(record, state, ref)
         record.program.future(ref).add_done_callback(self._on_gen_done)
-
-    def usage_per_round(self, total: wire.TokenUsage) -> list[dict[str, int]]:
-        """The token counts of each turn, also of the last one, which calls no tools. total: the sums over all turns."""
-        turns = [(turn.usage.prompt, turn.usage.cached, turn.usage.generated) for turn in self.rounds]
-        sums = zip((total.prompt, total.cached, total.generated), *turns, strict=True)
-        turns.append(tuple(of_all - sum(earlier) for of_all, *earlier in sums))
-        return [dict(zip(("prompt_tokens", "cached_tokens", "completion_tokens"), turn, strict=True)) for turn in turns]
 
     # ---- callbacks on the backend's thread -------------------------------------------------------------------------
 
@@ -111,7 +103,7 @@ class Caller(ServerCallback):
             self._stop(ToolError(str(first), line=self._line), first.__cause__ or first)
             return
         calls = tuple(task.result() for task in tasks)
-        self.rounds.append(Round(called.text, calls, called.usage))
+        self.rounds.append(Round(called.text, calls))
         record = self._record()
         if self.full_text is not None and record is not None and record.backend.welcome.chat is not None:
             self.full_text.put(_tool_turns(record.backend.welcome.chat, calls))

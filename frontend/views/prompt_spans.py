@@ -95,20 +95,19 @@ def _token_table(branch: BranchHistory, positions: list[_PromptPosition], tokens
 def _prompts(branch: BranchHistory, positions: list[_PromptPosition], ends: list[int]) -> list[tuple[int, int]]:
     """(prompt tokens, cached prompt tokens) of each gen whose output is in the branch, in order.
 
-    A select and a gen with tools read several prompts, so that their counts cannot be used. For these, all tokens in
-    front of the output count as prompt, and those that an earlier gen read count as cached.
+    A select also reads its choices, which are not in front of the output. A gen with retries reads more with each
+    attempt, and only its first one counts. Each round of a gen with tools reads a longer part of the branch.
     """
     starts = {position.item.gen.op.ref: position.start for position in positions if position.item.gen is not None}
     found: list[tuple[int, int]] = []
-    n_read = 0
     for gen in (item.gen for item in branch.prompt if item.is_output):
         if gen is None or gen.value is None:
             continue
-        if isinstance(gen.op, wire.Gen) and gen.op.tools is None:
-            found.append((gen.value.usage.prompt, gen.value.usage.cached))
+        if isinstance(gen.op, wire.Gen):
+            rounds = gen.value.rounds or (gen.value.usage,)
+            found += [(usage.prompt, usage.cached) for usage in (rounds if gen.op.tools else rounds[:1])]
         elif gen.op.ref in starts:
-            found.append((bisect_right(ends, starts[gen.op.ref]), n_read))
-        n_read = max([n_read, *(n for n, _ in found)])
+            found.append((bisect_right(ends, starts[gen.op.ref]), gen.value.usage.cached))
     return found
 
 

@@ -17,8 +17,8 @@ from banyan.views.timeline import phases
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 MEANINGS = {
-    "cached": "prompt, cached in the tree",
-    "computed": "prompt, computed",
+    "cached": "prompt, in the tree when a gen first read it",
+    "computed": "prompt, computed by the gen that first read it",
     "generated": "generated",
     "drafted": "generated, proposed by a drafter",
     "chosen": "chosen by a select",
@@ -94,7 +94,10 @@ def _run_tiles(history: History) -> str:
         figures.append((f"{len(history.branches)}", "branches"))
     figures.append((f"{len(trace.sent)}", "messages sent" if len(trace.sent) != 1 else "message sent"))
     if usage.prompt:
-        figures += [(f"{usage.prompt:,}", "prompt tokens"), (f"{usage.hit_rate:.0%}", "of them cached")]
+        figures.append((f"{usage.prompt:,}", "prompt tokens" + (", summed over all gens" if len(gens) > 1 else "")))
+        figures.append(
+            (f"{usage.hit_rate:.0%}", "of them in the tree" + (" when each gen read them" if len(gens) > 1 else ""))
+        )
     if usage.generated:
         figures.append((f"{usage.generated:,}", "tokens generated"))
     if usage.drafted:

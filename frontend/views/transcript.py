@@ -111,7 +111,7 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]
         elif content is not None:
             if isinstance(item, LazyValue) and item.caller is not None:
                 item.wait()
-                for text, calls, _ in item.caller.rounds:
+                for text, calls in item.caller.rounds:
                     turns.append({"role": role, "content": "".join((*content, text)).lstrip()})
                     turns += ({"role": "tool", "content": call.result} for call in calls)
                     content = []

@@ -32,16 +32,22 @@ class Generation:
         self.called: wire.Called | None = None
         self.memo: Any = None
         self._usage, self._times = wire.TokenUsage(), wire.Times()  # of all attempts so far
+        self._rounds: tuple[wire.TokenUsage, ...] = ()  # the usage of each attempt so far
+        self._drafts: dict[str, tuple[int, int]] = {}  # of all attempts so far, as in wire.Sample
 
     def take(self, outcome: GenOutcome | BanyanError) -> NextStep:
         """The outcome of the current attempt."""
         if isinstance(outcome, BanyanError):
             return outcome
         usage = outcome.usage
+        self._rounds += (usage,)
         if self.round:
             times = replace(self._times, ended=outcome.times.ended)
-            outcome = outcome._replace(usage=add_usage(self._usage, usage), times=times)
-        self._usage, self._times = outcome.usage, outcome.times
+            sample = replace(outcome.samples[0], drafts=_add_drafts(self._drafts, outcome.samples[0].drafts))
+            outcome = outcome._replace(
+                samples=(sample,), usage=add_usage(self._usage, usage), times=times, rounds=self._rounds
+            )
+        self._usage, self._times, self._drafts = outcome.usage, outcome.times, outcome.samples[0].drafts
         if isinstance(self.op, wire.Gen) and 0 < self.op.budget < outcome.usage.generated:
             return BudgetExceeded.of("gen", self.op.budget)
         return self._review(outcome, usage)
@@ -170,6 +176,14 @@ def correction(role: str | None, texts: tuple[str, ...]) -> tuple[str | wire.Beg
     if role == ASSISTANT:
         return wire.EndTurn(), wire.BeginTurn("user"), text, wire.EndTurn(), wire.BeginTurn(ASSISTANT)
     return (f"\n\n{text}\n\n",)
+
+
+def _add_drafts(one: dict[str, tuple[int, int]], other: dict[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    none = (0, 0)
+    return {
+        name: (one.get(name, none)[0] + other.get(name, none)[0], one.get(name, none)[1] + other.get(name, none)[1])
+        for name in one | other
+    }
 
 
 def add_usage(one: wire.TokenUsage, other: wire.TokenUsage, sign: int = 1) -> wire.TokenUsage:

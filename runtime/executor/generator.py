@@ -18,7 +18,7 @@ N_TAIL = 80
 class GenOutcome(NamedTuple):
     """What a generator answers to a gen or select.
 
-    samples .. prompt: as in wire.Value. calls: tool calls in the first sample.
+    samples .. prompt, rounds: as in wire.Value. calls: tool calls in the first sample.
     pieces: what the state's prompt gets, where the generator's prompts keep more than the text of the first sample.
     """
 
@@ -30,6 +30,7 @@ class GenOutcome(NamedTuple):
     tokens: wire.Tokens | None = None
     prompt: tuple[wire.TokenLogprob, ...] = ()
     pieces: tuple[Any, ...] = ()
+    rounds: tuple[wire.TokenUsage, ...] = ()
 
     @property
     def text(self) -> str:

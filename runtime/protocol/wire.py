@@ -496,7 +496,8 @@ class Welcome(Wire, frozen=True):
 
 
 class TokenUsage(Wire, frozen=True):
-    """Token counts of one gen. prompt: of these, `cached` came from the tree. generated: output tokens of all samples.
+    """Token counts of one gen or select. prompt: of these, `cached` came from the tree; what the samples or choices share
+    counts once. generated: output tokens of all samples.
     drafted, accepted: draft tokens proposed for the output, and how many became part of it."""
 
     prompt: int = 0
@@ -542,7 +543,8 @@ FinishReason = Literal["stop", "length", "abort"]
 class Sample(Wire, frozen=True):
     """One finished output. matched: the stop string, pattern or token id that ended it; None if max_tokens did.
     drafted: int32 `bytes`, indices of output tokens that were drafted. drafts: drafter -> (tokens proposed, tokens
-    accepted). After retries or tool rounds both describe the last output."""
+    accepted). After retries or tool rounds `drafts` has the sums of all outputs, as Value.usage; the rest describes the
+    last one."""
 
     text: str
     finish_reason: FinishReason
@@ -614,6 +616,8 @@ class Value(Wire, frozen=True):
     """For a Read with `tokens`."""
     prompt: tuple[TokenLogprob, ...] = ()
     """For a Gen with logprob_start. The first token of a text has the logprob nan."""
+    rounds: tuple[TokenUsage, ...] = ()
+    """The parts of `usage` by turn or attempt, for a Gen whose tools or retries led to more than one."""
 
 
 class Failed(Wire, frozen=True):

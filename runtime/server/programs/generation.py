@@ -25,7 +25,7 @@ from banyan.runtime.errors import (
     from_code,
 )
 from banyan.runtime.executor import select_scoring
-from banyan.runtime.executor.generation import Generation, Retries, ToolLoop
+from banyan.runtime.executor.generation import Generation, Retries, ToolLoop, add_usage
 from banyan.runtime.executor.generator import ASSISTANT, Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.requests import (
@@ -425,7 +425,7 @@ class GenAttempt(EngineAttempt):
     def _outcome(self) -> GenOutcome:
         first = self.requests[0]
         samples = tuple(map(self._engine.sample, self.requests))
-        usage = _usage(self.requests, n_prompts=1)
+        usage = _usage(self.requests, n_shared=len(first.run.ids) // 4)
         pieces: tuple[Piece, ...] = ()
         if self._is_logprobs_only:
             samples = (wire.Sample("", "length", logprobs=samples[0].logprobs),) * self.op.sampling.n
@@ -535,7 +535,7 @@ class SelectAttempt(EngineAttempt):
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         prompts = [b"".join(run.ids for run in runs) for runs in encoded]
         start = select_scoring.score_from(prompts)
-        self._choice_ids = [prompt[4 * start :] for prompt in prompts]
+        self._n_shared, self._choice_ids = start, [prompt[4 * start :] for prompt in prompts]
         self._scored = [(prompt, start) for prompt in prompts]
         if self.op.method == "unconditional_likelihood_normalized":
             blank = self._generator.tokenizer.blank
@@ -561,7 +561,7 @@ class SelectAttempt(EngineAttempt):
         # No pieces: the state gets the choice as text, to be encoded together with what follows.
         return GenOutcome(
             (sample,),
-            _usage(self.requests, n_prompts=len(self.requests)),
+            add_usage(_usage(self.requests[:n], self._n_shared), _usage(self.requests[n:], n_shared=0)),
             select_scoring.with_tokens(choice, scores[:n], scores[n:], [unpack(ids) for ids in self._choice_ids]),
             self._times(),
         )
@@ -585,14 +585,14 @@ def _check_tool(spec: str) -> None:
         raise BadProgram(f'the spec of a tool is {{"type": "function", "function": {{"name": ...}}}}, not {spec[:80]}')
 
 
-def _usage(requests: Sequence[EngineRequest], n_prompts: int) -> wire.TokenUsage:
-    """The tokens of all requests. The first `n_prompts` have prompts of their own; the others share the first one's."""
+def _usage(requests: Sequence[EngineRequest], n_shared: int) -> wire.TokenUsage:
+    """The tokens of all requests. The first `n_shared` tokens of their prompts are the same, and are counted once: as
+    the request read them that came first, and so found the fewest in the tree."""
     ends = [request.finish for request in requests if request.finish is not None]
-    computed = sum(end.n_prompt - end.n_cached for end in ends)
-    prompt = sum(end.n_prompt for end in ends[:n_prompts])
     return wire.TokenUsage(
-        prompt=prompt,
-        cached=max(0, prompt - computed),
+        prompt=n_shared + sum(max(0, end.n_prompt - n_shared) for end in ends),
+        cached=min((min(end.n_cached, n_shared) for end in ends), default=0)
+        + sum(max(0, end.n_cached - n_shared) for end in ends),
         generated=sum(request.text.n_tokens for request in requests),
         drafted=sum(end.n_drafted for end in ends),
         accepted=sum(end.n_accepted for end in ends),

@@ -261,6 +261,7 @@ class Programs(ProgramObserver):
             times=outcome.times,
             tokens=outcome.tokens,
             prompt=outcome.prompt,
+            rounds=outcome.rounds,
         )
         self.delivery.send(program.client, message)
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import banyan as bn
 from banyan.runtime.protocol import wire
@@ -54,6 +55,7 @@ def test_gen_meta_info_holds_reason_tokens_and_times(sample: wire.Sample, reason
         "prompt_tokens": 0,
         "completion_tokens": 3,
         "cached_tokens": 0,
+        "drafts": {},
         "spec_verify_ct": 0,
     }
     assert state.get_meta_info("set") is None
@@ -125,8 +127,18 @@ SCORES = wire.Scores(
 
 
 def test_select_meta_info_holds_scores() -> None:
-    value = wire.Value(0, 0, 0, (wire.Sample("a", "stop"),), scores=SCORES)
-    assert meta_info_of(value, bn.select("x", ["a", "b"])) == {
+    times, usage = wire.Times(ready=1.0, ended=3.0), wire.TokenUsage(7, 4)
+    value = wire.Value(7, 0, 0, (wire.Sample("a", "stop", n_tokens=1),), usage, SCORES, times)
+    common = {
+        "id": "7-0-0",
+        "finish_reason": {"type": "stop"},
+        "prompt_tokens": 7,
+        "completion_tokens": 0,
+        "cached_tokens": 4,
+        "time_to_first_token": 2.0,
+        "e2e_latency": 2.0,
+    }
+    assert meta_info_of(value, bn.select("x", ["a", "b"])) == common | {
         "normalized_prompt_logprobs": [-1.5, -2.0],
         "input_token_logprobs": [[(-1.0, 3, None), (-2.0, 5, None)], [(-2.0, 4, None)]],
         "output_token_logprobs": [[], []],
@@ -136,6 +148,43 @@ def test_select_meta_info_holds_scores() -> None:
     }
     greedy = meta_info_of(value, bn.select("x", ["a", "b"], choices_method=bn.greedy_token_selection))
     assert greedy["greedy_logprob_matrix"] == [[-1.0, -2.0], [-2.0, -2.0]]
+    without_scores = meta_info_of(replace(value, scores=None), bn.select("x", ["a", "b"]))
+    names = ("normalized_prompt_logprobs", "input_token_logprobs", "output_token_logprobs", "weights")
+    assert without_scores == common | dict.fromkeys(names)
+
+
+EMPTY = wire.Sample("", "stop", matched=2)
+
+
+@pytest.mark.parametrize(
+    ("samples", "options"),
+    [
+        ((EMPTY,), {}),
+        ((EMPTY,), {"top_logprobs_num": 3}),
+        ((EMPTY,), {"logprob_start_len": 0}),
+        ((EMPTY,), {"type": int, "retries": 2}),
+        ((wire.Sample("t", "length", n_tokens=1, logprobs=LOGPROBS), EMPTY), {"n": 2}),
+        ((wire.Sample("", "length", logprobs=LOGPROBS),), {"max_tokens": 0}),
+    ],
+)
+def test_meta_info_has_the_same_keys_however_a_gen_ends(
+    samples: tuple[wire.Sample, ...], options: dict[str, Any]
+) -> None:
+    value = wire.Value(0, 0, 0, samples, times=wire.Times(ready=1.0, ended=2.0))
+    keys = {"id", "finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "time_to_first_token"}
+    keys |= {"e2e_latency", "drafts", "spec_verify_ct"} | ({"rounds"} if "retries" in options else set())
+    plain = meta_info_of(value, "p", bn.gen("x", **{k: v for k, v in options.items() if "logprob" not in k}))
+    assert [set(meta) for meta in as_list(plain)] == [keys] * len(samples)
+    keys |= {"output_token_logprobs", "output_top_logprobs", "input_token_logprobs", "input_top_logprobs"}
+    metas = as_list(meta_info_of(value, "p", bn.gen("x", return_logprob=True, **options)))
+    assert [set(meta) for meta in metas] == [keys] * len(samples)
+    for sample, meta in zip(samples, metas, strict=True):
+        assert len(meta["output_token_logprobs"]) == len(meta["output_top_logprobs"]) == len(sample.logprobs)
+        assert (meta["time_to_first_token"], meta["e2e_latency"]) == (1.0, 1.0), "there was no first token"
+
+
+def as_list(meta: Any) -> list[dict[str, Any]]:
+    return meta if isinstance(meta, list) else [meta]
 
 
 def test_error_holds_usage_and_attempts() -> None:

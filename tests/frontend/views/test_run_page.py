@@ -305,6 +305,63 @@ def test_drafted_text_has_its_own_origin() -> None:
     assert "67%</b><span>of drafts accepted: tree 1 of 1, ngram 1 of 2" in state.show().html
 
 
+@bn.tool
+def look() -> str:
+    "Looks."
+    return "seen"
+
+
+class Rounds(bn.Mock):
+    """A Mock with drafts in each round. Its first round finds 3 tokens of its prompt in the tree, later ones all."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def start(self, job: Job) -> None:
+        n = job.round
+        drafts = {"tree": (6, 3)} if n else {"tree": (4, 1), "ngram": (5, 2)}
+        calls = (wire.WireToolCall("c0", "look", "{}"),) if n == 0 and job.op.tools else ()
+        sample = wire.Sample("x" if n == 0 else "7", "stop", n_tokens=8, drafts=drafts)
+        drafted, accepted = (sum(counts) for counts in zip(*drafts.values(), strict=True))
+        usage = wire.TokenUsage(len(job.text), len(job.text) if n else 3, 8, drafted, accepted)
+        job.finish(GenOutcome((sample,), usage, calls=calls))
+
+
+@pytest.mark.parametrize("options", [{"tools": [look]}, {"type": int, "retries": 3}])
+def test_counts_of_several_rounds_agree_in_all_views(options: dict[str, Any]) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("Q") + bn.assistant(bn.gen("a", **options))
+
+    state = program.run(backend=Rounds())
+    state.sync()
+    meta, usage = state.get_meta_info("a"), state.usage
+    assert meta["drafts"] == {"tree": {"drafted": 10, "accepted": 4}, "ngram": {"drafted": 5, "accepted": 2}}
+    assert (usage.drafted, usage.accepted, usage.generated) == (15, 6, 16)
+    assert (meta["completion_tokens"], meta["prompt_tokens"], meta["cached_tokens"]) == (16, usage.prompt, usage.cached)
+    assert meta["spec_verify_ct"] == 10
+    assert [turn["completion_tokens"] for turn in meta["rounds"]] == [8, 8]
+    page = state.show().html
+    assert "40%</b><span>of drafts accepted: tree 4 of 10, ngram 2 of 5" in page
+    assert "summed over" not in page, "of one gen"
+    spans = origins(prompt_spans(History(state._record).root, sample_value(state, [(len(state.text()), False)])))
+    assert spans[0][0] == "cached"
+    assert len(spans[0][1]) == 3, "what the first round found"
+
+
+def test_select_counts_its_prompt_once_and_shows_what_it_found() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Question" + bn.select("c", ["yes", "no"])
+
+    backend = CharTokenMock()
+    for n_cached in (0, 7):
+        state = program.run(backend=backend)
+        spans = origins(prompt_spans(History(state._record).root, sample_value(state, [(11, False)])))
+        drawn = {origin: len(text) for origin, text in spans if origin in ("cached", "computed")}
+        assert drawn.get("cached", 0) == state.usage.cached == n_cached
+
+
 def test_tool_call_text_counts_as_generated() -> None:
     @bn.tool
     def add(a: int, b: int) -> int:

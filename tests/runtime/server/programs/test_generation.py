@@ -321,6 +321,17 @@ def test_select_scores_each_choice_as_the_continuation(bench: Any, words: Tokeni
     assert value.scores.weights[("the fox", "the dog").index(value.samples[0].text)] == 1.0
 
 
+def test_select_counts_what_its_choices_share_once(bench: Any, words: Tokenizer) -> None:
+    b = bench()
+    choices = ("the fox", "the dog", "the end")
+    b.submit(Append(0, ("the answer is ",)), Select(0, 0, choices))
+    n_shared = b.engine.runs[0].score_from
+    n_own = sum(len(unpack(run.ids)) - n_shared for run in b.engine.runs)
+    b.run()
+    assert b.value(0).usage.prompt == n_shared + n_own
+    assert b.value(0).usage.cached <= n_shared + n_own
+
+
 def test_text_after_a_select_is_encoded_together_with_the_choice(bench: Any, words: Tokenizer, greedy: Sampler) -> None:
     b = bench()
     b.submit(Append(0, ("so th",)), Select(0, 0, ("e",)), Append(0, ("re",)), Gen(0, 1, greedy()))
