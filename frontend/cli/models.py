@@ -17,7 +17,7 @@ def show() -> int:
     from banyan.runtime.model import families, spec
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("model", "family", "parameters", "context", ""):
+    for title in ("model", "family", "parameters", "context", "", "sampling unless given"):
         table.add_column(title, justify="right" if title in ("parameters", "context") else "left")
     shipped = sorted(spec.SHIPPED.iterdir(), key=lambda path: path.name != "pocket")
     models = [(path.name, path, "ships with Banyan") for path in shipped]
@@ -25,12 +25,13 @@ def show() -> int:
     for name, path, where in models:
         try:
             model = spec.read_spec(path)
+            defaults = [f"{option} {value:g}" for option, value in spec.sampling_defaults(path).items()]
         except BanyanError as e:
             table.add_row(name, "-", "-", "-", f"cannot be run: {e}", style="dim")
         else:
             n = model.n_parameters
             size = f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M"
-            table.add_row(name, model.family, size, f"{model.max_context:,}", where)
+            table.add_row(name, model.family, size, f"{model.max_context:,}", where, ", ".join(defaults))
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     console.print(

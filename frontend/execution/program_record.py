@@ -30,7 +30,6 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
 _logger = logging.getLogger("banyan")
-_DEFAULTS = wire.Sampling()
 
 
 class StateHandle:
@@ -59,7 +58,7 @@ class ProgramRecord:
         self, name: str, backend: Backend, options: Options, batch: run_limits.BatchLimits | None = None
     ) -> None:
         self.name, self.backend, self.options, self._process = name, backend, options, os.getpid()
-        self.sampling = options.over(_DEFAULTS)
+        self.sampling = options.over(backend.welcome.sampling)
         self.program: OpenProgram
         try:
             self.program = backend.program(name)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from banyan.lang.fstring import check_unicode
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_COUNT, MAX_NUMBER, MAX_PRIORITY
@@ -24,7 +25,11 @@ MAX_RETRIES = 100
 class GenOptions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True
 ):
-    """Options of one gen. None: the run's value; if that is None too, the default, which is in parentheses below."""
+    """Options of one gen. None: the run's value; if that is None too, the default, which is in parentheses below.
+
+    The generation_config.json of a model may set other defaults for temperature, top_p, top_k, min_p and
+    repetition_penalty; `banyan models` lists these.
+    """
 
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
     """The largest number of output tokens (128). With 0, only the KV of the prompt is computed."""
@@ -90,6 +95,8 @@ class GenOptions(
                 stops = (given,) if isinstance(given, str) else tuple(given)
                 if "" in stops:
                     raise ValueError(f"{name} holds an empty string, which would end every output at once")
+                for stop in stops:
+                    check_unicode(stop)
                 msgspec.structs.force_setattr(self, name, stops)
 
     def over(self, base: wire.Sampling) -> wire.Sampling:

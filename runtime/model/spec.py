@@ -7,6 +7,7 @@ weights are reported before a process is started for them.
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,36 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
         dense=dense,
         **common,
     )
+
+
+def sampling_defaults(path: Path) -> dict[str, Any]:
+    """Sampling options that generation_config.json in the directory `path` sets, by their names in wire.Sampling.
+
+    do_sample is not read, because chat models often leave out or misstate it; serving engines do not read it either.
+    BadModel: the file cannot be read, or a value is invalid.
+    """
+    found: dict[str, Any] = {}
+    generation = read_json(path / "generation_config.json") or {}
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        if (value := generation.get(name)) is not None:
+            is_number = isinstance(value, int if name == "top_k" else int | float) and not isinstance(value, bool)
+            if not is_number or not _is_in_range(name, value):
+                raise BadModel(f"{path / 'generation_config.json'} has {name} {value!r}, which is out of range")
+            found[name] = (value or -1) if name == "top_k" else float(value)
+    return found
+
+
+def _is_in_range(name: str, value: float) -> bool:
+    match name:
+        case "temperature":
+            return 0 <= value < math.inf
+        case "top_k":  # 0 is off, as -1
+            return -1 <= value < 1 << 31
+        case "top_p":
+            return 0 < value <= 1
+        case "min_p":
+            return 0 <= value <= 1
+    return 0 < value < math.inf
 
 
 def _name(path: Path) -> str:

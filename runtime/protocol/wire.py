@@ -493,12 +493,14 @@ class Welcome(Wire, frozen=True):
     """Whether prompts may contain images."""
     max_programs: int = 0
     """Programs that the client may run at a time; 0: not known. The client queues programs above the limit."""
+    sampling: Sampling = Sampling()
+    """The model's defaults, for gens and runs without options of their own."""
 
 
 class TokenUsage(Wire, frozen=True):
-    """Token counts of one gen or select. prompt: of these, `cached` came from the tree; what the samples or choices share
-    counts once. generated: output tokens of all samples.
-    drafted, accepted: draft tokens proposed for the output, and how many became part of it."""
+    """Token counts of one gen or select. prompt: of these, `cached` came from the tree; what samples or choices share
+    counts once. generated: output tokens of all samples. drafted, accepted: draft tokens proposed for the output, and
+    how many became part of it."""
 
     prompt: int = 0
     cached: int = 0

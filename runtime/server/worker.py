@@ -31,7 +31,7 @@ import zmq
 from banyan.runtime import launch
 from banyan.runtime.config import Config, parse_bytes
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
-from banyan.runtime.model.spec import resolve
+from banyan.runtime.model.spec import resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
 from banyan.runtime.server.engine_link.link import EngineLink
@@ -137,6 +137,8 @@ class Server:
         self._load(undo)  # while the engine loads its weights
 
     def _load(self, undo: contextlib.ExitStack) -> None:
+        is_of_model = self.config.sampling_defaults == "model"
+        self.sampling = wire.Sampling(**sampling_defaults(self.directory) if is_of_model else {})
         files = Files.read(self.directory)
         self.tokenizer = Tokenizer(self.directory, files)
         undo.callback(self.tokenizer.close)
@@ -406,6 +408,7 @@ class Server:
             chat=self.chat,
             max_message=self.config.max_message,
             max_programs=self.config.max_programs,
+            sampling=self.sampling,
         )
         for client, (name, tenant) in self._waiting.items():
             self._peers[client] = Peer(name)

@@ -46,7 +46,12 @@ class Record:
         known = backend.welcome
         self._put(
             Header(
-                banyan="recording", version=VERSION, model=known.model, max_context=known.max_context, chat=known.chat
+                banyan="recording",
+                version=VERSION,
+                model=known.model,
+                max_context=known.max_context,
+                chat=known.chat,
+                sampling=known.sampling,
             )
         )
 

@@ -33,6 +33,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: str = ""
     max_context: int = 0
     chat: wire.ChatMarkers | None = None
+    sampling: wire.Sampling = wire.Sampling()
 
 
 class Failure(msgspec.Struct, frozen=True):

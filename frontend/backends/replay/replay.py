@@ -33,7 +33,11 @@ class Replay:
         self.path = Path(path)
         header, entries = read(self.path)
         self.welcome = wire.Welcome(
-            version=wire.VERSION, model=header.model, max_context=header.max_context, chat=header.chat
+            version=wire.VERSION,
+            model=header.model,
+            max_context=header.max_context,
+            chat=header.chat,
+            sampling=header.sampling,
         )
         self._entries = entries
         self._left: dict[str, list[TapeEntry]] = defaultdict(list)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,7 +63,7 @@ def test_each_flag_sets_its_option() -> None:
     argv += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree,model"
     argv += " --constraint-engine outlines_core --token-file t --isolate connection"
     argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
-    argv += " --weight-dtype int8 --kv-dtype int8 --deterministic --draft-model d"
+    argv += " --weight-dtype int8 --kv-dtype int8 --deterministic --draft-model d --sampling-defaults openai"
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",
@@ -69,6 +71,7 @@ def test_each_flag_sets_its_option() -> None:
         dtype="float16",
         context=512,
         kv_memory="1GiB",
+        sampling_defaults="openai",
         page=8,
         cache=True,
         eviction="lfu",
@@ -184,7 +187,9 @@ def test_models_lists_bundled_and_cached_models(
 ) -> None:
     snapshots = tmp_path / "hub" / "models--someone--tiny" / "snapshots"
     snapshots.mkdir(parents=True)
-    (snapshots / "abc").symlink_to(tiny_model("llama"))
+    shutil.copytree(tiny_model("llama"), snapshots / "abc")
+    defaults = {"temperature": 0.6, "top_k": 20, "top_p": None, "do_sample": True}
+    (snapshots / "abc" / "generation_config.json").write_text(json.dumps(defaults))
     broken = tmp_path / "hub" / "models--someone--broken" / "snapshots" / "abc"
     broken.mkdir(parents=True)
     (broken / "config.json").write_text("{}")
@@ -195,6 +200,7 @@ def test_models_lists_bundled_and_cached_models(
     assert any("pocket" in line and "ships with Banyan" in line for line in lines)
     assert any("draft" in line and "ships with Banyan" in line for line in lines)
     assert any("someone/tiny" in line and "llama" in line and "hub cache" in line for line in lines)
+    assert any("someone/tiny" in line and line.endswith("temperature 0.6, top_k 20") for line in lines)
     assert any("someone/broken" in line and "cannot be run" in line for line in lines)
     assert any(line.startswith("Native: llama, mistral") for line in lines)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import banyan as bn
@@ -70,6 +72,21 @@ def test_run_option_is_sent(mock: bn.Mock, name: str, value: Any, wire_field: st
 def test_gen_option_overrides_the_run_option(mock: bn.Mock) -> None:
     single_gen.run({"temperature": 0.5, "stop": []}, temperature=0.1, top_p=0.9, stop="x")
     assert (sampling(mock).temperature, sampling(mock).top_p, sampling(mock).stop) == (0.5, 0.9, ())
+
+
+def test_model_defaults_apply_to_options_that_are_not_given(mock: bn.Mock, tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("a") + bn.gen("b", temperature=0.0)
+
+    mock.welcome = msgspec.structs.replace(mock.welcome, sampling=wire.Sampling(temperature=0.6, top_k=20))
+    record = bn.Record(mock, tmp_path / "tape")
+    program.run(backend=record, top_k=-1).sync()
+    program.run(backend=record).sync()
+    asked = [call.op.sampling for call in mock.calls]
+    assert [(one.temperature, one.top_k) for one in asked] == [(0.6, -1), (0.0, -1), (0.6, 20), (0.0, 20)]
+    record.close()
+    program.run(backend=bn.Replay(tmp_path / "tape")).sync()
 
 
 def test_keyword_overrides_opts(mock: bn.Mock) -> None:

@@ -14,7 +14,7 @@ import pytest
 from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
 from banyan.runtime.model import spec as spec_module
 from banyan.runtime.model.families import FAMILIES
-from banyan.runtime.model.spec import ModelSpec, read_spec, resolve
+from banyan.runtime.model.spec import ModelSpec, read_spec, resolve, sampling_defaults
 
 
 @pytest.fixture
@@ -61,6 +61,28 @@ def test_defaults_equal_those_of_transformers(family):
     assert (actual.dim, actual.n_kv_heads) == (head_dim, expected.num_key_value_heads)
     assert actual.rope.rope_theta == expected.rope_parameters["rope_theta"]
     assert set(actual.windows) == {expected.sliding_window if family == "mistral" else 0}
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({}, {}),
+        ({"temperature": 0, "top_p": 0.95, "top_k": 0}, {"temperature": 0.0, "top_p": 0.95, "top_k": -1}),
+        ({"top_k": 20, "min_p": None, "repetition_penalty": 1.05}, {"top_k": 20, "repetition_penalty": 1.05}),
+        ({"temperature": -1}, BadModel),
+        ({"top_p": 0}, BadModel),
+        ({"top_k": 2.5}, BadModel),
+        ({"min_p": "0.1"}, BadModel),
+        ({"repetition_penalty": True}, BadModel),
+    ],
+)
+def test_generation_config_sets_sampling_defaults(tmp_path, generation, expected):
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    if expected is BadModel:
+        with pytest.raises(BadModel, match=next(iter(generation))):
+            sampling_defaults(tmp_path)
+    else:
+        assert sampling_defaults(tmp_path) == expected
 
 
 def test_generation_config_overrides_eos_ids(copy):

@@ -274,6 +274,27 @@ def test_server_starts_fast_without_torch_and_transformers() -> None:
     assert min(times) < 0.4
 
 
+@pytest.mark.parametrize(
+    ("source", "expected"), [("model", wire.Sampling(temperature=0.5)), ("openai", wire.Sampling())]
+)
+def test_clients_learn_the_models_sampling_defaults(
+    fake_model: Callable[..., Path], boot: tuple[str, ...], source: str, expected: wire.Sampling
+) -> None:
+    model = fake_model()
+    (model / "generation_config.json").write_text('{"temperature": 0.5}')
+    server = launch.start(config.make(model=str(model), sampling_defaults=source), timeout=30, command=boot)
+    context: Any = zmq.Context()
+    try:
+        client = Peer(context, server.socket, hello=False)
+        client.send(wire.Hello(wire.VERSION))
+        welcome = client.receive()
+        assert isinstance(welcome, wire.Welcome)
+        assert welcome.sampling == expected
+    finally:
+        context.destroy(linger=0)
+        server.close()
+
+
 @pytest.mark.parametrize("arguments", [["--config", "{"], ["--config", '{"zzz": 1}']])
 def test_invalid_config_is_reported(arguments: list[str]) -> None:
     read, write = os.pipe()
