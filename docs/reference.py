@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 import banyan
+from banyan.lang.expr import NOTHING
 from banyan.runtime.config import LIMITS, Config
 from banyan.runtime.protocol.limits import MESSAGE_LIMITS
 
@@ -129,6 +130,8 @@ def _default(value: Any) -> Any:
 
     if value is inspect.Parameter.empty or value is None or isinstance(value, bool | int | float | str | tuple):
         return value
+    if value == NOTHING:
+        return Shown("NOTHING")
     return Shown(re.sub(r" at 0x\w+|<|>", "", getattr(value, "__name__", repr(value)))[:40])
 
 

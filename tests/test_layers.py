@@ -52,7 +52,7 @@ RULES = {
     "banyan.lang.outlines_terms": Rule(PUBLIC, ("jsonschema", "msgspec", "outlines")),
     # Loaded at the first typed gen.
     "banyan.lang.output_types": Rule(
-        (*PUBLIC, "banyan.lang.json_types", "banyan.lang.outlines_terms"),
+        (*PUBLIC, "banyan.lang.fstring", "banyan.lang.json_types", "banyan.lang.outlines_terms"),
         ("msgspec", "pydantic_core", "typing_extensions"),
     ),
     "banyan.lang.json_types": Rule((*PUBLIC, "banyan.lang.pydantic_types"), ("msgspec",)),

@@ -17,6 +17,7 @@ from banyan.runtime.errors import ConfigError, RuntimeLost, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.sglang.server_options import translate
+from banyan.sglang.unsupported import fixed_chat_template
 
 if TYPE_CHECKING:
     from banyan.runtime.client.client import Client
@@ -33,6 +34,7 @@ class ServerBackend:
     """Base of the backends that run programs on a server. The server may have other clients at the same time."""
 
     welcome: wire.Welcome
+    chat_template = fixed_chat_template("the server renders turns with the template in the model's directory")
     _client: Client | None = None
     _is_closed = False
 

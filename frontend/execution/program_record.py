@@ -68,6 +68,8 @@ class ProgramRecord:
         self._state_numbers = count()
         self.error_flag = ErrorFlag()
         """Set once the user has seen the program's error."""
+        self.has_reader = False
+        """Whether code outside the body has begun to read the state of a run that streams."""
         self.ended: Feed[None] = Feed(self.error_flag)
         """Closed when the body ends, with the error that it raised."""
         self._close_at_end: list[Feed[Any]] = []
@@ -267,12 +269,25 @@ class ProgramRecord:
         """Call `callback` once all values are done. Only valid after the body has ended."""
         when_all_done([] if self.error is not None else self.futures, callback)
 
+    def _report_lost_stream(self) -> None:
+        """Log that the program is stopped unfinished, if it streams for nobody: that is a mistake of the caller."""
+        if not self.options.stream or self.has_reader or self.error is not None or self.failure is not None:
+            return
+        # The server may have learned already that the state was dropped.
+        if n := sum(not one.done() or isinstance(one.exception(), Cancelled) for one in self.futures):
+            _logger.warning(
+                "program %s was stopped with %d values unfinished, because nothing holds its state any more; keep what "
+                "run(stream=True) returns, and read it",
+                *(self.name, n),
+            )
+
     def __del__(self) -> None:
         # Nobody can read its values any more. (If `__init__` failed, some attributes are missing.)
         if (alarm := getattr(self, "_alarm", None)) is not None:
             alarm.cancel()
         if (program := getattr(self, "program", None)) is not None and self._process == os.getpid():
             error = None if self.error_flag.is_seen else self.error or self.failure or program.first_error
+            self._report_lost_stream()
             program.cancel()
             if error is not None and not isinstance(error, Cancelled):
                 _logger.error("program %s failed, and nobody looked: %s: %s", self.name, type(error).__name__, error)

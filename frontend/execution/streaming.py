@@ -42,6 +42,7 @@ class Stream:
         self._record, self._task = run.record, task
         self.state: Any = read_only_view(run.state)
         """The program's state, to be read while it runs: a State, or the AsyncState of an `async def`."""
+        run.record.has_reader = True
         weakref.finalize(self, run.record.program.cancel).atexit = False
 
     def __repr__(self) -> str:

@@ -120,6 +120,7 @@ class AsyncState(StateBase):
         return self.text_async_iter(var_name)
 
     async def _body_ended(self) -> None:
+        self._note_reader()
         if self._is_view:
             async for _ in self._record.ended:
                 pass

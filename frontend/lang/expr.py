@@ -121,6 +121,8 @@ class Seq(_Node, frozen=True):
     parts: tuple[Any, ...]
 
 
+NOTHING = Seq(())
+"""Appends nothing. `s.user("x")` appends its turn and returns this, so that `s += s.user("x")` adds one turn."""
 Leaf: TypeAlias = Expr
 """An expression that is not a Seq: one of the above, a LazyValue or an ArgumentSlot."""
 Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
@@ -328,24 +330,26 @@ def image(expr: Any) -> ImageExpr:
     return ImageExpr(data, images.kind_of(data))
 
 
-def role(name: str, expr: Expression | None = None) -> Seq:
-    """A turn of any role that the model's chat template knows, such as "tool". BadProgram: it is not a name of 1 to 64
-    letters, digits, spaces and `_.-`."""
+def role(name: str, expr: Expression = NOTHING) -> Seq:
+    """A turn of any role that the model's chat template knows, such as "tool"; without `expr`, an empty turn.
+
+    BadProgram: the name is not one of 1 to 64 letters, digits, spaces and `_.-`, or `expr` is None.
+    """
     check_role(name)
-    return Seq((RoleBegin(name), *(() if expr is None else _parts(expr)), RoleEnd(name)))
+    return Seq((RoleBegin(name), *_parts(expr), RoleEnd(name)))
 
 
-def system(expr: Expression | None = None) -> Seq:
+def system(expr: Expression = NOTHING) -> Seq:
     """A turn of the system."""
     return role("system", expr)
 
 
-def user(expr: Expression | None = None) -> Seq:
+def user(expr: Expression = NOTHING) -> Seq:
     """A turn of the user."""
     return role("user", expr)
 
 
-def assistant(expr: Expression | None = None) -> Seq:
+def assistant(expr: Expression = NOTHING) -> Seq:
     """A turn of the assistant."""
     return role("assistant", expr)
 
@@ -380,7 +384,7 @@ def assistant_end() -> RoleEnd:
     return RoleEnd("assistant")
 
 
-def separate_reasoning(expr: Expression | None = None, model_type: str | None = None) -> Seq:
+def separate_reasoning(expr: Expression = NOTHING, model_type: str | None = None) -> Seq:
     """`expr`, whose gens separate reasoning from answer. Of a gen called x, the variable x and the prompt get the
     answer, and the variable `x_reasoning_content` gets the reasoning.
 
@@ -389,8 +393,8 @@ def separate_reasoning(expr: Expression | None = None, model_type: str | None = 
     marks = THINK_TAGS if model_type is None else REASONING_FORMATS.get(str(model_type).lower())
     if marks is None:
         raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(REASONING_FORMATS))}")
-    if expr is None:
-        return Seq(())
+    if expr is NOTHING:
+        return NOTHING
     flat = leaves(expr)
     if not any(isinstance(leaf, GenExpr) and leaf.name is not None for leaf in flat):
         raise BadProgram("separate_reasoning needs a gen that has a name")
@@ -401,8 +405,6 @@ REASONING_SUFFIX = "_reasoning_content"
 """The name of a gen with this suffix is the variable that holds the reasoning of the gen."""
 
 _NO_OPTIONS = GenOptions()
-NOTHING = Seq(())
-"""Appends nothing. `s.user("x")` appends its turn and returns this, so that `s += s.user("x")` adds one turn."""
 
 
 def checked_name(name: object) -> str:

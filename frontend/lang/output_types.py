@@ -15,6 +15,7 @@ from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hin
 
 import msgspec
 
+from banyan.lang.fstring import check_unicode
 from banyan.lang.json_types import Parse, check_keys, json_type
 from banyan.runtime.errors import BadOutput, BadProgram
 from banyan.runtime.protocol import text_forms
@@ -31,9 +32,11 @@ class OutputType:
     def __init__(self, label: str, spec: ConstraintSpec | None, parse: Parse, stop: tuple[str, ...] = ()) -> None:
         """label: the type's name, for errors. spec: the constraint. parse: converts the text to the object; raises if
         the text is invalid. stop: additional stop strings. Without them, a model that goes on after a number could only
-        write more digits.
+        write more digits. BadProgram: the constraint has a lone surrogate.
         """
         self.label, self.spec, self.parse, self.stop = label, spec, parse, stop
+        if spec is not None:
+            check_unicode(spec.text)
         self.is_json = spec is not None and spec.kind == "json_schema"
 
     def __repr__(self) -> str:
@@ -89,6 +92,8 @@ def output_type(kind: Any) -> OutputType:
         make = _from_type
     try:
         return make(kind)
+    except UnicodeEncodeError as e:
+        raise BadProgram(f"type={kind!r} has a lone surrogate, which no encoding of Unicode has") from e
     except TypeError as e:
         raise BadProgram(f"type={kind!r} is not supported: {e}") from e
 
@@ -172,7 +177,9 @@ def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
     values = dict(choices)
     if not values or "" in values or len(values) < len(choices):
         raise BadProgram(f"{label} has no values, an empty value, or two values with the same text; use a select")
-    return OutputType(label, ConstraintSpec("choices", json.dumps(list(values))), lambda text: values[text])
+    return OutputType(
+        label, ConstraintSpec("choices", json.dumps(list(values), ensure_ascii=False)), lambda text: values[text]
+    )
 
 
 @lru_cache(_CACHE_SIZE)
@@ -198,7 +205,7 @@ def _schema_text(schema: Any) -> str:
 def _from_json_type(kind: Any) -> OutputType:
     """The output type of a Python type whose values are written as JSON. TypeError: the type has no JSON schema."""
     schema, decode = json_type(kind)
-    return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(schema)), decode)
+    return OutputType(_label(kind), ConstraintSpec("json_schema", json.dumps(schema, ensure_ascii=False)), decode)
 
 
 def reason(error: Exception) -> str:

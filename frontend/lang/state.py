@@ -148,11 +148,13 @@ class State(StateBase):
         elif not self._record.options.stream:
             yield from pieces(self._read(None))
         else:
+            self._record.has_reader = True
             render = Renderer(self._record.backend.welcome.chat)
             for item in self._transcript.follow(self._is_view):
                 yield from pieces(render(item), whole=True)
 
     def _await_body(self) -> None:
+        self._note_reader()
         if self._is_view:
             for _ in self._record.ended:
                 pass

@@ -80,6 +80,10 @@ class StateBase:
         """Whether code outside the body uses this object while the body runs. The body may still set variables."""
         return self._is_view and not self._record.ended.is_closed
 
+    def _note_reader(self) -> None:
+        """Code that uses this object reads the state."""
+        self._record.has_reader |= self._is_view
+
     def _view(self, state_class: type[P]) -> P:
         """Another object for the same state, of class `state_class`."""
         view = state_class.__new__(state_class)
@@ -249,10 +253,10 @@ class StateBase:
 
     # ---- turns -------------------------------------------------------------------------------------------------------
 
-    def role(self, name: str, expr: Expression | None = None) -> Any:
+    def role(self, name: str, expr: Expression = NOTHING) -> Any:
         """Append a turn with the content `expr`. Without `expr`, for a `with` block: the turn contains what the block
         appends, and ends even if the block raises."""
-        if expr is None:
+        if expr is NOTHING:
             return self._turn(name)
         self._append(turn(name, expr))
         return NOTHING  # so that `s += s.user("x")` adds one turn, not two
@@ -269,15 +273,15 @@ class StateBase:
             raise
         self._append(end)
 
-    def system(self, expr: Expression | None = None) -> Any:
+    def system(self, expr: Expression = NOTHING) -> Any:
         """`role("system", expr)`."""
         return self.role("system", expr)
 
-    def user(self, expr: Expression | None = None) -> Any:
+    def user(self, expr: Expression = NOTHING) -> Any:
         """`role("user", expr)`."""
         return self.role("user", expr)
 
-    def assistant(self, expr: Expression | None = None) -> Any:
+    def assistant(self, expr: Expression = NOTHING) -> Any:
         """`role("assistant", expr)`."""
         return self.role("assistant", expr)
 
@@ -331,6 +335,7 @@ class StateBase:
         return self._stored(name)
 
     def _stored(self, name: str) -> Any:
+        self._note_reader()
         try:
             return self._values[name]
         except KeyError:
@@ -421,6 +426,7 @@ class StateBase:
                 yield pair
             return
         render = Renderer(self._record.backend.welcome.chat)
+        self._record.has_reader = True
         async for item in self._transcript.follow_async(self._is_view):
             async for pair in pieces_async(render(item), whole=True):
                 yield pair

@@ -7,6 +7,16 @@ from typing import Any, NoReturn
 from banyan.runtime.errors import Unsupported
 
 
+def fixed_chat_template(instead: str) -> property:
+    """The attribute `chat_template` of a backend, which SGLang's programs assign. Here assigning it raises Unsupported.
+    instead: what to write."""
+
+    def refuse(self: object, template: object) -> NoReturn:
+        raise Unsupported(f"chat_template cannot be assigned: {instead}")
+
+    return property(None, refuse, None, f"Unsupported, if it is assigned: {instead}.")
+
+
 class _Elsewhere:
     """A backend of SGLang that does not exist here. Its constructor raises Unsupported, with the text of the class."""
 

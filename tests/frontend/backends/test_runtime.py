@@ -139,6 +139,11 @@ def test_endpoint_refuses_what_its_model_lacks(server: MockServer) -> None:
             assert endpoint.refuses == refused
 
 
+def test_chat_template_cannot_be_assigned(server: MockServer) -> None:
+    with bn.connect(server.path) as endpoint, pytest.raises(bn.Unsupported, match="chat_template cannot be assigned"):
+        endpoint.chat_template = "chatml"
+
+
 def test_endpoints_of_a_socket_share_one_connection(server: MockServer) -> None:
     for _ in range(20):
         with bn.connect(server.path) as first, bn.connect(server.path) as second:

@@ -263,6 +263,34 @@ def log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @bn.function
+def endless(s: bn.State) -> None:
+    s += bn.gen("a") + bn.gen("b")
+
+
+@pytest.mark.parametrize("program", [endless, bn.function(lambda s: s.__iadd__(bn.user("q") + bn.gen("a")))])
+def test_dropped_stream_that_nobody_read_is_reported(program: Any, caplog: pytest.LogCaptureFixture) -> None:
+    mock = bn.Mock("x", latency=60)
+    program.run(backend=mock, stream=True)
+    wait_until(lambda: log_lines(caplog), "the message")
+    (message,) = log_lines(caplog)
+    assert f"program {program.name} was stopped with " in message
+    assert "keep what run(stream=True) returns" in message
+
+
+def test_dropped_stream_is_not_reported_if_it_was_read_cancelled_or_done(caplog: pytest.LogCaptureFixture) -> None:
+    state = endless.run(backend=bn.Mock("x", latency=60), stream=True)
+    state.cancel()
+    del state
+    state = endless.run(backend=bn.Mock("x"), stream=True)
+    assert next(state.text_iter()) == "x"
+    del state
+    with bn.stream(endless, backend=bn.Mock("x", latency=60)) as st:
+        pass
+    del st
+    assert log_lines(caplog) == []
+
+
+@bn.function
 def careless(s: bn.State) -> None:
     s += bn.gen("a")
 

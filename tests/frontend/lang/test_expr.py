@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -201,6 +202,40 @@ def test_equal_arguments_give_the_same_gen() -> None:
 def test_role_must_be_a_name(name: Any) -> None:
     with pytest.raises(BadProgram, match="a role is a name of 1 to 64 letters"):
         bn.role(name, "x")
+
+
+@pytest.mark.parametrize("turn", [bn.user, bn.system, bn.assistant, partial(bn.role, "tool"), bn.separate_reasoning])
+def test_turn_of_none_is_refused(turn: Any) -> None:
+    with pytest.raises(BadProgram, match="None was appended; does a function lack its return"):
+        turn(None)
+
+
+def test_turn_of_a_state_with_none_is_refused() -> None:
+    state = bn.function(lambda s: None).run(backend=bn.Mock("x"))
+    for turn in (state.user, state.system, state.assistant, partial(state.role, "tool")):
+        with pytest.raises(BadProgram, match="None was appended"):
+            turn(None)
+    state += bn.user()
+    assert state.text() == "<|im_start|>user\n<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"json_schema": {"const": "\ud800"}},
+        {"json_schema": '{"enum": ["a", "\\udfff"]}'},
+        {"type": {"properties": {"\ud800": {}}}},
+        {"type": Literal["\ud800", "b"]},
+        {"type": list[Literal["\ud800", "b"]]},
+        {"regex": "\ud800"},
+        {"grammar": 'start: "\ud800"'},
+        {"stop": "\ud800"},
+        {"stop_regex": ["a", "\ud800"]},
+    ],
+)
+def test_option_with_a_lone_surrogate_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(BadProgram, match="lone surrogate"):
+        bn.gen("x", **options)
 
 
 def test_choice_with_a_lone_surrogate_is_refused() -> None:

@@ -39,6 +39,12 @@ def run(program: Any, backend: Any, stream: bool = False, **options: Any) -> bn.
 # ---- chat ----------------------------------------------------------------------------------------------------------
 
 
+def test_chat_template_cannot_be_assigned(serve: Any, fake: ModuleType) -> None:
+    _, backend = serve(lambda path, body: fake.chat("x"))
+    with pytest.raises(bn.Unsupported, match=r"give it to the constructor, bn.OpenAI"):
+        backend.chat_template = "chatml"
+
+
 def test_conversation_is_sent_as_messages(serve: Any, fake: ModuleType) -> None:
     api, backend = serve(lambda path, body: fake.chat(f"answer {len(body['messages'])}"))
 
