@@ -17,7 +17,7 @@ from banyan.runtime.errors import ConfigError, RuntimeLost, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.sglang.server_options import translate
-from banyan.sglang.unsupported import fixed_chat_template
+from banyan.sglang.unsupported import FixedChatTemplate
 
 if TYPE_CHECKING:
     from banyan.runtime.client.client import Client
@@ -34,7 +34,7 @@ class ServerBackend:
     """Base of the backends that run programs on a server. The server may have other clients at the same time."""
 
     welcome: wire.Welcome
-    chat_template = fixed_chat_template("the server renders turns with the template in the model's directory")
+    chat_template = FixedChatTemplate("the server renders turns with the template in the model's directory")
     _client: Client | None = None
     _is_closed = False
 

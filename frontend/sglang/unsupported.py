@@ -7,14 +7,15 @@ from typing import Any, NoReturn
 from banyan.runtime.errors import Unsupported
 
 
-def fixed_chat_template(instead: str) -> property:
-    """The attribute `chat_template` of a backend, which SGLang's programs assign. Here assigning it raises Unsupported.
-    instead: what to write."""
+class FixedChatTemplate:
+    """The attribute `chat_template` of a backend, which SGLang's programs assign. Assigning it raises Unsupported."""
 
-    def refuse(self: object, template: object) -> NoReturn:
-        raise Unsupported(f"chat_template cannot be assigned: {instead}")
+    def __init__(self, instead: str) -> None:
+        """instead: what to write."""
+        self._instead = instead
 
-    return property(None, refuse, None, f"Unsupported, if it is assigned: {instead}.")
+    def __set__(self, backend: object, template: object) -> NoReturn:
+        raise Unsupported(f"chat_template cannot be assigned: {self._instead}")
 
 
 class _Elsewhere:

@@ -28,7 +28,7 @@ from banyan.runtime.errors import (
 )
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
-from banyan.sglang.unsupported import fixed_chat_template
+from banyan.sglang.unsupported import FixedChatTemplate
 
 COMPLETION_MODELS = frozenset({"gpt-3.5-turbo-instruct", "davinci-002", "babbage-002"})
 """Models that take text, not turns, unless `is_chat_model` says otherwise."""
@@ -97,7 +97,7 @@ class OpenAI:
     ConfigError: the package is missing, or an argument is wrong.
     """
 
-    chat_template = fixed_chat_template("give it to the constructor, bn.OpenAI(..., chat_template=...)")
+    chat_template = FixedChatTemplate("give it to the constructor, bn.OpenAI(..., chat_template=...)")
 
     def __init__(
         self,
