@@ -264,9 +264,7 @@ class ServerInProcess:
             case "send":
                 listeners.present.add(event.client)
                 listeners.arrived.append((event.client, [event.data]))
-                self._n_neighbours += event.client == NEIGHBOUR and isinstance(
-                    decode_client(event.data), wire.Submit
-                )
+                self._n_neighbours += event.client == NEIGHBOUR and isinstance(decode_client(event.data), wire.Submit)
                 yield listeners.sockets
             case "leave":
                 listeners.present.discard(event.client)
