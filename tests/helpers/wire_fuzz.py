@@ -144,7 +144,7 @@ def simple(kind: inspect.Type) -> Any:
 def long(kind: inspect.StrType | inspect.BytesType | inspect.VarTupleType, otherwise: int) -> tuple[int, ...]:
     """The largest allowed length, and one more. otherwise: the length where nothing, or too much, is allowed."""
     most = kind.max_length
-    return (otherwise,) if most is None or most > N_CHARS else (most, most + 1)
+    return (otherwise,) if most is None or most > otherwise else (most, most + 1)
 
 
 def borders(kind: inspect.Type) -> tuple[Any, ...]:

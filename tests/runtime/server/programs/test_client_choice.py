@@ -78,5 +78,5 @@ def test_select_that_cannot_be_scored_fails_without_a_call(bench: Any) -> None:
     b = bench({})
     b.submit(client_select())
     b.run()
-    assert "put text before it" in b.failed(0).message
+    assert "a select needs a token before its choices" in b.failed(0).message
     assert not b.messages(wire.Called)

@@ -19,7 +19,7 @@ def test_scoring_starts_after_the_common_prefix_and_leaves_each_choice_a_token()
 
 
 def test_select_without_a_prefix_raises() -> None:
-    with pytest.raises(BadProgram, match="put text before it"):
+    with pytest.raises(BadProgram, match="a select needs a token before its choices"):
         score_from([pack([1]), pack([2, 3])])
     with pytest.raises(BadProgram):
         score_from([pack([7]), pack([7, 1])])
