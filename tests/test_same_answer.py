@@ -155,9 +155,11 @@ def test_output_survives_retraction(
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)  # admit whatever fits now
     longest = max(map(len, expected)) + N_OUT
     e = engine(model, n_pages=-(-longest // page) + 32 // page, page=page)
-    assert generate(e, expected) == expected
-    assert generate(e, expected) == expected
-    assert e.scheduler.counts["retractions"] > 0
+    for _ in range(20):  # how many there are depends on the times of steps
+        assert generate(e, expected) == expected
+        if e.scheduler.counts["retractions"] > 0:
+            return
+    pytest.fail("nothing was retracted")
 
 
 @pytest.mark.parametrize("policy", ["lru", "slru", "lfu", "fifo", "priority"])

@@ -274,6 +274,10 @@ class _LazyBackend:
     def __init__(self, make: Callable[[], ServerBackend]) -> None:
         self._make = cache(make)
 
+    def program(self, *arguments: Any, **options: Any) -> Any:
+        """Not by `__getattr__`: whether an object is a backend is told by this attribute."""
+        return self._make().program(*arguments, **options)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._make(), name)
 

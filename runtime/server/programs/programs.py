@@ -84,7 +84,7 @@ class Programs(ProgramObserver):
         owned: list[int] = []
         running = [program for programs in self._programs.values() for program in programs.values()]
         for program in (*running, *(program for program, _, _ in self._ending.values())):
-            if program.n_ready and not program.is_paused:
+            if program.n_ready and not (program.is_paused or program.is_queueing):
                 return f"{program.n_ready} states of program {program.name!r} could go on, and do not"
             for state in program.running:  # a state that runs and is not among them has requests that nobody owns
                 if state.generation is None:
@@ -118,6 +118,7 @@ class Programs(ProgramObserver):
                         self._make_durable(program, message.limits.durable)
             if program.is_last:
                 raise BadMessage(f"program {program.name!r} goes on after its last message")
+            program.is_queueing = True
             for data in message.ops:
                 op = _decode(data)
                 self._quota.queue(program, op, len(data))
@@ -127,6 +128,7 @@ class Programs(ProgramObserver):
                     if program.is_over:
                         return
             program.is_last = message.last
+            program.is_queueing = False
         except BanyanError as e:
             self._end(program, e.with_traceback(None))
         except Exception as e:

@@ -49,6 +49,8 @@ class RunningProgram(Executor):
         """When its last gen or select ended: the client may hold the program for long after that."""
         self.is_paused = False
         """Its `pump` has more to do, and goes on when its client has its turn."""
+        self.is_queueing = False
+        """Ops of a message are being added; `pump` runs when all are."""
         self.journal: RequestJournal | None = None
         self.early_results: dict[tuple[int, int], tuple[str, ...]] = {}
         """Results by ref and round, of a durable program: its client sends them again before they are asked for."""
