@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -213,24 +211,6 @@ def test_invalid_op_fails_only_its_program(join_raw: Callable[[], RawPeer], op: 
         raise AssertionError(failed.message)
     assert isinstance(value := peer.receive(), wire.Value)
     assert value.program == 1
-
-
-def test_waiting_messages_of_a_client_are_limited(
-    serve: Callable[..., launch.ServerProcess],
-) -> None:
-    server = serve(options={"max_client": 1 << 16})
-    context: Any = zmq.Context()
-    try:
-        peer = RawPeer(context, server.socket)
-        os.kill(server.pid, signal.SIGSTOP)  # so that messages arrive faster than they are handled
-        peer.send(*[wire.encode(Submit(k, 0, (Append(0, ("a",)),) * 5000, last=True)) for k in range(100)])
-        os.kill(server.pid, signal.SIGCONT)
-        while not (isinstance(failed := peer.receive(), wire.Failed) and failed.program == -1):
-            pass
-        assert failed.code == "overloaded"
-        assert "65536 bytes" in failed.message
-    finally:
-        context.destroy(linger=0)
 
 
 def test_message_limits_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
