@@ -215,6 +215,12 @@ def from_code(code: str, message: str, **where: Any) -> BanyanError:
     return BanyanError(f"{message} (code {code!r})")
 
 
+def describe_surrogate(error: UnicodeEncodeError) -> str:
+    """The lone surrogate at which a text could not be encoded, and the text around it."""
+    text, at = error.object, error.start
+    return f"the lone surrogate {text[at]!r}, which no encoding of Unicode has: {text[max(0, at - 20) : at + 20]!r}"
+
+
 def copy_of(error: E) -> E:
     """A copy of `error`, to be raised in another place. Raising one object twice would join the two tracebacks."""
     fresh = copy.copy(error)

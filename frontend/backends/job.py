@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from msgspec.structs import replace
 
@@ -127,6 +127,22 @@ class LocalPrompt(Prompt):
 
     def tail(self) -> str:
         return self.text[-N_TAIL:]
+
+
+class LocalReader:
+    """Reads for an executor whose prompts are LocalPrompts. It has no tokens of them."""
+
+    def read(
+        self,
+        program: Any,
+        prompt: Prompt,
+        start: int,
+        has_tokens: bool,
+        then: Callable[[GenOutcome | BanyanError], None],
+    ) -> None:
+        """See `Generator.read`."""
+        assert isinstance(prompt, LocalPrompt)
+        then(GenOutcome((wire.Sample(prompt.render(start), "stop"),)))
 
 
 class Job(Attempt):

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from banyan.backends.base import ProgramDefaults
-from banyan.backends.job import Job, LocalPrompt, as_banyan_error
+from banyan.backends.job import Job, LocalPrompt, LocalReader, as_banyan_error
 from banyan.execution.clock import Alarm, clock
 from banyan.runtime.errors import BanyanError, Cancelled, DeadlineExceeded, ProgramError
 from banyan.runtime.executor.executor import Executor, ProgramObserver
@@ -35,7 +35,7 @@ class JobBackend(Protocol):
         """Answer `job`, now or later. An exception that this raises becomes the answer."""
 
 
-class LocalProgram(ProgramDefaults, ProgramObserver):
+class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
     """One program, and the futures of its values. Any thread may use it; every future resolves."""
 
     def __init__(self, backend: JobBackend, name: str) -> None:
@@ -125,17 +125,6 @@ class LocalProgram(ProgramDefaults, ProgramObserver):
 
     def attempt(self, program: Executor, generation: Generation, done: Done) -> Job:
         return Job(self, self._backend.start, generation, done)
-
-    def read(
-        self,
-        program: Executor,
-        prompt: Prompt,
-        start: int,
-        has_tokens: bool,
-        then: Callable[[GenOutcome | BanyanError], None],
-    ) -> None:
-        assert isinstance(prompt, LocalPrompt)
-        then(GenOutcome((wire.Sample(prompt.render(start), "stop"),)))
 
     def value(self, program: Executor, ref: int, outcome: GenOutcome) -> None:
         value = wire.Value(

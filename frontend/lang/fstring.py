@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from banyan.runtime.errors import BadProgram
+from banyan.runtime.errors import BadProgram, describe_surrogate
 
 MAX_KEPT = 65_536
 
@@ -35,10 +35,9 @@ def check_unicode(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as e:
-        near = text[max(0, e.start - 20) : e.start + 20]
         raise BadProgram(
-            f"character {e.start} of this text is the lone surrogate {text[e.start]!r}, which no encoding of Unicode "
-            f"has: {near!r}; replace it, as with text.encode(errors='replace').decode()"
+            f"character {e.start} of this text is {describe_surrogate(e)}; replace it, as with "
+            "text.encode(errors='replace').decode()"
         ) from None
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from banyan.runtime.client import splitting
-from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, RuntimeLost, from_code
+from banyan.runtime.errors import BadProgram, BanyanError, Cancelled, RuntimeLost, describe_surrogate, from_code
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME
@@ -180,11 +180,7 @@ class ProgramFutures:
         try:
             data = wire.encode(wire.Submit(self.number, self._n_sent, ops, last, self.name, limits))
         except UnicodeEncodeError as e:
-            raise BadProgram(
-                f"a text of this program has the lone surrogate {e.object[e.start]!r}, which no encoding of Unicode "
-                f"has: {e.object[max(0, e.start - 20) : e.start + 20]!r}",
-                program=self.name,
-            ) from None
+            raise BadProgram(f"a text of this program has {describe_surrogate(e)}", program=self.name) from None
         max_message = self._connection.welcome.max_message
         if splitting.fits(data, ops, max_message):
             return [data]

@@ -15,12 +15,12 @@ import msgspec
 from msgspec.structs import replace
 
 from banyan.backends.base import Backend, OpenProgram, Question
-from banyan.backends.job import CallTurn, LocalPrompt, Output, ToolResults
+from banyan.backends.job import CallTurn, LocalPrompt, LocalReader, Output, ToolResults
 from banyan.backends.replay.recording_file import VERSION, Digest, Failure, Header, TapeEntry, Text, asked_of
 from banyan.runtime.errors import BanyanError, Cancelled, ConfigError
 from banyan.runtime.executor.executor import Executor, ProgramObserver
 from banyan.runtime.executor.generation import Generation, add_usage
-from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
+from banyan.runtime.executor.generator import Attempt, Done, GenOutcome
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 
@@ -145,7 +145,7 @@ class _RecordedAttempt(Attempt):
         self._begin(self)
 
 
-class _RecordedProgram(ProgramObserver):
+class _RecordedProgram(LocalReader, ProgramObserver):
     """A program on the backend. A second executor in this process runs the same ops with the backend's answers, because
     the recording needs the prompt of each gen, which the backend does not report."""
 
@@ -209,17 +209,6 @@ class _RecordedProgram(ProgramObserver):
 
     def attempt(self, program: Executor, generation: Generation, done: Done) -> _RecordedAttempt:
         return _RecordedAttempt(self, generation, done)
-
-    def read(
-        self,
-        program: Executor,
-        prompt: Prompt,
-        start: int,
-        has_tokens: bool,
-        then: Callable[[GenOutcome | BanyanError], None],
-    ) -> None:
-        assert isinstance(prompt, LocalPrompt)
-        then(GenOutcome((wire.Sample(prompt.render(start), "stop"),)))
 
     def begin(self, attempt: _RecordedAttempt) -> None:
         """The executor has reached an attempt: its prompt is known, so its entry can be made."""
