@@ -68,9 +68,10 @@ MAX_COUNTED_PEERS = 4096
 """Peers whose refused messages are counted."""
 
 MAX_LOGGED = 1000
-"""Characters of a line of the log, and ..."""
-MAX_NAME = 100
-"""... of a client's name, which the client chooses."""
+"""Characters of a line of the log."""
+
+MAX_LOGGED_NAME = 100
+"""Characters that the log shows of the name that a client gave itself."""
 
 PING = wire.encode(wire.Ping())
 ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
@@ -379,7 +380,7 @@ class Server:
         """Accept or refuse a client by its token, after the pause of its address."""
         address = network(self._addresses.pop(client, ""))
         try:
-            answer = partial(self._accept, client, hello.client[:MAX_NAME], self.tenants.identify(hello))
+            answer = partial(self._accept, client, hello.client[:MAX_LOGGED_NAME], self.tenants.identify(hello))
         except ConnectFailed as e:
             self._throttle.note_wrong(address)
             answer = partial(self._turn_away, client, e)
