@@ -363,6 +363,22 @@ def test_peer_with_repeated_invalid_messages_is_ignored(serve: Serve) -> None:
         context.destroy(linger=0)
 
 
+def test_waiting_messages_of_a_client_are_limited(fake_engine: ModuleType, tiny: ModuleType, tmp_path: Path) -> None:
+    """A message of 5,000 ops takes several rounds of the loop, and one more message arrives in each round."""
+    tiny.make_tokenizer(tmp_path)
+    replies: list[wire.ServerMessage] = []
+    server = ServerInProcess(
+        *(tmp_path, tmp_path / "s", InstantEngine(fake_engine, tmp_path)),
+        lambda client, data: replies.append(wire.decode_server(data)),
+        max_client=1 << 16,
+    )
+    messages = [wire.Submit(k, 0, (wire.Append(0, ("a",)),) * 5000, last=True) for k in range(100)]
+    server.run(Event("send", b"a", wire.encode(message)) for message in (wire.Hello(wire.VERSION), *messages))
+    (refusal,) = [one for one in replies if isinstance(one, wire.Failed) and one.program == -1][:1]
+    assert refusal.code == "overloaded"
+    assert "65536 bytes" in refusal.message
+
+
 def test_engine_with_invalid_reports_is_replaced(serve: Serve) -> None:
     server = serve(say={"count": OUTPUT, "madness": "free"}, babble_on="madness", once=True, step_ms=1)
     with contextlib.closing(client.connect(server.socket)) as c:
