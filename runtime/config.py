@@ -115,6 +115,19 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     log: Annotated[Literal["quiet", "info", "debug"], "log level of the server on stderr"] = "quiet"
 
 
+class HTTPConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The options of the HTTP process of a server. socket: where the server listens. token_file: that of the server."""
+
+    socket: str
+    address: Annotated[
+        str, "serve HTTP at a local port, or at HOST:PORT: the APIs of OpenAI and Anthropic, see docs/http.md"
+    ]
+    keys_file: Annotated[
+        str, "a file of mode 0600 with a line NAME:KEY per accepted API key; each name is a tenant of its own"
+    ] = ""
+    token_file: str = ""
+
+
 LIMITS = (
     *("max_message", "max_programs", "max_width", "max_program", "max_client"),
     *("constraint_bytes", "constraint_seconds", "durable_bytes"),

@@ -84,6 +84,10 @@ RULES = {
         (*CORE, EXECUTOR, PROTOCOL, f"{RUNTIME}.constraint.limits", f"{RUNTIME}.launch"),
         ("jinja2", "msgspec", "psutil", "re2", "tokenizers", "zmq"),
     ),
+    # A client of the server, in a process of its own.
+    f"{RUNTIME}.gateway": Rule(
+        (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch"), ("httptools", "msgspec", "starlette", "uvicorn")
+    ),
     # Runs in its own process.
     f"{RUNTIME}.server.constraints.preflight": Rule(
         (*CORE, f"{PROTOCOL}.decoders", f"{RUNTIME}.constraint", f"{RUNTIME}.launch"), ("msgspec", "numpy", "zmq")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from banyan.runtime import config as configs
-from banyan.runtime.config import SERVER_KEY, TOKEN, Config
+from banyan.runtime.config import SERVER_KEY, TOKEN, Config, HTTPConfig
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol.limits import MESSAGE_LIMITS
 from banyan.runtime.waiting import NAP
@@ -81,6 +81,10 @@ def _parser() -> _Parser:
 
     serve = add("serve", _serve, "run a shared server until it is interrupted", " [MODEL]")
     _add_model(serve)
+    for name, metavar in (("address", "[HOST:]PORT"), ("keys_file", "FILE")):
+        flag = "--http" if name == "address" else "--http-keys"
+        text = typing.get_args(typing.get_type_hints(HTTPConfig, include_extras=True)[name])[1]
+        serve.add_argument(flag, default="", metavar=metavar, help=f"{text} (default: none)")
     _add_config(serve, log="info")
 
     run = add("run", _run, "run a program file; a runtime starts if the program needs one", " PROGRAM [arguments]")
@@ -250,21 +254,37 @@ def _serve(options: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     config = configs.make(**given(options))
+    if options.http_keys and not options.http:
+        raise ConfigError("--http-keys is for --http, which is not given")
     server = launch.start(config)
+    gateway: launch.GatewayProcess | None = None
     try:
         if config.log == "quiet":  # otherwise the server has logged it already
             print(*server.report, sep="\n")
         print(f"listening on {server.socket}; Ctrl-C stops the server. To use it:")
         print(f'  import banyan as bn; bn.set_default_backend(bn.connect("{server.socket}"))')
         print(f"  banyan chat --socket {server.socket}", flush=True)
-        while (status := server.wait(NAP)) is None:  # short waits, so that no signal is missed
-            pass
-        print(f"banyan: the server exited unexpectedly (exit status {status})", file=sys.stderr)
-        return 1
+        if options.http:
+            http = HTTPConfig(
+                socket=str(server.socket),
+                address=options.http,
+                keys_file=options.http_keys,
+                token_file=config.token_file,
+            )
+            gateway = launch.start_gateway(http)
+            print(f'  OpenAI(base_url="{gateway.url}/v1", api_key="...")', flush=True)
+        children = {"server": server} | ({"HTTP process": gateway} if gateway is not None else {})
+        while True:
+            for name, child in children.items():
+                if (status := child.wait(NAP)) is not None:  # short waits, so that no signal is missed
+                    print(f"banyan: the {name} exited unexpectedly (exit status {status})", file=sys.stderr)
+                    return 1
     except KeyboardInterrupt:
         print("\nended", flush=True)
         return 0
     finally:
+        if gateway is not None:
+            gateway.close()
         server.close()
 
 

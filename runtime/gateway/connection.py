@@ -1,0 +1,73 @@
+"""uvicorn's protocol with limits on what comes before a request is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEADERS = 64 << 10
+"""Bytes of a request's line and headers."""
+HEADER_SECONDS = 20.0
+"""Seconds in which they must come, from the first byte on; and a new connection's first byte."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. A client that sends endless or slow headers loses it."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _n_header_bytes = 0
+    _is_reading_headers = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_reading_headers:
+            self._n_header_bytes += len(data)
+            if self._timer is None:
+                self._arm()
+        super().data_received(data)
+        # A body may have come with the end of the headers, which has set the count back.
+        if self._is_reading_headers and self._n_header_bytes > MAX_HEADERS and not self.transport.is_closing():
+            self.send_400_response("The headers are too long.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_reading_headers = True
+
+    def on_headers_complete(self) -> None:
+        self._is_reading_headers, self._n_header_bytes = False, 0
+        self._disarm()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_reading_headers = True
+
+    def _arm(self) -> None:
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+def settings() -> dict[str, Any]:
+    """Options of uvicorn that do not depend on the user's."""
+    return {
+        "http": Connection, "ws": "none", "loop": "asyncio", "lifespan": "off", "log_config": None,
+        "access_log": False, "server_header": False, "backlog": 2048, "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": 2, "proxy_headers": False,
+    }  # fmt: skip
