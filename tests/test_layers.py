@@ -30,7 +30,7 @@ RUNTIME = "banyan.runtime"
 PROTOCOL = f"{RUNTIME}.protocol"
 CORE = (
     *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "waiting")),
-    *(f"{PROTOCOL}.{name}" for name in ("limits", "op_template", "roles", "text_forms", "wire")),
+    *(f"{PROTOCOL}.{name}" for name in ("limits", "op_template", "reasoning_formats", "roles", "text_forms", "wire")),
 )
 """Shared by both ends of a socket."""
 EXECUTOR = f"{RUNTIME}.executor"

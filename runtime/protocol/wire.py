@@ -82,14 +82,29 @@ class Ref(Wire, frozen=True):
     ref: Number
 
 
+class WireToolCall(Wire, frozen=True):
+    """A tool call as the model wrote it. arguments: a JSON object. error: why the call is invalid, "" if it is
+    valid."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    error: str = ""
+
+
 class BeginTurn(Wire, frozen=True, tag="begin"):
     """A chat turn of `role` begins. The text of the marker comes from the tokenizer's chat template."""
 
     role: Annotated[str, Meta(max_length=MAX_ROLE)]
+    answers: WireToolCall | None = None
+    """Of a tool's turn: the call whose result it is; only its id and name count. The id has nine digits, as Mistral's
+    templates want it."""
 
 
 class EndTurn(Wire, frozen=True, tag="end"):
-    """The open chat turn ends."""
+    """The open chat turn ends. calls: what an assistant's turn calls behind its text. The chat template writes them."""
+
+    calls: Annotated[tuple[WireToolCall, ...], Meta(max_length=MAX_RESULTS)] = ()
 
 
 class Image(Wire, frozen=True):
@@ -170,22 +185,21 @@ class Sampling(Wire, frozen=True, cache_hash=True):
     """With `logprobs`, also return the logprobs of prompt tokens from this index on. -1: none."""
 
 
-class WireToolCall(Wire, frozen=True):
-    """A tool call as the model wrote it. arguments: a JSON object. error: why the call is invalid, "" if it is
-    valid."""
-
-    id: str
-    name: str
-    arguments: str = "{}"
-    error: str = ""
-
-
 class Tools(Wire, frozen=True):
     """Tools that a gen may call. specs: one JSON document each, {"type": "function", "function": {name, description,
     parameters}}. max_rounds: turns with calls before the model must answer."""
 
     specs: ToolSpecs
     max_rounds: Int32 = 4
+    ends_turn: bool = False
+    """There is one turn only. If the model calls tools in it, the turn ends with the calls, which are in Sample.calls;
+    Sample.text is the text before them."""
+    must_call: bool = False
+    """With ends_turn: the output is a call and nothing else, apart from reasoning."""
+    only: Name = ""
+    """The one tool that may be called; "": all of them. The model reads the specs of all."""
+    one_call: bool = False
+    """A turn has at most one call."""
 
 
 class Reasoning(Wire, frozen=True):
@@ -470,13 +484,15 @@ class OpSource(msgspec.Struct, frozen=True):
 class ChatMarkers(Wire, frozen=True):
     """What the model's chat template writes around turns. roles: role -> (prefix, suffix). default_system: the system
     prompt that it adds if the first turn is not a system turn. stop: strings that end an assistant turn. calls: how it
-    writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why."""
+    writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why. reasoning: how the model marks
+    its reasoning, if the template shows that it reasons."""
 
     roles: dict[str, tuple[str, str]]
     default_system: str = ""
     stop: tuple[str, ...] = ()
     calls: str = ""
     no_calls: str = ""
+    reasoning: Reasoning | None = None
 
 
 class Welcome(Wire, frozen=True):
@@ -556,6 +572,8 @@ class Sample(Wire, frozen=True):
     reasoning: str = ""
     drafted: bytes = b""
     drafts: dict[str, tuple[int, int]] = {}
+    calls: tuple[WireToolCall, ...] = ()
+    """For a Gen whose tools have ends_turn."""
 
 
 class Scores(Wire, frozen=True):
