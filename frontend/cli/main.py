@@ -42,6 +42,13 @@ _METAVARS = {
     "slo": "LEVELS",
     "traces": "TARGET",
 }
+_HTTP_FLAGS = (
+    ("--http", "address", "[HOST:]PORT"),
+    ("--http-keys", "keys_file", "FILE"),
+    ("--http-isolate", "isolate", None),
+    ("--http-cors", "cors", "ORIGINS"),
+)
+"""flag -> field of HTTPConfig, and the name of its value."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,10 +88,7 @@ def _parser() -> _Parser:
 
     serve = add("serve", _serve, "run a shared server until it is interrupted", " [MODEL]")
     _add_model(serve)
-    for name, metavar in (("address", "[HOST:]PORT"), ("keys_file", "FILE")):
-        flag = "--http" if name == "address" else "--http-keys"
-        text = typing.get_args(typing.get_type_hints(HTTPConfig, include_extras=True)[name])[1]
-        serve.add_argument(flag, default="", metavar=metavar, help=f"{text} (default: none)")
+    _add_http(serve)
     _add_config(serve, log="info")
 
     run = add("run", _run, "run a program file; a runtime starts if the program needs one", " PROGRAM [arguments]")
@@ -126,6 +130,18 @@ def _parser() -> _Parser:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("positional_model", nargs="?", default="", metavar="MODEL", help="the same as --model MODEL")
+
+
+def _add_http(parser: argparse.ArgumentParser) -> None:
+    """The flags of the HTTP process."""
+    options = parser.add_argument_group("options of the HTTP interface")
+    hints = typing.get_type_hints(HTTPConfig, include_extras=True)
+    for flag, name, metavar in _HTTP_FLAGS:
+        kind, text = typing.get_args(hints[name])
+        choices = typing.get_args(kind) or None
+        default = "" if choices is None else choices[0]
+        text += f" (default: {default or 'none'})"
+        options.add_argument(flag, default=default, metavar=metavar, choices=choices, help=text)
 
 
 def _add_join(parser: argparse.ArgumentParser) -> None:
@@ -265,13 +281,9 @@ def _serve(options: argparse.Namespace) -> int:
         print(f'  import banyan as bn; bn.set_default_backend(bn.connect("{server.socket}"))')
         print(f"  banyan chat --socket {server.socket}", flush=True)
         if options.http:
-            http = HTTPConfig(
-                socket=str(server.socket),
-                address=options.http,
-                keys_file=options.http_keys,
-                token_file=config.token_file,
-            )
-            gateway = launch.start_gateway(http)
+            http = {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _HTTP_FLAGS}
+            socket, token_file = str(server.socket), config.token_file
+            gateway = launch.start_gateway(HTTPConfig(socket=socket, token_file=token_file, **http))
             print(f'  OpenAI(base_url="{gateway.url}/v1", api_key="...")', flush=True)
         children = {"server": server} | ({"HTTP process": gateway} if gateway is not None else {})
         while True:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -48,9 +50,13 @@ class Gateway:
     counts    responses, by path and status; status 0: the client hung up before it began
     """
 
-    def __init__(self, client: Client, keys: Keys, loop: asyncio.AbstractEventLoop) -> None:
-        """client: the gateway's own connection to the server; those of tenants are made when they are needed."""
-        self._client, self._keys = client, keys
+    def __init__(
+        self, client: Client, keys: Keys, loop: asyncio.AbstractEventLoop, *, isolates_users: bool = False
+    ) -> None:
+        """client: the gateway's own connection to the server; those of tenants are made when they are needed.
+        isolates_users: see HTTPConfig.isolate."""
+        self._clients, self._keys, self.isolates_users = {"": client}, keys, isolates_users
+        self._connecting = asyncio.Lock()
         self.mailbox = Mailbox(loop)
         self.model = client.welcome.model
         self.counts: Counter[tuple[str, int]] = Counter()
@@ -61,22 +67,31 @@ class Gateway:
 
     async def client(self, holder: KeyHolder) -> Client:
         """The connection of the holder's tenant. Raises BanyanError."""
-        if self._client.lost is not None:  # the server was restarted, or is gone
-            address = self._client.address
-            make = partial(connect, address.path, token=address.token, server_key=address.server_key)
-            self._client = await asyncio.to_thread(make)
-        return self._client
+        client = self._clients.get(holder.tenant)
+        if client is None or client.lost is not None:
+            async with self._connecting:  # a second request that waited finds the client of the first
+                address = self._clients[""].address
+                make = partial(connect, address.path, token=address.token, server_key=address.server_key)
+                client = self._clients[holder.tenant] = await asyncio.to_thread(make, tenant=holder.tenant)
+        return client
 
     def count(self, path: str, status: int) -> None:
         self.counts[path, status] += 1
 
-    def app(self) -> Starlette:
-        """The ASGI application."""
+    def app(self, cors: str = "") -> Starlette:
+        """The ASGI application. cors: see HTTPConfig."""
         routes = [
             Route(one.path, Endpoint(self, one.handle, one.shape, one.path, is_open=one.is_open), methods=[one.method])
             for one in ROUTES
         ]
-        return Starlette(routes=routes, exception_handlers={404: _no_route, 405: _no_route})
+        origins = [origin.strip() for origin in cors.split(",") if origin.strip()]
+        headers = ["*"]
+        middleware = [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=headers)]
+        return Starlette(
+            routes=routes,
+            exception_handlers={404: _no_route, 405: _no_route},
+            middleware=middleware if origins else [],
+        )
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

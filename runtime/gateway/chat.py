@@ -11,12 +11,13 @@ import msgspec
 from msgspec.structs import replace
 
 from banyan.runtime.gateway.bodies import decode
-from banyan.runtime.gateway.chat_types import IGNORED, ChatRequest
+from banyan.runtime.gateway.chat_types import IGNORED, ChatRequest, SamplingFields
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import check_model
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.prompt import ASSISTANT, parts_of
+from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
 
@@ -25,14 +26,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:
+    """A chat completion, whole or as a stream."""
     body = decode(request.body, ChatRequest)
     check_model(request, body.model)
-    if body.stream_options is not None and not body.stream:
-        raise HTTPError(400, "stream_options needs stream: true", param="stream_options")
+    check_stream_options(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     call = _start(request, body)
-    headers = {"x-banyan-ignored": ", ".join(ignored)} if (ignored := _ignored(body)) else {}
+    headers = ignored(body, IGNORED)
     writer = ChunkWriter(request.gateway.model, body)
     if body.stream:
         return EventReply(_stream(call, writer), lambda e: event(e.openai()), headers)
@@ -40,41 +41,53 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         return json_reply(writer.whole(await call.values()), headers=headers)
 
 
-def _ignored(body: ChatRequest) -> list[str]:
-    return [name for name in IGNORED if getattr(body, name) is not None]
+def check_stream_options(body: SamplingFields) -> None:
+    """HTTPError: stream_options stands without stream."""
+    if body.stream_options is not None and not body.stream:
+        raise HTTPError(400, "stream_options needs stream: true", param="stream_options")
+
+
+def ignored(body: msgspec.Struct, names: tuple[str, ...]) -> dict[str, str]:
+    """A header that names the fields of `body` that have no effect."""
+    given = [name for name in names if getattr(body, name) is not None]
+    return {"x-banyan-ignored": ", ".join(given)} if given else {}
 
 
 def _start(request: HTTPRequest, body: ChatRequest) -> ModelCall:
-    welcome = request.client.welcome
-    if welcome.chat is None:
-        text = f"{welcome.model} has no chat template; use /v1/completions"
-        raise HTTPError(400, text, param="messages")
+    chat, welcome = chat_markers(request), request.client.welcome
+    if body.max_completion_tokens is not None and body.max_tokens is not None:
+        text = "max_tokens and max_completion_tokens are the same; give one of them"
+        raise HTTPError(400, text, param="max_tokens")
     n_most = welcome.max_context if body.max_completion_tokens is None else body.max_completion_tokens
-    sampling = sampling_of(body, welcome.sampling, n_most)
     sampling = replace(
-        sampling,
+        sampling_of(body, welcome.sampling, n_most),
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
-        constraint=constraint_of(body, body.response_format),
+        constraint=constraint_of(body, body.response_format, reasoning_end(chat)),
     )
-    parts = (*parts_of(body.messages, welcome.chat), wire.BeginTurn(ASSISTANT))
-    gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=wire.Reasoning())
-    ops = (wire.Append(0, parts), *gens(gen, body.n or 1))
-    refs = range(body.n or 1)
-    return ModelCall.start(request.client, request.gateway.mailbox, ops, refs, name="chat", stream=gen.stream)
+    tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
+    if tools is not None and sampling.constraint is not None:
+        text = "a constraint on the output (such as response_format) goes with tools only if tool_choice is 'none'"
+        raise HTTPError(400, text, param="tool_choice")
+    parts = PromptWriter(chat).parts(body.messages, leaves_open=_goes_on(body))
+    if not _goes_on(body):
+        parts = (*parts, wire.BeginTurn(ASSISTANT))
+    n = body.n or 1
+    gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=chat.reasoning, tools=tools)
+    limits = limits_of(request, body.priority, body.cache_salt, body.prompt_cache_key, body.user)
+    ops = (wire.Append(0, parts), *gens(gen, n))
+    return ModelCall.start(
+        request.client, request.gateway.mailbox, ops, range(n), name="chat", stream=gen.stream, limits=limits
+    )
 
 
-def gens(gen: wire.Gen, n: int) -> list[wire.Op]:
-    """`n` outputs of `gen`, as values from `gen.ref` on. Each is a branch, so that all of them stream."""
-    if n == 1:
-        return [gen]
-    children = tuple(range(gen.state + 1, gen.state + 1 + n))
-    ops: list[wire.Op] = [wire.Fork(gen.state, children)]
-    for k, child in enumerate(children):
-        seed = gen.sampling.seed
-        sampling = gen.sampling if seed is None else replace(gen.sampling, seed=seed + k)
-        ops.append(replace(gen, state=child, ref=gen.ref + k, sampling=sampling))
-    return ops
+def _goes_on(body: ChatRequest) -> bool:
+    """Whether the output continues the last message."""
+    last = body.messages[-1]
+    if body.continue_final_message and (last.role != ASSISTANT or last.tool_calls):
+        text = "continue_final_message needs a last message of the assistant, without calls"
+        raise HTTPError(400, text, param="continue_final_message")
+    return bool(body.continue_final_message)
 
 
 async def _stream(call: ModelCall, writer: ChunkWriter) -> AsyncGenerator[bytes, None]:
@@ -88,7 +101,6 @@ class ChunkWriter:
     """Writes one response, whole or in chunks."""
 
     def __init__(self, model: str, body: ChatRequest) -> None:
-        self._n = body.n or 1
         self._has_logprobs = bool(body.logprobs)
         self._has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         self._head: dict[str, Any] = {
@@ -105,7 +117,7 @@ class ChunkWriter:
 
     def _choice(self, index: int, delta: Any, finish: str | None = None, logprobs: Any = None) -> bytes:
         tail = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":' + _encode(finish)
-        return b"%s%d,%s%s%s%s" % (self._prefix, index, b'"delta":', _encode(delta), tail, self._suffix)
+        return b'%s%d,"delta":%s%s%s' % (self._prefix, index, _encode(delta), tail, self._suffix)
 
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
         """The events for more of choice `index`."""
@@ -114,14 +126,16 @@ class ChunkWriter:
             self._begun.add(index)
             data = self._choice(index, {"role": ASSISTANT, "content": ""})
         if isinstance(item, wire.Delta):
-            logprobs = logprobs_of(item.logprobs) if self._has_logprobs else None
-            if item.is_thought:
-                delta = {"reasoning_content": item.text, "reasoning": item.text}
-            else:
-                delta = {"content": item.text}
-            return data + self._choice(index, delta, logprobs=logprobs)
+            delta = (
+                {"reasoning_content": item.text, "reasoning": item.text} if item.is_thought else {"content": item.text}
+            )
+            return data + self._choice(index, delta, logprobs=self._logprobs(item.logprobs))
         self._usages[index] = item.usage
-        return data + self._choice(index, {}, finish_reason(item.samples[0]))
+        sample = item.samples[0]
+        if sample.calls:
+            calls = [{"index": k, **one} for k, one in enumerate(calls_of(sample))]
+            data += self._choice(index, {"tool_calls": calls})
+        return data + self._choice(index, {}, finish_reason(sample))
 
     def end(self) -> bytes:
         """The events behind the last choice."""
@@ -135,22 +149,37 @@ class ChunkWriter:
         choices = []
         for index in sorted(values):
             sample = values[index].samples[0]
-            message: dict[str, Any] = {"role": ASSISTANT, "content": sample.text, "refusal": None}
+            content = sample.text if sample.text or not sample.calls else None
+            message: dict[str, Any] = {"role": ASSISTANT, "content": content, "refusal": None}
+            if sample.calls:
+                message["tool_calls"] = calls_of(sample)
             if sample.reasoning:
                 message |= {"reasoning_content": sample.reasoning, "reasoning": sample.reasoning}
-            choices.append(
-                {
-                    "index": index,
-                    "message": message,
-                    "logprobs": logprobs_of(sample.logprobs) if self._has_logprobs else None,
-                    "finish_reason": finish_reason(sample),
-                }
-            )
+            logprobs = self._logprobs(sample.logprobs)
+            ending = {"logprobs": logprobs, "finish_reason": finish_reason(sample)}
+            choices.append({"index": index, "message": message, **ending})
         return self._head | {"choices": choices, "usage": usage_of({k: one.usage for k, one in values.items()})}
+
+    def _logprobs(self, tokens: tuple[wire.TokenLogprob, ...]) -> dict[str, Any] | None:
+        return logprobs_of(tokens) if self._has_logprobs else None
+
+
+def calls_of(sample: wire.Sample) -> list[dict[str, Any]]:
+    """The calls of an output, with new ids."""
+    return [
+        {
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in sample.calls
+    ]
 
 
 def finish_reason(sample: wire.Sample) -> str:
     """OpenAI's word for how an output ended."""
+    if sample.calls:
+        return "tool_calls"
     return "length" if sample.finish_reason == "length" else "stop"
 
 

@@ -52,6 +52,7 @@ class GatewayState(Protocol):
 
     mailbox: Mailbox
     model: str
+    isolates_users: bool
 
     async def client(self, holder: KeyHolder) -> Client: ...
     def identify(self, headers: Mapping[bytes, bytes]) -> KeyHolder: ...

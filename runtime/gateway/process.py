@@ -59,14 +59,31 @@ def _listen(config: HTTPConfig) -> socket.socket:
     return listener
 
 
+def _token(config: HTTPConfig) -> str:
+    """An operator's token for the server; "" to use that of the environment. ConfigError: the file has none."""
+    if not config.token_file:
+        return ""
+    try:
+        lines = [line.partition("#")[0].split() for line in Path(config.token_file).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"token_file {config.token_file} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+    lines = [words for words in lines if len(words) > 1]
+    is_one_tenant = len({words[0] for words in lines}) == 1
+    found = next((words[1] for words in lines if is_one_tenant or words[2:] == ["operator"]), "")
+    if not found:
+        raise ConfigError(f"token_file {config.token_file} has no operator's token, which the HTTP process needs")
+    return found
+
+
 async def _serve(config: HTTPConfig, keys: Keys, listener: socket.socket, ready_fd: int, alive_fd: int) -> None:
     loop = asyncio.get_running_loop()
     try:
-        client = connect(config.socket)
+        client = connect(config.socket, token=_token(config))
     except BanyanError as e:
         launch.report_start(ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
         return
-    server = uvicorn.Server(uvicorn.Config(Gateway(client, keys, loop).app(), **connection.settings()))
+    gateway = Gateway(client, keys, loop, isolates_users=config.isolate == "user")
+    server = uvicorn.Server(uvicorn.Config(gateway.app(config.cors), **connection.settings()))
 
     def end() -> None:
         loop.remove_reader(alive_fd)

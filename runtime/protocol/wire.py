@@ -193,7 +193,7 @@ class Tools(Wire, frozen=True):
     max_rounds: Int32 = 4
     ends_turn: bool = False
     """There is one turn only. If the model calls tools in it, the turn ends with the calls, which are in Sample.calls;
-    Sample.text is the text before them."""
+    Sample.text is the text before them. What is no valid call is text."""
     must_call: bool = False
     """With ends_turn: the output is a call and nothing else, apart from reasoning."""
     only: Name = ""
@@ -362,11 +362,12 @@ TemplateOp = Append | Gen | Select | Fork | Join | Mark | Read | Drop | CacheHin
 
 class Hello(Wire, frozen=True):
     """The first message of a client. client: its name for the log. token: its access token, if the server asks for
-    one."""
+    one. tenant: an operator acts for this tenant, and gives up an operator's rights."""
 
     version: Int32
     client: Name = ""
     token: Annotated[str, Meta(max_length=MAX_SECRET)] = ""
+    tenant: Name = ""
 
 
 class ProgramLimits(Wire, frozen=True):
@@ -378,6 +379,7 @@ class ProgramLimits(Wire, frozen=True):
     priority: waiting programs with a higher one go first. deadline: orders programs of equal priority, in seconds from
     now (0: none); missing it is not an error. durable: a name under which the program continues after the server was
     killed and started again; a tenant's later program of the same name takes over. "": not durable.
+    salt: the program shares KV only with programs of its tenant that have the same salt.
     """
 
     timeout: float = 0.0
@@ -389,6 +391,7 @@ class ProgramLimits(Wire, frozen=True):
     priority: Int32 = 0
     deadline: float = 0.0
     durable: Name = ""
+    salt: Name = ""
 
 
 class Submit(Wire, frozen=True):

@@ -52,6 +52,11 @@ def root_key(salt: bytes, adapter: str, weights: bytes) -> bytes:
     return state.digest()
 
 
+def salted(namespace: bytes, salt: str) -> bytes:
+    """The namespace (16 bytes) of programs with a salt of their own; see wire.ProgramLimits."""
+    return blake2b(salt.encode(), key=namespace, digest_size=16, person=b"banyan salt").digest() if salt else namespace
+
+
 def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
     """The tokens of a file. ConfigError: names the invalid line and never contains a token."""
     split = [(n, re.split(r"(?:^|\s)#", line)[0].split()) for n, line in enumerate(text.splitlines(), 1)]
@@ -106,7 +111,16 @@ class Tenants:
         return bool(self._tokens)
 
     def identify(self, hello: wire.Hello) -> Tenant:
-        """The tenant of a client that connects. ConnectFailed: its token is missing or wrong."""
+        """The tenant of a client that connects. ConnectFailed: its token is missing or wrong, or it may not act for
+        the tenant that it names."""
+        tenant = self._authenticate(hello)
+        if not hello.tenant:
+            return tenant
+        if not tenant.is_operator:
+            raise ConnectFailed(f"only an operator may act for another tenant, and {tenant.name!r} is none")
+        return Tenant(hello.tenant, _digest(hello.tenant), is_operator=False)
+
+    def _authenticate(self, hello: wire.Hello) -> Tenant:
         if not self._tokens:
             return Tenant()
         digest, found = _digest(hello.token if len(hello.token) <= MAX_TOKEN else ""), None

@@ -527,12 +527,13 @@ class ToolTurn(GenAttempt):
         assert self.op.tools is not None
         mark = form.mark if self._begins_call else ""
         calls = form.read(mark + outcome.text, mark + spelled, n_before)
+        if self.op.tools.ends_turn:
+            calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
         if self._filter is not None:
-            self._filter.end(bool(calls) or self._begins_call)
+            self._filter.end(bool(calls))
         if not calls:
             return outcome
         if self.op.tools.ends_turn:
-            calls = calls[:1] if self.op.tools.one_call else calls
             text = "" if self._begins_call else form.text_before(outcome.text, spelled)
             sample = msgspec.structs.replace(outcome.samples[0], text=text, calls=calls)
             outcome = outcome._replace(samples=(sample,))
