@@ -29,7 +29,7 @@ class Rule(NamedTuple):
 RUNTIME = "banyan.runtime"
 PROTOCOL = f"{RUNTIME}.protocol"
 CORE = (
-    *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "waiting")),
+    *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "server_metrics", "waiting")),
     *(f"{PROTOCOL}.{name}" for name in ("limits", "op_template", "reasoning_formats", "roles", "text_forms", "wire")),
 )
 """Shared by both ends of a socket."""
@@ -67,6 +67,7 @@ RULES = {
     f"{RUNTIME}.future": Rule((f"{RUNTIME}.waiting",)),
     f"{RUNTIME}.launch": Rule((*CORE, f"{PROTOCOL}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
     f"{RUNTIME}.reasoning": Rule((f"{PROTOCOL}.wire",)),
+    f"{RUNTIME}.server_metrics": Rule(),
     PROTOCOL: Rule(CORE, ("msgspec",)),
     f"{PROTOCOL}.limits": Rule(),
     f"{PROTOCOL}.text_forms": Rule(),

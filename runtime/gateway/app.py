@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from banyan.runtime.client.client import Client, connect
-from banyan.runtime.gateway import chat, info
+from banyan.runtime.gateway import chat, completions, info
 from banyan.runtime.gateway.endpoint import Endpoint, Handler, Shape, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.keys import KeyHolder, Keys
@@ -39,6 +39,9 @@ ROUTES = (
     Entry("GET", "/v1/models", info.models),
     Entry("GET", "/v1/models/{model:path}", info.model),
     Entry("POST", "/v1/chat/completions", chat.create),
+    Entry("POST", "/v1/completions", completions.create),
+    Entry("POST", "/tokenize", info.tokenize),
+    Entry("GET", "/metrics", info.metrics),
 )
 
 
@@ -75,8 +78,9 @@ class Gateway:
                 client = self._clients[holder.tenant] = await asyncio.to_thread(make, tenant=holder.tenant)
         return client
 
-    def count(self, path: str, status: int) -> None:
-        self.counts[path, status] += 1
+    async def operator(self) -> Client:
+        """The gateway's own connection, which may ask for the data of all tenants. Raises BanyanError."""
+        return await self.client(KeyHolder())
 
     def app(self, cors: str = "") -> Starlette:
         """The ASGI application. cors: see HTTPConfig."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -36,7 +36,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     headers = ignored(body, IGNORED)
     writer = ChunkWriter(request.gateway.model, body)
     if body.stream:
-        return EventReply(_stream(call, writer), lambda e: event(e.openai()), headers)
+        return EventReply(stream(call, writer), lambda e: event(e.openai()), headers)
     async with call:
         return json_reply(writer.whole(await call.values()), headers=headers)
 
@@ -90,7 +90,15 @@ def _goes_on(body: ChatRequest) -> bool:
     return bool(body.continue_final_message)
 
 
-async def _stream(call: ModelCall, writer: ChunkWriter) -> AsyncGenerator[bytes, None]:
+class Writer(Protocol):
+    """Writes the events of a stream."""
+
+    def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes: ...
+    def end(self) -> bytes: ...
+
+
+async def stream(call: ModelCall, writer: Writer) -> AsyncGenerator[bytes, None]:
+    """The events of a call. What arrives together is sent together."""
     async with call:
         while arrived := await call.arrivals():
             yield b"".join([writer.chunk(ref, item) for ref, item in arrived])
@@ -101,6 +109,7 @@ class ChunkWriter:
     """Writes one response, whole or in chunks."""
 
     def __init__(self, model: str, body: ChatRequest) -> None:
+        self._n = body.n or 1
         self._has_logprobs = bool(body.logprobs)
         self._has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         self._head: dict[str, Any] = {
@@ -141,7 +150,11 @@ class ChunkWriter:
         """The events behind the last choice."""
         if not self._has_usage:
             return DONE
-        usage = self._head | {"object": "chat.completion.chunk", "choices": [], "usage": usage_of(self._usages)}
+        usage = self._head | {
+            "object": "chat.completion.chunk",
+            "choices": [],
+            "usage": usage_of(self._usages, self._n),
+        }
         return event(usage) + DONE
 
     def whole(self, values: dict[int, wire.Value]) -> dict[str, Any]:
@@ -158,7 +171,10 @@ class ChunkWriter:
             logprobs = self._logprobs(sample.logprobs)
             ending = {"logprobs": logprobs, "finish_reason": finish_reason(sample)}
             choices.append({"index": index, "message": message, **ending})
-        return self._head | {"choices": choices, "usage": usage_of({k: one.usage for k, one in values.items()})}
+        return self._head | {
+            "choices": choices,
+            "usage": usage_of({k: one.usage for k, one in values.items()}, self._n),
+        }
 
     def _logprobs(self, tokens: tuple[wire.TokenLogprob, ...]) -> dict[str, Any] | None:
         return logprobs_of(tokens) if self._has_logprobs else None
@@ -183,15 +199,20 @@ def finish_reason(sample: wire.Sample) -> str:
     return "length" if sample.finish_reason == "length" else "stop"
 
 
-def usage_of(usages: dict[int, wire.TokenUsage]) -> dict[str, Any]:
-    """The tokens of all choices. They share the prompt, which counts once: as the first one that ran read it."""
-    n_prompt = max((one.prompt for one in usages.values()), default=0)
+def usage_of(usages: Mapping[int, wire.TokenUsage], n: int) -> dict[str, Any]:
+    """The tokens of all choices. Each `n` choices share a prompt, which counts once: as the first one that ran read
+    it."""
+    prompts: dict[int, tuple[int, int]] = {}
+    for index, one in usages.items():
+        n_prompt, n_cached = prompts.get(index // n, (one.prompt, one.cached))
+        prompts[index // n] = max(n_prompt, one.prompt), min(n_cached, one.cached)
+    n_prompt = sum(one for one, _ in prompts.values())
     n_generated = sum(one.generated for one in usages.values())
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_generated,
         "total_tokens": n_prompt + n_generated,
-        "prompt_tokens_details": {"cached_tokens": min((one.cached for one in usages.values()), default=0)},
+        "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in prompts.values())},
     }
 
 

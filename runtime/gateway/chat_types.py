@@ -169,3 +169,23 @@ IGNORED = (
     *("reasoning_effort", "verbosity", "prediction"),
 )
 """Fields without effect here."""
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """The body of POST /v1/completions. logprobs: how many alternatives of each token."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: None = None
+    response_format: TextFormat | JSONFormat | SchemaFormat | None = None
+
+
+class TokenizeRequest(Body, kw_only=True):
+    """The body of POST /tokenize."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatTurn] | None = None
+    add_generation_prompt: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -53,10 +54,11 @@ class GatewayState(Protocol):
     mailbox: Mailbox
     model: str
     isolates_users: bool
+    counts: Counter[tuple[str, int]]
 
+    async def operator(self) -> Client: ...
     async def client(self, holder: KeyHolder) -> Client: ...
     def identify(self, headers: Mapping[bytes, bytes]) -> KeyHolder: ...
-    def count(self, path: str, status: int) -> None: ...
 
 
 class HTTPRequest(NamedTuple):
@@ -106,7 +108,7 @@ class Endpoint:
             if not response.is_hung_up:
                 raise  # the process is ending
         finally:
-            self._gateway.count(self._path, response.status)
+            self._gateway.counts[self._path, response.status] += 1
 
     async def _serve(self, scope: Scope, receive: Receive, response: _Response) -> None:
         watch: asyncio.Task[None] | None = None

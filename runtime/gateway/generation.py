@@ -62,16 +62,17 @@ def _spec(tool: ToolSpec, k: int) -> str:
     return text
 
 
-def gens(gen: wire.Gen, n: int) -> list[wire.Op]:
-    """`n` outputs of `gen`, as values from `gen.ref` on. Each is a branch, so that all of them stream."""
+def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
+    """`n` outputs of `gen`, as values from `gen.ref` on. Each is a branch, a state from `child` on, so that all of them
+    stream."""
     if n == 1:
         return [gen]
-    children = tuple(range(gen.state + 1, gen.state + 1 + n))
+    children = tuple(range(child, child + n))
     ops: list[wire.Op] = [wire.Fork(gen.state, children)]
-    for k, child in enumerate(children):
+    for k, state in enumerate(children):
         seed = gen.sampling.seed
         sampling = gen.sampling if seed is None else replace(gen.sampling, seed=seed + k)
-        ops.append(replace(gen, state=child, ref=gen.ref + k, sampling=sampling))
+        ops.append(replace(gen, state=state, ref=gen.ref + k, sampling=sampling))
     return ops
 
 

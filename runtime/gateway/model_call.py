@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -62,7 +62,7 @@ class ModelCall:
         client: Client,
         mailbox: Mailbox,
         ops: Sequence[wire.Op],
-        refs: Sequence[int],
+        refs: Collection[int],
         *,
         name: str,
         stream: bool = False,
@@ -79,7 +79,7 @@ class ModelCall:
             raise http_error(e) from e
         return call
 
-    def submit(self, ops: Sequence[wire.Op], refs: Sequence[int], *, stream: bool, last: bool) -> None:
+    def submit(self, ops: Sequence[wire.Op], refs: Collection[int], *, stream: bool, last: bool) -> None:
         """Add ops to the program, and await the values `refs` too."""
         self.n_open += len(refs)
         for ref in refs:
