@@ -174,7 +174,7 @@ IGNORED = (
 class CompletionRequest(SamplingFields, kw_only=True):
     """The body of POST /v1/completions. logprobs: how many alternatives of each token."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: int | None = None

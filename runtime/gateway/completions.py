@@ -61,13 +61,14 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         return json_reply(writer.whole(await call.values()))
 
 
-def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[str]:
+def _prompts(given: str | list[str | int | list[int]]) -> list[str]:
     prompts = [given] if isinstance(given, str) else given
     if not 0 < len(prompts) <= MAX_PROMPTS:
         raise HTTPError(400, f"a request has 1 to {MAX_PROMPTS} prompts", param="prompt")
-    if not all(isinstance(prompt, str) for prompt in prompts):
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if len(texts) < len(prompts):
         raise HTTPError(400, "a prompt is text here; token ids are not supported", param="prompt")
-    return [prompt for prompt in prompts if isinstance(prompt, str)]
+    return texts
 
 
 class CompletionWriter:
