@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from banyan.runtime.client.client import Client, connect
-from banyan.runtime.gateway import chat, completions, info
+from banyan.runtime.gateway import chat, completions, info, responses
 from banyan.runtime.gateway.endpoint import Endpoint, Handler, Shape, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.keys import KeyHolder, Keys
@@ -40,6 +40,10 @@ ROUTES = (
     Entry("GET", "/v1/models/{model:path}", info.model),
     Entry("POST", "/v1/chat/completions", chat.create),
     Entry("POST", "/v1/completions", completions.create),
+    Entry("POST", "/v1/responses", responses.create),
+    Entry("GET", "/v1/responses/{id}", responses.retrieve),
+    Entry("DELETE", "/v1/responses/{id}", responses.delete),
+    Entry("POST", "/v1/responses/{id}/cancel", responses.cancel),
     Entry("POST", "/tokenize", info.tokenize),
     Entry("GET", "/metrics", info.metrics),
 )
@@ -48,9 +52,10 @@ ROUTES = (
 class Gateway:
     """What the handlers share. Lives on one event loop.
 
-    mailbox   brings values from the client's thread to the loop
-    model     the name of the model
-    counts    responses, by path and status; status 0: the client hung up before it began
+    mailbox    brings values from the client's thread to the loop
+    model      the name of the model
+    responses  those that later requests may follow
+    counts     responses, by path and status; status 0: the client hung up before it began
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Gateway:
         isolates_users: see HTTPConfig.isolate."""
         self._clients, self._keys, self.isolates_users = {"": client}, keys, isolates_users
         self._connecting = asyncio.Lock()
+        self.responses = responses.ResponseStore()
         self.mailbox = Mailbox(loop)
         self.model = client.welcome.model
         self.counts: Counter[tuple[str, int]] = Counter()

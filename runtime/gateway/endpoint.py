@@ -55,6 +55,8 @@ class GatewayState(Protocol):
     model: str
     isolates_users: bool
     counts: Counter[tuple[str, int]]
+    responses: Any
+    """See responses.ResponseStore, which is above this module."""
 
     async def operator(self) -> Client: ...
     async def client(self, holder: KeyHolder) -> Client: ...

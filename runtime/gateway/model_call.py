@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -48,8 +49,9 @@ class ModelCall:
     """Runs `ops` as a program, and collects the values `refs`. Leaving the `async with` block cancels what still
     runs."""
 
-    def __init__(self, mailbox: Mailbox, program: ProgramHandle) -> None:
-        self._mailbox, self._program = mailbox, program
+    def __init__(self, mailbox: Mailbox, program: ProgramHandle, state: int | None = None) -> None:
+        """state: the one that is dropped in place of cancelling the program, which others use too."""
+        self._mailbox, self._program, self._state = mailbox, program, state
         self._arrived: list[Arrival] = []
         self._error: BanyanError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -96,8 +98,11 @@ class ModelCall:
 
     def cancel(self) -> None:
         """Stop what still runs. Idempotent."""
-        if self.n_open:
+        if self.n_open and self._state is None:
             self._program.cancel()
+        elif self.n_open and self._state is not None:
+            with suppress(BanyanError):  # the program is over, or the server is gone
+                self._program.submit((wire.Drop(self._state),))
 
     async def arrivals(self) -> list[Arrival]:
         """Wait until something arrives, and return all that has. [] after the last value. Raises HTTPError."""

@@ -49,18 +49,22 @@ def _strings(given: str | list[str] | None, name: str) -> tuple[str, ...]:
     return found
 
 
+def schema_constraint(form: TextFormat | JSONFormat | SchemaFormat | None, after: str) -> wire.ConstraintSpec | None:
+    """The JSON that the output must be. after: as for `constraint_of`."""
+    if form is None or isinstance(form, TextFormat):
+        return None
+    schema = {"type": "object"} if isinstance(form, JSONFormat) else form.json_schema.schema
+    return wire.ConstraintSpec("json_schema", json.dumps(schema or {}), after=(after,) if after else ())
+
+
 def constraint_of(
     body: SamplingFields, form: TextFormat | JSONFormat | SchemaFormat | None = None, after: str = ""
 ) -> wire.ConstraintSpec | None:
     """What the output must match. after: the end of the reasoning, if the output begins with some."""
     found: dict[str, wire.ConstraintSpec] = {}
     triggers = (after,) if after else ()
-    if isinstance(form, JSONFormat):
-        found["response_format"] = wire.ConstraintSpec("json_schema", '{"type": "object"}', after=triggers)
-    elif isinstance(form, SchemaFormat):
-        schema = form.json_schema.schema
-        text = json.dumps({} if schema is None else schema)
-        found["response_format"] = wire.ConstraintSpec("json_schema", text, after=triggers)
+    if (schema := schema_constraint(form, after)) is not None:
+        found["response_format"] = schema
     if body.regex is not None:
         found["regex"] = wire.ConstraintSpec("regex", body.regex, after=triggers)
     if body.grammar is not None:
