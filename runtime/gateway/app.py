@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from banyan.runtime.client.client import Client, connect
-from banyan.runtime.gateway import chat, completions, info, responses
+from banyan.runtime.gateway import chat, completions, info, messages, responses
 from banyan.runtime.gateway.endpoint import Endpoint, Handler, Shape, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.keys import KeyHolder, Keys
@@ -44,6 +44,8 @@ ROUTES = (
     Entry("GET", "/v1/responses/{id}", responses.retrieve),
     Entry("DELETE", "/v1/responses/{id}", responses.delete),
     Entry("POST", "/v1/responses/{id}/cancel", responses.cancel),
+    Entry("POST", "/v1/messages", messages.create, shape="anthropic"),
+    Entry("POST", "/v1/messages/count_tokens", messages.count, shape="anthropic"),
     Entry("POST", "/tokenize", info.tokenize),
     Entry("GET", "/metrics", info.metrics),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from banyan.runtime.gateway.bodies import decode
@@ -25,14 +26,18 @@ async def health(request: HTTPRequest) -> Reply:
 
 
 def _described(request: HTTPRequest) -> dict[str, Any]:
-    length = request.client.welcome.max_context
-    named = {"id": request.gateway.model, "object": "model", "created": _STARTED, "owned_by": "banyan"}
-    return named | {"max_model_len": length}
+    """The fields that OpenAI's clients read, and those that Anthropic's do."""
+    name, started = request.gateway.model, datetime.fromtimestamp(_STARTED, UTC).isoformat()
+    openai = {"id": name, "object": "model", "created": _STARTED, "owned_by": "banyan"}
+    anthropic = {"type": "model", "display_name": name, "created_at": started}
+    return openai | anthropic | {"max_model_len": request.client.welcome.max_context}
 
 
 async def models(request: HTTPRequest) -> Reply:
     """The one model of the server."""
-    return json_reply({"object": "list", "data": [_described(request)]})
+    name = request.gateway.model
+    pages = {"has_more": False, "first_id": name, "last_id": name}
+    return json_reply({"object": "list", "data": [_described(request)]} | pages)
 
 
 async def model(request: HTTPRequest) -> Reply:

@@ -27,8 +27,8 @@ def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) 
         raise HTTPError(400, "seed has more than 64 bits", param="seed")
     if body.logit_bias:
         given["logit_bias"] = _biases(body.logit_bias)
-    given["stop"] = _strings(body.stop, "stop")
-    given["stop_regex"] = _strings(body.stop_regex, "stop_regex")
+    given["stop"] = strings_of(body.stop, "stop")
+    given["stop_regex"] = strings_of(body.stop_regex, "stop_regex")
     given["stop_token_ids"] = tuple(body.stop_token_ids or ())
     given["max_tokens"] = max_tokens if body.max_tokens is None else body.max_tokens
     return replace(defaults, **given)
@@ -41,7 +41,8 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
         raise HTTPError(400, "logit_bias maps token ids to numbers", param="logit_bias") from None
 
 
-def _strings(given: str | list[str] | None, name: str) -> tuple[str, ...]:
+def strings_of(given: str | list[str] | None, name: str) -> tuple[str, ...]:
+    """The stop strings of field `name`. Raises HTTPError."""
     found = (given,) if isinstance(given, str) else tuple(given or ())
     if len(found) > MAX_STOPS or any(not 0 < len(one) <= MAX_STOP for one in found):
         text = f"{name} has at most {MAX_STOPS} strings of 1 to {MAX_STOP} characters"
