@@ -17,7 +17,8 @@ class Connection(HttpToolsProtocol):
     """One connection. A client that sends endless or slow headers loses it."""
 
     _timer: asyncio.TimerHandle | None = None
-    _n_header_bytes = 0
+    _n_header_bytes = 0  # that came while no headers were complete
+    _n_parsed = 0  # of them in complete lines
     _is_reading_headers = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -34,13 +35,21 @@ class Connection(HttpToolsProtocol):
             if self._timer is None:
                 self._arm()
         super().data_received(data)
-        # A body may have come with the end of the headers, which has set the count back.
+        # One line may be endless. If the headers are complete, what came with their end is the body's.
         if self._is_reading_headers and self._n_header_bytes > MAX_HEADERS and not self.transport.is_closing():
             self.send_400_response("The headers are too long.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_reading_headers = True
+        self._is_reading_headers, self._n_parsed = True, 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._is_reading_headers, self._n_header_bytes = False, 0
@@ -50,6 +59,12 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._is_reading_headers = True
+
+    def _count(self, n_bytes: int) -> None:
+        """The parser answers with 400 to an exception."""
+        self._n_parsed += n_bytes
+        if self._n_parsed > MAX_HEADERS:
+            raise ValueError("the headers are too long")
 
     def _arm(self) -> None:
         self._timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)

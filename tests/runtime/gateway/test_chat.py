@@ -38,8 +38,7 @@ ADD_DAYS: Any = {
 ADA: Any = [
     {
         "role": "user",
-        "content": "Extract name, age, city as JSON.\nText: Ada Stone is 41 years old and lives in Lisbon. Ada works as a "
-        "baker and can be reached at ada@mill.org.",
+        "content": "Extract name, age, city as JSON.\nText: Ada Stone is 41 years old and lives in Lisbon.",
     }
 ]
 
