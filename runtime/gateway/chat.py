@@ -121,6 +121,8 @@ class ChunkWriter:
         chunk = self._head | {"object": "chat.completion.chunk"}
         self._prefix = b"data: " + _encode(chunk)[:-1] + b',"choices":[{"index":'
         self._suffix = b"}]" + (b',"usage":null' if self._has_usage else b"") + b"}\n\n"
+        tail = b'},"logprobs":null,"finish_reason":null' + self._suffix
+        self._chunk = self._prefix.replace(b"%", b"%%") + b'%d,"delta":{"content":%s' + tail.replace(b"%", b"%%")
         self._begun: set[int] = set()
         self._usages: dict[int, wire.TokenUsage] = {}
 
@@ -135,6 +137,8 @@ class ChunkWriter:
             self._begun.add(index)
             data = self._choice(index, {"role": ASSISTANT, "content": ""})
         if isinstance(item, wire.Delta):
+            if not (item.is_thought or self._has_logprobs):  # most chunks: what does not change is encoded already
+                return data + self._chunk % (index, _encode(item.text))
             delta = (
                 {"reasoning_content": item.text, "reasoning": item.text} if item.is_thought else {"content": item.text}
             )

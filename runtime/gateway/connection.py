@@ -11,12 +11,15 @@ MAX_HEADERS = 64 << 10
 """Bytes of a request's line and headers."""
 HEADER_SECONDS = 20.0
 """Seconds in which they must come, from the first byte on; and a new connection's first byte."""
+WRITE_SECONDS = 300.0
+"""Seconds after which a client that reads nothing loses its connection."""
 
 
 class Connection(HttpToolsProtocol):
     """One connection. A client that sends endless or slow headers loses it."""
 
     _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
     _n_header_bytes = 0  # that came while no headers were complete
     _n_parsed = 0  # of them in complete lines
     _is_reading_headers = True
@@ -27,7 +30,16 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._end_pause()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._end_pause()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self._is_reading_headers:
@@ -73,6 +85,11 @@ class Connection(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _end_pause(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def _too_slow(self) -> None:
         if not self.transport.is_closing():

@@ -22,8 +22,6 @@ MAX_BODY = 32 << 20
 """Bytes of a request's body."""
 BODY_SECONDS = 60.0
 """Seconds in which the whole body of a request must come."""
-WRITE_SECONDS = 300.0
-"""Seconds after which a client that reads nothing loses its connection."""
 
 Shape = Literal["openai", "anthropic"]
 """Whose shape errors have."""
@@ -216,5 +214,4 @@ class _Response:
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _body(self, body: bytes, more: bool) -> None:
-        async with asyncio.timeout(WRITE_SECONDS):
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
