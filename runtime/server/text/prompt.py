@@ -301,7 +301,8 @@ def _lengths(run: TokenRun, tokenizer: Tokenizer) -> list[int]:
 
 
 class _TurnLayout(NamedTuple):
-    """One turn. gap: the text between the turn before and this one."""
+    """One turn of a chat prompt. atoms: the content of the turn. gap: what was appended between the previous turn and
+    this one. answers: the call that a tool's turn answers. calls: the tool calls of the turn."""
 
     role: str
     atoms: list[Atom]
