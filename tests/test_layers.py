@@ -114,6 +114,9 @@ RULES = {
 
 # module -> import -> reason for the exception.
 EXCEPTIONS = {
+    "banyan.lang.run_types": {
+        "typing_extensions": "defaults of type parameters, which the typing of Python 3.11 lacks"
+    },
     "banyan.cli.main": {f"{RUNTIME}.protocol.tcp_auth": "`banyan keys` creates them"},
     "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer returns the transformers tokenizer"},
     "banyan.backends.openai.backend": {"openai": "an extra, loaded when the backend is created"},
