@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
 C = TypeVar("C", bound=branch_choice.BranchChoice[Any])
+T = TypeVar("T")
 
 
 class State(StateBase):
@@ -45,12 +46,17 @@ class State(StateBase):
 
     get_var = __getitem__
 
-    def value(self, name: str) -> Any:
+    @overload
+    def value(self, name: str) -> Any: ...
+    @overload
+    def value(self, name: str, type: type[T]) -> T: ...
+    def value(self, name: str, type: Any = None) -> Any:
         """The value of a variable as an object of its gen's `type`. Without a type, the same as `s[name]`.
 
-        BadOutput: the text is not a valid object, for example because max_tokens cut it.
+        type: what the object is, as for `gen(type=...)`; a type checker then knows it. The text of a gen without this
+        type is converted. BadOutput: the text is not a valid object, for example because max_tokens cut it.
         """
-        return read_object(self._lookup(name))
+        return read_object(self._lookup(name), type)
 
     def partials(self, name: str) -> Iterator[Any]:
         """In a program that streams, the object of a gen with a type as it grows; the last item is the final object.
