@@ -24,7 +24,7 @@ class FakeTransport(asyncio.Transport):
         self.ended = "aborted"
 
     def close(self) -> None:
-        self.ended = "closed"
+        self.ended = self.ended or "closed"
 
     def is_closing(self) -> bool:
         return bool(self.ended)
