@@ -17,11 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from banyan.runtime.client.client import Client, connect
-from banyan.runtime.gateway import chat, completions, info, messages, responses
+from banyan.runtime.gateway import info
+from banyan.runtime.gateway.anthropic import messages
 from banyan.runtime.gateway.endpoint import Endpoint, Handler, Shape, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.keys import KeyHolder, Keys
 from banyan.runtime.gateway.model_call import Mailbox
+from banyan.runtime.gateway.openai import chat, completions, responses
 
 
 class Entry(NamedTuple):

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from banyan.runtime.gateway.bodies import decode
-from banyan.runtime.gateway.chat_types import TokenizeRequest
 from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import chat_markers
 from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat_types import TokenizeRequest
 from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
 from banyan.runtime.protocol import wire
 from banyan.runtime.server_metrics import Family, families

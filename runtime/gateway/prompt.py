@@ -7,8 +7,8 @@ import binascii
 import re
 from collections.abc import Sequence
 
-from banyan.runtime.gateway.chat_types import ChatTurn, ContentPart, ImagePart, TextPart
 from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.openai.chat_types import ChatTurn, ContentPart, ImagePart, TextPart
 from banyan.runtime.protocol import wire
 
 ASSISTANT = "assistant"

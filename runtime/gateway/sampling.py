@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from banyan.runtime.gateway.chat_types import JSONFormat, SamplingFields, SchemaFormat, TextFormat
 from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.openai.chat_types import JSONFormat, SamplingFields, SchemaFormat, TextFormat
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_STOP, MAX_STOPS
 

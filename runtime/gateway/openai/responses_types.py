@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from banyan.runtime.gateway.chat_types import (
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.openai.chat_types import (
     Body,
     CalledFunction,
     ChatTurn,
@@ -25,7 +26,6 @@ from banyan.runtime.gateway.chat_types import (
     ToolCallPart,
     ToolSpec,
 )
-from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.prompt import ASSISTANT
 
 
@@ -48,7 +48,7 @@ class InputImage(Body, tag="input_image", tag_field="type"):
     detail: str | None = None
 
 
-class ReasoningText(Body, tag="reasoning_text", tag_field="type"):
+class ReasoningPart(Body, tag="reasoning_text", tag_field="type"):
     text: str
 
 
@@ -56,7 +56,7 @@ class SummaryText(Body, tag="summary_text", tag_field="type"):
     text: str
 
 
-InputPart = InputText | OutputText | Refusal | InputImage | ReasoningText
+InputPart = InputText | OutputText | Refusal | InputImage | ReasoningPart
 
 
 class InputItem(Body):

@@ -10,19 +10,19 @@ import msgspec
 from msgspec.structs import replace
 
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.gateway.bodies import decode
-from banyan.runtime.gateway.chat import ignored
-from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
-from banyan.runtime.gateway.errors import HTTPError, http_error
-from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
-from banyan.runtime.gateway.info import check_model, count_tokens
-from banyan.runtime.gateway.messages_types import (
+from banyan.runtime.gateway.anthropic.messages_types import (
     MESSAGE_IGNORED,
     CountRequest,
     MessageRequest,
     ThinkingOff,
 )
+from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
+from banyan.runtime.gateway.errors import HTTPError, http_error
+from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
+from banyan.runtime.gateway.info import check_model, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat import ignored
 from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
 from banyan.runtime.gateway.sampling import schema_constraint, strings_of
 from banyan.runtime.protocol import wire

@@ -17,15 +17,15 @@ from banyan.runtime.client.client import Client
 from banyan.runtime.client.program_futures import ProgramHandle
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode
-from banyan.runtime.gateway.chat import calls_of, ignored, logprobs_of
-from banyan.runtime.gateway.chat_types import CalledFunction, ChatTurn, ToolCallPart
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import check_model
 from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat import calls_of, ignored, logprobs_of
+from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
+from banyan.runtime.gateway.openai.responses_types import RESPONSE_IGNORED, ResponseRequest, turns_of
 from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
-from banyan.runtime.gateway.responses_types import RESPONSE_IGNORED, ResponseRequest, turns_of
 from banyan.runtime.gateway.sampling import schema_constraint
 from banyan.runtime.protocol import wire
 

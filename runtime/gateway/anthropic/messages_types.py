@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from banyan.runtime.gateway.chat_types import (
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.openai.chat_types import (
     Body,
     CalledFunction,
     ChatTurn,
@@ -24,7 +25,6 @@ from banyan.runtime.gateway.chat_types import (
     ToolCallPart,
     ToolSpec,
 )
-from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.prompt import ASSISTANT
 
 PINNED = {"5m": 300.0, "1h": 3600.0}

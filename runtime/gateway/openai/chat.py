@@ -11,12 +11,12 @@ import msgspec
 from msgspec.structs import replace
 
 from banyan.runtime.gateway.bodies import decode
-from banyan.runtime.gateway.chat_types import IGNORED, ChatRequest, SamplingFields
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import check_model
 from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat_types import IGNORED, ChatRequest, SamplingFields
 from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire

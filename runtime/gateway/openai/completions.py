@@ -11,13 +11,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from banyan.runtime.gateway.bodies import decode
-from banyan.runtime.gateway.chat import DONE, check_stream_options, finish_reason, stream, usage_of
-from banyan.runtime.gateway.chat_types import CompletionRequest
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import gens, limits_of
 from banyan.runtime.gateway.info import check_model
 from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat import DONE, check_stream_options, finish_reason, stream, usage_of
+from banyan.runtime.gateway.openai.chat_types import CompletionRequest
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
 
