@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
+import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
@@ -210,7 +211,8 @@ class _Response:
     async def _begin(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
         self.status = status
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        raw.append((b"content-type", kind.encode()))
+        number = f"req_{uuid.uuid4().hex}".encode()  # OpenAI's clients read the first, Anthropic's the second
+        raw += [(b"content-type", kind.encode()), (b"x-request-id", number), (b"request-id", number)]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def _body(self, body: bytes, more: bool) -> None:

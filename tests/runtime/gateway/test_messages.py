@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import anthropic
 import pytest
 
 from raw_http import post
+from waits import wait_until
 
 QUESTION: Any = [{"role": "user", "content": "Hi, who are you?"}]
 ANSWER = "I am the Banyan pocket model, a very small language model."
@@ -29,6 +31,7 @@ def test_create_counts_and_ends(anthropic_client: anthropic.Anthropic) -> None:
     assert ([block.text for block in found.content], found.stop_reason) == ([ANSWER], "end_turn")
     n_prompt = found.usage.input_tokens + found.usage.cache_read_input_tokens
     assert anthropic_client.messages.count_tokens(model="pocket", messages=QUESTION).input_tokens == n_prompt == 15
+    assert found._request_id.startswith("req_")
     assert create(anthropic_client, max_tokens=2).stop_reason == "max_tokens"
     stopped = create(anthropic_client, stop_sequences=["pocket"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "pocket")
@@ -59,10 +62,11 @@ def test_streams_of_text_and_of_calls(anthropic_client: anthropic.Anthropic) -> 
     assert final.content[0].to_dict()["input"] == {"expression": "23+48"}
 
 
-def test_system_prefill_pin_and_thinking(anthropic_client: anthropic.Anthropic) -> None:
+def test_system_prefill_pin_and_thinking(anthropic_client: anthropic.Anthropic, stats: Callable[[], Any]) -> None:
     system: Any = [{"type": "text", "text": "You are a helpful assistant.", "cache_control": {"type": "ephemeral"}}]
     begun = [*QUESTION, {"role": "assistant", "content": "I am the"}]
     found = create(anthropic_client, begun, system=system, max_tokens=2)
+    wait_until(lambda: stats()["cache"]["n_held"] > 0, "the pin", seen=stats)
     assert found.content[0].text.startswith(" Banyan")
     raw = anthropic_client.messages.with_raw_response.create(
         model="pocket", max_tokens=2, messages=QUESTION, thinking={"type": "enabled", "budget_tokens": 1024}
