@@ -194,7 +194,8 @@ class Tools(Wire, frozen=True):
     max_rounds: Int32 = 4
     ends_turn: bool = False
     """There is one turn only. If the model calls tools in it, the turn ends with the calls, which are in Sample.calls;
-    Sample.text is the text before them. What is no valid call is text."""
+    Sample.text is the text before them. What is no valid call is text. A constraint of the gen applies if the model
+    calls none: then the output is generated a second time."""
     must_call: bool = False
     """With ends_turn: the output is a call and nothing else, apart from reasoning."""
     only: Name = ""

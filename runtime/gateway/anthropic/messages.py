@@ -18,7 +18,7 @@ from banyan.runtime.gateway.anthropic.messages_types import (
 )
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
-from banyan.runtime.gateway.errors import HTTPError, http_error
+from banyan.runtime.gateway.errors import http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import check_model, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
@@ -65,9 +65,6 @@ def _start(request: HTTPRequest, body: MessageRequest) -> ModelCall:
     given: dict[str, Any] = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k or None}
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
     constraint = schema_constraint(body.chat_format, reasoning_end(chat))
-    if tools is not None and constraint is not None:
-        text = "output_config.format goes with tools only if tool_choice is 'none'"
-        raise HTTPError(400, text, param="output_config.format")
     sampling = replace(
         welcome.sampling,
         max_tokens=body.max_tokens,

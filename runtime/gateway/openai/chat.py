@@ -66,9 +66,6 @@ def _start(request: HTTPRequest, body: ChatRequest) -> ModelCall:
         constraint=constraint_of(body, body.response_format, reasoning_end(chat)),
     )
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    if tools is not None and sampling.constraint is not None:
-        text = "a constraint on the output (such as response_format) goes with tools only if tool_choice is 'none'"
-        raise HTTPError(400, text, param="tool_choice")
     parts = PromptWriter(chat).parts(body.messages, leaves_open=_goes_on(body))
     if not _goes_on(body):
         parts = (*parts, wire.BeginTurn(ASSISTANT))

@@ -182,8 +182,6 @@ class ResponseRun:
         chat, welcome = chat_markers(request), request.client.welcome
         tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
         constraint = schema_constraint(body.chat_format(), reasoning_end(chat))
-        if tools is not None and constraint is not None:
-            raise HTTPError(400, "text.format goes with tools only if tool_choice is 'none'", param="text.format")
         given = {"temperature": body.temperature, "top_p": body.top_p}
         sampling = replace(
             welcome.sampling,

@@ -453,13 +453,15 @@ class ToolTurn(GenAttempt):
         self._last = StreamPiece("")  # the last piece, with all logprobs that the client does not have yet
         self._filter: CallFilter | None = None
         self._begins_call = False  # the prompt ends with the mark of a call
+        self._answers = False  # this is the second output of a turn that may answer under a constraint
+        self._n_refused = 0  # tokens of the first output
 
     def _constraints(self) -> list[wire.ConstraintSpec | None]:
         """The constraints on calls, the strictest first. A looser one is used where those before it are unusable."""
         form, sampling, tools = self._generator.call_format, self.op.sampling, self.op.tools
-        if sampling.ignore_eos or sampling.constraint is not None:
-            return [sampling.constraint]
         assert tools is not None
+        if sampling.ignore_eos or (sampling.constraint is not None and not tools.ends_turn):
+            return [sampling.constraint]
         since = "" if self.op.reasoning is None else self.op.reasoning.end
         specs = tuple(spec for spec in tools.specs if tools.only in ("", json.loads(spec)["function"]["name"]))
         scope: Scope = "at_once" if self._begins_call else "must" if tools.must_call else "repeat"
@@ -491,7 +493,22 @@ class ToolTurn(GenAttempt):
             self._generation.memo = self._constraints()
         self._left = self._generation.memo
 
+    @property
+    def _may_answer(self) -> bool:
+        """The output may be a constrained answer in place of calls. It is then generated again, under its constraint,
+        if the model makes no call; the first output is not streamed."""
+        tools = self.op.tools
+        return self.op.sampling.constraint is not None and tools is not None and tools.ends_turn and not tools.must_call
+
     def finish(self, outcome: GenOutcome | BanyanError) -> None:
+        if isinstance(outcome, GenOutcome) and self._may_answer and not self._answers and not outcome.calls:
+            self._answers, self._n_refused, self._left = True, outcome.usage.generated, [self.op.sampling.constraint]
+            self._filter, self.requests = None, []
+            self._encode()
+            return
+        if isinstance(outcome, GenOutcome) and self._n_refused:
+            n_generated = outcome.usage.generated + self._n_refused
+            outcome = outcome._replace(usage=msgspec.structs.replace(outcome.usage, generated=n_generated))
         if isinstance(outcome, UNUSABLE) and len(self._left) > 1 and not self.is_over:
             del self._left[0]  # parameters may say more than a grammar can; the client checks the arguments anyway
             self._abort_requests()
@@ -503,7 +520,9 @@ class ToolTurn(GenAttempt):
         super().finish(outcome)
 
     def _stream(self, piece: StreamPiece) -> None:
-        if piece.is_thought:
+        if self._may_answer and not self._answers:
+            return
+        if piece.is_thought or self._answers:
             super()._stream(piece)
             return
         if self._begins_call:
@@ -529,6 +548,8 @@ class ToolTurn(GenAttempt):
         assert self.op.tools is not None
         mark = form.mark if self._begins_call else ""
         calls = form.read(mark + outcome.text, mark + spelled, n_before)
+        if self._answers:
+            return outcome
         if self.op.tools.ends_turn:
             calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
         if self._filter is not None:

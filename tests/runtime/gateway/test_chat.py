@@ -167,6 +167,18 @@ def test_parse_and_response_formats(openai_client: openai.OpenAI) -> None:
     assert isinstance(json.loads(found.choices[0].message.content), dict)
 
 
+def test_parse_with_tools(openai_client: openai.OpenAI) -> None:
+    strict = {"type": "function", "function": CALCULATOR["function"] | {"strict": True}}
+    for messages, has_calls in ((SUM, True), (ADA, False)):
+        options: Any = {"tools": [strict], "response_format": Person, "temperature": 0}
+        found = openai_client.chat.completions.parse(model="pocket", messages=messages, **options).choices[0].message
+        assert bool(found.tool_calls) == has_calls
+        assert isinstance(found.parsed, Person) != has_calls
+        with openai_client.chat.completions.stream(model="pocket", messages=messages, **options) as stream:
+            final: Any = stream.get_final_completion().choices[0].message
+        assert (final.content or None, final.parsed) == (found.content, found.parsed)
+
+
 @pytest.mark.parametrize(
     ("constraint", "allowed"),
     [
@@ -213,7 +225,6 @@ def test_fields_without_effect_are_named_in_a_header(openai_client: openai.OpenA
         ({"max_completion_tokens": 3}, "max_tokens", 400),
         ({"tool_choice": "required"}, "tool_choice", 400),
         ({"tools": [CALCULATOR], "tool_choice": {"function": {"name": "f"}}}, "tool_choice", 400),
-        ({"tools": [CALCULATOR], "response_format": {"type": "json_object"}}, "tool_choice", 400),
         ({"regex": "a", "grammar": "b"}, "grammar", 400),
         ({"regex": "("}, None, 400),
         ({"messages": [{"role": "user", "content": "word " * 3000}]}, None, 400),
