@@ -101,6 +101,7 @@ class Tenants:
     def __init__(self, tokens: Iterable[AccessToken] = (), isolates_connections: bool = False) -> None:
         """isolates_connections: each connection is a tenant of its own."""
         self._tokens = tuple(tokens)
+        self._known = {"", *(token.tenant.name for token in self._tokens)}  # others are named by operators
         self._isolates = isolates_connections
         self._of: dict[Client, Tenant] = {}
         self._names: dict[bytes, str] = {}
@@ -133,7 +134,8 @@ class Tenants:
         return found
 
     def join(self, client: Client, tenant: Tenant) -> None:
-        """A client was accepted."""
+        """A client was accepted, perhaps once more with another tenant."""
+        self.leave(client)
         if self._isolates:
             tenant = tenant._replace(salt=os.urandom(16))
         self._of[client] = tenant
@@ -144,10 +146,12 @@ class Tenants:
         if client not in self._of:
             return None
         root = self.root(client)
-        if self._isolates:
-            self._names.pop(root, None)
         tenant = self._of.pop(client)
-        return None if tenant in self._of.values() else root
+        if tenant in self._of.values():
+            return None
+        if self._isolates or tenant.name not in self._known:
+            self._names.pop(root, None)
+        return root
 
     def tenant(self, client: Client) -> Tenant:
         return self._of[client]

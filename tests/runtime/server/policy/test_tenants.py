@@ -303,3 +303,15 @@ def test_salt_separates_programs_of_a_tenant() -> None:
     root = tenants.root_key(b"ann", "", b"weights")
     assert tenants.salted(root, "") == root
     assert len({root, tenants.salted(root, "a"), tenants.salted(root, "b"), tenants.salted(b"x" * 16, "a")}) == 4
+
+
+def test_a_tenant_that_an_operator_named_is_forgotten_with_its_last_client() -> None:
+    found = Tenants(read_tokens(TOKENS, "tokens"))
+    for name in ("new", "ann"):
+        for client in (b"1", b"2"):
+            found.join(client, found.identify(wire.Hello(1, token=OPERATOR, tenant=name)))
+        root = found.root(b"1")
+        assert found.leave(b"1") is None
+        assert found.name(root) == name
+        assert found.leave(b"2") == root
+        assert found.name(root) == (name if name == "ann" else root.hex())
