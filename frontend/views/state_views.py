@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from banyan.runtime.errors import ConfigError
+from banyan.runtime.errors import Cancelled, ConfigError
 from banyan.runtime.protocol import wire
 from banyan.views.history import History, usage_of
 from banyan.views.usage import Usage
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from banyan.execution.program_record import ProgramRecord
     from banyan.views.run_page import Page
 
+MAX_TEXT = 60
+"""Characters of an output that a line of `calls` shows."""
 READ_TIMEOUT = 5.0
 """Seconds that `page` waits for the tokens of the branches. Branches whose tokens come later are shown as text."""
 
@@ -25,6 +27,18 @@ READ_TIMEOUT = 5.0
 def usage(record: ProgramRecord, state: int) -> Usage:
     """The token counts of the finished gens of a state and its branches."""
     return usage_of(History(record, state).gens)
+
+
+def calls(record: ProgramRecord) -> list[str]:
+    """A line for each gen and select of a program, as far as they are known. Never waits."""
+    lines = []
+    for gen in History(record).gens:
+        if gen.value is not None:
+            result = f" = {gen.text[:MAX_TEXT]!r}{'...' * (len(gen.text) > MAX_TEXT)}"
+        else:
+            result = " failed" if gen.error is not None and not isinstance(gen.error, Cancelled) else " is not finished"
+        lines.append(f"{gen.label}{result} [{gen.op.line}]")
+    return lines
 
 
 def timeline(record: ProgramRecord, state: int, path: str | Path | None) -> dict[str, Any]:
