@@ -31,7 +31,14 @@ def show() -> int:
         else:
             n = model.n_parameters
             size = f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M"
-            table.add_row(name, model.family, size, f"{model.max_context:,}", where, ", ".join(defaults))
+            table.add_row(
+                name,
+                model.family,
+                size,
+                f"{model.max_context:,}",
+                f"{where}{model.kind and ', '}{model.kind}",
+                ", ".join(defaults),
+            )
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     console.print(
