@@ -82,8 +82,8 @@ def test_tags_and_version_are_fixed() -> None:
         "abort", "acknowledge", "answer", "append", "arg", "ask", "begin", "cachehint", "called", "cancel",
         "chatmarkers", "check", "checkresult", "constraintspec", "define", "define", "delta", "drop", "end",
         "evictfirst", "failed", "finish", "fork", "gen", "hello", "hold", "image", "join", "mark", "notice", "ping",
-        "pong", "programended", "programlimits", "raw", "read", "ready", "reasoning", "ref", "release", "results", "run",
-        "sample", "sampling", "scores", "select", "setvocabulary", "step", "submit", "submit", "times",
+        "pong", "programended", "programlimits", "raw", "read", "ready", "reasoning", "ref", "release", "results",
+        "run", "sample", "sampling", "scores", "select", "setvocabulary", "step", "submit", "submit", "times",
         "tokenlogprob", "tokens", "tokenusage", "tools", "toplogprobs", "undefine", "use", "value", "welcome",
         "wiretoolcall",
     ]  # fmt: skip
