@@ -121,6 +121,18 @@ LIMITS = (
 )
 """The options that limit clients. Limits that are the same for all servers are in protocol/limits.py."""
 
+GROUPS: dict[str, tuple[str, ...]] = {
+    "model": ("model", "device", "dtype", "weight_dtype", "context", "threads", "sampling_defaults"),
+    "KV memory": ("kv_memory", "kv_dtype", "page", "cache", "eviction", "host_memory", "host_file"),
+    "batches and speculation": (
+        *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
+    ),
+    "who may connect": ("socket", "bind", "curve_key", "token_file", "isolate"),
+    "logs and monitoring": ("log", "metrics", "slo", "traces", "engine_timeout"),
+    "limits of clients": LIMITS,
+}
+"""All options by subject, in the order of `banyan serve --help`."""
+
 
 class Hardware(msgspec.Struct, frozen=True):
     """What `resolve` needs to know about the machine. free_memory, free_gpu_memory: bytes that are free now."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -20,11 +24,11 @@ from banyan import Mock
 from banyan.cli import chat as cli_chat
 from banyan.cli import check as cli_check
 from banyan.cli import main as cli
-from banyan.runtime.config import Config, make
+from banyan.runtime.config import GROUPS, Config, make
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
 
-BANYAN = (sys.executable, "-m", "banyan.cli.main")
+BANYAN = (sys.executable, "-m", "banyan")
 
 
 def parse(*argv: str) -> dict[str, object]:
@@ -47,6 +51,48 @@ def test_serve_help_lists_every_config_option(capsys: pytest.CaptureFixture[str]
     for field in msgspec.structs.fields(Config):
         assert f"--{field.name.replace('_', '-')}" in help_text
         assert typing.get_args(hints[field.name])[1] in help_text
+
+
+def test_every_option_is_in_one_group_of_the_help() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(Config.__struct_fields__)
+
+
+def test_examples_of_the_help_are_command_lines_that_parse() -> None:
+    parser = cli._parser()
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for name, command in commands.choices.items():
+        lines = re.findall(rf"\bbanyan ({name}\b[^#|)\n]*)", command.epilog)
+        assert lines, f"the help of {name} has no example"
+        for line in lines:
+            assert parser.parse_args(shlex.split(line)).name == name
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"banyan {version('banyan')}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_code_for_the_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", shell]) == 0
+    assert re.search(r"^ *comp\w+ .*\bbanyan$|complete --command banyan", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("banyan serve --kv", {"--kv-memory", "--kv-dtype"}),
+        ("banyan serve --device c", {"cpu", "cuda"}),
+        ("banyan chat poc", {"pocket"}),
+    ],
+)
+def test_shell_is_told_what_can_follow(line: str, expected: set[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(out), "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
+    asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    subprocess.run(BANYAN, env=os.environ | asked, check=True, timeout=60)
+    assert set(out.read_text().split("\013")) == expected
 
 
 def test_missing_flags_keep_the_defaults() -> None:
@@ -126,13 +172,21 @@ def test_model_may_be_a_positional_argument() -> None:
     ("argv", "words"),
     [
         ([], "required: COMMAND"),
-        (["serv"], "invalid choice: 'serv'"),
-        (["serve", "--pages", "8"], "unrecognized arguments: --pages"),
-        (["serve", "--sock", "x"], "unrecognized arguments: --sock"),
+        (["serv"], "did you mean serve? (try: banyan --help)"),
+        (["--verison"], "there is no --verison; did you mean --version?"),
+        (["serve", "--pages=8"], "--pages=8; did you mean --page? (try: banyan serve --help)"),
+        (["serve", "--sock=x"], "unrecognized arguments: --sock=x; did you mean --socket?"),
+        (["serve", "--no-cahce"], "did you mean --no-cache?"),
+        (["tree", "--sokcet", "x"], "required: --socket; there is no --sokcet; did you mean --socket?"),
+        (["chat", "--zzz"], "unrecognized arguments: --zzz (try: banyan chat --help)"),
+        (["completion", "bahs"], "did you mean bash?"),
         (["serve", "--page", "many"], "invalid int value: 'many'"),
         (["serve", "--page", "12"], "page is 12; it must be a power of two"),
         (["serve", "--kv-memory", "much"], "cannot read 'much' as a size"),
-        (["serve", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (
+            ["serve", "--device", "cudda"],
+            "invalid choice: 'cudda' (choose from 'auto', 'cpu', 'cuda'); did you mean",
+        ),
         (["check", "--socket", "x", "--device", "cpu"], "--device: set when the server at x started"),
         (["serve", "a", "--model", "b"], "two models are named: a and --model b; give one"),
         (["serve", "a", "b"], "unrecognized arguments: b"),
