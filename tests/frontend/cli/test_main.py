@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import re
@@ -21,12 +20,10 @@ import msgspec
 import pytest
 
 from banyan import Mock
-from banyan.cli import chat as cli_chat
 from banyan.cli import check as cli_check
 from banyan.cli import main as cli
 from banyan.runtime.config import GROUPS, Config, make
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.protocol import wire
 
 BANYAN = (sys.executable, "-m", "banyan")
 
@@ -299,73 +296,6 @@ def test_serve_prints_how_to_connect_and_exits_cleanly(
     assert "is gone" in rest
     assert rest.endswith("\nended\n")
     assert not socket.exists()
-
-
-# ---- chat ----------------------------------------------------------------------------------------------------------
-
-
-def run_chat(lines: str, mock: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-    assert cli_chat.talk(mock, system="Be brief.", temperature=0.0, max_tokens=9) == 0  # type: ignore[arg-type]
-    return capsys.readouterr().out
-
-
-def test_chat_continues_the_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    mock = Mock(["one reply", "another"])
-    out = run_chat("Hi\n\nAnd now?\n/history\n/quit\nnever", mock, monkeypatch, capsys)
-    assert "one reply\n0 tokens" in out
-    assert out.endswith("system  Be brief.\nuser  Hi\nassistant  one reply\nuser  And now?\nassistant  another\n")
-    assert [(call.op.sampling.temperature, call.op.sampling.max_tokens) for call in mock.calls] == [(0.0, 9)] * 2
-    assert "<|im_start|>assistant\none reply<|im_end|>\n<|im_start|>user\nAnd now?" in mock.calls[1].prompt
-
-
-def test_chat_reset_clears_the_conversation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mock = Mock("yes")
-    run_chat("First\n/reset\nSecond\n", mock, monkeypatch, capsys)
-    assert "First" not in mock.calls[1].prompt
-    assert mock.calls[1].prompt.startswith("<|im_start|>system\nBe brief.")
-
-
-def test_chat_continues_after_a_failed_turn(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mock = Mock(["good", wire.Sample("never seen", "stop"), "good again"])
-    answer = mock.answer
-
-    def break_once(prompt: str, name: str) -> object:
-        if "Break" in prompt.rpartition("user")[2]:
-            raise ValueError("boom")
-        return answer(prompt, name)
-
-    mock.answer = break_once  # type: ignore[assignment, method-assign]
-    out = run_chat("Hi\nBreak\nGo on\n/history\n", mock, monkeypatch, capsys)
-    assert "boom; /reset starts anew" in out
-    assert "Break" not in mock.calls[-1].prompt
-    assert "good" in mock.calls[-1].prompt
-    assert "user  Break" not in out
-
-
-def test_chat_lists_its_slash_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_chat("/what\n", Mock(), monkeypatch, capsys).count("/reset starts anew") == 2
-
-
-def test_ctrl_c_stops_the_reply_but_not_the_chat(tiny_model: Callable[..., Path]) -> None:
-    command = [*BANYAN, "chat", "--model", str(tiny_model("llama")), "--threads", "1", "--max-tokens", "480"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, env=environment) as chat:  # type: ignore[call-overload]
-        chat.stdout.readline()  # the model's name
-        chat.stdout.readline()  # the usage line
-        chat.stdin.write(b"hi\n")
-        chat.stdin.flush()
-        assert chat.stdout.read(1)
-        chat.send_signal(signal.SIGINT)
-        out, errors = chat.communicate(b"/history\n/quit\n", timeout=30)
-        assert (chat.returncode, errors) == (0, b"")
-    assert b" ... stopped\n" in out
-    assert b"user  hi\nassistant  " in out
 
 
 # ---- run -----------------------------------------------------------------------------------------------------------
