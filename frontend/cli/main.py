@@ -78,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="banyan", description="Run programs of many model calls on one KV cache.")
+    text = "Run programs of many model calls on one KV cache."
+    parser = Parser(
+        prog="banyan", description=text, examples="  banyan chat\n  banyan run program.py\n  banyan serve --help"
+    )
     parser.add_argument("--version", action=ShowVersion)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Parser)
 

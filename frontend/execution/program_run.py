@@ -103,6 +103,7 @@ def with_state(error: E, state: StateBase) -> E:
     error of a run within this one keeps the inner state."""
     if isinstance(error, Exception) and getattr(error, "state", None) is None:
         error.state = state  # type: ignore[attr-defined]
+        state._record.has_raised = True
         lines = calls(state._record)
         n = f"the last {MAX_CALLS} of {len(lines)} calls" if len(lines) > MAX_CALLS else "the calls so far"
         error.add_note(
