@@ -308,8 +308,8 @@ def test_salt_separates_programs_of_a_tenant() -> None:
 def test_a_tenant_that_an_operator_named_is_forgotten_with_its_last_client() -> None:
     found = Tenants(read_tokens(TOKENS, "tokens"))
     for name in ("new", "ann"):
-        for client in (b"1", b"2"):
-            found.join(client, found.identify(wire.Hello(1, token=OPERATOR, tenant=name)))
+        for one in (b"1", b"2"):
+            found.join(one, found.identify(wire.Hello(1, token=OPERATOR, tenant=name)))
         root = found.root(b"1")
         assert found.leave(b"1") is None
         assert found.name(root) == name
