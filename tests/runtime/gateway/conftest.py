@@ -17,21 +17,21 @@ from banyan.runtime.client import client
 KEYS = "# who may come in\nann:key-of-ann-0123456789\nann:other-key-of-ann-0123\nbob:key-of-bob-0123456789\n"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def pocket() -> Iterator[launch.ServerProcess]:
     """A server with the pocket model."""
     with closing(launch.start(config.make(threads=1, kv_memory="20000 tokens"))) as server:
         yield server
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def gateway(pocket: launch.ServerProcess) -> Iterator[launch.GatewayProcess]:
     """Its HTTP process, without keys."""
     with closing(launch.start_gateway(config.HTTPConfig(socket=str(pocket.socket), address="0"))) as process:
         yield process
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def guarded(pocket: launch.ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of an HTTP process with the keys of KEYS; each user has KV of its own."""
     path: Path = tmp_path_factory.mktemp("keys") / "keys"
@@ -44,24 +44,24 @@ def guarded(pocket: launch.ServerProcess, tmp_path_factory: pytest.TempPathFacto
         yield process.url
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def url(gateway: launch.GatewayProcess) -> str:
     return gateway.url
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def openai_client(url: str) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
         yield found
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def anthropic_client(url: str) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as found:
         yield found
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture
 def stats(pocket: launch.ServerProcess) -> Iterator[Callable[[], Any]]:
     """`stats()`: the counters of the server."""
     with closing(client.connect(pocket.socket)) as found:
