@@ -114,6 +114,7 @@ RULES = {
 
 # module -> import -> reason for the exception.
 EXCEPTIONS = {
+    "banyan.views.notebook": {"IPython.display": "only called by a notebook, which has IPython"},
     "banyan.lang.run_types": {
         "typing_extensions": "defaults of type parameters, which the typing of Python 3.11 lacks"
     },
