@@ -37,7 +37,11 @@ SOURCES = files(*FOLDERS, "tests", "examples", "benchmarks", "training")
 
 def test_links_make_the_rooms_one_package() -> None:
     """An editable install puts src/ on sys.path; a folder without __init__.py would be missing in a wheel."""
-    links = {str(path.relative_to(ROOT)): str(path.resolve().relative_to(ROOT)) for path in (ROOT / "src").iterdir()}
+    links = {
+        str(path.relative_to(ROOT)): str(path.resolve().relative_to(ROOT))
+        for path in (ROOT / "src").glob("*")
+        if path.is_symlink()
+    }
     links |= {f"frontend/{room}": str((ROOT / "frontend" / room).resolve().relative_to(ROOT)) for room in FOLDERS[1:]}
     assert links == {"src/banyan": "frontend"} | {f"frontend/{room}": room for room in FOLDERS[1:]}
     with_code = {path.parent for path in files(*FOLDERS)}
