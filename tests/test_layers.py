@@ -58,7 +58,7 @@ RULES = {
     # Loaded when a type needs pydantic.
     "banyan.lang.pydantic_types": Rule(PUBLIC, ("annotated_types", "pydantic")),
     # Loaded when a progress bar is requested.
-    "banyan.execution.progress": Rule(PUBLIC, ("rich",)),
+    "banyan.execution.progress": Rule((*PUBLIC, "banyan.views.notebook"), ("rich",)),
     "banyan.cli": Rule((*PUBLIC, "banyan"), ("msgspec", "rich")),
     RUNTIME: Rule(),
     f"{RUNTIME}.config": Rule((f"{RUNTIME}.errors",), ("msgspec",)),
