@@ -92,7 +92,7 @@ def test_streamed_text_is_shown_while_the_gen_runs(displays: list[FakeHandle]) -
     wait_until(lambda: "so far<em" in display.shown[-1]["text/html"], "the streamed text")
     state.cancel()
     wait_until(lambda: not is_refreshing(), "the end of the refreshes")
-    assert "[a failed]" in display.shown[-1]["text/html"]
+    assert "[a was stopped]" in display.shown[-1]["text/html"]
 
 
 def test_outside_a_kernel_a_state_is_not_refreshed() -> None:
