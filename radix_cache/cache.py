@@ -61,6 +61,11 @@ class Lease:
         self._is_counted = False
 
     @property
+    def node(self) -> Node:
+        """Where its published tokens end in the tree."""
+        return self._node
+
+    @property
     def n_slots(self) -> int:
         """Room, in tokens."""
         return len(self.pages) * self.cache.page

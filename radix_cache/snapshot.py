@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import chain
@@ -13,6 +13,7 @@ from banyan.radix_cache.node import Node, Root, upward
 
 N_IDS = 24
 """Token ids that are shown of the beginning of a node."""
+N_OWNERS = 8
 MAX_NODES = 5000
 """Nodes of a snapshot, however many are asked for."""
 
@@ -29,6 +30,7 @@ class NodeSnapshot:
     n_before   pages that are evicted before it; -1: it is locked, held or not on the device
     n_folded   nodes below it that are not shown; n_folded_tokens: their tokens
     namespace  of a root, in hexadecimal
+    owners     programs with a lease that ends at the node or below it, at most N_OWNERS
     """
 
     parent: int
@@ -43,6 +45,7 @@ class NodeSnapshot:
     n_folded: int
     n_folded_tokens: int
     namespace: str = ""
+    owners: list[Hashable] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,12 @@ def snapshot(cache: Cache, n_max: int) -> TreeSnapshot:
         for order in (cache.hints.pinned, cache.hints.expected)
     )
 
+    owners: dict[Node, dict[Hashable, None]] = {}
+    for lease in cache.leases:
+        for node in upward(lease.node):
+            if len(found := owners.setdefault(node, {})) < N_OWNERS:
+                found[lease.owner] = None
+
     def largest_first(nodes: Iterable[Node]) -> list[Node]:
         return sorted((node for node in nodes if node in chosen), key=lambda node: -sizes[node][1])
 
@@ -102,6 +111,7 @@ def snapshot(cache: Cache, n_max: int) -> TreeSnapshot:
                 n_folded=n_nodes - 1 - sum(sizes[child][0] for child in children),
                 n_folded_tokens=n_tokens - n_own - sum(sizes[child][1] for child in children),
                 namespace=node.namespace.hex() if isinstance(node, Root) else "",
+                owners=list(owners.get(node, ())),
             )
         )
     return result

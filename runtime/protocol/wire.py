@@ -442,10 +442,11 @@ class Ask(Wire, frozen=True):
     and for an operator all options, paths and processes.
     "tree": up to `limit` nodes of the radix tree (`radix_cache.snapshot`). "events": prefixes stored and evicted since
     event number `since`, the `next` of the previous answer; -1: all prefixes stored now (`radix_cache.events`).
+    "programs": the programs that run, and the last ones that have ended (`server.programs.overview`).
     """
 
     id: Number
-    what: Literal["stats", "flush", "check", "info", "tree", "events"]
+    what: Literal["stats", "flush", "check", "info", "tree", "events", "programs"]
     limit: Annotated[int, Meta(ge=0, le=MAX_NODES)] = 0
     since: Annotated[int, Meta(ge=-1, le=MAX_NUMBER)] = -1
 

@@ -190,6 +190,7 @@ class Server:
             send=self._send,
             stats=self._stats,
             info=self._info,
+            programs=lambda: self.programs.overview(),
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
             offload=self._offload,

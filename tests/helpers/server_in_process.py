@@ -30,6 +30,7 @@ from banyan.runtime.server import worker
 from banyan.runtime.server.engine_link import kv_hints
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.policy import run_limits, work_queue
+from banyan.runtime.server.programs import overview
 from banyan.runtime.server.telemetry import loop_times
 from banyan.runtime.server.text import token_cache
 
@@ -337,6 +338,7 @@ class ServerInProcess:
 
 
 BOUNDED = {
+    "_ended": 1000 * overview.MAX_PROGRAMS,
     "_batches": run_limits.MAX_BATCHES,
     "_cache": token_cache.MAX_BYTES // token_cache.ENTRY,
     "longest": 100,  # kinds of work

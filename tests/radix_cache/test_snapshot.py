@@ -89,6 +89,7 @@ def test_snapshot_marks_locked_pinned_and_expected_nodes() -> None:
     cache = Cache(100, PAGE)
     shared, tails = [9] * 8, [[i] * 8 for i in range(4)]
     leases = [open_published(cache, ids(*shared, *tail)) for tail in tails]
+    leases[0].owner = 5
     for lease in leases[1:]:
         lease.close()
     cache.handle(ids(*shared, *tails[1])).pin(5.0)
@@ -96,6 +97,7 @@ def test_snapshot_marks_locked_pinned_and_expected_nodes() -> None:
     found = {tuple(node.ids): node for node in snapshot(cache, 100).nodes}
     trunk, used, pinned, expected, free = (found[tuple(key)] for key in (shared, *tails))
     assert [node.n_locks for node in (trunk, used, pinned, expected, free)] == [1, 1, 0, 0, 0]
+    assert [node.owners for node in (trunk, used, pinned)] == [[5], [5], []]
     assert [node.is_pinned for node in (trunk, used, pinned, expected, free)] == [True, False, True, False, False]
     assert [node.is_expected for node in (trunk, used, pinned, expected, free)] == [True, False, False, True, False]
     assert [node.n_before for node in (trunk, used, pinned, expected, free)] == [-1, -1, -1, -1, 0]

@@ -27,8 +27,8 @@ class Questions:
 
     send_to_engine, send: functions that send a command to the engine, and a message to a client. stats: returns
     what the server adds to the engine's counters. info: returns the server's own data, given whether an operator asks.
-    check: describes a violated invariant of the server, or returns "". on_counters: gets the counters that OURSELVES
-    asked for.
+    programs: returns an overview of the programs. check: describes a violated invariant of the server, or returns "".
+    on_counters: gets the counters that OURSELVES asked for.
     offload(n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with its result or
     exception.
     """
@@ -42,6 +42,7 @@ class Questions:
         send: Callable[[Client, wire.ServerMessage], None],
         stats: Callable[[], dict[str, Any]],
         info: Callable[[bool], dict[str, Any]],
+        programs: Callable[[], Any],
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],
         offload: Callable[[int, Callable[[], Any], Callable[[Any], None]], None],
@@ -49,6 +50,7 @@ class Questions:
         self._tenants, self._tokenizer = tenants, tokenizer
         self._send_to_engine, self._send = send_to_engine, send
         self._stats, self._info, self._check, self._on_counters = stats, info, check, on_counters
+        self._programs = programs
         self._offload = offload
         self._open: dict[int, tuple[Client, wire.Ask]] = {}
         self._n_open: Counter[Client] = Counter()
@@ -68,6 +70,9 @@ class Questions:
             refusal = f"{MAX_OPEN} questions of this client are open, which is the limit; wait for answers"
         if refusal:
             self._send(client, wire.Answer(id=ask.id, ok=False, body=refusal.encode()))
+            return
+        if ask.what == "programs":
+            self._send(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(self._programs())))
             return
         self._n_open[client] += 1
         self._open[self._n_asked] = client, ask

@@ -24,6 +24,7 @@ from banyan.runtime.server.policy.tenants import salted
 from banyan.runtime.server.programs.delivery import Delivery
 from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Durables
 from banyan.runtime.server.programs.generation import EngineAttempt, EngineGenerator
+from banyan.runtime.server.programs.overview import EndedGen, Overview
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
 BRANCHES = 64
@@ -76,9 +77,14 @@ class Programs(ProgramObserver):
         """By serial: programs that are over, and whose requests are being stopped."""
         self._clients: dict[Client, int] = {}
         self._n_clients = self._n_started = 0
+        self._overview = Overview()
 
     def __len__(self) -> int:
         return sum(map(len, self._programs.values()))
+
+    def overview(self) -> dict[str, Any]:
+        """What runs and what has ended; see overview.py."""
+        return self._overview.of(program for programs in self._programs.values() for program in programs.values())
 
     def check(self, requests: EngineRequests) -> str:
         """What is wrong with the programs between two messages; "" if nothing is."""
@@ -232,6 +238,7 @@ class Programs(ProgramObserver):
         if (found := self._ending.pop(program.serial, None)) is None:
             return
         _, close_journal, error = found
+        self._overview.ended(program, error)
         self._limiter.forget(program)
         self._quota.forget(program)
         self.generator.requests.end(program.scheduling.client, program.serial)
@@ -300,6 +307,7 @@ class Programs(ProgramObserver):
         self._limiter.rest(program, state)
 
     def generated(self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError) -> None:
+        program.ended_gens.append(EndedGen.of(op, outcome))
         if self._telemetry is not None:
             self._telemetry.generated(program, op, outcome)
 

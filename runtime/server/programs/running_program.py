@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Protocol
@@ -9,6 +10,7 @@ from typing import Protocol
 from banyan.runtime.executor.executor import Executor, Generator, ProgramObserver
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.requests import RequestRecord, SchedulingInfo, StreamPiece
+from banyan.runtime.server.programs.overview import MAX_GENS, EndedGen
 
 Client = bytes
 
@@ -52,6 +54,8 @@ class RunningProgram(Executor):
         self.is_queueing = False
         """Ops of a message are being added; `pump` runs when all are."""
         self.journal: RequestJournal | None = None
+        self.ended_gens: deque[EndedGen] = deque(maxlen=MAX_GENS)
+        """The last ones that have ended, for an overview."""
         self.early_results: dict[tuple[int, int], tuple[str, ...]] = {}
         """Results by ref and round, of a durable program: its client sends them again before they are asked for."""
 

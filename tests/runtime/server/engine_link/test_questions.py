@@ -25,6 +25,7 @@ def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
         send=lambda client, message: sent.append(message),
         stats=dict,
         info=lambda is_operator: {},
+        programs=dict,
         check=str,
         on_counters=lambda counters: None,
         offload=lambda n, work, then: offloaded.append((n, work, then)),

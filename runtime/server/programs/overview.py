@@ -1,0 +1,98 @@
+"""What programs do, for a person who watches: their branches, and what each gen took from the tree, computed and
+drafted. No text of a program is part of it, except the names that it gives itself."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any, NamedTuple, Protocol
+
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.executor.generator import GenOutcome
+from banyan.runtime.executor.state import RunningState
+from banyan.runtime.protocol import wire
+
+MAX_PROGRAMS, MAX_BRANCHES, MAX_GENS = 64, 200, 200
+"""The most programs, branches of one and gens of one that are named; all are counted."""
+WATCHED = 30.0
+"""Seconds since the last question for which programs that end are kept."""
+
+
+class EndedGen(NamedTuple):
+    """A gen or select that has ended. usage: None if it failed."""
+
+    state: int
+    name: str
+    line: str
+    kind: str
+    usage: wire.TokenUsage | None
+
+    @classmethod
+    def of(cls, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError) -> EndedGen:
+        usage = None if isinstance(outcome, BanyanError) else outcome.usage
+        return cls(op.state, op.name, op.line, "gen" if isinstance(op, wire.Gen) else "select", usage)
+
+
+class WatchedProgram(Protocol):
+    """What an overview tells of a RunningProgram; see there."""
+
+    serial: int
+    name: str
+    started: datetime
+    states: dict[int, RunningState]
+    running: set[RunningState]
+    ended_gens: deque[EndedGen]
+
+
+class Overview:
+    """Remembers programs that have ended while somebody watches."""
+
+    def __init__(self) -> None:
+        self._ended: deque[dict[str, Any]] = deque(maxlen=MAX_PROGRAMS)
+        self._asked = -WATCHED
+
+    def ended(self, program: WatchedProgram, error: BanyanError | None) -> None:
+        """A program has ended."""
+        if time.monotonic() < self._asked + WATCHED:
+            self._ended.append(_described(program) | {"is_over": True, "error": "" if error is None else error.message})
+        else:
+            self._ended.clear()
+
+    def of(self, running: Iterable[WatchedProgram]) -> dict[str, Any]:
+        """The programs that run, and those that have ended, the last one first."""
+        self._asked = time.monotonic()
+        programs = list(running)
+        described = [_described(program) for program in programs[:MAX_PROGRAMS]]
+        return {"n_running": len(programs), "running": described, "ended": list(reversed(self._ended))}
+
+
+def _described(program: WatchedProgram) -> dict[str, Any]:
+    states = list(program.states.values())[:MAX_BRANCHES]
+    parents = {child: state.number for state in states for child in state.children}
+    doing = {state.number: state.generation.op for state in program.running if state.generation is not None}
+    branches = [
+        {
+            "number": state.number,
+            "parent": parents.get(state.number, -1),
+            "doing": op.name or f"#{op.ref}" if (op := doing.get(state.number)) is not None else "",
+            "n_queued": len(state.queue),
+        }
+        for state in states
+    ]
+    gens = [
+        {"state": state, "name": name, "line": line, "kind": kind, "usage": usage}
+        for state, name, line, kind, usage in program.ended_gens
+    ]
+    seconds = (datetime.now() - program.started).total_seconds()
+    return {
+        "serial": program.serial,
+        "name": program.name,
+        "seconds": seconds,
+        "n_branches": len(program.states),
+        "branches": branches,
+        "gens": gens,
+        "is_over": False,
+        "error": "",
+    }
