@@ -29,7 +29,10 @@ RUNTIME = "banyan.runtime"
 PROTOCOL = f"{RUNTIME}.protocol"
 CORE = (
     *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "server_metrics", "waiting")),
-    *(f"{PROTOCOL}.{name}" for name in ("limits", "op_template", "reasoning_formats", "roles", "text_forms", "wire")),
+    *(
+        f"{PROTOCOL}.{name}"
+        for name in ("http_frames", "limits", "op_template", "reasoning_formats", "roles", "text_forms", "wire")
+    ),
 )
 """Shared by both ends of a socket."""
 EXECUTOR = f"{RUNTIME}.executor"
@@ -76,6 +79,7 @@ RULES = {
     f"{PROTOCOL}.tcp_auth": Rule((*CORE, f"{PROTOCOL}.ipc"), ("zmq",)),
     f"{RUNTIME}.client": Rule((*CORE, PROTOCOL), ("msgspec",)),
     f"{RUNTIME}.client.client": Rule((*CORE, PROTOCOL, f"{RUNTIME}.client"), ("msgspec", "zmq")),
+    f"{RUNTIME}.client.http_transport": Rule((*CORE, PROTOCOL), ("zmq",)),
     # Both the server and the user's process execute programs: no torch, zmq, tokenizers or jinja2.
     EXECUTOR: Rule(CORE, ("msgspec",)),
     f"{RUNTIME}.constraint": Rule(
@@ -88,6 +92,10 @@ RULES = {
     # A client of the server, in a process of its own.
     f"{RUNTIME}.gateway": Rule(
         (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch"), ("httptools", "msgspec", "starlette", "uvicorn")
+    ),
+    # Its connections to the server that pass messages on.
+    f"{RUNTIME}.gateway.programs.sessions": Rule(
+        (*CORE, f"{PROTOCOL}.ipc", f"{RUNTIME}.client", f"{RUNTIME}.gateway"), ("zmq",)
     ),
     # Runs in its own process.
     f"{RUNTIME}.server.constraints.preflight": Rule(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from banyan.runtime.client.client import Client
     from banyan.sglang.completions import ScoreResult
     from banyan.sglang.turn_format import TurnFormat
+    from banyan.views.run_page import Page
 
 
 _holding = threading.Lock()
@@ -127,6 +128,18 @@ class ServerBackend:
         """The model and the limits of the server; for an operator its options too."""
         return dict(self.ask("info"))
 
+    def publish(self, page: Page) -> str:
+        """Put a page, such as `state.show()`, on the server's HTTP process, which keeps the newest ones in memory.
+        Returns its link; whoever knows the link can read the page. Unsupported: the connection is not one of HTTP."""
+        url = str(self._path)
+        if not url.startswith(("http://", "https://")):
+            raise Unsupported(f"publish: {self!r} is no connection over HTTP; page.save(path) writes a file")
+        from banyan.runtime.client.http_transport import post_json  # here: programs do not need it
+
+        body = {"title": page.title[:200], "html": page.html}
+        address = self.client.address
+        return str(address.path) + str(post_json(str(address.path), address.token, "/v1/pages", body)["url"])
+
     def cache_prefix(self, prefix: str) -> None:
         """Compute the KV of a text, so that prompts that begin with this text hit the cache. Waits until it is done."""
         program = self.program("cache_prefix")
@@ -135,10 +148,11 @@ class ServerBackend:
 
 
 class RuntimeEndpoint(ServerBackend):
-    """A running server, by the path of its socket (also as ipc://path), or as tcp://HOST:PORT.
+    """A running server, by the path of its socket (also as ipc://path), as tcp://HOST:PORT, or by the URL of its HTTP
+    process (`banyan serve --http`).
 
-    token, server_key: see `connect`. For an http(s) URL, the result is an `OpenAI` backend with the server's first
-    model instead; api_key, verify and chat_template_name are only for such a URL.
+    token, server_key: see `connect`. api_key: for a URL, in place of token. At the URL of another server, the result is
+    an `OpenAI` backend with that server's first model, and a warning says what will not run there.
     """
 
     def __new__(
@@ -154,24 +168,40 @@ class RuntimeEndpoint(ServerBackend):
     ) -> Any:
         """ConnectFailed: no answer within `timeout` seconds."""
         where = str(base_url).removeprefix("ipc://")
-        if where.startswith(("http://", "https://")):
-            return _over_http(where, api_key, verify, chat_template_name, timeout)
-        for name, value in (("api_key", api_key), ("verify", verify), ("chat_template_name", chat_template_name)):
-            if value is not None:
-                raise Unsupported(f"{name}: a socket has a token, and the chat template is the model's own")
+        is_url = where.startswith(("http://", "https://"))
+        if api_key is not None and not is_url:
+            raise Unsupported("api_key: a socket has a token")
+        if verify is not None:
+            raise Unsupported("verify: name the certificates in the environment, as SSL_CERT_FILE")
+        if chat_template_name is not None:
+            raise Unsupported(
+                "chat_template_name: the chat template is the model's own; for a completion model elsewhere, write "
+                "bn.OpenAI(chat_template=...)"
+            )
         self = super().__new__(cls)
-        self._join(where if where.startswith("tcp://") else Path(where), timeout, token, server_key)
+        if not is_url:
+            self._join(where if where.startswith("tcp://") else Path(where), timeout, token, server_key)
+            return self
+        from banyan.runtime.client.http_transport import NotBanyan  # here: it loads zmq
+
+        url = where.rstrip("/").removesuffix("/v1")
+        try:
+            self._join(url, timeout, api_key or token, server_key)
+        except NotBanyan:
+            from banyan.backends.openai.backend import served
+
+            return served(f"{url}/v1", api_key, timeout)
         return self
 
 
 def connect(
     socket: str | Path, timeout: float = 10.0, *, token: str | None = None, server_key: str | None = None
 ) -> RuntimeEndpoint:
-    """Connect to the server that listens at `socket`: a path, or tcp://HOST:PORT.
+    """Connect to the server that listens at `socket`: a path, tcp://HOST:PORT, or http://HOST:PORT.
 
-    token: the client's token; None: the value of BANYAN_TOKEN. server_key: for tcp://, the server's public key or the
-    path of a file that holds the key; None: the value of BANYAN_SERVER_KEY. ConnectFailed: no answer within `timeout`
-    seconds, or the token or the key is wrong.
+    token: the client's token, or its API key over HTTP; None: the value of BANYAN_TOKEN. server_key: for tcp://, the
+    server's public key or the path of a file that holds the key; None: the value of BANYAN_SERVER_KEY. ConnectFailed:
+    no answer within `timeout` seconds, or the token or the key is wrong.
     """
     endpoint: RuntimeEndpoint = RuntimeEndpoint(socket, timeout=timeout, token=token, server_key=server_key)
     return endpoint
@@ -347,19 +377,6 @@ class Engine(Runtime):
 
 _LOG_LEVELS = {"critical": "quiet", "error": "quiet", "warning": "quiet", "info": "info", "debug": "debug"}
 """SGLang's level -> ours."""
-
-
-def _over_http(
-    url: str, api_key: str | None, verify: str | None, chat_template_name: str | None, timeout: float
-) -> Any:
-    """The first model of the server at `url`, through OpenAI's API. ConnectFailed: no answer."""
-    from banyan.backends.openai.backend import served
-
-    if verify is not None:
-        raise Unsupported("verify: name the certificates in the environment, as SSL_CERT_FILE")
-    if chat_template_name is not None:
-        raise Unsupported("chat_template_name: the server renders turns itself; or write bn.OpenAI(chat_template=...)")
-    return served(url.rstrip("/").removesuffix("/v1") + "/v1", api_key, timeout)
 
 
 def _connect(path: str | Path, timeout: float, token: str | None, server_key: str | None) -> Client:

@@ -167,7 +167,7 @@ def _add_http(parser: Parser) -> None:
 
 def _add_join(parser: Parser) -> None:
     """The flags of a command that connects to a running server."""
-    parser.add_argument("--socket", required=True, metavar="PATH", help="where the server listens, or tcp://HOST:PORT")
+    parser.add_argument("--socket", required=True, metavar="PATH", help="where the server listens: a path or a URL")
     text = f"a file with the client's token (default: that of {TOKEN})"
     parser.add_argument("--token-file", default="", metavar="PATH", help=text)
     _add_server_key(parser)
@@ -304,7 +304,8 @@ def _serve(options: argparse.Namespace) -> int:
             http = {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _HTTP_FLAGS}
             socket, token_file = str(server.socket), config.token_file
             gateway = launch.start_gateway(HTTPConfig(socket=socket, token_file=token_file, **http))
-            print(f'  OpenAI(base_url="{gateway.url}/v1", api_key="...")', flush=True)
+            print(f'  OpenAI(base_url="{gateway.url}/v1", api_key="...")')
+            print(f"  {gateway.url}/ shows the server in a browser", flush=True)
         children = {"server": server} | ({"HTTP process": gateway} if gateway is not None else {})
         while True:
             for name, child in children.items():

@@ -31,23 +31,27 @@ from banyan.runtime.protocol import ipc, tcp_auth, wire
 from banyan.runtime.protocol.limits import MAX_NAME
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
+HTTP = ("http://", "https://")
 RECONNECT_TIMEOUT = 120.0
 """Seconds that durable programs wait for their server to come back."""
 _RECONNECT_HANDSHAKE, _RECONNECT_PAUSE = 5.0, 0.2  # seconds for one attempt, and between two
 
 
 def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key: str = "", tenant: str = "") -> Client:
-    """This process's client for the server at `path`, or at tcp://HOST:PORT. The first call makes the connection.
+    """This process's client for the server at `path`, at tcp://HOST:PORT, or at the URL of its HTTP process. The first
+    call makes the connection.
 
-    token: the access token, if the server asks for one. server_key: for tcp:// only, the server's public key or the
-    file that contains it. Defaults: the environment variables BANYAN_TOKEN and BANYAN_SERVER_KEY. tenant: an operator's
-    connection for this tenant (wire.Hello). ConnectFailed says what is wrong.
+    token: the access token, or over HTTP the API key, if the server asks for one. server_key: for tcp:// only, the
+    server's public key or the file that contains it. Defaults: the environment variables BANYAN_TOKEN and
+    BANYAN_SERVER_KEY. tenant: an operator's connection for this tenant (wire.Hello). ConnectFailed says what is wrong.
     """
     token = token or os.environ.get(TOKEN, "")
     if str(path).startswith("tcp://"):
         address = ServerAddress(str(path), token, server_key or os.environ.get(SERVER_KEY, ""), tenant)
     elif server_key:
-        raise ConnectFailed(f"server_key is for tcp:// only, and {path} is the path of a socket")
+        raise ConnectFailed(f"server_key is for tcp:// only, and not for {path}")
+    elif str(path).startswith(HTTP):
+        address = ServerAddress(str(path).rstrip("/").removesuffix("/v1"), token)
     else:
         address = ServerAddress(Path(path).absolute(), token, tenant=tenant)
     with _connecting:
@@ -63,7 +67,7 @@ class ServerAddress(NamedTuple):
     """Where a server listens, and the credentials for it."""
 
     path: Path | str
-    """A socket's path, or tcp://HOST:PORT."""
+    """A socket's path, tcp://HOST:PORT, or http(s)://HOST:PORT."""
     token: str = ""
     server_key: str = ""
     tenant: str = ""
@@ -93,6 +97,10 @@ class Client:
         self._n_unanswered = 0  # heartbeats since the last message of the server
         if isinstance(address.path, Path):
             self.socket, self.monitor = ipc.connect(loop.context, address.path)
+        elif address.path.startswith(HTTP):
+            from banyan.runtime.client import http_transport  # here: it loads http.client and ssl
+
+            self.socket, self.monitor = http_transport.connect(loop.context, address.path, address.token, timeout)
         else:
             self.socket, self.monitor = tcp_auth.connect(loop.context, address.path, address.server_key, timeout)
         try:
@@ -171,7 +179,7 @@ class Client:
 
     def ask(
         self,
-        what: Literal["stats", "flush", "check", "info", "tree", "events"],
+        what: Literal["stats", "flush", "check", "info", "tree", "events", "programs"],
         timeout: float = 30.0,
         limit: int = 0,
         since: int = -1,

@@ -24,6 +24,10 @@ from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.keys import KeyHolder, Keys
 from banyan.runtime.gateway.model_call import Mailbox
 from banyan.runtime.gateway.openai import chat, completions, responses
+from banyan.runtime.gateway.page import endpoints as page
+from banyan.runtime.gateway.page.run_pages import RunPages
+from banyan.runtime.gateway.programs import endpoints as programs
+from banyan.runtime.gateway.programs.sessions import Sessions
 
 
 class Entry(NamedTuple):
@@ -50,6 +54,17 @@ ROUTES = (
     Entry("POST", "/v1/messages/count_tokens", messages.count, shape="anthropic"),
     Entry("POST", "/tokenize", info.tokenize),
     Entry("GET", "/metrics", info.metrics),
+    Entry("GET", "/", page.index, is_open=True),
+    Entry("GET", "/static/page.css", page.style, is_open=True),
+    Entry("GET", "/static/page.js", page.script, is_open=True),
+    Entry("GET", "/pages/{page}", page.show, is_open=True),
+    Entry("GET", "/v1/stats", page.stats),
+    Entry("GET", "/v1/tree", page.tree),
+    Entry("GET", "/v1/programs", page.programs),
+    Entry("GET", "/v1/pages", page.published),
+    Entry("POST", "/v1/pages", page.publish),
+    Entry("POST", "/v1/programs", programs.begin),
+    Entry("POST", "/v1/programs/{session}", programs.go_on),
 )
 
 
@@ -59,6 +74,8 @@ class Gateway:
     mailbox    brings values from the client's thread to the loop
     model      the name of the model
     responses  those that later requests may follow
+    sessions   connections to the server of programs over HTTP
+    run_pages  pages of runs that clients have published
     counts     responses, by path and status; status 0: the client hung up before it began
     """
 
@@ -72,6 +89,8 @@ class Gateway:
         self.responses = responses.ResponseStore()
         self.mailbox = Mailbox(loop)
         self.model = client.welcome.model
+        self.sessions = Sessions()
+        self.run_pages = RunPages()
         self.counts: Counter[tuple[str, int]] = Counter()
 
     def identify(self, headers: Mapping[bytes, bytes]) -> KeyHolder:

@@ -18,9 +18,10 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.keys import KeyHolder
 from banyan.runtime.gateway.model_call import Mailbox
+from banyan.runtime.gateway.page.run_pages import RunPages
+from banyan.runtime.gateway.programs.sessions import Sessions
+from banyan.runtime.protocol.http_frames import MAX_BODY
 
-MAX_BODY = 32 << 20
-"""Bytes of a request's body."""
 BODY_SECONDS = 60.0
 """Seconds in which the whole body of a request must come."""
 
@@ -45,6 +46,7 @@ class EventReply(NamedTuple):
     events: AsyncGenerator[bytes, None]
     failed: Callable[[HTTPError], bytes]
     headers: Mapping[str, str] = {}
+    kind: str = "text/event-stream; charset=utf-8"
 
 
 class GatewayState(Protocol):
@@ -56,6 +58,8 @@ class GatewayState(Protocol):
     counts: Counter[tuple[str, int]]
     responses: Any
     """See responses.ResponseStore, which is above this module."""
+    sessions: Sessions
+    run_pages: RunPages
 
     async def operator(self) -> Client: ...
     async def client(self, holder: KeyHolder) -> Client: ...
@@ -189,7 +193,7 @@ class _Response:
         """Headers leave with the first events, so that an error before them has its own status."""
         try:
             first = await anext(reply.events, b"")
-            await self._begin(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache", **reply.headers})
+            await self._begin(200, reply.kind, {"cache-control": "no-cache", **reply.headers})
             self._failed = reply.failed
             await self._body(first, more=True)
             async for data in reply.events:

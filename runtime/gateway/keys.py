@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import stat
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import urlsplit
 
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.gateway.errors import HTTPError
@@ -73,6 +75,18 @@ class Keys:
             text = "the API key is wrong" if given else "this server wants an API key: Authorization: Bearer KEY"
             raise HTTPError(401, text, code="invalid_api_key")
         return found
+
+
+def check_host(holder: KeyHolder, headers: Mapping[bytes, bytes]) -> None:
+    """Without keys, refuse a request to a foreign name: a page that points its own name at this machine would be the
+    same origin, and could read what the server tells. HTTPError."""
+    host = headers.get(b"host", b"").decode("latin-1")
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if not (holder.tenant or name == "localhost" or name.endswith(".localhost")):
+            ipaddress.ip_address(name)
+    except ValueError:
+        raise HTTPError(403, f"{host[:200]!r} is no name of this machine; use 127.0.0.1, or API keys") from None
 
 
 def _digest(key: bytes) -> bytes:

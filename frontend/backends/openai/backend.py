@@ -15,6 +15,7 @@ from banyan.backends.job import CHATML, Job
 from banyan.backends.local import LocalProgram
 from banyan.backends.openai import bounds, format, responses
 from banyan.backends.openai.api_speculation import ApiSpeculation
+from banyan.execution.source_line import warn
 from banyan.runtime.errors import (
     BanyanError,
     ConfigError,
@@ -274,7 +275,7 @@ def _deliver(job: Job, outcome: GenOutcome) -> GenOutcome:
 
 
 def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> OpenAI:
-    """A backend for the first model of a server, with all extensions but "prefix".
+    """A backend for the first model of a server, with all extensions but "prefix". Warns of what will not run there.
 
     ConnectFailed: no answer within `timeout` seconds. ModelNotFound: the server has no model.
     """
@@ -284,12 +285,18 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
 
     import openai
 
-    async def list_models() -> Any:
+    async def look() -> tuple[Any, bool]:
+        """Its models, and whether it has the chat API: any answer but "not found" to an empty request."""
         async with make() as client, asyncio.timeout(_total_seconds(timeout)):
-            return (await client.models.list()).data
+            models = (await client.models.list()).data
+            try:
+                await client.post("/chat/completions", body={}, cast_to=object)
+            except openai.APIStatusError as e:
+                return models, e.status_code not in (404, 405)
+            return models, True
 
     try:
-        models = _ApiLoop.of_this_process().run(list_models()).result()
+        models, is_chat = _ApiLoop.of_this_process().run(look()).result()
     except openai.APIConnectionError as e:
         raise ConnectFailed(f"{base_url} cannot be reached: {e.__cause__ or e}") from e
     except (openai.OpenAIError, TimeoutError) as e:
@@ -297,7 +304,19 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
     if not models:
         raise ModelNotFound(f"{base_url} lists no model; write bn.OpenAI(model_name, base_url=...)")
     extensions = set(format.EXTENSIONS) - {"prefix"}
-    return OpenAI(models[0].id, base_url=base_url, api_key=key, extensions=extensions)
+    found = OpenAI(models[0].id, is_chat, base_url=base_url, api_key=key, extensions=extensions)
+    outside = (
+        "text and gens outside of turns will not run, for which bn.OpenAI(..., is_chat_model=False) has the completion "
+        "API if the server does, and neither will"
+        if is_chat
+        else "turns need bn.OpenAI(..., chat_template=...), and these will not run:"
+    )
+    refused = ", ".join(sorted(found.refuses - {"text", "gen"}))
+    warn(
+        f"{base_url} is not Banyan's. Programs run on its model {found.model_name!r} through OpenAI's {found.kind} "
+        f"API: {outside} {refused} (each error says what to use). All of the language runs on `banyan serve --http`."
+    )
+    return found
 
 
 def _client_factory(is_azure: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:

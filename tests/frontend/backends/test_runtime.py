@@ -259,7 +259,7 @@ def test_runtime_starts_and_closes_its_server(server: MockServer, monkeypatch: p
         (lambda path: bn.Runtime(kv_memry="1GB"), bn.ConfigError, "did you mean 'kv_memory'"),
         (lambda path: bn.connect(path / "none"), bn.ConnectFailed, "none"),
         (lambda path: bn.connect(""), bn.ConfigError, "empty"),
-        (lambda path: bn.RuntimeEndpoint("http://127.0.0.1:9", timeout=3), bn.ConnectFailed, "cannot be reached"),
+        (lambda path: bn.RuntimeEndpoint("http://127.0.0.1:9", timeout=3), bn.ConnectFailed, "banyan serve.*Runtime"),
         (lambda path: bn.RuntimeEndpoint("https://x", verify="x"), bn.Unsupported, "SSL_CERT_FILE"),
         (lambda path: bn.RuntimeEndpoint("https://x", chat_template_name="x"), bn.Unsupported, "chat_template_name"),
         (lambda path: bn.Runtime("m", model_path="m"), bn.ConfigError, "the same"),

@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -21,6 +22,8 @@ import pydantic
 import pytest
 
 import banyan as sgl
+from banyan.runtime import launch
+from banyan.runtime.config import HTTPConfig
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +37,17 @@ def runtime(tiny_model: Callable[..., Path]) -> Iterator[sgl.Engine]:
         assert engine.ask("stats")["cache"]["n_leased"] == 0
 
 
-@pytest.fixture(autouse=True)
-def _default(runtime: sgl.Engine) -> None:
-    sgl.set_default_backend(runtime)
+@pytest.fixture(scope="module")
+def endpoint(runtime: sgl.Engine) -> Iterator[sgl.RuntimeEndpoint]:
+    """The same server over HTTP."""
+    http = HTTPConfig(socket=str(runtime.socket), address="0")
+    with closing(launch.start_gateway(http)) as gateway, sgl.RuntimeEndpoint(gateway.url) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(autouse=True, params=["runtime", pytest.param("endpoint", marks=pytest.mark.long)])
+def _default(runtime: sgl.Engine, request: pytest.FixtureRequest) -> None:
+    sgl.set_default_backend(request.getfixturevalue(request.param))
 
 
 @sgl.function

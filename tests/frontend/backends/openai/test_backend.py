@@ -434,13 +434,30 @@ def test_http_endpoint_uses_the_model_that_the_server_lists(serve: Callable[...,
 
     api, _ = serve(answer)
     for url in (api.url, api.url.removesuffix("/v1"), api.url + "/"):
-        with bn.RuntimeEndpoint(url, api_key="secret") as backend:
+        with pytest.warns(UserWarning, match="is not Banyan's.*chat API: text.*regex.*banyan serve --http"):
+            found = bn.RuntimeEndpoint(url, api_key="secret")
+        with found as backend:
             assert isinstance(backend, bn.OpenAI)
             assert backend.model_name == "served"
             state = bn.function(lambda s: s.user("Q") + s.assistant(bn.gen("x", top_k=5))).run(backend=backend)
             assert state["x"] == "yes"
     assert api.bodies[-1]["top_k"] == 5, "an option of compatible servers"
     assert all(headers["authorization"] == "Bearer secret" for headers in api.headers)
+
+
+def test_http_endpoint_takes_the_completion_api_where_there_is_no_other(
+    serve: Callable[..., Any], fake: ModuleType
+) -> None:
+    def answer(path: str, body: Any) -> Any:
+        if path == "/v1/models":
+            return {"object": "list", "data": [{"id": "served", "object": "model", "created": 0, "owned_by": "x"}]}
+        raise fake.Refusal(404)
+
+    api, _ = serve(answer)
+    with pytest.warns(UserWarning, match="completion API: turns need.*chat_template"):
+        backend = bn.RuntimeEndpoint(api.url)
+    assert "text" not in backend.refuses
+    backend.close()
 
 
 def test_http_endpoint_without_models_raises(serve: Callable[..., Any], fake: ModuleType) -> None:

@@ -1,0 +1,233 @@
+"""A server's socket over HTTP, for a Client that knows nothing of it.
+
+`connect` returns a pair of sockets like those of ipc.connect, whose other ends belong to a thread of their own. The
+thread posts what the Client sends, and passes on what one long response brings. The session ends with that response.
+The standard library's http.client does it, because a client of Banyan needs no other package, and two connections
+carry any number of programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket as sockets
+import ssl
+import struct
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+import zmq
+
+from banyan.runtime.errors import BanyanError, ConnectFailed, RuntimeLost
+from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol.http_frames import KIND, MAX_MESSAGE, PATH, SESSION, pack, take
+
+_EVENT = struct.pack("=Hi", 0, -1)  # what a `watch` socket brings; there is no file descriptor to name
+_POST_SECONDS = 30.0
+_CLOSE = b""  # in place of a message: the sender is closed
+
+
+class NotBanyan(ConnectFailed):
+    """An HTTP server answers at the URL, and is not Banyan's."""
+
+
+class _ClientEnd(zmq.Socket[bytes]):
+    """The socket that the Client uses. The thread learns of its end."""
+
+    def close(self, linger: int | None = None) -> None:
+        if not self.closed:
+            _send(self, _CLOSE)
+        super().close(linger)
+
+
+def connect(context: ipc.Context, url: str, token: str, timeout: float) -> tuple[ipc.Socket, ipc.Socket]:
+    """A socket like a DEALER connected to the server at `url`, and its `watch` socket. token: the API key.
+    ConnectFailed: nobody answers, or the server refuses. NotBanyan: it is another server."""
+    session = _Session(url, token, timeout)
+    (socket, inside), (monitor, events), (arrived, arrivals) = (
+        _pair(context, kind) for kind in (_ClientEnd, zmq.Socket, zmq.Socket)
+    )
+    for run, ends in ((session.carry, (inside, arrived, events)), (session.read, (arrivals,))):
+        threading.Thread(target=run, args=ends, name="banyan-http", daemon=True).start()
+    return socket, monitor
+
+
+def _pair(context: ipc.Context, kind: Callable[..., ipc.Socket]) -> tuple[ipc.Socket, ipc.Socket]:
+    """Two sockets of this process that are connected to each other; the first one is of `kind`."""
+    one, two = kind(context, zmq.PAIR), context.socket(zmq.PAIR)
+    for end in (one, two):
+        end.set_hwm(0)
+    where = f"inproc://banyan-http-{id(one)}-{os.urandom(8).hex()}"
+    one.bind(where)
+    two.connect(where)
+    return one, two
+
+
+def post_json(url: str, token: str, path: str, body: object, timeout: float = 30.0) -> Any:
+    """The answer to one request of its own. RuntimeLost: nobody answers. BanyanError: the server refuses."""
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
+    connection = _connection(url, timeout)
+    try:
+        connection.request("POST", f"{urlsplit(url).path}{path}", json.dumps(body).encode(), headers)
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError) as e:
+        raise RuntimeLost(f"{url}{path} gave no answer: {e!r}") from e
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise BanyanError(f"{url}{path}: {answer['error']['message']}")
+    return answer
+
+
+def _connection(url: str, timeout: float) -> http.client.HTTPConnection:
+    """Not connected yet. ConnectFailed: the URL has an invalid port."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError as e:
+        raise ConnectFailed(f"{url}: {e}") from e
+    if parts.scheme == "https":
+        return http.client.HTTPSConnection(host, port, timeout=timeout, context=ssl.create_default_context())
+    return http.client.HTTPConnection(host, port, timeout=timeout)
+
+
+class _Session:
+    """The two HTTP connections of one client."""
+
+    def __init__(self, url: str, token: str, timeout: float) -> None:
+        self._url = url
+        self._path = f"{urlsplit(url).path}{PATH}"
+        self._headers = {"content-type": KIND} | ({"authorization": f"Bearer {token}"} if token else {})
+        self._posts, self._stream = _connection(url, _POST_SECONDS), _connection(url, timeout)
+        try:
+            self._response = self._begin()
+            self._socket.settimeout(None)  # silence is the heartbeat's matter
+        except BaseException:
+            self._stream.close()
+            raise
+        _sessions.add(self)
+
+    def _begin(self) -> http.client.HTTPResponse:
+        """Open the session. The Hello has no token: the API key says who this is."""
+        hello = wire.encode(wire.Hello(wire.VERSION, f"pid {os.getpid()}"))
+        try:
+            self._stream.connect()
+        except OSError as e:
+            raise ConnectFailed(
+                f"nobody answers at {self._url}: {e.strerror or e}; start a server there with "
+                "`banyan serve --http PORT`, or one of this process's own with bn.Runtime()"
+            ) from e
+        self._socket = self._stream.sock  # getresponse may hand it over to the response
+        try:
+            self._stream.request("POST", self._path, pack([hello]), self._headers)
+            response = self._stream.getresponse()
+            if response.status == 200 and response.headers.get_content_type() == KIND:
+                self._session = response.headers.get(SESSION, "")
+                return response
+            body = response.read(4096)
+        except (OSError, http.client.HTTPException, ValueError) as e:
+            raise NotBanyan(f"what listens at {self._url} does not answer as a server of Banyan: {e!r}") from e
+        try:
+            message = json.loads(body)["error"]["message"]
+        except (ValueError, LookupError, TypeError):
+            message = ""
+        if response.status in (200, 404, 405, 501) or not message:
+            raise NotBanyan(f"{self._url} is no server of Banyan: it has no {PATH} (HTTP status {response.status})")
+        raise ConnectFailed(f"the server at {self._url} refused: {message} (HTTP status {response.status})")
+
+    def _post(self, messages: list[bytes]) -> None:
+        """Raises OSError or HTTPException: the session is over."""
+        while messages:
+            n, n_bytes = 0, 0
+            while n < len(messages) and (n == 0 or n_bytes + len(messages[n]) + 4 <= MAX_MESSAGE):
+                n_bytes += len(messages[n]) + 4
+                n += 1
+            self._posts.request("POST", f"{self._path}/{self._session}", pack(messages[:n]), self._headers)
+            response = self._posts.getresponse()
+            response.read()
+            if response.status != 200:
+                raise http.client.HTTPException(f"status {response.status}")
+            messages = messages[n:]
+
+    def carry(self, inside: ipc.Socket, arrived: ipc.Socket, events: ipc.Socket) -> None:
+        """Carry messages until one side ends. inside: the Client's peer; arrived: brings what `read` has read; events:
+        the peer of the `watch` socket. Runs in a thread."""
+        poller = zmq.Poller()
+        for one in (inside, arrived):
+            poller.register(one, zmq.POLLIN)
+        inside.recv()  # the Hello, which was sent to open the session
+        _send(events, _EVENT, b"")
+        is_open = True
+        while is_open:
+            ready = dict(poller.poll())
+            if arrived in ready:
+                for data in _all(arrived):
+                    if data == _CLOSE:
+                        is_open = False
+                    else:
+                        _send(inside, data)
+            if inside in ready:
+                messages = _all(inside)
+                is_open = is_open and messages[-1] != _CLOSE
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    self._post([data for data in messages if data != _CLOSE])
+                    continue
+                is_open = False
+        _send(events, _EVENT, b"")
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(sockets.SHUT_RDWR)  # wakes `read`
+        self._posts.close()
+        for one in (inside, arrived, events):
+            one.close(1000)
+
+    def read(self, arrivals: ipc.Socket) -> None:
+        """Pass on each message of the response. Runs in a thread."""
+        buffer = bytearray()
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            while data := self._response.read1(1 << 16):
+                buffer += data
+                for message in take(buffer):
+                    _send(arrivals, message)
+        _send(arrivals, _CLOSE)
+        arrivals.close(1000)
+        self._response.close()
+        self._stream.close()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: close its copies, so that the server sees the end of the parent."""
+        for socket in (self._socket, self._posts.sock):
+            if socket is not None and (number := socket.detach()) >= 0:
+                os.close(number)
+
+
+def _send(socket: ipc.Socket, *parts: bytes) -> None:
+    """Send, unless the other end is closed: then it would block."""
+    with contextlib.suppress(zmq.Again):
+        socket.send_multipart(parts, zmq.NOBLOCK)
+
+
+def _all(socket: ipc.Socket) -> list[bytes]:
+    """All messages that have arrived."""
+    found: list[bytes] = []
+    with contextlib.suppress(zmq.Again):
+        while True:
+            found.append(socket.recv(zmq.NOBLOCK))
+    return found
+
+
+_sessions: weakref.WeakSet[_Session] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for session in list(_sessions):
+        session.leave_to_parent()
+    _sessions.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

@@ -1,0 +1,105 @@
+"""GET /: a page that shows what the server does, and the JSON that it reads: the answers to the questions of
+`banyan top`, `banyan tree` and an overview of programs. The server answers them to operators only."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Meta
+
+from banyan.runtime.errors import BanyanError, RuntimeLost
+from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.keys import check_host
+
+MAX_NODES = 500
+POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+POLICY += "form-action 'none'; frame-ancestors 'none'"
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_SECONDS = 10.0
+
+_static = Path(__file__).parent / "static"
+
+
+async def index(request: HTTPRequest) -> Reply:
+    return _file("page.html")
+
+
+async def style(request: HTTPRequest) -> Reply:
+    return _file("page.css")
+
+
+async def script(request: HTTPRequest) -> Reply:
+    return _file("page.js")
+
+
+def _file(name: str) -> Reply:
+    """A file of the page. It has no secrets: the data need a key, if there are keys."""
+    path = _static / name
+    headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
+    return Reply(path.read_bytes(), kind=f"{KINDS[path.suffix]}; charset=utf-8", headers=headers)
+
+
+async def stats(request: HTTPRequest) -> Reply:
+    """The server's counters; see wire.Ask."""
+    return json_reply(await _ask(request, "stats"))
+
+
+async def tree(request: HTTPRequest) -> Reply:
+    """The largest nodes of the radix tree: `limit` of them, 100 without it."""
+    given = parse_qs(request.query.decode("latin-1")).get("limit", ["100"])[0]
+    if not given.isascii() or not given.isdecimal() or len(given) > 9:
+        raise HTTPError(400, "limit is a number", param="limit")
+    return json_reply(await _ask(request, "tree", min(int(given), MAX_NODES)))
+
+
+async def programs(request: HTTPRequest) -> Reply:
+    """The programs that run and that have ended lately."""
+    return json_reply(await _ask(request, "programs"))
+
+
+class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /v1/pages: a page of one file."""
+
+    title: Annotated[str, Meta(max_length=200)]
+    html: str
+
+
+async def publish(request: HTTPRequest) -> Reply:
+    """Keep the page of a run. Returns its link."""
+    body = decode(request.body, PublishRequest)
+    page = request.gateway.run_pages.add(request.holder, body.title, body.html)
+    return json_reply({"id": page.id, "url": f"/pages/{page.id}"})
+
+
+async def published(request: HTTPRequest) -> Reply:
+    """The pages that the holder of this key has published."""
+    check_host(request.holder, request.headers)
+    pages = request.gateway.run_pages.of(request.holder)
+    return json_reply({"data": [{"id": page.id, "title": page.title} for page in pages]})
+
+
+async def show(request: HTTPRequest) -> Reply:
+    """A published page. It is a client's own HTML, so the browser runs it without the rights of this origin."""
+    if (page := request.gateway.run_pages.find(request.path["page"])) is None:
+        raise HTTPError(404, "there is no such page; the oldest ones are forgotten")
+    policy = "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+    headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+    return Reply(page.html.encode(), kind="text/html; charset=utf-8", headers=headers)
+
+
+async def _ask(request: HTTPRequest, what: Literal["stats", "tree", "programs"], limit: int = 0) -> Any:
+    """HTTPError: the server refuses, which it does unless an operator asks."""
+    check_host(request.holder, request.headers)
+    try:
+        return await asyncio.to_thread(partial(request.client.ask, what, _SECONDS, limit))
+    except RuntimeLost:
+        raise
+    except BanyanError as e:
+        raise HTTPError(403, e.message, code="forbidden") from e

@@ -1,0 +1,44 @@
+"""Pages of runs (`state.show()`) that clients publish, so that a link shows them. They are kept in memory."""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+from banyan.runtime.gateway.keys import KeyHolder
+
+MAX_PAGES, MAX_BYTES = 100, 64 << 20
+"""Of all clients together; the oldest pages go first."""
+
+
+class RunPage(NamedTuple):
+    """One page. id: whoever knows it may read the page, as a browser sends no key with a link."""
+
+    id: str
+    holder: KeyHolder
+    title: str
+    html: str
+
+
+class RunPages:
+    """The published pages."""
+
+    def __init__(self) -> None:
+        self._pages: dict[str, RunPage] = {}
+        self._n_bytes = 0
+
+    def add(self, holder: KeyHolder, title: str, html: str) -> RunPage:
+        """Keep a page."""
+        page = RunPage(secrets.token_hex(16), holder, title, html)
+        self._pages[page.id] = page
+        self._n_bytes += len(html)
+        while len(self._pages) > MAX_PAGES or (self._n_bytes > MAX_BYTES and len(self._pages) > 1):
+            self._n_bytes -= len(self._pages.pop(next(iter(self._pages))).html)
+        return page
+
+    def find(self, name: str) -> RunPage | None:
+        return self._pages.get(name)
+
+    def of(self, holder: KeyHolder) -> list[RunPage]:
+        """The pages of a holder, the newest first."""
+        return [page for page in reversed(self._pages.values()) if page.holder == holder]

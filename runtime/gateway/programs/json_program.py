@@ -1,0 +1,68 @@
+"""A program that comes in JSON: its requests, and which of its values are missing."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_NAME, MAX_OPS
+
+NUMBER = 0
+"""The number of the program on its connection, which it has for itself."""
+
+
+class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a request. The fields are those of wire.Submit; name and limits count in the first request."""
+
+    ops: Annotated[tuple[wire.Op, ...], Meta(max_length=MAX_OPS)]
+    last: bool = True
+    name: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    limits: wire.ProgramLimits | None = None
+
+
+class JSONProgram:
+    """Makes messages of requests. max_message: the bytes that the server takes at once."""
+
+    def __init__(self, max_message: int) -> None:
+        self._max_message = max_message
+        self._n_sent = 0
+        self._missing: set[int] = set()  # refs
+        self._is_last = self._has_failed = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its values are known or have failed, and no more ops will come."""
+        return self._has_failed or (self._is_last and not self._missing)
+
+    def message(self, body: ProgramRequest) -> bytes:
+        """The Submit for a request. HTTPError: the program takes no more ops, or not these."""
+        if self._is_last and not all(isinstance(op, wire.Results) for op in body.ops):
+            raise HTTPError(400, "the program has had its last ops", param="ops")
+        if any(isinstance(op, wire.Use) for op in body.ops):
+            raise HTTPError(400, "a use needs a template, which only Banyan's own client defines", param="ops")
+        limits = None if self._n_sent else body.limits
+        data = wire.encode(wire.Submit(NUMBER, self._n_sent, body.ops, body.last, body.name, limits))
+        if len(data) > self._max_message:
+            text = f"the ops take {len(data)} bytes; {self._max_message} are the most. Send them in several requests"
+            raise HTTPError(413, text, param="ops")
+        self._n_sent += 1
+        self._is_last = body.last
+        self._missing.update(op.ref for op in body.ops if isinstance(op, wire.Gen | wire.Select | wire.Read))
+        return data
+
+    def note(self, message: wire.ServerMessage) -> bool:
+        """Take note of a message of the server. Returns whether it is about the program."""
+        match message:
+            case wire.Value(ref=ref) | wire.Failed(ref=int(ref)):
+                self._missing.discard(ref)
+            case wire.Failed():
+                self._has_failed = True
+            case wire.Delta() | wire.Called():
+                pass
+            case _:
+                return False
+        return True

@@ -1,0 +1,162 @@
+"""Connections to the server that belong to one HTTP client each. The server sees each as a client of its own, so
+limits, fairness, and what happens when the client is gone, are those of the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter
+from pathlib import Path
+
+import zmq
+
+from banyan.runtime.client.client import Client
+from banyan.runtime.errors import ConnectFailed
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.keys import KeyHolder
+from banyan.runtime.gateway.programs.json_program import JSONProgram
+from banyan.runtime.protocol import ipc, wire
+
+MAX_SESSIONS = 256
+"""Sessions of one key holder at a time."""
+MAX_WAITING = 64 << 20
+"""Bytes that wait for a client that does not read. Then it loses its session."""
+WELCOME_SECONDS = 10.0
+
+
+class Session:
+    """A connection to the server. Lives on one event loop."""
+
+    def __init__(self, context: ipc.Context, path: Path, holder: KeyHolder) -> None:
+        self.id, self.holder = secrets.token_hex(16), holder
+        self.is_over = False
+        self.program: JSONProgram | None = None
+        """The one program of a session in JSON."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._socket, self._monitor = ipc.connect(context, path)
+        self._arrived: list[bytes] = []
+        self._n_waiting = 0  # bytes
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_watched = False
+        self._loop.add_reader(self._socket.fileno(), self._take)
+
+    async def begin(self, hello: wire.Hello) -> bytes:
+        """Send the first message. Returns the server's Welcome. HTTPError: it refuses, or does not answer."""
+        self.send(wire.encode(hello))
+        try:
+            async with asyncio.timeout(WELCOME_SECONDS):
+                (data, *_) = await self.messages()
+        except (TimeoutError, ValueError):
+            raise HTTPError(503, "the server does not answer") from None
+        if isinstance(answer := wire.decode_server(data), wire.Failed):
+            raise HTTPError(503 if answer.code == "overloaded" else 400, answer.message, code=answer.code)
+        ipc.connected(self._monitor)  # the event that came before the Welcome
+        self._is_watched = True
+        self._loop.add_reader(self._monitor.fileno(), self._take)
+        self._take()
+        return data
+
+    def send(self, data: bytes) -> None:
+        """Queue a message for the server."""
+        with contextlib.suppress(zmq.Again):  # the server is gone, which the monitor reports
+            self._socket.send(data, zmq.NOBLOCK)
+        self._take()  # sending may consume the event of an arrival
+
+    def keep_alive(self) -> None:
+        """Send heartbeats from now on. Banyan's own client sends them itself."""
+        self.send(wire.encode(wire.Ping()))
+        self._timer = self._loop.call_later(ipc.HEARTBEAT, self.keep_alive)
+
+    async def messages(self) -> list[bytes]:
+        """All that has arrived; waits until something has. []: the server is gone."""
+        while not (self._arrived or self.is_over):
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        arrived, self._arrived, self._n_waiting = self._arrived, [], 0
+        return arrived
+
+    def _take(self) -> None:
+        """libzmq reports that it has something only once, so all of it is taken."""
+        if self._socket.closed:
+            return
+        is_gone = self._is_watched and ipc.drain(self._monitor)
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._arrived.append(data := self._socket.recv(zmq.NOBLOCK))
+                self._n_waiting += len(data)
+        if is_gone or self._n_waiting > MAX_WAITING:
+            self.end()
+        elif self._arrived:
+            self._wake()
+
+    def end(self) -> None:
+        """No more messages will come."""
+        self.is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        """Disconnect: the server ends the programs of the session."""
+        for one in (self._socket, self._monitor):
+            self._loop.remove_reader(one.fileno())
+        self.is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(1000)
+
+
+class Sessions:
+    """All sessions of the HTTP process, by their ids."""
+
+    def __init__(self) -> None:
+        self._context: ipc.Context = zmq.Context()
+        self._sessions: dict[str, Session] = {}
+        self._n_of: Counter[KeyHolder] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def open(self, client: Client, holder: KeyHolder, version: int, name: str) -> tuple[Session, bytes]:
+        """A session of the holder's tenant, and the server's Welcome. HTTPError: there are too many, or the server
+        refuses."""
+        if self._n_of[holder] >= MAX_SESSIONS:
+            raise HTTPError(429, f"{MAX_SESSIONS} sessions of this API key are open; end some of them")
+        address = client.address
+        try:
+            session = Session(self._context, Path(address.path), holder)
+        except ConnectFailed as e:
+            raise HTTPError(503, e.message, code=e.code) from e
+        self._sessions[session.id] = session
+        self._n_of[holder] += 1
+        try:
+            return session, await session.begin(wire.Hello(version, name, address.token, address.tenant))
+        except BaseException:
+            self.close(session)
+            raise
+
+    def find(self, name: str, holder: KeyHolder) -> Session:
+        """The open session with this id. HTTPError: the holder has none."""
+        session = self._sessions.get(name)
+        if session is None or session.holder != holder:
+            raise HTTPError(404, "there is no such session; it ended with the response that began it")
+        return session
+
+    def end(self) -> None:
+        """The process is ending: so do the responses."""
+        for session in self._sessions.values():
+            session.end()
+
+    def close(self, session: Session) -> None:
+        """Idempotent."""
+        if self._sessions.pop(session.id, None) is not None:
+            self._n_of[session.holder] -= 1
+            if not self._n_of[session.holder]:
+                del self._n_of[session.holder]
+            session.close()

@@ -1,0 +1,45 @@
+"""Messages of the socket as bodies of HTTP: each behind its length, 4 bytes in little-endian order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from banyan.runtime.errors import BadMessage
+
+PATH = "/v1/programs"
+KIND = "application/x-banyan"
+"""The content type of such a body."""
+SESSION = "x-banyan-session"
+"""The header of the response to POST PATH: more messages go to PATH/SESSION."""
+MAX_BODY = 32 << 20
+"""Bytes of a request's body. An HTTP server may read no more of it."""
+MAX_MESSAGE = MAX_BODY - 4
+_LENGTH = 4
+
+
+def pack(messages: Iterable[bytes]) -> bytes:
+    """The body with these messages."""
+    return b"".join(part for data in messages for part in (len(data).to_bytes(_LENGTH, "little"), data))
+
+
+def take(buffer: bytearray) -> list[bytes]:
+    """Remove all whole messages from the front of `buffer`."""
+    found: list[bytes] = []
+    at = 0
+    while (start := at + _LENGTH) <= len(buffer):
+        end = start + int.from_bytes(buffer[at:start], "little")
+        if end > len(buffer):
+            break
+        found.append(bytes(buffer[start:end]))
+        at = end
+    del buffer[:at]
+    return found
+
+
+def unpack(body: bytes) -> list[bytes]:
+    """The messages of a whole body. BadMessage: its end is missing."""
+    buffer = bytearray(body)
+    found = take(buffer)
+    if buffer:
+        raise BadMessage(f"the last {len(buffer)} bytes of the body are no whole message")
+    return found

@@ -1,0 +1,298 @@
+"""Programs over HTTP: the same results as over the socket, from a real server with the pocket model."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.runtime import config, launch
+from banyan.runtime.client.client import Client, connect
+from banyan.runtime.protocol import wire
+from waits import wait_until
+
+
+@pytest.fixture(scope="module")
+def over_socket(pocket: launch.ServerProcess, stats: Any) -> bn.RuntimeEndpoint:
+    return bn.connect(pocket.socket)  # not closed: `stats` has the same connection
+
+
+@pytest.fixture(scope="module")
+def over_http(url: str) -> Iterator[bn.RuntimeEndpoint]:
+    with bn.connect(url) as backend:
+        yield backend
+
+
+@bn.tool
+def add(a: int, b: int) -> int:
+    "Add two numbers."
+    return a + b
+
+
+@bn.function
+def branches(s: bn.State) -> None:
+    s += bn.user("Hi, who are you?") + bn.assistant_begin()
+    forks = s.fork(3)
+    forks += lambda i: f"{i}: " + bn.gen("part", max_tokens=4, temperature=0)
+    forks.join("concate_and_append")
+    s += bn.gen("rest", max_tokens=4, temperature=0) + bn.assistant_end()
+
+
+@bn.function
+def constrained(s: bn.State) -> None:
+    s += "Pick: " + bn.select("choice", ["red", "green", "blue"])
+    s += " and " + bn.gen("number", regex=r"[0-9]{3}", temperature=0)
+    s += bn.gen("data", json_schema={"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}},
+                                     "required": ["n"], "additionalProperties": False}, temperature=0)  # fmt: skip
+
+
+@bn.function
+def sampled(s: bn.State) -> None:
+    s += "The tree " + bn.gen("x", max_tokens=12, temperature=0.9, seed=7, n=2, return_logprob=True)
+
+
+@bn.function
+def with_tools(s: bn.State) -> None:
+    s += bn.user("What is 17 + 25?") + bn.assistant(bn.gen("x", tools=[add], max_tokens=60, temperature=0))
+
+
+@bn.function
+def retried(s: bn.State) -> None:
+    s += "Say: " + bn.gen("x", max_tokens=3, temperature=0, regex="[a-z]{3}", retries=1)
+
+
+@bn.compile
+@bn.function
+def compiled(s: bn.State, thing: str) -> None:
+    s += f"A {thing} is " + bn.gen("x", max_tokens=5, temperature=0)
+
+
+NAMES = ("part", "rest", "choice", "number", "data", "x")
+
+
+def results(state: bn.State) -> dict[str, Any]:
+    gens = [(name, state[name]) for name in NAMES if name in state]
+    return {"text": state.text(), "gens": gens}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda backend: results(branches.run(backend=backend)),
+        lambda backend: results(constrained.run(backend=backend)),
+        lambda backend: results(sampled.run(backend=backend)),
+        lambda backend: results(with_tools.run(backend=backend)),
+        lambda backend: results(retried.run(backend=backend)),
+        lambda backend: [compiled.run(word, backend=backend)["x"] for word in ("tree", "leaf" * 300)],
+        lambda backend: [
+            one["x"] for one in compiled.run_batch([{"thing": f"tree {i}"} for i in range(20)], backend=backend)
+        ],
+        lambda backend: "".join(sampled_stream(backend)),
+    ],
+    ids=["forks", "constraints", "samples", "tools", "retries", "template", "batch", "stream"],
+)
+def test_results_are_those_of_the_socket(
+    run: Callable[[Any], Any], over_socket: bn.RuntimeEndpoint, over_http: bn.RuntimeEndpoint
+) -> None:
+    assert run(over_http) == run(over_socket)
+
+
+@bn.function
+def streamed(s: bn.State) -> None:
+    s += "The tree " + bn.gen("x", max_tokens=20, temperature=0)
+
+
+def sampled_stream(backend: Any) -> Iterator[str]:
+    return iter(streamed.run(backend=backend, stream=True).text_iter("x"))
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (lambda s: s.__iadd__("x" + bn.gen("a", regex="(unclosed")), bn.ConstraintSyntax),
+        (lambda s: s.__iadd__("long " * 5000 + bn.gen("a")), bn.PromptTooLong),
+        (lambda s: s.__iadd__("x" + bn.gen("a", timeout=1e-6, max_tokens=500, ignore_eos=True)), bn.DeadlineExceeded),
+    ],
+)
+def test_errors_are_those_of_the_socket(
+    body: Callable[[bn.State], Any], error: type[Exception], over_http: bn.RuntimeEndpoint
+) -> None:
+    state = bn.function(body).run(backend=over_http)
+    with pytest.raises(error) as caught:
+        state["a"]
+    assert "test_programs.py" in str(caught.value), "it names the line"
+
+
+def running(backend: bn.RuntimeEndpoint) -> list[str]:
+    """The names of the server's programs."""
+    return [program["name"] for program in backend.client.ask("programs")["running"]]
+
+
+def test_cancel_reaches_the_server(over_http: bn.RuntimeEndpoint, over_socket: bn.RuntimeEndpoint) -> None:
+    program = over_http.client.program("long")
+    program.submit((wire.Append(0, ("x",)), wire.Gen(0, 0, wire.Sampling(max_tokens=4000, ignore_eos=True))), last=True)
+    wait_until(lambda: "long" in running(over_socket), "the program")
+    program.cancel()
+    with pytest.raises(bn.Cancelled):
+        program.future(0).result()
+    wait_until(lambda: "long" not in running(over_socket), "its end")
+
+
+def test_closed_client_and_lost_connection_end_the_session(url: str, over_socket: bn.RuntimeEndpoint) -> None:
+    client = connect(url.replace("127.0.0.1", "localhost") + "/")
+    program = client.program("long")
+    program.submit((wire.Append(0, ("x",)), wire.Gen(0, 0, wire.Sampling(max_tokens=4000, ignore_eos=True))), last=True)
+    wait_until(lambda: "long" in running(over_socket), "the program")
+    client.close()
+    with pytest.raises(bn.RuntimeLost):
+        program.future(0).result()
+    wait_until(lambda: "long" not in running(over_socket), "its end")
+
+
+def test_forked_child_leaves_the_session_to_its_parent(over_http: bn.RuntimeEndpoint) -> None:
+    streamed.run(backend=over_http)["x"]
+    child = os.fork()
+    if not child:
+        os._exit(0 if streamed.run(backend=over_http)["x"] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert streamed.run(backend=over_http)["x"]
+
+
+def test_end_of_the_http_process_is_a_lost_runtime(pocket: launch.ServerProcess) -> None:
+    gateway = launch.start_gateway(config.HTTPConfig(socket=str(pocket.socket), address="0"))
+    client = connect(gateway.url)
+    future = hold(client)
+    gateway.close()
+    with pytest.raises(bn.RuntimeLost, match="is gone"):
+        future.result()
+    with pytest.raises(bn.ConnectFailed, match="banyan serve"):
+        bn.connect(gateway.url)
+
+
+def hold(client: Client) -> Any:
+    """The future of a value that does not come soon."""
+    program = client.program("held")
+    program.submit((wire.Append(0, ("x",)), wire.Gen(0, 0, wire.Sampling(max_tokens=4000, ignore_eos=True))))
+    return program.future(0)
+
+
+def test_session_needs_the_key_that_opened_it(pocket: launch.ServerProcess, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(f"one:{'1' * 20}\ntwo:{'2' * 20}\n")
+    keys.chmod(0o600)
+    http = config.HTTPConfig(socket=str(pocket.socket), address="0", keys_file=str(keys))
+    with closing(launch.start_gateway(http)) as gateway:
+        for wrong in ("", "wrong" * 5):
+            with pytest.raises(bn.ConnectFailed, match="API key"):
+                bn.connect(gateway.url, token=wrong)
+        with bn.RuntimeEndpoint(gateway.url, api_key="1" * 20) as one:
+            assert streamed.run(backend=one)["x"]
+            assert one.ask("info").get("pid") is None, "a tenant, and no operator"
+        with post(gateway.url, begin(last=False), key="1" * 20) as response:
+            session = first_event(response)["id"]
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                post(gateway.url, begin(), f"/{session}", key="2" * 20)
+
+
+# ---- JSON ----------------------------------------------------------------------------------------------------------
+
+
+def post(url: str, body: Any, more: str = "", key: str = "") -> Any:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(f"{url}/v1/programs{more}", data, {"authorization": f"Bearer {key}"})
+    return urllib.request.urlopen(request, timeout=30)
+
+
+def begin(**options: Any) -> dict[str, Any]:
+    ops = [
+        {"t": "append", "state": 0, "parts": ["The tree "]},
+        {"t": "gen", "state": 0, "ref": 0, "stream": True, "sampling": {"max_tokens": 4, "temperature": 0}},
+    ]
+    return {"ops": ops, **options}
+
+
+def events(response: Any) -> Iterator[tuple[str, Any]]:
+    for line in response:
+        if line.startswith(b"event: "):
+            yield line[7:].strip().decode(), json.loads(next(response)[6:])
+
+
+def first_event(response: Any) -> Any:
+    return next(events(response))[1]
+
+
+def test_json_program_streams_its_values(url: str, over_socket: bn.RuntimeEndpoint) -> None:
+    with post(url, begin()) as response:
+        found = list(events(response))
+    names = [name for name, _ in found]
+    assert (names[0], names[-2:], set(names[1:-2])) == ("program", ["value", "end"], {"delta"})
+    text = "".join(data["text"] for name, data in found if name == "delta")
+    assert text == found[-2][1]["samples"][0]["text"] == streamed.run(backend=over_socket)["x"][: len(text)]
+
+
+def test_json_program_goes_on_and_takes_results_of_tools(url: str) -> None:
+    spec = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
+    ask = [
+        {"t": "append", "state": 0, "parts": [{"t": "begin", "role": "user"}, "What is 17 + 25?", {"t": "end"}]},
+        {"t": "append", "state": 0, "parts": [{"t": "begin", "role": "assistant"}]},
+        {"t": "gen", "state": 0, "ref": 0, "sampling": {"max_tokens": 60, "temperature": 0},
+         "tools": {"specs": [json.dumps({"type": "function", "function": spec})]}},
+    ]  # fmt: skip
+    with post(url, {"ops": ask, "last": False}) as response:
+        stream = events(response)
+        session = next(stream)[1]["id"]
+        name, data = next(stream)
+        while name == "called":
+            texts = ["42"] * len(data["calls"])
+            results = {"t": "results", "state": 0, "ref": 0, "round": data.get("round", 0), "texts": texts}
+            post(url, {"ops": [results], "last": False}, f"/{session}").close()
+            name, data = next(stream)
+        assert (name, data["ref"]) == ("value", 0)
+        post(url, {"ops": [{"t": "read", "state": 0, "ref": 1}]}, f"/{session}").close()
+        assert [name for name, _ in stream] == ["value", "end"]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        post(url, begin(), f"/{session}")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        (b"{", 400, "no JSON"),
+        (b'{"ops": [{"t": "gen"}]}', 400, "state"),
+        (b'{"ops": [{"t": "nothing"}]}', 400, "nothing"),
+        (b'{"ops": [], "ot": 1}', 400, "ot"),
+        ({"ops": [{"t": "use", "state": 0, "template": 0}]}, 400, "template"),
+        ({"ops": [{"t": "append", "state": 0, "parts": ["x" * (2 << 20)]}]}, 413, "several requests"),
+    ],
+)
+def test_invalid_json_is_a_4xx_that_names_the_field(url: str, body: Any, status: int, text: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        post(url, body)
+    assert caught.value.code == status
+    assert text in json.loads(caught.value.read())["error"]["message"] + str(caught.value)
+
+
+def test_failed_program_ends_the_stream(url: str) -> None:
+    with post(url, {"ops": [{"t": "gen", "state": 5, "ref": 0}]}) as response:
+        name, data = list(events(response))[-2]
+    assert (name, data["code"]) == ("failed", "bad_program")
+
+
+def test_hung_up_reader_frees_its_program(url: str, over_socket: bn.RuntimeEndpoint) -> None:
+    body = begin(name="long")
+    body["ops"][1]["sampling"] |= {"max_tokens": 4000, "ignore_eos": True}
+    response = post(url, body)
+    first_event(response)
+    wait_until(lambda: "long" in running(over_socket), "the program")
+    response.fp.raw._sock.shutdown(socket.SHUT_RDWR)
+    response.close()
+    wait_until(lambda: "long" not in running(over_socket), "its end")
