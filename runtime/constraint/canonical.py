@@ -29,11 +29,11 @@ def canonical(spec: ConstraintSpec) -> ConstraintSpec:
         raise ConstraintUnsupported("engine outlines_core takes regexes and choices only, without a trigger or an end")
     match spec.kind:
         case "json_schema":
-            text = json.dumps(_schema(_json(spec.text, "the schema")), ensure_ascii=False)
+            text = json.dumps(_schema(_json(spec.text, "the schema"), spec), ensure_ascii=False)
         case "choices":
             text = json.dumps(_choices(spec.text), ensure_ascii=False)
         case "grammar":
-            text = lark.join([part if isinstance(part, str) else _schema(part) for part in lark.split(spec.text)])
+            text = lark.join([part if isinstance(part, str) else _schema(part, spec) for part in lark.split(spec.text)])
         case "regex":
             text = spec.text
     try:
@@ -70,7 +70,7 @@ def _choices(text: str) -> list[str]:
     return list(dict.fromkeys(choices))
 
 
-def _schema(schema: Any) -> dict[str, Any]:
+def _schema(schema: Any, spec: ConstraintSpec) -> dict[str, Any]:
     if not isinstance(schema, dict | bool):
         raise ConstraintSyntax("a JSON Schema must be an object, or true or false")
-    return rewrite(schema)
+    return rewrite(schema, spec.order, spec.is_checked)

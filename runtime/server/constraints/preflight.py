@@ -3,10 +3,11 @@
     python -m banyan.runtime.server.constraints.preflight --socket ipc://... --alive-fd N --vocabulary V
                                                           --seconds S --engine E
 
-This process reads the vocabulary once, and then only forks. A child compiles one constraint at a time and generates some
-random tokens with it, with limits on memory and CPU time. After `seconds` the child is killed. So a constraint that hangs
-or crashes its compiler affects no other constraint. A child that accepted a small constraint is warm, and one such child is
-kept for the next constraint: it takes a third of the CPU time of a new one. Any other child ends with its constraint.
+This process reads the vocabulary once, and then only forks. A child compiles one constraint at a time and generates
+some random tokens with it, with limits on memory and CPU time. After `seconds` the child is killed. So a constraint
+that hangs or crashes its compiler affects no other constraint. A child that accepted a small constraint is warm, and
+one such child is kept for the next constraint: it takes a third of the CPU time of a new one. Any other child ends with
+its constraint.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from banyan.runtime.errors import (
     ConstraintCrashed,
     ConstraintTimeout,
     ConstraintTooLarge,
+    ConstraintUnsatisfiable,
     Unsupported,
     rust_panics_as,
 )
@@ -353,6 +355,10 @@ def _walk(compiled: CompiledConstraint, vocabulary: Vocabulary) -> None:
     for _ in range(N_STEPS):
         guide.fill(row)
         if guide.error:
+            if "ff_tokens" in guide.error:
+                raise ConstraintUnsatisfiable(
+                    "no output can match the constraint within limits: it forces endless text"
+                )
             raise ConstraintTooLarge(f"the constraint is too complex to be followed: {guide.error}")
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
         if not len(allowed):
