@@ -41,15 +41,19 @@ _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
 _NO_OBJECT = {"type": [one for one in TYPES if one != "object"]}
 
 
-def rewrite(schema: Schema, order: Literal["schema", "any"] = "schema", is_checked: bool = False) -> dict[str, Any]:
+def rewrite(
+    schema: Schema, order: Literal["schema", "any"] = "schema", is_checked: bool = False, is_loose: bool = False
+) -> dict[str, Any]:
     """A schema for the compiler that allows only values that `schema` allows, and as many of them as possible.
 
     order: "any" allows optional properties in any order, behind the required ones. A name may then be repeated.
     is_checked: the finished value is validated. So a keyword that cannot be enforced while the value is generated is
-    left out. Raises a ConstraintError that says what is wrong or what cannot be enforced.
+    left out. is_loose: all keywords that must be rewritten are left out, and what the compiler may refuse.
+
+    Raises a ConstraintError that says what is wrong or what cannot be enforced.
     """
     document = Document(schema)
-    writer = _SchemaWriter(document, order, is_checked)
+    writer = _SchemaWriter(document, order, is_checked, is_loose)
     root = writer.write(document.root, set(TYPES))
     if root is False:
         raise ConstraintUnsatisfiable("no value can satisfy the constraint: the schema is false")
@@ -69,8 +73,8 @@ class _SchemaWriter:
                      properties may have. So without it no text may contain such escapes
     """
 
-    def __init__(self, document: Document, order: str, is_checked: bool) -> None:
-        self._document, self._order, self._is_checked = document, order, is_checked
+    def __init__(self, document: Document, order: str, is_checked: bool, is_loose: bool) -> None:
+        self._document, self._order, self._is_checked, self._is_loose = document, order, is_checked, is_loose
         self._n_written = 0
         self.names_are_open = not any(map(_restricts_names, (document.root, *document.defs.values())))
 
@@ -87,6 +91,8 @@ class _SchemaWriter:
             if key in rest:
                 before = dict(rest)
                 try:
+                    if self._is_loose and key != "format":
+                        raise ConstraintUnsupported(key)
                     more = step(self, rest, types)
                 except ConstraintUnsupported:
                     if not self._is_checked:
@@ -95,6 +101,10 @@ class _SchemaWriter:
                 also += [self.write(one, types) for one in more]
         if self._is_checked and _LOOKS_AROUND.search(rest.get("pattern", "")):
             del rest["pattern"]
+        if self._is_loose and len(rest.get("patternProperties", ())) > 1:
+            rest = {key: one for key, one in rest.items() if key not in ("patternProperties", "additionalProperties")}
+        if self._is_loose and "$ref" in rest:
+            rest = {"$ref": rest["$ref"]}
         if "object" in types:
             self._order_and_close(rest)
         out = {key: self._below(key, value, types) for key, value in rest.items()}
@@ -192,6 +202,10 @@ class _SchemaWriter:
             return []
         if names is False or "string" not in types_of(names):
             return [{"maxProperties": 0}]
+        if "patternProperties" in rest:
+            raise ConstraintUnsupported(
+                'JSON Schema keyword "propertyNames" beside "patternProperties" is not supported'
+            )
         asked = {key: value for key, value in names.items() if key != "type"}
         if asked.keys() <= {"enum", "const"} and asked:
             values = asked.get("enum", [asked.get("const")])

@@ -41,6 +41,7 @@ from banyan.runtime.errors import (
     ConstraintTimeout,
     ConstraintTooLarge,
     ConstraintUnsatisfiable,
+    ConstraintUnsupported,
     Unsupported,
     rust_panics_as,
 )
@@ -295,8 +296,14 @@ def _set_limits(seconds: float) -> None:
 def _try(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.CheckResult:
     try:
         with rust_panics_as(ConstraintCrashed, "the constraint could not be compiled: its compiler panicked"):
-            spec = _with_engine(canonical(check.spec), vocabulary, engine)
-            _walk(_compile(spec, vocabulary), vocabulary)
+            for is_loose in (False, True):
+                try:
+                    spec = _with_engine(canonical(check.spec, is_loose), vocabulary, engine)
+                    _walk(_compile(spec, vocabulary), vocabulary)
+                    break
+                except (ConstraintTooLarge, ConstraintUnsupported):
+                    if is_loose or not check.spec.is_checked:
+                        raise
     except BanyanError as e:
         return _failure(check, e)
     except MemoryError:
