@@ -151,7 +151,7 @@ def judged(schemas: Iterable[Any], vocabulary: Vocabulary, n_texts: int, seed: i
             found["unsatisfiable" if isinstance(e, ConstraintUnsatisfiable) else f"refused: {e.code}"] += 1
             continue
         found["checked" if one.is_checked else "enforced"] += 1
-        with contextlib.suppress(re.error):  # Python cannot read a pattern
+        with contextlib.suppress(re.error, OverflowError):  # Python cannot read a pattern, or a number is too large
             found += _judged(one, n_texts, Random(f"{seed} {n}"))
     return found
 

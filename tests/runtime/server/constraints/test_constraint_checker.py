@@ -231,6 +231,15 @@ def test_constraint_that_panics_its_compiler_fails_alone(
     driver.close()
 
 
+def test_checked_schema_that_is_too_large_has_a_looser_form(shared: CheckerDriver) -> None:
+    """The client validates the value, so what the schema's conditions ask for need not be enforced."""
+    spec, code = HOSTILE["conditions"]
+    assert [getattr(one, "code", "") for one in shared.ask(spec)] == [code]
+    (verdict,) = shared.ask(msgspec.structs.replace(spec, is_checked=True))
+    assert isinstance(verdict, ConstraintSpec)
+    assert "if" not in json.loads(verdict.text)
+
+
 # ---- cache and queue -----------------------------------------------------------------------------------------------
 
 
