@@ -195,8 +195,14 @@ def _from_pattern(pattern: re.Pattern[Any]) -> OutputType:
 
 def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
     values = dict(choices)
-    if not values or "" in values or len(values) < len(choices):
-        raise BadProgram(f"{label} has no values, an empty value, or two values with the same text; use a select")
+    texts = [text for text, _ in choices]
+    repeated = next((text for text in texts if texts.count(text) > 1), None)
+    if not values:
+        raise BadProgram(f"{label} has no values, so no output could be one")
+    if "" in values:
+        raise BadProgram(f"{label} has a value whose text is empty; use a select, or give it another value")
+    if repeated is not None:
+        raise BadProgram(f"{label} has two values with the text {repeated!r}; use a select, or make the texts differ")
     return OutputType(
         label, ConstraintSpec("choices", json.dumps(list(values), ensure_ascii=False)), lambda text: values[text]
     )
