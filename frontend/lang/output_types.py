@@ -202,7 +202,9 @@ def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
     if "" in values:
         raise BadProgram(f"{label} has a value whose text is empty; use a select, or give it another value")
     if repeated is not None:
-        raise BadProgram(f"{label} has two values with the same text {repeated!r}; use a select, or make the texts differ")
+        raise BadProgram(
+            f"{label} has two values with the same text {repeated!r}; use a select, or make the texts differ"
+        )
     return OutputType(
         label, ConstraintSpec("choices", json.dumps(list(values), ensure_ascii=False)), lambda text: values[text]
     )

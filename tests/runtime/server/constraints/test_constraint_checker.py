@@ -43,6 +43,15 @@ sys.exit(preflight.main(sys.argv[1:]))
 """A preflight whose compiler sleeps on "hang..." and spins on "spin..."."""
 
 
+PATIENT_PREFLIGHT = """
+import sys
+from banyan.runtime.server.constraints import preflight
+preflight.FAST_SECONDS = 60.0
+sys.exit(preflight.main(sys.argv[1:]))
+"""
+"""A preflight in which all children are fast, however busy the machine is."""
+
+
 class CheckerDriver:
     """A ConstraintChecker, polled by hand."""
 
@@ -341,15 +350,19 @@ def test_preflight_children_are_cleaned_up(hanging: CheckerDriver) -> None:
     driver.checker.close()
 
 
-def test_accepted_constraint_keeps_its_child_for_the_next_one(hanging: CheckerDriver) -> None:
-    """A child that refused its constraint, or was slow, ends: each check after it starts with clean memory."""
-    assert hanging.checker._child is not None
-    children = Path(f"/proc/{hanging.checker._child.pid}/task/{hanging.checker._child.pid}/children")
+def test_accepted_constraint_keeps_its_child_for_the_next_one(
+    driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that refused its constraint ends: the next check starts with clean memory."""
+    monkeypatch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", PATIENT_PREFLIGHT))
+    driver.ask(ConstraintSpec("regex", "c"))
+    assert driver.checker._child is not None
+    children = Path(f"/proc/{driver.checker._child.pid}/task/{driver.checker._child.pid}/children")
     (warm,) = children.read_text().split()
     for i in range(3):
-        hanging.ask(ConstraintSpec("regex", f"c{i}"))
+        driver.ask(ConstraintSpec("regex", f"c{i}"))
         assert children.read_text().split() == [warm]
-    hanging.ask(ConstraintSpec("regex", "c("))
+    driver.ask(ConstraintSpec("regex", "c("))
     assert children.read_text() == ""
 
 
