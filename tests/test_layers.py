@@ -69,7 +69,8 @@ RULES = {
     "banyan.lang.schema_check": Rule(PUBLIC, ("jsonschema", "jsonschema_specifications", "msgspec")),
     # Loaded when a progress bar is requested.
     "banyan.execution.progress": Rule(PUBLIC, ("rich",)),
-    "banyan.cli": Rule((*PUBLIC, "banyan"), ("msgspec", "rich")),
+    "banyan.__main__": Rule(("banyan.cli.main",)),
+    "banyan.cli": Rule((*PUBLIC, "banyan"), ("argcomplete", "msgspec", "rich")),
     RUNTIME: Rule(),
     f"{RUNTIME}.config": Rule((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.errors": Rule(),
