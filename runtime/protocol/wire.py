@@ -806,11 +806,13 @@ class Ready(Wire, frozen=True):
 
 
 class Check(Wire, frozen=True):
-    """Try to compile a constraint in the preflight process. owner: the client, for fair queueing."""
+    """Try to compile a constraint in the preflight process. owner: the client, for fair queueing. is_loose: only the
+    loosest form of a checked schema."""
 
     id: int
     spec: ConstraintSpec
     owner: int = 0
+    is_loose: bool = False
 
 
 class CheckResult(Wire, frozen=True):

@@ -29,6 +29,7 @@ from random import Random
 import msgspec
 import numpy as np
 import zmq
+from msgspec.structs import replace
 
 from banyan.runtime import launch
 from banyan.runtime.constraint.build import build
@@ -131,8 +132,13 @@ class Preflight:
         for child in list(self._children.values()):
             if child.deadline <= now:
                 os.kill(child.pid, signal.SIGKILL)
+                check = _check_of(child)
+                if check.spec.is_checked and not check.is_loose:
+                    self._queues.setdefault(check.owner, deque()).appendleft(replace(check, is_loose=True))
+                    self._reap(child)
+                    continue
                 error = ConstraintTimeout(f"the constraint did not compile within {self._seconds:g} s")
-                self._end(child, _failure(_check_of(child), error))
+                self._end(child, _failure(check, error))
             elif child.is_fast and child.fast_until <= now:
                 child.is_fast = False
                 os.setpriority(os.PRIO_PROCESS, child.pid, 19)
@@ -204,6 +210,16 @@ class Preflight:
 
     def _end(self, child: PreflightProcess, result: wire.CheckResult | None = None) -> None:
         """End a child and send its result. result: sent in place of what the child wrote."""
+        status, words = self._reap(child)
+        if result is None:
+            try:
+                result = decoders.decode_check_result(child.output[9:])
+            except msgspec.DecodeError:
+                result = _failure(_check_of(child), _crash(status, words))
+        self._socket.send(wire.encode(result))
+
+    def _reap(self, child: PreflightProcess) -> tuple[int, str]:
+        """Wait for a child's end. Returns its exit code, or minus the number of its signal; and its stderr."""
         self._forget(child)
         pipe, start, input_, stderr = child.files
         for file in (pipe, start, input_):
@@ -211,12 +227,7 @@ class Preflight:
         status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
         words = os.pread(stderr, MAX_STDERR, 0).decode(errors="replace")
         os.close(stderr)
-        if result is None:
-            try:
-                result = decoders.decode_check_result(child.output[9:])
-            except msgspec.DecodeError:
-                result = _failure(_check_of(child), _crash(status, words))
-        self._socket.send(wire.encode(result))
+        return status, words
 
 
 def warm_up() -> None:
@@ -296,7 +307,7 @@ def _set_limits(seconds: float) -> None:
 def _try(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.CheckResult:
     try:
         with rust_panics_as(ConstraintCrashed, "the constraint could not be compiled: its compiler panicked"):
-            for is_loose in (False, True):
+            for is_loose in (True,) if check.is_loose else (False, True):
                 try:
                     spec = _with_engine(canonical(check.spec, is_loose), vocabulary, engine)
                     _walk(_compile(spec, vocabulary), vocabulary)

@@ -34,6 +34,8 @@ compiled = preflight.build
 def build(spec, vocabulary):
     while spec.text.startswith("hang"):
         time.sleep(0.01)
+    while '"slow"' in spec.text:
+        time.sleep(0.01)
     while spec.text.startswith("spin"):
         pass
     return compiled(spec, vocabulary)
@@ -247,6 +249,14 @@ def test_checked_schema_that_is_too_large_has_a_looser_form(shared: CheckerDrive
     (verdict,) = shared.ask(msgspec.structs.replace(spec, is_checked=True))
     assert isinstance(verdict, ConstraintSpec)
     assert "if" not in json.loads(verdict.text)
+
+
+def test_checked_schema_that_takes_too_long_has_a_looser_form(hanging: CheckerDriver) -> None:
+    slow = schema({"title": "x", "type": "array", "contains": {"const": "slow"}, "maxItems": 2}, is_checked=True)
+    (verdict,) = hanging.ask(slow)
+    assert isinstance(verdict, ConstraintSpec)
+    assert json.loads(verdict.text) == {"type": "array", "maxItems": 2}
+    assert hanging.checker._n_starts == 1
 
 
 # ---- cache and queue -----------------------------------------------------------------------------------------------
