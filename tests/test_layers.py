@@ -68,7 +68,7 @@ RULES = {
     # Loaded when a value is validated.
     "banyan.lang.schema_check": Rule(PUBLIC, ("jsonschema", "jsonschema_specifications", "msgspec")),
     # Loaded when a progress bar is requested.
-    "banyan.execution.progress": Rule(PUBLIC, ("rich",)),
+    "banyan.execution.progress": Rule((*PUBLIC, "banyan.views.notebook"), ("rich",)),
     "banyan.__main__": Rule(("banyan.cli.main",)),
     "banyan.cli": Rule((*PUBLIC, "banyan"), ("argcomplete", "msgspec", "rich")),
     RUNTIME: Rule(),
@@ -125,6 +125,7 @@ RULES = {
 
 # module -> import -> reason for the exception.
 EXCEPTIONS = {
+    "banyan.views.notebook": {"IPython.display": "only called by a notebook, which has IPython"},
     "banyan.lang.run_types": {
         "typing_extensions": "defaults of type parameters, which the typing of Python 3.11 lacks"
     },
