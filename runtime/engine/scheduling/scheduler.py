@@ -41,6 +41,30 @@ With 0, requests start as long as there is a page, and retract each other."""
 _rank = attrgetter("key")
 
 
+class PromptRows:
+    """The rows that prompts may take of one step.
+
+    budget: in all. n_beside: of these, those of clients that share the step with `decodes` of other clients. So many
+    rows cost about as much as the fixed part of the step, so another client's prompts at most double the time between
+    two tokens, and get half of the engine.
+    """
+
+    def __init__(self, budget: int, n_beside: int, decodes: Sequence[Work]) -> None:
+        self._budget, self._n_beside = budget, n_beside
+        self._clients = {work.request.run.client for work in decodes}
+
+    def left(self, request: Request) -> int:
+        """How many rows the request may take."""
+        is_beside = bool(self._clients - {request.run.client})
+        return max(0, min(self._budget, self._n_beside) if is_beside else self._budget)
+
+    def take(self, request: Request) -> Work:
+        work = make_work(request, min(self.left(request), request.n_left))
+        self._budget -= work.n_new
+        self._n_beside -= work.n_new
+        return work
+
+
 class Scheduler:
     """`take` orders, `plan` a step, `commit` its result, `report` it. Nothing else changes a request."""
 
@@ -172,12 +196,11 @@ class Scheduler:
             elif n_left:
                 works.append(make_work(request, 1))
                 budget -= 1
-        budget = max(budget - n_reserved, 0)
+        rows = PromptRows(max(budget - n_reserved, 0), int(self._step_time.free_rows), works)
         for request in chunks:
-            if request.lease is not None and budget:
-                works.append(make_work(request, min(budget, request.n_left)))
-                budget -= works[-1].n_new
-        return works, self._start_waiting(works, budget, now)
+            if request.lease is not None and rows.left(request):
+                works.append(rows.take(request))
+        return works, self._start_waiting(works, rows, now)
 
     def _grow(self, request: Request) -> bool:
         """Claim pages for all tokens of a running request. Retracts requests of a later rank for that, and finally the
@@ -190,15 +213,14 @@ class Scheduler:
                 return False
         return True
 
-    def _start_waiting(self, works: list[Work], budget: int, now: float) -> list[tuple[int, int, int]]:
-        """Start waiting requests in the queue's order while there are tokens, places and pages. If the first cannot
+    def _start_waiting(self, works: list[Work], rows: PromptRows, now: float) -> list[tuple[int, int, int]]:
+        """Start waiting requests in the queue's order while there are rows, places and pages. If the first cannot
         start, none behind it does. Adds their works and returns their page copies."""
         waiting, running = self.waiting, self.running
         expected: list[Growth] | None = None
         started: list[Request] = []
         copies: list[tuple[int, int, int]] = []
-        while budget and waiting:
-            request = waiting.first(now)
+        while waiting and rows.left(request := waiting.first(now)):
             if self._blocked == (request, self._n_released) and running:
                 break
             is_full = len(running) + len(self.following) >= self.max_running
@@ -233,8 +255,7 @@ class Scheduler:
             self._start(request, lease, now)
             started.append(request)
             copies.extend(lease.take_copies())
-            works.append(make_work(request, min(budget, request.n_left)))
-            budget -= works[-1].n_new
+            works.append(rows.take(request))
         return copies
 
     def _start(self, request: Request, lease: Lease, now: float) -> None:
