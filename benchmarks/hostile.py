@@ -5,8 +5,8 @@
 For each case a server is started. A neighbour streams a long output alone and then beside the hostile client, in turns.
 The text must not change, the hostile client must get the errors of CASES, and the engine must live. The p99 of the
 neighbour's gaps between messages is compared in the best of the rounds, because other load of the machine only adds.
-Memory is the server's resident set size before the hostile client came and after it left, each time after the same honest
-programs, which use all kinds of ops. The time of the loop's pieces of work is CPU time.
+Memory is the server's resident set size before the hostile client came and after it left, each time after the same
+honest programs, which use all kinds of ops. The time of the loop's pieces of work is CPU time.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python benchmarks/soak.py [--quick] [--minutes 15] [--json FILE]
 
 Threads run programs of all kinds, each with a prompt of its own, so the cache evicts all the time. Memory is what a
-process has allocated: anonymous pages, and not those of files, which other processes on the machine share. Before the
-time begins, prompts fill the server's cache of tokens (unless --quick). The first fifth of the time is the warm-up. Growth is the median
-of the last fifth over that of the second, both without the bytes that caches with a bound hold (`kept_by_server` and
-`kept_by_engine` in the counters): the others may fill for longer.
+process has allocated: anonymous pages, and not those of files, which other processes on the machine share. Unless it is
+quick, prompts fill the server's cache of tokens before the time begins. The first fifth of the time is the warm-up.
+Growth is the median of the last fifth over that of the second, both without the bytes that caches with a bound hold
+(`kept_by_server` and `kept_by_engine` in the counters): others may fill for longer.
 """
 
 from __future__ import annotations

@@ -118,8 +118,8 @@ class ServerLink:
         self._alive_fd = alive_fd
 
     def drain(self, block: bool) -> Iterator[EngineCommand]:
-        """The orders that have arrived, at most _MAX_ORDERS; with `block`, wait for one. Raises EOFError when the parent
-        has ended."""
+        """The orders that have arrived, at most _MAX_ORDERS; with `block`, wait for one. Raises EOFError when the
+        parent has ended."""
         events = dict(self._poller.poll(None if block else 0))
         if self._alive_fd in events:
             raise EOFError("the parent has ended")

@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
+from banyan.runtime.server.policy.fair_threads import FairThreads
 from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, configured
 from banyan.runtime.server.policy.token_throttle import TokenThrottle, network
@@ -137,6 +138,7 @@ class Server:
         undo.callback(self.link.close)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="banyan-encode")
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+        self._encoding = FairThreads(self._threads)
         self._load(undo)  # while the engine loads its weights
 
     def _load(self, undo: contextlib.ExitStack) -> None:
@@ -286,8 +288,9 @@ class Server:
         self._calls.append(call)
         self.wake()
 
-    def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Run `work`, on a thread if the text is long, and `then` with its result or exception on the loop."""
+    def _offload(self, client: Hashable, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Run `work`, on a thread if the text is long, and `then` with its result or exception on the loop. Clients
+        have the threads in turn."""
 
         def result() -> Any:
             try:
@@ -298,7 +301,7 @@ class Server:
         if n_chars <= MAX_INLINE:
             then(result())
         else:
-            self._threads.submit(lambda: self._call_soon(partial(then, result())))
+            self._encoding.submit(client, lambda: self._call_soon(partial(then, result())))
 
     # ---- clients ---------------------------------------------------------------------------------------------------
 
