@@ -25,7 +25,7 @@ from banyan.runtime.config import Schedule
 from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.engine.scheduling.admission import AdmissionControl, StepTime
 from banyan.runtime.engine.scheduling.output_lengths import Growth, OutputLengths, peak
-from banyan.runtime.engine.scheduling.queue import Queue
+from banyan.runtime.engine.scheduling.queue import QUANTUM, Queue
 from banyan.runtime.engine.scheduling.request import NO_TOKEN, Plan, Request, Result, Work, make_work
 from banyan.runtime.engine.scheduling.validate import EngineLimits, admit
 from banyan.runtime.engine.speculation.depth_control import DepthController
@@ -44,19 +44,21 @@ _rank = attrgetter("key")
 class PromptRows:
     """The rows that prompts may take of one step.
 
-    budget: in all. n_beside: of these, those of clients that share the step with `decodes` of other clients. So many
-    rows cost about as much as the fixed part of the step, so another client's prompts at most double the time between
-    two tokens, and get half of the engine.
+    budget: in all. n_beside: of these, those of clients that are more than QUANTUM tokens ahead of another client with
+    `decodes` in the step. So many rows cost about as much as the fixed part of a step, so these prompts at most double
+    the time between two tokens, and get half of the engine.
     """
 
     def __init__(self, budget: int, n_beside: int, decodes: Sequence[Work]) -> None:
         self._budget, self._n_beside = budget, n_beside
-        self._clients = {work.request.run.client for work in decodes}
+        self._served = {work.request.run.client: work.request.client.n_served for work in decodes}
 
     def left(self, request: Request) -> int:
         """How many rows the request may take."""
-        is_beside = bool(self._clients - {request.run.client})
-        return max(0, min(self._budget, self._n_beside) if is_beside else self._budget)
+        others = [n_served for client, n_served in self._served.items() if client != request.run.client]
+        if others and request.client.n_served > min(others) + QUANTUM:
+            return max(0, min(self._budget, self._n_beside))
+        return self._budget
 
     def take(self, request: Request) -> Work:
         work = make_work(request, min(self.left(request), request.n_left))
