@@ -64,9 +64,6 @@ UNUSABLE = (
 CHOICE = 40
 """The work of a choice besides its text, in characters to encode; and again of its scores."""
 
-STOP = 1024
-"""The work of finding the tokens that contain a stop string, in characters to encode."""
-
 Offload = Callable[[int, int, Callable[[], Any], Callable[[Any], None]], None]
 """(client, n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the
 result or the exception of `work`."""
@@ -342,7 +339,7 @@ class GenAttempt(EngineAttempt):
         Patterns(sampling.stop_regex)
 
     def _n_prepare(self) -> int:
-        return STOP * sum(not self._generator.tokenizer.has_stop_ids(stop) for stop in self.op.sampling.stop)
+        return sum(map(self._generator.tokenizer.stop_work, self.op.sampling.stop))
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         for stop in self.op.sampling.stop:
