@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from array import array
 from collections import defaultdict
-from functools import partial
 
 CLOCK = time.perf_counter
 
@@ -16,7 +15,7 @@ class LoopTimes:
     def __init__(self) -> None:
         self.clock = CLOCK
         # Arrays, because a float that is made when memory is fullest would keep the 1 MiB around it from the system.
-        self._longest: defaultdict[str, array[float]] = defaultdict(partial(array, "d", (0.0,)))
+        self._longest: defaultdict[str, array[float]] = defaultdict(lambda: array("d", (0.0,)))
 
     @property
     def longest(self) -> dict[str, float]:
