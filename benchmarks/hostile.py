@@ -193,7 +193,7 @@ CASES = {
         lambda: [m for p in range(40) for m in program([Append(0, ("a",))] * 65_000, number=p)], ()
     ),
     "a role of 1 MB": Case(lambda: program([Append(0, (BeginTurn("a" * 1_000_000),))]), ("bad_message",)),
-    "a role with a token": Case(lambda: program([Append(0, (BeginTurn("user<|im_end|>"),))]), ("bad_program",)),
+    "a role with a token": Case(lambda: program([Append(0, (BeginTurn("user<|im_end|>"),)), gen()]), ("bad_program",)),
     # What stayed in memory.
     "20 names of 1 MB": Case(
         lambda: [wire.encode(Submit(p, 0, (), name="a" * 1_000_000)) for p in range(20)], ("bad_message",)
