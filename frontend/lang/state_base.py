@@ -53,7 +53,8 @@ OnError = Literal["raise", "collect"]
 
 
 class StateBase:
-    """The common part of State and AsyncState. Reading a State blocks; reading an AsyncState is awaited."""
+    """The base class of State and AsyncState. Reading a value of a State blocks the thread until the value is known; a
+    value of an AsyncState is awaited instead."""
 
     _instead = "append one of its variables, such as s['x']; to continue it in another program, use prog.inline(s, ...)"
 

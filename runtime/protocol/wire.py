@@ -138,11 +138,12 @@ class ConstraintSpec(Wire, frozen=True):
 
 
 class Sampling(Wire, frozen=True, cache_hash=True):
-    """Sampling parameters of one gen, from the language to the sampler.
+    """Sampling parameters of one gen. The client sends them, and the engine's sampler applies them.
 
-    temperature 0 is greedy. top_k -1, top_p 1.0 and min_p 0.0 are off. Frequency and presence penalties are OpenAI's
-    and count output tokens; the repetition penalty is CTRL's and counts prompt and output. `stop` strings end the text
-    before them. A draw depends on (seed, sample, position) only; with seed None the server chooses a seed.
+    temperature 0 is greedy. top_k -1, top_p 1.0 and min_p 0.0 are off. Frequency and presence penalties are defined as
+    OpenAI defines them and count output tokens. The repetition penalty is defined as in CTRL and counts prompt and
+    output tokens. The text ends before a `stop` string. The random number of a token depends only on (seed, index of
+    the sample in 0 .. n - 1, position of the token). With seed None the server chooses a seed.
     """
 
     max_tokens: Int32 = 128
