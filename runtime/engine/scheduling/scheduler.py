@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
 
@@ -50,8 +51,12 @@ class PromptRows:
     """
 
     def __init__(self, budget: int, n_beside: int, decodes: Sequence[Work]) -> None:
-        self._budget, self._n_beside = budget, n_beside
-        self._served = {work.request.run.client: work.request.client.n_served for work in decodes}
+        self._budget, self._n_beside, self._decodes = budget, n_beside, decodes
+
+    @cached_property
+    def _served(self) -> dict[int, int]:
+        """Client -> its tokens, of those with decodes. Most steps have no prompts, and do not ask."""
+        return {work.request.run.client: work.request.client.n_served for work in self._decodes}
 
     def left(self, request: Request) -> int:
         """How many rows the request may take."""
@@ -198,7 +203,7 @@ class Scheduler:
             elif n_left:
                 works.append(make_work(request, 1))
                 budget -= 1
-        rows = PromptRows(max(budget - n_reserved, 0), int(self._step_time.free_rows), works)
+        rows = PromptRows(max(budget - n_reserved, 0), int(self._step_time.free_rows), tuple(works))
         for request in chunks:
             if request.lease is not None and rows.left(request):
                 works.append(rows.take(request))
