@@ -81,6 +81,8 @@ ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
 
 LEVELS = ("quiet", "info", "debug")
 
+_M_ARENA_MAX = -8
+
 
 class Peer:
     """A connected client."""
@@ -574,6 +576,8 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH)
+    with contextlib.suppress(AttributeError, OSError):  # another libc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # malloc_trim leaves the ends of arenas of other threads
     server: Server | None = None
     try:
         server = Server(_read_config(args.config), args.alive_fd, args.ready_fd, args.private, engine)
