@@ -59,7 +59,8 @@ RULES = {
     "banyan.lang.pydantic_types": Rule(PUBLIC, ("annotated_types", "pydantic")),
     # Loaded when a progress bar is requested.
     "banyan.execution.progress": Rule(PUBLIC, ("rich",)),
-    "banyan.cli": Rule((*PUBLIC, "banyan"), ("msgspec", "rich")),
+    "banyan.__main__": Rule(("banyan.cli.main",)),
+    "banyan.cli": Rule((*PUBLIC, "banyan"), ("argcomplete", "msgspec", "rich")),
     RUNTIME: Rule(),
     f"{RUNTIME}.config": Rule((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.errors": Rule(),

@@ -26,7 +26,7 @@ from msgspec import structs
 from banyan.backends.base import Backend
 from banyan.backends.default import find
 from banyan.execution.batch import BatchPlan, BatchRun, OnError
-from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
+from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread, with_state
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
 from banyan.lang.expr import Seq
@@ -125,8 +125,9 @@ class Program(Typed[Args, R_co]):
             run.play()
             if not items.options.use_thread:
                 run.state.sync()
-        except BaseException:
+        except BaseException as e:
             run.record.error_flag.is_seen = True
+            with_state(e, run.state)
             raise
         return run.state
 

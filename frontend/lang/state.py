@@ -12,7 +12,7 @@ from banyan.lang import branch_choice
 from banyan.lang.lazy_value import dist, meta_info, read, read_object, tool_calls
 from banyan.lang.state_base import Group, OnError, StateBase
 from banyan.tools.toolbox import ToolCall
-from banyan.views.state_views import page
+from banyan.views.state_views import page, text_so_far
 from banyan.views.transcript import Renderer, messages
 
 if TYPE_CHECKING:
@@ -33,6 +33,9 @@ class State(StateBase):
     __slots__ = ()
 
     def __str__(self) -> str:
+        """`text`, or the text so far, if the state is that of an error (`error.state`)."""
+        if self._record.has_raised:
+            return text_so_far(self._record, self._handle.number)
         return self.text()
 
     # ---- variables ---------------------------------------------------------------------------------------------------

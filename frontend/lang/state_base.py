@@ -76,6 +76,10 @@ class StateBase:
         variables = ", ".join(self._values) or "none"
         return f"<State of program {self._record.name}, variables: {variables}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A state cannot leave its process. An error that holds one can: another process gets the state's repr."""
+        return str, (repr(self),)
+
     @property
     def _is_running_view(self) -> bool:
         """Whether code outside the body uses this object while the body runs. The body may still set variables."""
