@@ -58,7 +58,7 @@ RULES = {
     # Loaded when a type needs pydantic.
     "banyan.lang.pydantic_types": Rule(PUBLIC, ("annotated_types", "pydantic")),
     # Loaded when a progress bar is requested.
-    "banyan.execution.progress": Rule(PUBLIC, ("rich",)),
+    "banyan.execution.progress": Rule((*PUBLIC, "banyan.views.notebook"), ("rich",)),
     "banyan.__main__": Rule(("banyan.cli.main",)),
     "banyan.cli": Rule((*PUBLIC, "banyan"), ("argcomplete", "msgspec", "rich")),
     RUNTIME: Rule(),
@@ -120,6 +120,7 @@ RULES = {
 
 # module -> import -> reason for the exception.
 EXCEPTIONS = {
+    "banyan.views.notebook": {"IPython.display": "only called by a notebook, which has IPython"},
     "banyan.lang.run_types": {
         "typing_extensions": "defaults of type parameters, which the typing of Python 3.11 lacks"
     },
