@@ -115,6 +115,26 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     log: Annotated[Literal["quiet", "info", "debug"], "log level of the server on stderr"] = "quiet"
 
 
+class HTTPConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The options of the HTTP process of a server. socket: where the server listens. token_file: that of the server,
+    in which an operator's token must stand if there are keys."""
+
+    socket: str
+    address: Annotated[
+        str, "serve HTTP at a local port, or at HOST:PORT: the APIs of OpenAI and Anthropic, see docs/http.md"
+    ]
+    keys_file: Annotated[
+        str, "a file of mode 0600 with a line NAME:KEY per accepted API key; each name is a tenant of its own"
+    ] = ""
+    isolate: Annotated[
+        Literal["key", "user"],
+        "who shares KV over HTTP: all requests with keys of one name, or of these the requests with one `user` (or "
+        "prompt_cache_key)",
+    ] = "key"
+    cors: Annotated[str, "the origins, with commas, whose pages may call the server; *: all"] = ""
+    token_file: str = ""
+
+
 LIMITS = (
     *("max_message", "max_programs", "max_width", "max_program", "max_client"),
     *("constraint_bytes", "constraint_seconds", "durable_bytes"),

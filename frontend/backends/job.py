@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from banyan.lang.sampling import RENAMED
-from banyan.runtime.errors import BadProgram, BanyanError, ProgramError
+from banyan.runtime.errors import BadProgram, BanyanError, ProgramError, Unsupported
 from banyan.runtime.executor.generation import Generation
 from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
@@ -68,6 +68,8 @@ class LocalPrompt(Prompt):
 
     def append_part(self, part: wire.Part) -> None:
         match part:
+            case wire.BeginTurn(answers=wire.WireToolCall()) | wire.EndTurn(calls=[_, *_]):
+                raise Unsupported("calls of tools in earlier turns: only Banyan's runtime takes them")
             case wire.BeginTurn(role=role):
                 if self._chat is None:
                     raise BadProgram(

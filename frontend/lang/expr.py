@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from banyan.execution.source_line import warn
 from banyan.lang import fstring, images, output_types
 from banyan.lang.choices import Method, checked_choices, checked_method, token_length_normalized
-from banyan.lang.reasoning_formats import REASONING_FORMATS, THINK_TAGS
 from banyan.lang.sampling import MAX_RETRIES, GenOptions, make
 from banyan.runtime.errors import BadProgram, Unsupported
+from banyan.runtime.protocol.reasoning_formats import REASONING_FORMATS, THINK_TAGS
 from banyan.runtime.protocol.roles import check_role
 from banyan.runtime.protocol.wire import ChoicesMethod, ConstraintSpec, Reasoning, Sampling
 from banyan.tools.toolbox import Toolbox, toolbox

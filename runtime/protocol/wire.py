@@ -82,14 +82,29 @@ class Ref(Wire, frozen=True):
     ref: Number
 
 
+class WireToolCall(Wire, frozen=True):
+    """A tool call as the model wrote it. arguments: a JSON object. error: why the call is invalid, "" if it is
+    valid."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    error: str = ""
+
+
 class BeginTurn(Wire, frozen=True, tag="begin"):
     """A chat turn of `role` begins. The text of the marker comes from the tokenizer's chat template."""
 
     role: Annotated[str, Meta(max_length=MAX_ROLE)]
+    answers: WireToolCall | None = None
+    """Of a tool's turn: the call whose result it is; only its id and name count. The id has nine digits, as Mistral's
+    templates want it."""
 
 
 class EndTurn(Wire, frozen=True, tag="end"):
-    """The open chat turn ends."""
+    """The open chat turn ends. calls: what an assistant's turn calls behind its text. The chat template writes them."""
+
+    calls: Annotated[tuple[WireToolCall, ...], Meta(max_length=MAX_RESULTS)] = ()
 
 
 class Image(Wire, frozen=True):
@@ -176,22 +191,22 @@ class Sampling(Wire, frozen=True, cache_hash=True):
     """With `logprobs`, also return the logprobs of prompt tokens from this index on. -1: none."""
 
 
-class WireToolCall(Wire, frozen=True):
-    """A tool call as the model wrote it. arguments: a JSON object. error: why the call is invalid, "" if it is
-    valid."""
-
-    id: str
-    name: str
-    arguments: str = "{}"
-    error: str = ""
-
-
 class Tools(Wire, frozen=True):
     """Tools that a gen may call. specs: one JSON document each, {"type": "function", "function": {name, description,
     parameters}}. max_rounds: turns with calls before the model must answer."""
 
     specs: ToolSpecs
     max_rounds: Int32 = 4
+    ends_turn: bool = False
+    """There is one turn only. If the model calls tools in it, the turn ends with the calls, which are in Sample.calls;
+    Sample.text is the text before them. What is no valid call is text. A constraint of the gen applies if the model
+    calls none: then the output is generated a second time."""
+    must_call: bool = False
+    """With ends_turn: the output is a call and nothing else, apart from reasoning."""
+    only: Name = ""
+    """The one tool that may be called; "": all of them. The model reads the specs of all."""
+    one_call: bool = False
+    """A turn has at most one call."""
 
 
 class Reasoning(Wire, frozen=True):
@@ -354,11 +369,12 @@ TemplateOp = Append | Gen | Select | Fork | Join | Mark | Read | Drop | CacheHin
 
 class Hello(Wire, frozen=True):
     """The first message of a client. client: its name for the log. token: its access token, if the server asks for
-    one."""
+    one. tenant: an operator acts for this tenant, and gives up an operator's rights."""
 
     version: Int32
     client: Name = ""
     token: Annotated[str, Meta(max_length=MAX_SECRET)] = ""
+    tenant: Name = ""
 
 
 class ProgramLimits(Wire, frozen=True):
@@ -370,6 +386,7 @@ class ProgramLimits(Wire, frozen=True):
     priority: waiting programs with a higher one go first. deadline: orders programs of equal priority, in seconds from
     now (0: none); missing it is not an error. durable: a name under which the program continues after the server was
     killed and started again; a tenant's later program of the same name takes over. "": not durable.
+    salt: the program shares KV only with programs of its tenant that have the same salt.
     """
 
     timeout: float = 0.0
@@ -381,6 +398,7 @@ class ProgramLimits(Wire, frozen=True):
     priority: Int32 = 0
     deadline: float = 0.0
     durable: Name = ""
+    salt: Name = ""
 
 
 class Submit(Wire, frozen=True):
@@ -476,13 +494,15 @@ class OpSource(msgspec.Struct, frozen=True):
 class ChatMarkers(Wire, frozen=True):
     """What the model's chat template writes around turns. roles: role -> (prefix, suffix). default_system: the system
     prompt that it adds if the first turn is not a system turn. stop: strings that end an assistant turn. calls: how it
-    writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why."""
+    writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why. reasoning: how the model marks
+    its reasoning, if the template shows that it reasons."""
 
     roles: dict[str, tuple[str, str]]
     default_system: str = ""
     stop: tuple[str, ...] = ()
     calls: str = ""
     no_calls: str = ""
+    reasoning: Reasoning | None = None
 
 
 class Welcome(Wire, frozen=True):
@@ -562,6 +582,8 @@ class Sample(Wire, frozen=True):
     reasoning: str = ""
     drafted: bytes = b""
     drafts: dict[str, tuple[int, int]] = {}
+    calls: tuple[WireToolCall, ...] = ()
+    """For a Gen whose tools have ends_turn."""
 
 
 class Scores(Wire, frozen=True):

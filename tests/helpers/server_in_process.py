@@ -345,6 +345,7 @@ BOUNDED = {
     "_overdue": 3000,
     "_refusals": worker.MAX_COUNTED_PEERS,
     "_stop_ids": 100,
+    "_tools": 10_000,  # of cached templates
     "_values": 10_000,  # of a cache with a limit in bytes
     "_vocabulary": 320,  # made when a stop string first asks for it
     "closed_sizes": 100,  # the files of durable programs
