@@ -73,7 +73,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "temperature, top_p, top_k, min_p and repetition_penalty of gens that do not give them; model: those of the "
         "model's generation_config.json, openai: temperature 1 and nothing else",
     ] = "model"
-    constraint_bytes: Annotated[int, "maximum size of a schema, regex or grammar, in bytes"] = 64 << 10
+    constraint_bytes: Annotated[int, "maximum size of a schema, regex or grammar, in bytes"] = 2 << 20
     constraint_seconds: Annotated[float, "time limit for compiling a schema, regex or grammar"] = 2.0
     constraint_engine: Annotated[
         Literal["llguidance", "outlines_core"],

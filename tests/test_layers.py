@@ -54,12 +54,22 @@ RULES = {
     "banyan.lang.outlines_terms": Rule(PUBLIC, ("jsonschema", "msgspec", "outlines")),
     # Loaded at the first typed gen.
     "banyan.lang.output_types": Rule(
-        (*PUBLIC, "banyan.lang.fstring", "banyan.lang.json_types", "banyan.lang.outlines_terms"),
+        (
+            *PUBLIC,
+            *(
+                "banyan.lang.fstring",
+                "banyan.lang.json_types",
+                "banyan.lang.outlines_terms",
+                "banyan.lang.schema_check",
+            ),
+        ),
         ("msgspec", "pydantic_core", "typing_extensions"),
     ),
     "banyan.lang.json_types": Rule((*PUBLIC, "banyan.lang.pydantic_types"), ("msgspec",)),
     # Loaded when a type needs pydantic.
     "banyan.lang.pydantic_types": Rule(PUBLIC, ("annotated_types", "pydantic")),
+    # Loaded when a value is validated.
+    "banyan.lang.schema_check": Rule(PUBLIC, ("jsonschema", "jsonschema_specifications", "msgspec")),
     # Loaded when a progress bar is requested.
     "banyan.execution.progress": Rule((*PUBLIC, "banyan.views.notebook"), ("rich",)),
     "banyan.__main__": Rule(("banyan.cli.main",)),

@@ -173,6 +173,8 @@ def gen(
     *,
     max_new_tokens: int | None = None,
     schema: str | dict[str, Any] | None = None,
+    whitespace: str | None = None,
+    order: str | None = None,
     repetition_penalty: float | None = None,
     logit_bias: dict[int, float] | None = None,
     seed: int | None = None,
@@ -202,6 +204,10 @@ def gen(
     regex        in Rust's syntax, without look-around; the object is the text
     grammar      context-free, in Lark's notation; the object is the text
     dtype        SGLang's int, float, bool and str (in quotes: letters and spaces)
+
+    whitespace: of JSON: "spaced" ({"a": 1, "b": 2}), "compact" ({"a":1,"b":2}), "either" (one of these throughout; the
+    default) or "any". order: of optional properties: "schema" (as the schema lists them; the default), or "any" behind
+    the required ones.
 
     retries: how often the model may try again if its text is not a valid object in spite of the constraint (a pydantic
     validator refused it, or max_tokens cut it). Before each try the model is told what is wrong. The prompt keeps only
@@ -237,6 +243,8 @@ def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
     if "choices_method" in asked:
         raise BadProgram("choices_method needs choices")
     tools, output_type, retries = _take_tools(asked), output_types.take(asked), asked.pop("retries", None)
+    if output_type is not None and output_type.note:
+        warn(output_type.note)
     if retries and output_type is None:
         raise BadProgram("retries applies to gens with a type; add type=")
     if retries is not None and (not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES):

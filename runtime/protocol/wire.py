@@ -132,7 +132,7 @@ class ConstraintSpec(Wire, frozen=True):
 
     text: by `kind`, a regex in Rust's syntax (no look-around, no back-references), a JSON Schema, a context-free
     grammar in llguidance's Lark dialect, or a JSON list of strings. style: whitespace in JSON: {"a": 1, "b": 2},
-    {"a":1,"b":2}, or any.
+    {"a":1,"b":2}, either of these throughout a value, or any.
     after: trigger strings. The output is free text until it contains one of them, as text or as a special token; then
     the constraint applies. (): from the first token. scope: with triggers, whether the output must contain a
     constrained value ("must"), may contain one ("may"), or any number with free text in between ("repeat"). since: the
@@ -140,16 +140,21 @@ class ConstraintSpec(Wire, frozen=True):
     end: text that is forced directly after each value, such as "\\n</tool_call>".
     engine: "": llguidance, or the server's default for its kind. outlines_core takes regexes and choices without
     triggers; llguidance compiles those that are too complex for it.
+    order: of a JSON Schema's optional properties: as the schema lists them, or any order behind the required ones.
+    is_checked: the client validates the value against the JSON Schema. Then keywords that cannot be enforced while it
+    is generated are left out, and not refused.
     """
 
     kind: Literal["regex", "json_schema", "grammar", "choices"]
     text: str
-    style: Literal["spaced", "compact", "flexible"] = "spaced"
+    style: Literal["spaced", "compact", "either", "any"] = "either"
     after: Stops = ()
     scope: Literal["must", "may", "repeat"] = "must"
     end: Stop = ""
     since: Stop = ""
     engine: Literal["", "outlines_core"] = ""
+    order: Literal["schema", "any"] = "schema"
+    is_checked: bool = False
 
 
 class Sampling(Wire, frozen=True, cache_hash=True):
@@ -824,11 +829,13 @@ class Ready(Wire, frozen=True):
 
 
 class Check(Wire, frozen=True):
-    """Try to compile a constraint in the preflight process. owner: the client, for fair queueing."""
+    """Try to compile a constraint in the preflight process. owner: the client, for fair queueing. is_loose: only the
+    loosest form of a checked schema."""
 
     id: int
     spec: ConstraintSpec
     owner: int = 0
+    is_loose: bool = False
 
 
 class CheckResult(Wire, frozen=True):

@@ -341,7 +341,7 @@ BOUNDED = {
     "_ended": 1000 * overview.MAX_PROGRAMS,
     "_batches": run_limits.MAX_BATCHES,
     "_cache": token_cache.MAX_BYTES // token_cache.ENTRY,
-    "longest": 100,  # kinds of work
+    "_longest": 100,  # kinds of work
     "_heap": 300,  # timers that are cancelled
     "_estimates": kv_hints.MAX_NAMES,
     "_overdue": 3000,

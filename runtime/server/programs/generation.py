@@ -64,12 +64,9 @@ UNUSABLE = (
 CHOICE = 40
 """The work of a choice besides its text, in characters to encode; and again of its scores."""
 
-STOP = 1024
-"""The work of finding the tokens that contain a stop string, in characters to encode."""
-
-Offload = Callable[[int, Callable[[], Any], Callable[[Any], None]], None]
-"""(n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the result or the
-exception of `work`."""
+Offload = Callable[[int, int, Callable[[], Any], Callable[[Any], None]], None]
+"""(client, n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the
+result or the exception of `work`."""
 
 Encoded = tuple[PromptText, list[tuple[TokenRun, ...]]]
 """The copy of the prompt that was laid out, and the runs of it with each suffix."""
@@ -104,9 +101,12 @@ class EngineGenerator:
         except ToolError as e:
             self._call_format = e
 
-    def offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def offload(
+        self, program: RunningProgram, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]
+    ) -> None:
         """See Offload. With a tokenizer that may take long for any text, all encoding is done on a thread."""
-        self._offload(n_chars if self.tokenizer.is_local or not n_chars else sys.maxsize, work, then)
+        n_chars = n_chars if self.tokenizer.is_local or not n_chars else sys.maxsize
+        self._offload(program.scheduling.client, n_chars, work, then)
 
     @property
     def call_format(self) -> Form:
@@ -143,7 +143,7 @@ class EngineGenerator:
             tokens = copy.tokens(self.tokenizer, self.template, program.started, owner) if has_tokens else None
             return GenOutcome((wire.Sample(text, "stop"),), tokens=tokens)
 
-        self.offload(copy.n_chars + TURN * len(copy.pieces), work, lambda read: then(_known_error(read)))
+        self.offload(program, copy.n_chars + TURN * len(copy.pieces), work, lambda read: then(_known_error(read)))
 
     def encode(self, program: RunningProgram, prompt: Prompt, then: Callable[[bytes], None]) -> None:
         """Call `then` on the loop with the ids that a gen behind `prompt` would get; b"" if there are none yet."""
@@ -157,7 +157,7 @@ class EngineGenerator:
         def encoded(runs: tuple[TokenRun, ...] | Exception) -> None:  # the template may refuse the turns so far
             then(b"" if isinstance(runs, Exception) else b"".join(run.ids for run in runs))
 
-        self.offload(copy.work, work, encoded)
+        self.offload(program, copy.work, work, encoded)
 
     def set_context(self, n_tokens: int) -> None:
         """The model's context, when the engine has told it."""
@@ -238,7 +238,8 @@ class EngineAttempt(Attempt):
             return copy, prompts
 
         n_suffix_chars = sum(map(len, suffixes))
-        generator.offload(copy.work * len(suffixes) + n_suffix_chars + self._n_prepare(), work, self._encoded)
+        n_chars = copy.work * len(suffixes) + n_suffix_chars + self._n_prepare()
+        generator.offload(self._program, n_chars, work, self._encoded)
 
     def _n_prepare(self) -> int:
         """The work of `_prepare`, in characters to encode."""
@@ -293,7 +294,7 @@ class EngineAttempt(Attempt):
         if request.failed is not None:
             self.finish(from_code(request.failed.code, request.failed.message))
         elif not self._n_open:
-            self._generator.offload(self._n_outcome, self._outcome, self._made)
+            self._generator.offload(self._program, self._n_outcome, self._outcome, self._made)
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
         if isinstance(outcome, GenOutcome):
@@ -340,7 +341,7 @@ class GenAttempt(EngineAttempt):
         Patterns(sampling.stop_regex)
 
     def _n_prepare(self) -> int:
-        return STOP * sum(not self._generator.tokenizer.has_stop_ids(stop) for stop in self.op.sampling.stop)
+        return sum(map(self._generator.tokenizer.stop_work, self.op.sampling.stop))
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         for stop in self.op.sampling.stop:

@@ -7,6 +7,7 @@ import re
 import shutil
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ STATIC = Path(launch.__file__).parent / "gateway" / "page" / "static"
 
 
 @pytest.fixture(scope="module")
-def over_socket(pocket: launch.ServerProcess, stats: Any) -> bn.RuntimeEndpoint:
-    return bn.connect(pocket.socket)  # not closed: `stats` has the same connection
+def over_socket(pocket: launch.ServerProcess) -> Iterator[bn.RuntimeEndpoint]:
+    with bn.connect(pocket.socket) as backend:
+        yield backend
 
 
 @bn.function

@@ -22,8 +22,9 @@ from waits import wait_until
 
 
 @pytest.fixture(scope="module")
-def over_socket(pocket: launch.ServerProcess, stats: Any) -> bn.RuntimeEndpoint:
-    return bn.connect(pocket.socket)  # not closed: `stats` has the same connection
+def over_socket(pocket: launch.ServerProcess) -> Iterator[bn.RuntimeEndpoint]:
+    with bn.connect(pocket.socket) as backend:
+        yield backend
 
 
 @pytest.fixture(scope="module")
