@@ -20,11 +20,12 @@ def show() -> int:
     for title in ("model", "family", "parameters", "context", "", "sampling unless given"):
         table.add_column(title, justify="right" if title in ("parameters", "context") else "left")
     shipped = sorted(spec.SHIPPED.iterdir(), key=lambda path: path.name != "pocket")
-    models = [(path.name, path, "ships with Banyan") for path in shipped]
+    models: list[tuple[str, str | Path, str]] = [(path.name, path, "ships with Banyan") for path in shipped]
+    models += [(name, name, f"from {package}") for name, (package, _) in spec.PACKAGED.items()]
     models += [(name, path, "in the hub cache") for name, path in _cached()]
-    for name, path, where in models:
+    for name, place, where in models:
         try:
-            model = spec.read_spec(path)
+            model = spec.read_spec(path := spec.resolve(place))
             defaults = [f"{option} {value:g}" for option, value in spec.sampling_defaults(path).items()]
         except BanyanError as e:
             table.add_row(name, "-", "-", "-", f"cannot be run: {e}", style="dim")
@@ -35,7 +36,8 @@ def show() -> int:
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     console.print(
-        f"\nRun one with --model: a name above, a directory, or a hub id in Hugging Face format (safetensors).\n"
+        f"\nRun one with --model: a name above, a directory or hub id in Hugging Face format "
+        f"(safetensors), or a .gguf file.\n"
         f"Native: {', '.join(families.FAMILIES)}. Other decoder-only families run through transformers' own code."
     )
     return 0

