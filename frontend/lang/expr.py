@@ -190,9 +190,9 @@ def gen(
 ) -> GenExpr | SelectExpr:
     """Generate text and store it in the variable `name`.
 
-    `Options` describes the options; one that is left out has the value of the run. With `choices`, `gen` is `select`,
-    its temperature is 0 unless one is given, and options of SGLang that do not apply to a select are ignored, with a
-    warning.
+    `Options` describes the options; one that is left out has the value of the run. With `choices` (and choices_method),
+    `gen` is `select`, its temperature is 0 unless one is given, and options of SGLang that do not apply to a select are
+    ignored, with a warning.
 
     Each of the following constrains the text while it is generated. `s[name]` is the text, `s.value(name)` the object:
 

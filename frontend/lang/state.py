@@ -12,13 +12,14 @@ from banyan.lang import branch_choice
 from banyan.lang.lazy_value import dist, meta_info, read, read_object, tool_calls
 from banyan.lang.state_base import Group, OnError, StateBase
 from banyan.tools.toolbox import ToolCall
-from banyan.views.state_views import page
+from banyan.views.state_views import page, text_so_far
 from banyan.views.transcript import Renderer, messages
 
 if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
 C = TypeVar("C", bound=branch_choice.BranchChoice[Any])
+T = TypeVar("T")
 
 
 class State(StateBase):
@@ -32,6 +33,9 @@ class State(StateBase):
     __slots__ = ()
 
     def __str__(self) -> str:
+        """`text`, or the text so far, if the state is that of an error (`error.state`)."""
+        if self._record.has_raised:
+            return text_so_far(self._record, self._handle.number)
         return self.text()
 
     # ---- variables ---------------------------------------------------------------------------------------------------
@@ -45,12 +49,17 @@ class State(StateBase):
 
     get_var = __getitem__
 
-    def value(self, name: str) -> Any:
+    @overload
+    def value(self, name: str) -> Any: ...
+    @overload
+    def value(self, name: str, type: type[T]) -> T: ...
+    def value(self, name: str, type: Any = None) -> Any:
         """The value of a variable as an object of its gen's `type`. Without a type, the same as `s[name]`.
 
-        BadOutput: the text is not a valid object, for example because max_tokens cut it.
+        type: what the object is, as for `gen(type=...)`; a type checker then knows it. The text of a gen without this
+        type is converted. BadOutput: the text is not a valid object, for example because max_tokens cut it.
         """
-        return read_object(self._lookup(name))
+        return read_object(self._lookup(name), type)
 
     def partials(self, name: str) -> Iterator[Any]:
         """In a program that streams, the object of a gen with a type as it grows; the last item is the final object.

@@ -47,7 +47,7 @@ class Checkpoint:
         self._dtype = dtype
         self._gguf = gguf.read(path) if gguf.is_gguf(path) else None
         self.tensors = dict(self._gguf.tensors) if self._gguf else {}
-        for file in _files(path) if self._gguf is None else ():
+        for file in weight_files(path) if self._gguf is None else ():
             for name, stored in _header(file).items():
                 if name in self.tensors:
                     raise BadModel(f"{name} is both in {self.tensors[name].file.name} and in {file.name} of {path}")
@@ -117,7 +117,7 @@ class Checkpoint:
         self._progress(self.n_bytes, self.n_bytes)
 
 
-def _files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a model directory, as listed in its index if it has one; the shards of a .gguf file."""
     if gguf.is_gguf(path):
         return shards(path)
@@ -147,7 +147,7 @@ def _files(path: Path) -> list[Path]:
 def version(path: Path) -> str:
     """Identifies the weights and configuration in a directory on this machine without reading them: the names, sizes
     and modification times of the files."""
-    files = [*_files(path), *sorted(path.glob("config.json"))]
+    files = [*weight_files(path), *sorted(path.glob("config.json"))]
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return ";".join(f"{name} {size} {changed}" for name, size, changed in facts)
 

@@ -58,7 +58,7 @@ _OTHER_FORMATS = {
 }  # fmt: skip
 
 
-class Header(NamedTuple):
+class GgufHeader(NamedTuple):
     """metadata: arrays of numbers are lists. end: bytes of the header in the file."""
 
     metadata: dict[str, Any]
@@ -78,7 +78,7 @@ def shards(file: Path) -> list[Path]:
     return files
 
 
-def read_header(file: Path) -> Header:
+def read_header(file: Path) -> GgufHeader:
     """The header of a file. Cached until the file changes. BadModel: it is broken; Unsupported: it has a version or a
     format of weights that is not known."""
     try:
@@ -98,21 +98,21 @@ def read_floats(stored: Stored) -> list[float]:
 
 
 @lru_cache(maxsize=4)
-def _read(file: Path, size: int, changed: int) -> Header:
+def _read(file: Path, size: int, changed: int) -> GgufHeader:
     if size < 24:
         raise BadModel(f"{file} is not a whole GGUF file ({size} bytes)")
     with file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Reader(file, data).header()
+        return _HeaderReader(file, data).header()
 
 
-class _Reader:
+class _HeaderReader:
     """Reads one value after the other."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self._file, self._data, self._at = file, data, 0
         self._end = min(len(data), MAX_HEADER)
 
-    def header(self) -> Header:
+    def header(self) -> GgufHeader:
         if self._bytes(4) != b"GGUF":
             raise BadModel(f"{self._file} is not a GGUF file")
         version = self._number("I")
@@ -136,7 +136,7 @@ class _Reader:
             raise BadModel(
                 f"{self._file} is truncated: it has {len(self._data)} bytes, and its header requires {needed}"
             )
-        return Header(metadata, tensors, self._at)
+        return GgufHeader(metadata, tensors, self._at)
 
     def _tensor(self) -> tuple[str, Stored]:
         """The offset is that from the first tensor; see `header`."""

@@ -13,7 +13,7 @@ import msgspec
 
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.gguf import tokenizer
-from banyan.runtime.model.gguf.container import Header, read_floats, read_header, shards
+from banyan.runtime.model.gguf.container import GgufHeader, read_floats, read_header, shards
 from banyan.runtime.model.stored import Stored
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ _VIRTUAL: dict[str, Callable[[GgufModel], dict[str, Any]]] = {
 }
 
 
-def _translate(headers: list[Header]) -> GgufModel:
+def _translate(headers: list[GgufHeader]) -> GgufModel:
     metadata = headers[0].metadata
     stored = {name: tensor for header in headers for name, tensor in header.tensors.items()}
     architecture = metadata.get("general.architecture")

@@ -74,7 +74,7 @@ def test_perplexity_equals_that_of_transformers_on_the_same_weights(tiny, texts)
     for ids in texts:
         theirs = perplexity(tiny.reference_logits(model, ids), ids)
         assert perplexity(tiny.Paged(ours).run(ids, 128), ids) == pytest.approx(theirs, rel=1e-4)
-        assert theirs < 60
+        assert theirs < 100
 
 
 @pytest.mark.parametrize(("options", "most"), [({"dtype": "bfloat16"}, 0.01), ({"weight_dtype": "int8"}, 0.02)])

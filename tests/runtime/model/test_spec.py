@@ -14,7 +14,7 @@ import pytest
 from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
 from banyan.runtime.model import spec as spec_module
 from banyan.runtime.model.families import FAMILIES
-from banyan.runtime.model.spec import ModelSpec, read_spec, resolve, sampling_defaults
+from banyan.runtime.model.spec import ModelSpec, read_config, read_spec, resolve, sampling_defaults
 
 
 @pytest.fixture
@@ -165,6 +165,52 @@ def test_broken_file_raises_bad_model_with_its_name(copy):
     (path / "generation_config.json").write_text("{")
     with pytest.raises(BadModel, match=r"generation_config.json"):
         read_spec(path)
+
+
+ADAPTER = '{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-0.6B"}'
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ""},
+            r"an adapter .*\(Qwen/Qwen3-0\.6B\).*merge",
+        ),
+        ({"adapter_config.json": "{}"}, "merge it into its base model and load"),
+        ({"modules.json": "[]"}, "an embedding model"),
+        ({"model_index.json": "{}"}, "diffusers"),
+        ({"consolidated.00.pth": ""}, "Meta's own format"),
+        ({"README.md": "", "x/config.json": "{}"}, "did you mean .*/x"),
+        ({}, r"no config\.json"),
+    ],
+)
+def test_directory_of_another_format_is_named_with_what_to_do(tmp_path, files, message):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(BadModel, match=message):
+        read_config(tmp_path)
+
+
+def test_gguf_is_named_by_a_repository(tmp_path):
+    (tmp_path / "Qwen3-GGUF").mkdir()
+    with pytest.raises(BadModel, match=r"holds GGUF, .*download one \.gguf file .*without -GGUF"):
+        read_config(tmp_path / "Qwen3-GGUF")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("BertModel", "an encoder"),
+        ("BertForMaskedLM", "masked words"),
+        ("Qwen2ForRewardModel", "scores"),
+        ("Odd", "no causal"),
+    ],
+)
+def test_model_that_generates_no_text_is_named(copy, architecture, kind):
+    with pytest.raises(Unsupported, match=f"{architecture}: it is .*{kind}.* load one of those"):
+        read_spec(copy(architectures=[architecture]))
 
 
 def test_missing_weights_raise_in_read_spec(copy):
