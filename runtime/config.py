@@ -30,7 +30,7 @@ SERVER_KEY = "BANYAN_SERVER_KEY"
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Every option of a runtime, with its help text. Sizes are in tokens unless the name says otherwise."""
 
-    model: Annotated[str, "a directory or hub id in Hugging Face format; 'pocket' ships with Banyan"] = "pocket"
+    model: Annotated[str, "a directory or hub id in Hugging Face format, a .gguf file, 'pocket' or 'smol'"] = "pocket"
     device: Annotated[Device, "where the model runs; auto: a GPU if there is one"] = "auto"
     dtype: Annotated[Dtype, "dtype of weights and KV; auto: float32 on a CPU, the checkpoint's dtype on a GPU"] = "auto"
     weight_dtype: Annotated[

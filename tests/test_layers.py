@@ -164,7 +164,8 @@ EXCEPTIONS = {
     ),
     f"{RUNTIME}.server.telemetry.metrics": {"prometheus_client": "an extra, loaded with --metrics"},
     f"{RUNTIME}.server.text.tokenizer": {
-        "transformers": "converts tokenizer formats older than tokenizer.json; loaded on demand"
+        f"{RUNTIME}.model.gguf.model": "a .gguf file holds its tokenizer; without torch",
+        "transformers": "converts tokenizer formats older than tokenizer.json; loaded on demand",
     },
 }
 

@@ -13,7 +13,9 @@ def choose_runtime(about: str) -> None:
     Default: a private runtime with the pocket model. `--model`: with another model. `--socket`: a running server.
     """
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
-    parser.add_argument("--model", default="pocket", help="a local directory or hub id (default: %(default)s)")
+    parser.add_argument(
+        "--model", default="pocket", help="a directory, .gguf file, hub id or smol (default: %(default)s)"
+    )
     parser.add_argument("--socket", help="connect to the server that `banyan serve` runs there")
     options = parser.parse_args()
     backend = bn.connect(options.socket) if options.socket else bn.Runtime(options.model)

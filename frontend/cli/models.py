@@ -19,9 +19,9 @@ def show() -> int:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("model", "family", "parameters", "context", "", "sampling unless given"):
         table.add_column(title, justify="right" if title in ("parameters", "context") else "left")
-    for name, path, where in local_models():
+    for name, place, where in local_models():
         try:
-            model = spec.read_spec(path)
+            model = spec.read_spec(path := spec.resolve(place))
             defaults = [f"{option} {value:g}" for option, value in spec.sampling_defaults(path).items()]
         except BanyanError as e:
             table.add_row(name, "-", "-", "-", f"cannot be run: {e}", style="dim")
@@ -39,18 +39,21 @@ def show() -> int:
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     console.print(
-        f"\nRun one with --model: a name above, a directory, or a hub id in Hugging Face format (safetensors).\n"
+        f"\nRun one with --model: a name above, a directory or hub id in Hugging Face format "
+        f"(safetensors), or a .gguf file.\n"
         f"Native: {', '.join(families.FAMILIES)}. Other decoder-only families run through transformers' own code."
     )
     return 0
 
 
-def local_models() -> Iterator[tuple[str, Path, str]]:
-    """(name, directory, where it is) of each model on this machine that has a name."""
+def local_models() -> Iterator[tuple[str, str | Path, str]]:
+    """(name, what `spec.resolve` takes, where it is) of each model that has a name and needs no download."""
     from banyan.runtime.model import spec
 
     for path in sorted(spec.SHIPPED.iterdir(), key=lambda path: path.name != "pocket"):
         yield path.name, path, "ships with Banyan"
+    for name, (module, _) in spec.PACKAGED.items():
+        yield name, name, f"from {module.replace('_', '-')}"
     for name, path in _cached():
         yield name, path, "in the hub cache"
 

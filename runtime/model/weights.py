@@ -1,4 +1,4 @@
-"""Reads safetensors checkpoints one tensor at a time, so that a checkpoint is never in memory twice.
+"""Reads checkpoints, safetensors or GGUF, one tensor at a time, so that a checkpoint is never in memory twice.
 
 Headers are parsed here, without torch, so that a truncated or foreign file is found before memory is allocated. The
 safetensors library maps the data when a tensor is taken.
@@ -7,57 +7,47 @@ safetensors library maps the data when a tensor is taken.
 from __future__ import annotations
 
 import json
-import math
 import struct
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.model.gguf import model as gguf
+from banyan.runtime.model.gguf.container import shards
+from banyan.runtime.model.stored import Stored
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Progress = Callable[[int, int], None]  # (bytes read so far, bytes in total)
 
-_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_WIDTH = _FLOATS | {"I64": 8, "I32": 4, "U8": 1, "BOOL": 1}  # the others are tables and masks, never weights
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+_KNOWN = _FLOATS | {"I64", "I32", "U8", "BOOL"}  # the others are tables and masks, never weights
 _SAMPLE = 256  # bytes per sample of a tensor in a fingerprint
 _MAX_HEADER = 100 << 20  # as in the safetensors library
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
-class Stored(NamedTuple):
-    """The location, dtype and shape of a tensor."""
-
-    file: Path
-    dtype: str  # safetensors' name: F32, BF16, ...
-    shape: tuple[int, ...]
-
-    @property
-    def n_elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def n_bytes(self) -> int:
-        return self.n_elements * _WIDTH[self.dtype]
-
-
 class Checkpoint:
-    """The tensors of a model directory by name. A context manager that closes the files it opened.
+    """The tensors of a model directory or .gguf file by name. A context manager that closes the files it opened.
+    dtype: that of tensors from GGUF.
 
     Raises BadModel if there are no safetensors, a shard is missing or a file is broken; Unsupported for quantized
     dtypes.
     """
 
-    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+    def __init__(self, path: Path, progress: Progress | None = None, dtype: torch.dtype | None = None) -> None:
         self.path = path
-        self.tensors: dict[str, Stored] = {}
-        for file in weight_files(path):
+        self._dtype = dtype
+        self._gguf = gguf.read(path) if gguf.is_gguf(path) else None
+        self.tensors = dict(self._gguf.tensors) if self._gguf else {}
+        for file in weight_files(path) if self._gguf is None else ():
             for name, stored in _header(file).items():
                 if name in self.tensors:
                     raise BadModel(f"{name} is both in {self.tensors[name].file.name} and in {file.name} of {path}")
@@ -87,27 +77,35 @@ class Checkpoint:
         return name in self.tensors
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name` on the CPU, as stored. BadModel if it is missing or does not have the shape `shape`."""
+        """The tensor `name` on the CPU, as stored; from GGUF in the dtype of this checkpoint. BadModel if it is missing
+        or does not have the shape `shape`."""
         stored = self.tensors.get(name)
         if stored is None:
             raise BadModel(f"{self.path} has no tensor {name}; the checkpoint is incomplete or of another architecture")
         if shape and stored.shape != shape:
             raise BadModel(f"{name} has shape {list(stored.shape)}, but config.json makes it {list(shape)}")
-        if stored.dtype not in _FLOATS:
-            raise Unsupported(f"{name} is stored as {stored.dtype}; quantized weights are not supported")
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            if stored.file not in self._open:
-                self._open[stored.file] = self._closing.enter_context(safe_open(stored.file, framework="pt"))
-            tensor: Tensor = self._open[stored.file].get_tensor(name)
-        except (SafetensorError, OSError) as e:
-            raise BadModel(f"{stored.file} cannot be read: {e}") from e
+        tensor = self._read(name, stored)
         if name not in self._taken:
             self._taken.add(name)
             self._n_read += stored.n_bytes
             self._progress(self._n_read, self.n_bytes)
         return tensor
+
+    def _read(self, name: str, stored: Stored) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            if self._gguf is not None:
+                assert self._dtype is not None
+                return self._gguf.take(name, self._dtype)
+            if stored.dtype not in _FLOATS:
+                raise Unsupported(f"{name} is stored as {stored.dtype}; quantized weights are not supported")
+            if stored.file not in self._open:
+                self._open[stored.file] = self._closing.enter_context(safe_open(stored.file, framework="pt"))
+            tensor: Tensor = self._open[stored.file].get_tensor(name)
+            return tensor
+        except (SafetensorError, OSError, ValueError) as e:
+            raise BadModel(f"{stored.file} cannot be read: {e}") from e
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
         """Check that every tensor was taken, except those for which `ignore` is true. Raises Unsupported that lists the
@@ -120,7 +118,9 @@ class Checkpoint:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a model directory, as listed in its index if it has one."""
+    """The safetensors files of a model directory, as listed in its index if it has one; the shards of a .gguf file."""
+    if gguf.is_gguf(path):
+        return shards(path)
     index = path / "model.safetensors.index.json"
     if index.exists():
         try:
@@ -153,23 +153,19 @@ def version(path: Path) -> str:
 
 
 def fingerprint(path: Path) -> bytes:
-    """Identifies the weights in a directory on any machine: a 16-byte digest of config.json, of all headers, and of the
-    start, middle and end of each tensor. Takes 10 ms for 300 tensors. Changes elsewhere in a tensor are not detected;
-    `version` detects them."""
+    """Identifies the weights in a directory on any machine: a 16-byte digest of config.json, and of the name, shape,
+    place, start, middle and end of each tensor. Takes 10 ms for 300 tensors. Changes elsewhere in a tensor are not
+    detected; `version` detects them."""
     state = blake2b(digest_size=16)
-    for config in path.glob("config.json"):
-        state.update(config.read_bytes())
-    for file in weight_files(path):
-        with file.open("rb") as f:
-            (n,) = struct.unpack("<Q", f.read(8))
-            header = f.read(n)
-            state.update(header)
-            for name, entry in sorted(json.loads(header).items()):
-                if name != "__metadata__":
-                    start, end = entry["data_offsets"]
-                    for at in (start, (start + end) // 2, max(start, end - _SAMPLE)):
-                        f.seek(8 + n + at)
-                        state.update(f.read(min(_SAMPLE, end - at)))
+    with suppress(FileNotFoundError):
+        state.update(gguf.read_bytes(path / "config.json"))
+    for name, stored in sorted(Checkpoint(path).tensors.items()):
+        state.update(f"{name} {stored.dtype} {stored.shape} {stored.offset}".encode())
+        start, end = stored.offset, stored.offset + stored.n_bytes
+        with stored.file.open("rb") as f:
+            for at in (start, (start + end) // 2, max(start, end - _SAMPLE)):
+                f.seek(at)
+                state.update(f.read(min(_SAMPLE, end - at)))
     return state.digest()
 
 
@@ -185,13 +181,16 @@ def _header(file: Path) -> dict[str, Stored]:
             header = json.loads(f.read(n))
         header.pop("__metadata__", None)
         end = 8 + n + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        stored = {name: Stored(file, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+        stored = {}
+        for name, entry in header.items():
+            first, last = entry["data_offsets"]
+            stored[name] = Stored(file, entry["dtype"], tuple(entry["shape"]), 8 + n + first, last - first)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as e:
         raise BadModel(f"{file} is not a safetensors file: {type(e).__name__}: {e}") from e
     if end != size:
         raise BadModel(f"{file} has {size} bytes, but its header requires {end}; it is truncated or was changed")
     for name, entry in stored.items():
-        if entry.dtype not in _WIDTH:
+        if entry.dtype not in _KNOWN:
             raise Unsupported(f"{name} is stored as {entry.dtype}; quantized weights are not supported")
     return stored
 

@@ -32,7 +32,7 @@ import zmq
 from banyan.runtime import launch
 from banyan.runtime.config import Config, parse_bytes
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
-from banyan.runtime.model.spec import read_config, resolve, sampling_defaults
+from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
 from banyan.runtime.server.engine_link.link import EngineLink
@@ -135,7 +135,7 @@ class Server:
         undo.callback(path.unlink, missing_ok=True)
         self.directory = resolve(self.config.model)
         read_config(self.directory)  # before a process is started for it
-        self.name = self.config.model if self.config.model == "pocket" else self.directory.name
+        self.name = name_of(self.directory)
         engine_config = msgspec.structs.replace(self.config, model=str(self.directory))
         self.link = EngineLink(self._context, engine_config, path, engine)
         undo.callback(self.link.close)

@@ -203,7 +203,7 @@ def test_error_at_start_is_printed_by_the_parent_only(
     boot: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "q4.gguf").write_text("GGUF")
-    with pytest.raises(BadModel, match="holds GGUF"):
+    with pytest.raises(BadModel, match="not a whole GGUF file"):
         launch.start(config.make(model=str(tmp_path), log="info"), timeout=30, command=boot)
     assert capfd.readouterr().err == ""
 

@@ -21,6 +21,7 @@ from banyan.runtime.engine.speculation.tree import TreeDrafter
 from banyan.runtime.errors import ConfigError, Unsupported
 from banyan.runtime.model import heads, load, spec, weights
 from banyan.runtime.model.decoder import Decoder
+from banyan.runtime.model.gguf.model import read_bytes
 
 DraftModel = load.Model | heads.Eagle | heads.Medusa
 
@@ -98,7 +99,7 @@ def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwat
 def _vocabulary(directory: Path) -> dict[int, str]:
     """The tokens of tokenizer.json by id; {} where there is none, or its format is unknown."""
     try:
-        file = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+        file = json.loads(read_bytes(directory / "tokenizer.json"))
     except (OSError, ValueError):
         return {}
     vocab = file.get("model", {}).get("vocab", {})

@@ -23,6 +23,7 @@ import msgspec
 import tokenizers
 
 from banyan.runtime.errors import BadModel, BadProgram, PromptTooLong, Unsupported, rust_panics_as
+from banyan.runtime.model.gguf.model import read_bytes
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.encoder import EncodedText, Encoder, EncoderProcess, LocalEncoder, is_known, patterns
@@ -84,7 +85,7 @@ class Files(msgspec.Struct, frozen=True):
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        value = msgspec.json.decode(file.read_bytes())
+        value = msgspec.json.decode(read_bytes(file))
     except FileNotFoundError:
         return {}
     except msgspec.DecodeError as e:
@@ -337,10 +338,11 @@ def merge(spans: Iterable[TextSpan]) -> list[TextSpan]:
 def _load(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
     """The tokenizer, and its description."""
     file = directory / "tokenizer.json"
-    if not file.is_file():
+    try:
+        data = read_bytes(file)
+    except FileNotFoundError:
         return _convert(directory)
     try:
-        data = file.read_bytes()
         with rust_panics_as(BadModel, "the library panicked"):
             loaded = tokenizers.Tokenizer.from_buffer(data)
         loaded.no_truncation()

@@ -251,6 +251,7 @@ def test_models_lists_bundled_and_cached_models(
     lines = capsys.readouterr().out.splitlines()
     assert any("pocket" in line and "ships with Banyan" in line for line in lines)
     assert any("draft" in line and "ships with Banyan" in line for line in lines)
+    assert any(line.startswith("smol ") for line in lines)
     assert any("someone/tiny" in line and "llama" in line and "hub cache" in line for line in lines)
     assert any("someone/tiny" in line and line.endswith("temperature 0.6, top_k 20") for line in lines)
     assert any("someone/broken" in line and "cannot be run" in line for line in lines)

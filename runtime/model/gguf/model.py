@@ -1,0 +1,181 @@
+"""A GGUF file as a model directory: the configuration and tokenizer files that its metadata stands for, and its tensors
+by the names that they have in a safetensors checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.model.gguf import tokenizer
+from banyan.runtime.model.gguf.container import GgufHeader, read_floats, read_header, shards
+from banyan.runtime.model.stored import Stored
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+_FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""general.architecture -> transformers' model_type. llama.cpp calls Mistral a llama too."""
+
+_FIELDS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+}
+_ROPE = {"rope.scaling.type": "rope_type", "rope.scaling.factor": "factor", "rope.scale_linear": "factor",
+         "rope.scaling.original_context_length": "original_max_position_embeddings"}  # fmt: skip
+_ELSEWHERE = {"vocab_size", "rope.dimension_count", "attention.value_length", "rope.scaling.finetuned"}
+
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class GgufModel(NamedTuple):
+    """config: what config.json would contain."""
+
+    metadata: dict[str, Any]
+    config: dict[str, Any]
+    tensors: dict[str, Stored]
+
+    def take(self, name: str, dtype: torch.dtype) -> Tensor:
+        """The tensor `name` on the CPU in `dtype`, its rows in the order of the checkpoint that was converted."""
+        from banyan.runtime.model.gguf.dequantise import read_tensor
+
+        tensor = read_tensor(self.tensors[name], dtype)
+        if self.config["model_type"] not in ("llama", "mistral") or not re.search(r"\.[qk]_proj\.", name):
+            return tensor
+        # llama.cpp rotates neighbouring dimensions, so it puts row j of a head's first half beside row j of the second.
+        heads = self.config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+        return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+
+def read(file: Path) -> GgufModel:
+    """The model in a file and in the shards that belong to it. BadModel, Unsupported: it cannot be run."""
+    headers = [read_header(part) for part in shards(file)]
+    with _named(file):
+        return _translate(headers)
+
+
+def is_gguf(path: Path) -> bool:
+    return path.suffix == ".gguf" and path.is_file()
+
+
+def read_bytes(file: Path) -> bytes:
+    """The content of a file of a model directory, or of the directory that a GGUF file stands for. FileNotFoundError:
+    there is no such file."""
+    if not is_gguf(file.parent):
+        return file.read_bytes()
+    if file.name not in _VIRTUAL:
+        raise FileNotFoundError(file)
+    model = read(file.parent)
+    with _named(file.parent):
+        return msgspec.json.encode(_VIRTUAL[file.name](model))
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Puts the file's name before the errors about what is in it."""
+    try:
+        yield
+    except (BadModel, Unsupported) as e:
+        raise type(e)(f"{file}: {e.message}") from e
+
+
+_VIRTUAL: dict[str, Callable[[GgufModel], dict[str, Any]]] = {
+    "config.json": lambda model: model.config,
+    "generation_config.json": lambda model: {"eos_token_id": tokenizer.eos_ids(model.metadata)},
+    "tokenizer_config.json": lambda model: tokenizer.config(model.metadata),
+    "tokenizer.json": lambda model: tokenizer.description(model.metadata),
+}
+
+
+def _translate(headers: list[GgufHeader]) -> GgufModel:
+    metadata = headers[0].metadata
+    stored = {name: tensor for header in headers for name, tensor in header.tensors.items()}
+    architecture = metadata.get("general.architecture")
+    if architecture not in _FAMILIES:
+        raise Unsupported(f"general.architecture is {architecture!r}; known are {', '.join(_FAMILIES)}")
+    tensors = {_name(name): tensor for name, tensor in stored.items() if name != "rope_freqs.weight"}
+    config: dict[str, Any] = {"model_type": _FAMILIES[architecture]}
+    rope: dict[str, Any] = {}
+    own = {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()
+           if key.startswith(f"{architecture}.")}  # fmt: skip
+    for key, value in own.items():
+        if isinstance(value, list):
+            raise Unsupported(f"{architecture}.{key} differs by layer")
+        if (field := _FIELDS.get(key)) is not None:
+            config[field] = value
+        elif (field := _ROPE.get(key)) is not None:
+            rope[field] = value
+        elif key not in _ELSEWHERE and value:  # 0, false and empty enable nothing
+            raise Unsupported(f"its metadata has {architecture}.{key}, which is not known for {architecture}")
+    _check(config, own, tensors)
+    config["vocab_size"] = tensors["model.embed_tokens.weight"].shape[0]
+    config["tie_word_embeddings"] = "lm_head.weight" not in tensors
+    if config["model_type"] == "llama" and config.get("sliding_window"):
+        config["model_type"] = "mistral"
+    if config["model_type"] in ("llama", "qwen3"):  # the fields are unknown to the others, where biases are fixed
+        config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in tensors
+        config["mlp_bias"] = "model.layers.0.mlp.up_proj.bias" in tensors
+    if rope.get("rope_type", "none") != "none":
+        config["rope_scaling"] = rope
+    if "rope_freqs.weight" in stored:  # Llama 3.1's scaling, as the divisor of each frequency
+        factors = read_floats(stored["rope_freqs.weight"])
+        reach = config["max_position_embeddings"]
+        config["rope_scaling"] = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors,
+                                  "factor": 1.0, "original_max_position_embeddings": reach}  # fmt: skip
+    formats = {tensor.dtype for tensor in tensors.values()}
+    config["dtype"] = "float32" if formats == {"F32"} else "float16" if formats <= {"F32", "F16"} else "bfloat16"
+    return GgufModel(metadata, config, tensors)
+
+
+def _name(name: str) -> str:
+    """The name of a tensor in a safetensors checkpoint; an unknown one stays."""
+    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
+    if match is None or match[2] not in _NAMES:
+        return name
+    return f"{'' if match[1] is None else f'model.layers.{match[1]}.'}{_NAMES[match[2]]}.{match[3]}"
+
+
+def _check(config: dict[str, Any], own: dict[str, Any], tensors: dict[str, Stored]) -> None:
+    """Raises for sizes that cannot be right, before anything is made of them."""
+    sizes = ("max_position_embeddings", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
+    if missing := [field for field in sizes if not isinstance(config.get(field), int)]:
+        raise BadModel(f"its metadata gives no {', '.join(missing)}")
+    if not 0 < config["num_hidden_layers"] <= len(tensors):
+        raise BadModel(f"its metadata announces {config['num_hidden_layers']:,} layers for {len(tensors)} tensors")
+    if (embed := tensors.get("model.embed_tokens.weight")) is None or len(embed.shape) != 2:
+        raise BadModel("it has no token_embd.weight")
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
+    config.setdefault("head_dim", config["hidden_size"] // max(1, config["num_attention_heads"]))
+    if own.get("rope.dimension_count", config["head_dim"]) != config["head_dim"]:
+        raise Unsupported(f"only {own['rope.dimension_count']} of {config['head_dim']} dimensions are rotated")
+    if own.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
+        raise Unsupported(f"keys of {config['head_dim']} and values of {own['attention.value_length']} dimensions")

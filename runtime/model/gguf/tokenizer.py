@@ -1,0 +1,181 @@
+"""The tokenizer in a GGUF file's metadata, as tokenizer.json and tokenizer_config.json.
+
+Two kinds are known: byte-level BPE ("gpt2"), for which GGUF gives the splitting of text by name only, and SentencePiece
+("llama"), whose merges follow from the scores of its pieces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from banyan.runtime.errors import BadModel, Unsupported
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of a token, the others are pieces of text
+_SPACE = "\u2581"
+_ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>",
+                 "<|endoftext|>", "<|end_of_text|>")  # fmt: skip
+"""Control tokens that end an output, as in llama.cpp: many files name one of several."""
+
+_GPT_4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{words}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{words}}|{{digits}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_THREE_DIGITS = _GPT_4.replace("{digits}", r"\p{N}{1,3}")
+_ONE_DIGIT = _GPT_4.replace("{digits}", r"\p{N}")
+_TEKKEN = _O200K.replace("{words}", "").replace("{digits}", r"\p{N}")
+_GPT_4O = _O200K.replace("{words}", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("{digits}", r"\p{N}{1,3}")
+
+_SPLITS = {
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), ""),
+    **dict.fromkeys(("smollm", "starcoder", "refact"), "digits"),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), _THREE_DIGITS),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _ONE_DIGIT),
+    "tekken": _TEKKEN,
+    "gpt-4o": _GPT_4O,
+}
+"""tokenizer.ggml.pre -> the regex of a word; "": GPT-2's, "digits": GPT-2's with single digits."""
+_WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
+"""Of these, a word that is a token is not merged, and a begin-of-text token comes before every text."""
+
+
+def _key(metadata: dict[str, Any], name: str, kind: type) -> Any:
+    """A value of the tokenizer, None if it is missing. BadModel: it is of another type."""
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if value is not None and not isinstance(value, kind):
+        raise BadModel(f"tokenizer.ggml.{name} is {value!r:.40}, which is no {kind.__name__}")
+    return value
+
+
+def _tokens(metadata: dict[str, Any]) -> tuple[list[str], list[int]]:
+    """The tokens and their types."""
+    tokens: list[str] = _key(metadata, "tokens", list) or []
+    types = _key(metadata, "token_type", list) or [1] * len(tokens)
+    if not tokens or len(types) != len(tokens) or not isinstance(tokens[0], str):
+        raise BadModel(f"its metadata has {len(tokens)} tokens and {len(types)} token types")
+    return tokens, types
+
+
+def _id(metadata: dict[str, Any], name: str) -> int | None:
+    """The id of the token that plays a role, None if no token does."""
+    i: int | None = _key(metadata, f"{name}_token_id", int)
+    return i if i is None or 0 <= i < len(_tokens(metadata)[0]) else None
+
+
+def eos_ids(metadata: dict[str, Any]) -> list[int]:
+    """The ids that end an output."""
+    named = [_id(metadata, name) for name in ("eos", "eot", "eom")]
+    tokens, types = _tokens(metadata)
+    control = {token: i for i, token in enumerate(tokens) if types[i] == _CONTROL}
+    return sorted({i for i in (*named, *map(control.get, _ENDS_OF_TURN)) if i is not None})
+
+
+def config(metadata: dict[str, Any]) -> dict[str, Any]:
+    """tokenizer_config.json: control tokens by their role, and the chat template."""
+    tokens, _ = _tokens(metadata)
+    roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    ids = {role: _id(metadata, name) for role, name in roles.items()}
+    found: dict[str, Any] = {f"{role}_token": tokens[i] for role, i in ids.items() if i is not None}
+    return found | {"chat_template": metadata.get("tokenizer.chat_template")}
+
+
+def description(metadata: dict[str, Any]) -> dict[str, Any]:
+    """tokenizer.json. Unsupported: a tokenizer of another kind."""
+    match kind := metadata.get("tokenizer.ggml.model"):
+        case "gpt2":
+            parts = _byte_level(metadata)
+        case "llama":
+            parts = _sentencepiece(metadata)
+        case _:
+            raise Unsupported(f"tokenizer.ggml.model is {kind!r}; 'gpt2' and 'llama' are known")
+    tokens, types = _tokens(metadata)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [
+        {"id": i, "content": tokens[i], "special": types[i] != _USER_DEFINED} | flags
+        for i, of in enumerate(types)
+        if of in (_UNKNOWN, _CONTROL, _USER_DEFINED) and tokens[i]
+    ]
+    return {"version": "1.0", "added_tokens": added, "post_processor": _bos_first(metadata)} | parts
+
+
+def _byte_level(metadata: dict[str, Any]) -> dict[str, Any]:
+    if (name := metadata.get("tokenizer.ggml.pre")) not in _SPLITS:
+        raise Unsupported(f"tokenizer.ggml.pre is {name!r}; known are {', '.join(sorted(_SPLITS))}")
+    split = _SPLITS[name]
+    first: dict[str, Any] = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+    if split == "digits":
+        first = {"type": "Digits", "individual_digits": True}
+    to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
+    pieces = [*([first] if split else ()), to_bytes | {"use_regex": split in ("", "digits")}]
+    tokens, _ = _tokens(metadata)
+    merges = _key(metadata, "merges", list) or []
+    return {
+        "normalizer": {"type": "NFC"} if name == "qwen2" else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pieces},
+        "decoder": to_bytes | {"use_regex": True},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: i for i, token in enumerate(tokens)},
+            "merges": [(merge[:cut], merge[cut + 1 :]) for merge in merges if (cut := merge.find(" ", 1)) > 0],
+            "ignore_merges": name in _WHOLE_WORDS,
+        },
+    }
+
+
+def _sentencepiece(metadata: dict[str, Any]) -> dict[str, Any]:
+    tokens, types = _tokens(metadata)
+    scores = _key(metadata, "scores", list) or []
+    if len(scores) != len(tokens):
+        raise BadModel(f"its metadata has {len(tokens)} tokens and {len(scores)} scores")
+    pieces = {token: i for i, token in enumerate(tokens) if types[i] in (1, _USER_DEFINED)}
+    merges = [
+        (-scores[i], pieces[piece[:cut]], pieces[piece[cut:]])
+        for piece, i in pieces.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in pieces and piece[cut:] in pieces
+    ]
+    spaces = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if _key(metadata, "add_space_prefix", bool) is not False:
+        spaces.insert(0, {"type": "Prepend", "prepend": _SPACE})
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = _id(metadata, "unknown")
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": spaces},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "type": "BPE",
+            "vocab": {token: i for i, token in enumerate(tokens)},
+            "merges": [(tokens[left], tokens[right]) for _, left, right in sorted(merges)],
+            "unk_token": None if unknown is None else tokens[unknown],
+            "fuse_unk": True,
+            "byte_fallback": True,
+        },
+    }
+
+
+def _bos_first(metadata: dict[str, Any]) -> dict[str, Any] | None:
+    """The post-processor that puts the begin-of-text token before every text, None if there is none to put."""
+    is_added = _key(metadata, "add_bos_token", bool)
+    if is_added is None:
+        is_added = metadata.get("tokenizer.ggml.model") == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
+    if not is_added or (bos := _id(metadata, "bos")) is None:
+        return None
+    token = _tokens(metadata)[0][bos]
+    first = {"SpecialToken": {"id": token, "type_id": 0}}
+    text, second = ({"Sequence": {"id": which, "type_id": 0}} for which in "AB")
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, text],
+        "pair": [first, text, second],
+        "special_tokens": {token: {"id": token, "ids": [bos], "tokens": [token]}},
+    }
