@@ -465,7 +465,7 @@ def everyday_recall(d: Draw) -> Sample:
                 _, question, answer = d.pick(facts[: i + 1])
                 messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         messages += [{"role": "user", "content": asked[1]}, {"role": "assistant", "content": asked[2]}]
-    for _ in range(d.pick((0, 0, 1, 2))):
+    for _ in range(d.pick((0, 1, 2, 3))):
         _, question, answer = d.pick(facts)
         if d.chance(0.25):  # what was not told
             r = relations.pop()[0]
@@ -528,7 +528,7 @@ def everyday_reading(d: Draw) -> Sample:
         )
     passage = " ".join(text for text, _ in facts)
     messages: list[Message] = _system(d, 0.1)
-    for i in range(d.pick((1, 1, 2, 3))):
+    for i in range(d.pick((1, 2, 3, 4))):
         question, answer = d.pick(d.pick(facts)[1])
         if d.chance(0.06):
             question, answer = f"Who is the {d.word()}?", NO_IDEA
@@ -707,16 +707,16 @@ def _any_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
 
 def everyday_tools(d: Draw) -> Sample:
     """One to three questions with up to six tools offered; also talk that needs none of them."""
-    chosen = [d.pick(USES) if d.chance(0.6) else _any_tool(d) for _ in range(d.pick((1, 1, 2, 3)))]
+    chosen = [d.pick(USES) if d.chance(0.6) else _any_tool(d) for _ in range(d.pick((1, 1, 1, 2, 3)))]
     chosen = list({tool.name: use for use in chosen for tool in use[:1]}.values())
     offered = [tool for tool, _, _ in chosen] + d.some(
-        (CALCULATOR, CONVERT, ADD_DAYS, DAYS_BETWEEN), d.rng.randrange(1, 4)
+        (CALCULATOR, CONVERT, ADD_DAYS, DAYS_BETWEEN), d.pick((1, 1, 2, 3))
     )
     d.rng.shuffle(offered)
     functions: dict[str, Function] = dict(FUNCTIONS)
     messages = _system(d, 0.5)
     answers: list[str] = []
-    for _ in range(d.pick((1, 1, 2, 2, 3))):
+    for _ in range(d.pick((1, 2, 2, 3, 4))):
         kinds = (
             ["use"] * 4
             + ["sum"] * 4 * (CALCULATOR in offered)
