@@ -9,7 +9,6 @@ SHELL := bash
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-TYPED := $(VENV)/typed
 # One more than the cores that the tests are made for: many tests wait for other processes.
 WORKERS := 3
 # One line of output per test file and a summary; a test's own threads are not multiplied by torch's.
@@ -33,15 +32,11 @@ test: $(READY)  ## the tests, a few minutes on two cores
 test-long: $(READY)  ## the long form of those that have one
 	@$(PYTEST) -m long
 
-# Type checkers do not follow an editable install's package map, so mypy reads the package as a wheel installs it.
 lint: $(READY)  ## ruff, and mypy (strict where there is no torch)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@rm -rf build $(TYPED)
-	@$(BIN)/pip install --quiet --no-deps --target $(TYPED) .
-	@rm -rf build
-	@MYPYPATH=$(TYPED) $(BIN)/mypy -p banyan
-	@MYPYPATH=$(TYPED):benchmarks:training $(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/*.py training/pocket/*.py
+	@$(BIN)/mypy -p banyan
+	@$(BIN)/mypy --config-file benchmarks/mypy.ini benchmarks/*.py training/pocket/*.py
 
 outliers: $(READY)  ## name the longest files, functions and folders
 	@$(BIN)/python tests/helpers/outliers.py
@@ -58,7 +53,7 @@ pocket: $(READY)  ## train the pocket model anew (an hour or two on two cores)
 	@PYTHONPATH=training $(BIN)/python -m pocket.train
 
 clean:  ## remove all that these targets made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pyproject.toml is also the lock: of two targets started at once, the second finds the work done.

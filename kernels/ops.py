@@ -186,7 +186,8 @@ def copy_pages(pools: Sequence[Tensor], copies: Tensor) -> None:
 
 
 def copy_slots(pools: Sequence[Tensor], sources: Tensor, destinations: Tensor) -> None:
-    """Copies the slots of accepted drafts to their final places, in place; see `small_ops/reference.py`."""
+    """Copies K and V of accepted draft tokens, in each pool, from the slots where they were computed to the slots of
+    their final positions. See `small_ops/reference.py`."""
     if pools:
         implementation("copy_slots", pools[0].device.type)(pools, sources, destinations)
 

@@ -333,8 +333,8 @@ class Cache:
         self.pool.give(pages)
 
     def listen(self, first: int = 0) -> CacheEvents:
-        """The log of pages that come to the device and leave it. Recording starts with the first call of this function.
-        first: the number of the first event."""
+        """Returns the log of pages that are stored on the device and pages that leave it. The first call starts the
+        recording. first: the number that the first recorded event gets; later calls ignore it."""
         if self.events is None:
             self.events = self.tree.listener = CacheEvents(self.tree, first)
         return self.events

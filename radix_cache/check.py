@@ -78,7 +78,8 @@ def _check_pages(cache: Cache, nodes: list[Node]) -> None:
 
 
 def check_shape(cache: Cache, node: Node) -> None:
-    """Checks a node by itself: whole tokens, the right number of pages, at its place below its parent."""
+    """Checks one node: its key has at least one whole token, it has as many pages as its key needs, it begins at the
+    end of its parent on a page boundary, and its parent finds it under its first page of tokens."""
     page, parent, name = cache.page, node.parent, _name(node)
     if parent is None:
         raise Corrupt(f"{name} has no parent")

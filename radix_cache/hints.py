@@ -68,8 +68,9 @@ class KVHint:
         self.due = self.until = None
 
     def drop(self, n_shared: int = 0) -> None:
-        """Marks as dead all nodes below the prefix, then the path to it from its end upwards, until a fork or until
-        only the first `n_shared` tokens are left. Locked and held nodes stay alive."""
+        """Lets the tree evict this prefix first. Moves all nodes below the prefix to the queue `Tree.dead`, then the
+        nodes on the path to it, from the last upwards, until a node has other children or only the first `n_shared`
+        tokens are left. Nodes that are locked or held, and the nodes above them, stay where they are."""
         self.release()
         found = self._hints.find(self)
         if found is None:

@@ -81,10 +81,11 @@ def label_node(node: Node, page: int) -> list[bytes]:
 
 
 class PageFile:
-    """A file of `n_pages` pages of `page_bytes` each, mapped into memory. Locked by one process at a time.
+    """A file of `n_pages` pages of `page_bytes` bytes each, for `page` tokens each, mapped into memory. One process at
+    a time can open it: the file is locked with flock.
 
-    identity: 32 bytes that identify the meaning of the pages (model, weights, layout). A file with another identity or
-    other sizes is cleared. Raises OSError if the file cannot be created, or another process has it, and NotAPageFile if
+    identity: 32 bytes that stand for the model, weights and layout of the pages. A file with another identity or other
+    sizes is cleared. Raises OSError if the file cannot be created or another process has locked it, and NotAPageFile if
     there is a file that no PageFile wrote.
     """
 

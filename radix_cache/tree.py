@@ -158,8 +158,8 @@ class Tree:
         self.by_level.pop(queue.level, None)
 
     def mark_dead(self, node: Node) -> None:
-        """Moves a node to the queue that is evicted first. The node is neither locked nor held, and all below it is
-        dead."""
+        """Moves a node to the queue `dead`, which is evicted before all others. The caller must check that the node is
+        neither locked nor held, and that all nodes below it are in `dead` already."""
         if node.queue is self.dead:
             return
         if self.queues[0] is not self.dead:
@@ -428,10 +428,11 @@ class Tree:
     # ---- evict -----------------------------------------------------------------------------------------------------
 
     def evict(self, n: int, reason: str = "") -> int:
-        """Frees n pages: from the end of the oldest leaf of the lowest queue, and so on. Returns how many; fewer if all
-        queues are empty. With a second tier, pages move there in runs, so a few more than n may leave the device.
+        """Frees n pages. It takes pages from the end of the oldest leaf in the queue with the lowest level, then from
+        the next leaf, then from the next queue. Returns how many pages it freed: fewer if all queues are empty. With a
+        second tier, a leaf's pages move there in runs of `host_tier.RUN`, so a few more than n may leave the device.
 
-        reason: the name under which they are counted; "": that of the queue.
+        reason: the name under which the pages are counted in `n_evicted`; "": that of the queue.
         """
         n_left, queues, second_tier = n, self.queues, self.second_tier
         while n_left > 0:

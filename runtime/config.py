@@ -121,6 +121,18 @@ LIMITS = (
 )
 """The options that limit clients. Limits that are the same for all servers are in protocol/limits.py."""
 
+GROUPS: dict[str, tuple[str, ...]] = {
+    "model": ("model", "device", "dtype", "weight_dtype", "context", "threads", "sampling_defaults"),
+    "KV memory": ("kv_memory", "kv_dtype", "page", "cache", "eviction", "host_memory", "host_file"),
+    "batches and speculation": (
+        *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
+    ),
+    "who may connect": ("socket", "bind", "curve_key", "token_file", "isolate"),
+    "logs and monitoring": ("log", "metrics", "slo", "traces", "engine_timeout"),
+    "limits of clients": LIMITS,
+}
+"""All options by subject, in the order of `banyan serve --help`."""
+
 
 class Hardware(msgspec.Struct, frozen=True):
     """What `resolve` needs to know about the machine. free_memory, free_gpu_memory: bytes that are free now."""
@@ -148,7 +160,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """What `resolve` needs to know about the model. kv_elements: numbers in the keys and values of one token, summed
     over all layers, draft models included. kv_beside: how many of these belong to draft models, whose KV is never
     8-bit. kv_heads: heads of keys and values of the model itself, summed over all layers; 8-bit KV has a scale for each
-    head and token."""
+    head and token. kind: how it runs, "" for a native family."""
 
     name: str
     max_context: int
@@ -157,6 +169,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     kv_elements: int
     kv_beside: int = 0
     kv_heads: int = 0
+    kind: str = ""
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -303,7 +316,9 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     if dtype == "auto":
         checkpoint_dtype = model.checkpoint_dtype if model.checkpoint_dtype in _WIDTH else "bfloat16"
         dtype = "float32" if device == "cpu" else checkpoint_dtype
-    decisions = [f"{model.name} on {hardware.gpu if device == 'cuda' else 'CPU'} in {dtype}"]
+    decisions = [
+        f"{model.name} on {hardware.gpu if device == 'cuda' else 'CPU'} in {dtype}{model.kind and ', '}{model.kind}"
+    ]
 
     context = config.context or model.max_context
     if context > model.max_context:

@@ -34,7 +34,8 @@
         ├── ReplayMismatch   ... because a recording lacks what is asked for; names the first difference
         └── BatchError       some runs of a batch failed; holds all results
 
-An error of a gen is raised where the user's code reads the gen's value, with its `__cause__` set.
+An error of a gen is raised where the user's code reads the gen's value, with its `__cause__` set. What a run raises has
+the run's state as `error.state`, and a note with its calls so far, whatever its class.
 """
 
 from __future__ import annotations
@@ -52,6 +53,9 @@ class BanyanError(Exception):
     argument."""
 
     code: ClassVar[str] = "error"
+    state: Any = None
+    """The state of the program's run that raised the error; None for an error of no run. Other exceptions that a body
+    raises get this attribute too."""
 
     def __init_subclass__(cls, code: str = "", **options: Any) -> None:
         super().__init_subclass__(**options)

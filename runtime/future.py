@@ -17,11 +17,13 @@ _log = logging.getLogger("banyan")
 
 
 class ValueFuture(Generic[T]):
-    """A future with the interface of concurrent.futures.Future. Any thread sets it, once.
+    """A future with the interface of concurrent.futures.Future. Any thread may set it, once.
 
-    A lock is not needed. The setter stores the result before it looks for callbacks, and `add_done_callback` adds the
-    callback before it looks for a result, so at least one of the two finds each callback. Whoever pops a callback from
-    the list runs it, so it runs once."""
+    No lock is needed, because list.append and list.pop are atomic. The setter stores the result before it looks for
+    callbacks. `add_done_callback` adds the callback before it looks for a result. So at least one of the two threads
+    sees both the result and the callback. The thread that pops a callback from the list calls it, so each callback is
+    called once.
+    """
 
     __slots__ = ("_callbacks", "_error", "_is_done", "_value")
 

@@ -38,12 +38,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class StartReport(msgspec.Struct, frozen=True):
-    """What a child writes to its ready pipe: lines for a person about its choices, or (code not empty) why it ended."""
+    """What a child writes to its ready pipe: lines for a person about its choices, or (code not empty) why it ended.
+    notice: instead of these, what takes long; another report follows."""
 
     pid: int
     lines: tuple[str, ...] = ()
     code: str = ""
     message: str = ""
+    notice: str = ""
 
 
 class ChildProcess:
@@ -157,20 +159,25 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
 
 
 def _await_report(server: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None) -> StartReport:
-    line = b""
-    while not line.endswith(b"\n"):
+    """What the server reports last. log: of a quiet server, whose notices are printed here."""
+    data = b""
+    while True:
         left = deadline - time.monotonic()
         if left <= 0 or not is_readable(ready, left):
             raise RuntimeLost(f"the server was not ready in time, and was ended{_tail(log)}")
-        if not (data := os.read(ready, 1 << 16)):
+        if not (more := os.read(ready, 1 << 16)):
             code = server.wait(_GRACE)
             raise RuntimeLost(f"the server died as it started (exit code {code}){_tail(log)}")
-        line += data
-    report = msgspec.json.decode(line, type=StartReport)
-    if report.code:
-        # Only its stderr can tell why an engine died.
-        raise from_code(report.code, report.message + (_tail(log) if report.code == EngineLost.code else ""))
-    return report
+        *lines, data = (data + more).split(b"\n")
+        for line in lines:
+            report = msgspec.json.decode(line, type=StartReport)
+            if report.code:
+                # Only its stderr can tell why an engine died.
+                raise from_code(report.code, report.message + (_tail(log) if report.code == EngineLost.code else ""))
+            if not report.notice:
+                return report
+            if log is not None:
+                print(f"banyan: {report.notice}", file=sys.stderr, flush=True)
 
 
 def is_readable(fd: int, seconds: float) -> bool:
@@ -200,7 +207,9 @@ def tie_to_parent(signum: signal.Signals = signal.SIGKILL) -> None:
 
 
 def report_start(ready_fd: int, report: StartReport) -> None:
-    """Write the line that the parent waits for. A parent that is gone is ignored: the alive pipe reports that."""
+    """Write a line that the parent waits for; the last one, if it is no notice. A parent that is gone is ignored: the
+    alive pipe reports that."""
     with contextlib.suppress(BrokenPipeError):
         os.write(ready_fd, msgspec.json.encode(report) + b"\n")
-    os.close(ready_fd)
+    if not report.notice:
+        os.close(ready_fd)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -19,7 +21,6 @@ from banyan.runtime.protocol.wire import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("frontend", "runtime", "radix_cache", "kernels")
-SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 
 
 def files(*folders: str) -> list[Path]:
@@ -34,17 +35,17 @@ SOURCES = files(*FOLDERS, "tests", "examples", "benchmarks", "training")
 # ---- packages ------------------------------------------------------------------------------------------------------
 
 
-def test_package_list_matches_the_disk() -> None:
-    on_disk = {
-        str(path.parent.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("__init__.py")
+def test_links_make_the_rooms_one_package() -> None:
+    """An editable install puts src/ on sys.path; a folder without __init__.py would be missing in a wheel."""
+    links = {
+        str(path.relative_to(ROOT)): str(path.resolve().relative_to(ROOT))
+        for path in (ROOT / "src").glob("*")
+        if path.is_symlink()
     }
-    with_code = {str(path.parent.relative_to(ROOT)) for path in files(*FOLDERS)}
-    assert with_code == on_disk, "a folder with code lacks __init__.py"
-    assert set(SETUP["package-dir"].values()) == on_disk
-    assert set(SETUP["packages"]) == set(SETUP["package-dir"])
-    for package, folder in SETUP["package-dir"].items():
-        tail = folder.removeprefix("frontend").strip("/").replace("/", ".")
-        assert package == f"banyan.{tail}".rstrip("."), f"{folder} is imported as {package}"
+    links |= {f"frontend/{room}": str((ROOT / "frontend" / room).resolve().relative_to(ROOT)) for room in FOLDERS[1:]}
+    assert links == {"src/banyan": "frontend"} | {f"frontend/{room}": room for room in FOLDERS[1:]}
+    with_code = {path.parent for path in files(*FOLDERS)}
+    assert [folder for folder in with_code if not (folder / "__init__.py").exists()] == []
 
 
 def test_repository_root_is_not_on_sys_path() -> None:
@@ -64,9 +65,9 @@ def test_wheel_contains_weights_and_type_marker(tmp_path: Path) -> None:
         check=True,
     ).stdout.decode()
     for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
+        if os.path.lexists(ROOT / name):
             (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
+            shutil.copyfile(ROOT / name, source / name, follow_symlinks=False)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)],
         check=True,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import tomllib
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -60,7 +59,8 @@ RULES = {
     "banyan.lang.pydantic_types": Rule(PUBLIC, ("annotated_types", "pydantic")),
     # Loaded when a progress bar is requested.
     "banyan.execution.progress": Rule(PUBLIC, ("rich",)),
-    "banyan.cli": Rule((*PUBLIC, "banyan"), ("msgspec", "rich")),
+    "banyan.__main__": Rule(("banyan.cli.main",)),
+    "banyan.cli": Rule((*PUBLIC, "banyan"), ("argcomplete", "msgspec", "rich")),
     RUNTIME: Rule(),
     f"{RUNTIME}.config": Rule((f"{RUNTIME}.errors",), ("msgspec",)),
     f"{RUNTIME}.errors": Rule(),
@@ -115,6 +115,9 @@ RULES = {
 
 # module -> import -> reason for the exception.
 EXCEPTIONS = {
+    "banyan.lang.run_types": {
+        "typing_extensions": "defaults of type parameters, which the typing of Python 3.11 lacks"
+    },
     "banyan.cli.main": {f"{RUNTIME}.protocol.tcp_auth": "`banyan keys` creates them"},
     "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer returns the transformers tokenizer"},
     "banyan.backends.openai.backend": {"openai": "an extra, loaded when the backend is created"},
@@ -149,12 +152,12 @@ class Import(NamedTuple):
 
 @cache
 def modules() -> dict[str, Path]:
-    """All modules of the package, from pyproject's package-dir map."""
-    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+    """All modules of the package."""
     found = {}
-    for package, folder in folders.items():
-        for path in sorted((ROOT / folder).glob("*.py")):
-            found[package if path.stem == "__init__" else f"{package}.{path.stem}"] = path
+    for room in ("frontend", "runtime", "kernels", "radix_cache"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            parts = path.relative_to(ROOT / "frontend" if room == "frontend" else ROOT).with_suffix("").parts
+            found[".".join(("banyan", *parts)).removesuffix(".__init__")] = path
     return found
 
 

@@ -61,7 +61,8 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 def make_tokenizer(path: Path, vocab: int = VOCAB) -> None:
-    """Write a byte-level BPE tokenizer with a ChatML template to `path`; ids 0-2 are `SPECIAL`, then 256 bytes.
+    """Write a byte-level BPE tokenizer with a ChatML template to `path`; ids 0-2 are `SPECIAL`, then 256 bytes. Without
+    a model there, write what a server looks for before it starts the (fake) engine.
 
     Raises ValueError when `vocab` is too small for the bytes.
     """
@@ -88,6 +89,9 @@ def make_tokenizer(path: Path, vocab: int = VOCAB) -> None:
         "chat_template": CHATML,
     }
     (path / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+    if not (path / "config.json").exists():
+        (path / "config.json").write_text('{"model_type": "fake"}')
+        (path / "model.safetensors").touch()
 
 
 def make_backtracking(path: Path) -> str:

@@ -336,8 +336,9 @@ class Engine(Runtime):
     ) -> ScoreResult:
         """For each item, the probability that each label, a token id, is the next token after query + item.
 
-        apply_softmax: an item's probabilities are scaled to add up to 1. item_first: the prompt is item + query. In a
-        program, `select` and `dist` compare texts.
+        label_token_ids: the labels for all items, or a list of labels for each item. apply_softmax: scale the
+        probabilities of an item's labels so that they add up to 1. item_first: the prompt is item + query. To compare
+        texts instead of single tokens, use `select` and `dist` in a program.
         """
         from banyan.sglang.completions import score
 

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
-from collections.abc import Callable
 from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from banyan.cli.line_reader import BLOCK, LineReader
+from banyan.cli.parser import suggestion
 from banyan.lang.expr import assistant, gen, role, user
 from banyan.lang.program import function
 from banyan.lang.state import State
-from banyan.runtime.errors import ProgramError
+from banyan.runtime.errors import ProgramError, Unsupported
 
 if TYPE_CHECKING:
     from banyan.backends.runtime import ServerBackend
 
 Lines = SimpleQueue[str | None]
 """The user's lines; None ends the program that reads them."""
-HELP = "/reset starts anew · /history shows all turns · /help · /quit (or Ctrl-D) · Ctrl-C stops a reply"
+COMMANDS = {
+    "/help": "show this",
+    "/history": "show all turns",
+    "/reset": "start anew, with the same system prompt",
+    "/exit": "leave; so do /quit and Ctrl-D",
+}
+KEYS = {
+    "Ctrl-C": "stop the reply, or drop the line",
+    "Alt-Enter": f"a new line; pasted lines stay one message, and so do lines between {BLOCK} and {BLOCK}",
+    "arrow keys": "edit the line, or recall messages of this and earlier chats; Ctrl-R searches them",
+}
 
 
 @function
@@ -37,9 +49,10 @@ def _conversation(s: State, turns: list[tuple[str, str]], lines: Lines, options:
 class Chat:
     """A conversation: its turns as (role, text), and the program whose KV the server holds."""
 
-    def __init__(self, runtime: ServerBackend, system: str, **options: Any) -> None:
-        """options: of each `gen`."""
-        self.runtime, self.system, self.options = runtime, system, options
+    def __init__(self, runtime: ServerBackend, system: str, is_terminal: bool, **options: Any) -> None:
+        """is_terminal: a person reads along; otherwise only replies go to stdout. options: of each `gen`."""
+        self.runtime, self.system, self.options, self.is_terminal = runtime, system, options, is_terminal
+        self.has_failed = False
         self.console = Console(highlight=False, soft_wrap=True)
         self.lines: Lines = SimpleQueue()
         self.reset()
@@ -57,48 +70,87 @@ class Chat:
         self.state = _conversation.run(self.turns[:], self.lines, self.options, stream=True, backend=self.runtime)
 
     def turn(self, text: str) -> None:
-        """Stream the reply to stdout, then print token counts. Ctrl-C keeps the part of the reply that was printed."""
+        """Stream the reply to stdout, in a terminal with its token counts. There Ctrl-C keeps what was printed of the
+        reply, and the chat goes on."""
         start, reply, name = time.perf_counter(), "", next(self.names)
         try:
             self.lines.put(text)
             for piece in self.state.text_iter(name):
                 reply += piece
                 print(piece, end="", flush=True)
-            print()
+            print(flush=True)
             self.turns += [("user", text), ("assistant", reply)]
-            meta, seconds = self.state.get_meta_info(name), time.perf_counter() - start
-            n, prompt, cached = meta["completion_tokens"], meta["prompt_tokens"], meta["cached_tokens"]
-            rest = f"prompt {prompt}: {cached} cached, {prompt - cached} computed"
-            self.console.print(f"[dim]{n} tokens, {n / seconds:.0f} tokens/s · {rest}[/]")
+            if self.is_terminal:
+                meta, seconds = self.state.get_meta_info(name), time.perf_counter() - start
+                n, prompt, cached = meta["completion_tokens"], meta["prompt_tokens"], meta["cached_tokens"]
+                rest = f"prompt {prompt}: {cached} cached, {prompt - cached} computed"
+                self.console.print(f"[dim]{n} tokens, {n / seconds:.0f} tokens/s · {rest}[/]")
         except KeyboardInterrupt:
+            if not self.is_terminal:
+                raise
             self.console.print("[dim] ... stopped[/]")
             self.turns += [("user", text), ("assistant", reply)]
             self.state.cancel()
             self.restart()
         except ProgramError as e:  # such as PromptTooLong; the turns before this one are still valid
-            self.console.print(f"{e.message}; /reset starts anew", style="red", markup=False)
+            self.has_failed = True
+            if self.is_terminal:
+                self.console.print(f"{e.message}; /reset starts anew", style="red", markup=False)
+            else:
+                print(f"banyan: {e.message}", file=sys.stderr)
             self.restart()
 
-    def show_history(self) -> None:
-        for name, text in self.turns:
-            self.console.print(f"[bold]{name}[/]", end="  ")
-            self.console.print(text, markup=False)
+    def obey(self, command: str) -> None:
+        """Execute a command that starts with a slash."""
+        match command:
+            case "/reset":
+                self.reset()
+            case "/history":
+                for name, text in self.turns:
+                    self.console.print(f"[bold]{name}[/]", end="  ")
+                    self.console.print(text, markup=False)
+            case "/help":
+                for key, text in (COMMANDS | KEYS).items():
+                    self.console.print(f"[bold]{key:12}[/]{text}")
+            case _:
+                self.console.print(f"there is no {command}{suggestion(command, COMMANDS) or '; /help lists what is'}")
 
 
 def talk(runtime: ServerBackend, *, system: str, temperature: float, max_tokens: int) -> int:
-    """Read turns from stdin until /quit or end of file."""
-    chat = Chat(runtime, system, temperature=temperature, max_tokens=max_tokens)
+    """Read turns from stdin until /exit or end of file. Returns 1 if a reply failed and no person saw it, else 0.
+
+    Unsupported: the model has no chat template.
+    """
+    if runtime.welcome.chat is None:
+        raise Unsupported(
+            f"{runtime.welcome.model} has no chat template, so it cannot chat: load its chat or instruct version, or "
+            "write its prompts as plain text in a program"
+        )
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    chat = Chat(runtime, system, is_terminal, temperature=temperature, max_tokens=max_tokens)
+    reader = LineReader(tuple(COMMANDS), is_terminal)
     welcome = runtime.welcome
-    chat.console.print(f"[bold]{welcome.model}[/], context {welcome.max_context} tokens\n[dim]{HELP}[/]")
-    commands: dict[str, Callable[[], None]] = {"/reset": chat.reset, "/history": chat.show_history}
+    if is_terminal:
+        chat.console.print(f"[bold]{welcome.model}[/], context {welcome.max_context} tokens")
+        chat.console.print("[dim]/help lists commands and keys; Ctrl-D leaves[/]")
     try:
-        while (text := input("\n> " if sys.stdin.isatty() else "").strip()) != "/quit":
-            if text.startswith("/"):
-                commands.get(text, lambda: chat.console.print(HELP))()
+        while True:
+            try:
+                text = reader.read()
+            except KeyboardInterrupt:
+                if not is_terminal:
+                    raise
+                chat.console.print("\n[dim]Ctrl-D leaves[/]", end="")
+                continue
+            if text in ("/exit", "/quit"):
+                break
+            if re.fullmatch("/[a-z]+", text):
+                chat.obey(text)
             elif text:
                 chat.turn(text)
     except EOFError:
-        pass
+        if is_terminal:
+            print()
     finally:
         chat.lines.put(None)  # ends the program, and the thread of its body
-    return 0
+    return int(chat.has_failed and not is_terminal)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from math import log10
 
 from rich.console import Console
 
 
 def show() -> int:
-    """Print the table of ops. The first call builds the CPU library if necessary."""
+    """Print the table of ops. The first call builds the CPU library if necessary, and says so."""
+    logging.basicConfig(format="banyan: %(message)s")
+    logging.getLogger("banyan.kernels").setLevel(logging.INFO)
     from banyan.kernels import dispatch_report
 
     console = Console(highlight=False, soft_wrap=True, markup=False)

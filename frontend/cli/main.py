@@ -1,4 +1,4 @@
-"""The `banyan` command: serve, run, chat, keys, models, kernels, check, tree, top. Each field of Config is a flag.
+"""The `banyan` command. Each field of Config is a flag of the commands that can start a runtime.
 
 Each command imports what it needs itself, so that `banyan --help` starts fast.
 """
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from banyan.cli.completion import SHELLS, TO_INSTALL, answer, show
+from banyan.cli.parser import Parser, ShowVersion
 from banyan.runtime import config as configs
 from banyan.runtime.config import SERVER_KEY, TOKEN, Config
 from banyan.runtime.errors import BanyanError, ConfigError
@@ -30,7 +32,18 @@ from banyan.runtime.waiting import NAP
 if TYPE_CHECKING:
     from banyan.backends.runtime import ServerBackend
 
-EPILOG = "An error is one line on stderr. The exit status is 2 for a bad command line and 1 for a command that failed."
+Command = Callable[[argparse.Namespace], int]
+SERVE_EXAMPLES = """  banyan serve --socket ~/.banyan/s                                    # the pocket model
+  banyan serve Qwen/Qwen3-0.6B --socket ~/.banyan/s --kv-memory 4GiB --context 8192
+  banyan serve ~/models/Qwen3-0.6B --socket ~/.banyan/s --metrics 9090 --slo ttft=500ms
+  banyan serve --bind tcp://0.0.0.0:7100 --curve-key ~/.banyan/keys/server.key_secret --token-file tokens"""
+RUN_EXAMPLES = """  banyan run program.py                        # on a private runtime with the pocket model
+  banyan run --model Qwen/Qwen3-0.6B program.py its arguments
+  banyan run --socket ~/.banyan/s program.py   # on the server there"""
+CHAT_EXAMPLES = """  banyan chat
+  banyan chat Qwen/Qwen3-0.6B --system "Answer in one sentence." --temperature 0.7
+  banyan chat --socket ~/.banyan/s
+  echo "What is 6 * 7?" | banyan chat          # prints the reply and nothing else"""
 _JOIN = "connect to the server that listens there, instead of starting a private one"
 _METAVARS = {
     **dict.fromkeys(("kv_memory", "host_memory", "durable_bytes"), "SIZE"),
@@ -47,7 +60,12 @@ _METAVARS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Prints a BanyanError as one line on stderr, without a traceback."""
     try:
-        options = _parser().parse_args(argv)
+        parser = _parser()
+        if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
+            answer(parser)
+        options, unknown = parser.parse_known_args(argv)
+        if unknown:
+            options.parser.refuse(unknown)
         return int(options.command(options))
     except BanyanError as e:
         print(f"banyan: {e}", file=sys.stderr)
@@ -59,37 +77,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors and without abbreviated flags."""
+def _parser() -> Parser:
+    text = "Run programs of many model calls on one KV cache."
+    parser = Parser(
+        prog="banyan", description=text, examples="  banyan chat\n  banyan run program.py\n  banyan serve --help"
+    )
+    parser.add_argument("--version", action=ShowVersion)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Parser)
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"banyan: {message} (try: {self.prog} --help)\n")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(prog="banyan", description="Run programs of many model calls on one KV cache.", epilog=EPILOG)
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
-
-    def add(name: str, command: Callable[[argparse.Namespace], int], text: str, arguments: str = "") -> _Parser:
+    def add(name: str, command: Command, text: str, examples: str, arguments: str = "") -> Parser:
         usage, description = f"banyan {name} [options]{arguments}", f"{text[0].upper()}{text[1:]}."
-        added: _Parser = commands.add_parser(name, help=text, description=description, usage=usage, epilog=EPILOG)
-        added.set_defaults(command=command, name=name)
+        added = commands.add_parser(name, help=text, description=description, usage=usage, examples=examples)
+        added.set_defaults(command=command, name=name, parser=added)
         return added
 
-    serve = add("serve", _serve, "run a shared server until it is interrupted", " [MODEL]")
+    serve = add("serve", _serve, "run a shared server until it is interrupted", SERVE_EXAMPLES, " [MODEL]")
     _add_model(serve)
     _add_config(serve, log="info")
 
-    run = add("run", _run, "run a program file; a runtime starts if the program needs one", " PROGRAM [arguments]")
+    text = "run a program file; a runtime starts if the program needs one"
+    run = add("run", _run, text, RUN_EXAMPLES, " PROGRAM [arguments]")
     text = "a Python file; the options below configure its default backend"
     run.add_argument("program", metavar="PROGRAM", help=text)
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the program as sys.argv[1:]")
     _add_config(run, socket_help=_JOIN)
 
-    chat = add("chat", _chat, "talk to a model in this terminal", " [MODEL]")
+    chat = add("chat", _chat, "talk to a model in this terminal", CHAT_EXAMPLES, " [MODEL]")
     _add_model(chat)
     chat.add_argument("--system", default="", metavar="TEXT", help="the system prompt (default: none)")
     chat.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: 0)")
@@ -98,33 +111,40 @@ def _parser() -> _Parser:
     )
     _add_config(chat, socket_help=_JOIN)
 
-    keys = add("keys", _keys, "create the keys of a server that listens on TCP", " DIR")
+    keys = add("keys", _keys, "create the keys of a server that listens on TCP", "  banyan keys ~/.banyan/keys", " DIR")
     keys.add_argument("folder", metavar="DIR", type=Path, help="the directory for them; created with mode 0700")
 
-    add("models", _show, "list the models that this machine can run")
-    add("kernels", _show, "list the ops and their implementations on this machine")
+    add("models", _show, "list the models that this machine can run", "  banyan models")
+    add("kernels", _show, "list the ops and their implementations on this machine", "  banyan kernels")
 
-    check = add("check", _check, "check every invariant of a runtime and print what it runs on")
+    text = "check every invariant of a runtime and print what it runs on"
+    check = add("check", _check, text, "  banyan check\n  banyan check --socket ~/.banyan/s")
     _add_config(check, socket_help="check the server that listens there, instead of a private one under a small load")
 
-    tree = add("tree", _tree, "show the radix tree of a running server")
+    text = "  banyan tree --socket ~/.banyan/s\n  banyan tree --socket ~/.banyan/s --html tree.html"
+    tree = add("tree", _tree, "show the radix tree of a running server", text)
     _add_join(tree)
     tree.add_argument("--html", type=Path, metavar="FILE", help="write an HTML page with a drawing instead")
     tree.add_argument("--most", type=_positive, metavar="N", help="nodes to show, those with the largest subtrees; the "
                       "others are counted (default: 100, or 1000 on a page)")  # fmt: skip
 
-    top = add("top", _top, "monitor a running server: programs, batch, tokens per second, pages")
+    text = "monitor a running server: programs, batch, tokens per second, pages"
+    top = add("top", _top, text, "  banyan top --socket ~/.banyan/s")
     _add_join(top)
     top.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="update interval (default: 1)")
     top.add_argument("--once", action="store_true", help="print one update and exit")
+
+    text = "print code with which a shell completes commands, options and models"
+    completion = add("completion", lambda options: show(options.shell), text, TO_INSTALL, " SHELL")
+    completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
     return parser
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
+def _add_model(parser: Parser) -> None:
     parser.add_argument("positional_model", nargs="?", default="", metavar="MODEL", help="the same as --model MODEL")
 
 
-def _add_join(parser: argparse.ArgumentParser) -> None:
+def _add_join(parser: Parser) -> None:
     """The flags of a command that connects to a running server."""
     parser.add_argument("--socket", required=True, metavar="PATH", help="where the server listens, or tcp://HOST:PORT")
     text = f"a file with the client's token (default: that of {TOKEN})"
@@ -132,7 +152,7 @@ def _add_join(parser: argparse.ArgumentParser) -> None:
     _add_server_key(parser)
 
 
-def _add_server_key(parser: argparse.ArgumentParser) -> None:
+def _add_server_key(parser: Parser) -> None:
     text = f"for tcp://: the server's public key, or a file with it (default: that of {SERVER_KEY})"
     parser.add_argument("--server-key", default="", metavar="KEY", help=text)
 
@@ -140,33 +160,32 @@ def _add_server_key(parser: argparse.ArgumentParser) -> None:
 # ---- options of a runtime, as flags --------------------------------------------------------------------------------
 
 
-def _add_config(parser: argparse.ArgumentParser, socket_help: str = "", **defaults: str) -> None:
-    """Add a flag for each field of Config. A flag that the user does not give sets nothing, unless `defaults` has a
-    value for it. socket_help: the help of --socket, for commands that can also connect to a running server."""
+def _add_config(parser: Parser, socket_help: str = "", **own: str) -> None:
+    """Add a flag for each field of Config. A flag that the user does not give sets nothing, unless `own` has a default
+    for it. socket_help: the help of --socket, for commands that can also connect to a running server."""
     if socket_help:
         _add_server_key(parser)
-    options = parser.add_argument_group("options of the runtime")
-    limits = parser.add_argument_group("limits of clients")
-    parser.add_argument_group("limits of one message, the same for all servers", "; ".join(map(str, MESSAGE_LIMITS)))
     hints = typing.get_type_hints(Config, include_extras=True)
-    for field in msgspec.structs.fields(Config):
-        kind, text = typing.get_args(hints[field.name])
-        default = defaults.get(field.name, field.default)
-        if field.name == "socket" and socket_help:
-            text = socket_help
-        elif "default: " not in text and default != "":
-            text += f" (default: {'yes' if default is True else 'no' if default is False else default})"
-        arguments: dict[str, Any] = {"dest": field.name, "help": text}
-        arguments["default"] = defaults.get(field.name, argparse.SUPPRESS)
-        if kind is bool:
-            arguments["action"] = argparse.BooleanOptionalAction
-        elif typing.get_origin(kind) is typing.Literal:
-            arguments["choices"] = typing.get_args(kind)
-        else:  # `int | None` is parsed as int
-            arguments["type"] = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
-            arguments["metavar"] = _METAVARS.get(field.name, "N")
-        group = limits if field.name in configs.LIMITS else options
-        group.add_argument(f"--{field.name.replace('_', '-')}", **arguments)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(Config)} | own
+    for title, names in configs.GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            kind, text = typing.get_args(hints[name])
+            default = defaults[name]
+            if name == "socket" and socket_help:
+                text = socket_help
+            elif "default: " not in text and default != "":
+                text += f" (default: {'yes' if default is True else 'no' if default is False else default})"
+            arguments: dict[str, Any] = {"dest": name, "help": text, "default": own.get(name, argparse.SUPPRESS)}
+            if kind is bool:
+                arguments["action"] = argparse.BooleanOptionalAction
+            elif typing.get_origin(kind) is typing.Literal:
+                arguments["choices"] = typing.get_args(kind)
+            else:  # `int | None` is parsed as int
+                arguments["type"] = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
+                arguments["metavar"] = _METAVARS.get(name, "N")
+            group.add_argument(f"--{name.replace('_', '-')}", **arguments)
+    parser.add_argument_group("limits of one message, the same for all servers", "\n".join(map(str, MESSAGE_LIMITS)))
 
 
 def _positive(text: str) -> int:
@@ -340,7 +359,3 @@ def _top(options: argparse.Namespace) -> int:
 
     with _join(options) as runtime:
         return top.show(runtime, options.socket, options.seconds, options.once)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,10 +19,7 @@ def show() -> int:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("model", "family", "parameters", "context", "", "sampling unless given"):
         table.add_column(title, justify="right" if title in ("parameters", "context") else "left")
-    shipped = sorted(spec.SHIPPED.iterdir(), key=lambda path: path.name != "pocket")
-    models = [(path.name, path, "ships with Banyan") for path in shipped]
-    models += [(name, path, "in the hub cache") for name, path in _cached()]
-    for name, path, where in models:
+    for name, path, where in local_models():
         try:
             model = spec.read_spec(path)
             defaults = [f"{option} {value:g}" for option, value in spec.sampling_defaults(path).items()]
@@ -31,7 +28,14 @@ def show() -> int:
         else:
             n = model.n_parameters
             size = f"{n / 1e9:.1f} B" if n >= 1e9 else f"{n / 1e6:.1f} M"
-            table.add_row(name, model.family, size, f"{model.max_context:,}", where, ", ".join(defaults))
+            table.add_row(
+                name,
+                model.family,
+                size,
+                f"{model.max_context:,}",
+                f"{where}{model.kind and ', '}{model.kind}",
+                ", ".join(defaults),
+            )
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     console.print(
@@ -39,6 +43,16 @@ def show() -> int:
         f"Native: {', '.join(families.FAMILIES)}. Other decoder-only families run through transformers' own code."
     )
     return 0
+
+
+def local_models() -> Iterator[tuple[str, Path, str]]:
+    """(name, directory, where it is) of each model on this machine that has a name."""
+    from banyan.runtime.model import spec
+
+    for path in sorted(spec.SHIPPED.iterdir(), key=lambda path: path.name != "pocket"):
+        yield path.name, path, "ships with Banyan"
+    for name, path in _cached():
+        yield name, path, "in the hub cache"
 
 
 def _cached() -> Iterator[tuple[str, Path]]:

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from banyan.execution.program_run import ProgramRun
+from banyan.execution.program_run import ProgramRun, with_state
 from banyan.execution.run_limits import GRACE, BatchLimits
 from banyan.lang.state import State
 from banyan.runtime.errors import BatchError, DeadlineExceeded
@@ -73,7 +73,8 @@ class BatchRun:
         """The finished states of all items, in order."""
         states = list(self.results("return", ordered=True))
         if on_error == "raise":
-            check({i: error for i, state in enumerate(states) if (error := state.error()) is not None}, states)
+            failed = {i: error for i, state in enumerate(states) if (error := state.error()) is not None}
+            check({i: with_state(error, states[i]) for i, error in failed.items()}, states)
         return states
 
     def results(self, on_error: OnError, ordered: bool) -> Iterator[State]:
@@ -90,7 +91,7 @@ class BatchRun:
                 while (i := n_yielded if ordered else i) in finished:
                     state = finished.pop(i)
                     if on_error == "raise" and (error := state.error()) is not None:
-                        raise error
+                        raise with_state(error, state)
                     n_yielded += 1
                     yield state
 

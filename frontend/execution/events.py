@@ -88,7 +88,8 @@ class Events(Feed[Event]):
         self._close_one()
 
     def end(self, get_error: Callable[[], BaseException | None]) -> None:
-        """The body has ended. get_error: returns the error of the run, if any; called after the last event."""
+        """Called when the body of the program has ended. The events end once the body and all watched gens and selects
+        are done. Then `get_error` is called; it returns the error of the run, or None."""
         self._get_error = get_error
         self._close_one()
 

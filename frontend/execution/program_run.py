@@ -18,9 +18,13 @@ from banyan.lang.state import State
 from banyan.lang.state_base import StateBase
 from banyan.runtime.errors import BadProgram
 from banyan.sglang.global_config import global_config
+from banyan.views.state_views import calls
 from banyan.views.transcript import Transcript
 
 P = TypeVar("P", bound=StateBase)
+E = TypeVar("E", bound=BaseException)
+MAX_CALLS = 8
+"""Calls that the note of a run's error lists, the last ones."""
 
 
 class _Playing:
@@ -94,6 +98,22 @@ class ProgramRun(Generic[P]):
                 self.record.ret_value = await self._body(self.state)
 
 
+def with_state(error: E, state: StateBase) -> E:
+    """An error that a run raised, with the run's state as its attribute `state` and a note of the calls so far. The
+    error of a run within this one keeps the inner state."""
+    if isinstance(error, Exception) and getattr(error, "state", None) is None:
+        error.state = state  # type: ignore[attr-defined]
+        state._record.has_raised = True
+        lines = calls(state._record)
+        n = f"the last {MAX_CALLS} of {len(lines)} calls" if len(lines) > MAX_CALLS else "the calls so far"
+        error.add_note(
+            "\n  ".join(
+                [f"error.state is the state of program {state._record.name}; {n}:", *(lines[-MAX_CALLS:] or ["none"])]
+            )
+        )
+    return error
+
+
 async def finished(run: ProgramRun[Any]) -> AsyncState:
     """Run the body, an `async def` in this task and a `def` on a thread, and wait for its values. Raises the first
     error."""
@@ -115,6 +135,7 @@ async def finished(run: ProgramRun[Any]) -> AsyncState:
             record.end(e)
         record.program.cancel()
         record.error_flag.is_seen = True
+        with_state(e, state)
         raise
     return state
 

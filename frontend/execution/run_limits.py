@@ -40,7 +40,8 @@ class LimitedRecord(Protocol):
 
 
 class TokenBudget:
-    """Counts the tokens that a run, or all runs of a batch, generate, and stops them when the budget is exceeded."""
+    """Counts the output tokens of a run, or of all runs of a batch. The tokens of a gen are counted when the gen is
+    done. Once they exceed the budget, all runs that were added are stopped with BudgetExceeded."""
 
     def __init__(self, scope: str, budget: int) -> None:
         """scope: "run" or "batch", for the error message."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
 C = TypeVar("C", bound=branch_choice.BranchChoice[Any])
+T = TypeVar("T")
 
 
 class AsyncState(StateBase):
@@ -37,12 +38,16 @@ class AsyncState(StateBase):
         await known(value)
         return value
 
-    async def value(self, name: str) -> Any:
-        """Wait for a variable; returns its value as an object of its gen's `type`.
+    @overload
+    async def value(self, name: str) -> Any: ...
+    @overload
+    async def value(self, name: str, type: type[T]) -> T: ...
+    async def value(self, name: str, type: Any = None) -> Any:
+        """`State.value`: waits for a variable; returns its value as an object of its gen's `type`, or of `type`.
 
         UnknownVariable (a KeyError): there is no such variable. BadOutput: the text is not a valid object.
         """
-        return read_object(await self._known(name))
+        return read_object(await self._known(name), type)
 
     def __getitem__(self, name: str) -> Any:
         """The value of a variable that is known by now. After `run_async` has returned, all variables are known.

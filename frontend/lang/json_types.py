@@ -105,9 +105,9 @@ def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
 
 
 def needs_pydantic(*kinds: Any) -> bool:
-    """Whether pydantic must describe these types; else msgspec enforces all that they state.
+    """Whether the types contain something that only pydantic enforces. If not, msgspec enforces all that they state.
 
-    TypeError: neither library enforces all, or type hints cannot be read.
+    Raises TypeError if they also contain something that only msgspec enforces, or if type hints cannot be read.
     """
     return _asks_pydantic(_parts(*kinds))
 
@@ -141,7 +141,8 @@ def _msgspec_parts(parts: _Parts) -> list[Any]:
 
 
 def _pydantic_parts(parts: _Parts) -> list[Any]:
-    """What msgspec ignores: metadata that pydantic enforces, and classes that tell pydantic how to read them."""
+    """The entries of `parts` that msgspec ignores: metadata that pydantic enforces, and classes that define their own
+    validation for pydantic."""
     return [one for one in parts.metadata if _is_pydantic(one)] + [
         one for one in parts.classes if not hasattr(one, "__struct_fields__") and _has_hooks(one)
     ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from banyan.execution.feed import Feed
 from banyan.execution.program_record import ProgramRecord, StateHandle
 from banyan.execution.source_line import source_line
 from banyan.lang.expr import Expr
 from banyan.lang.meta_info import meta_of_sample, meta_of_select
-from banyan.lang.output_types import OutputType
+from banyan.lang.output_types import OutputType, output_type
 from banyan.runtime import errors
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
@@ -168,6 +168,21 @@ class LazyValue(Expr):
                 raise _with_location(e, self) from e.__cause__
         return _one_or_list(self._objects)
 
+    def value_as(self, kind: Any) -> Any:
+        """The text as an object of type `kind`. BadOutput: it is not valid. BadProgram: n > 1, or no type for a gen."""
+        samples = self.wait().samples
+        if len(samples) > 1:
+            raise errors.BadProgram(
+                f"{self.name!r} holds {len(samples)} samples; read them with s.value({self.name!r})"
+            )
+        wanted = output_type(kind)
+        if self.output_type is wanted:
+            return self.value()
+        try:
+            return wanted.parse_sample(samples[0])
+        except errors.BadOutput as e:
+            raise _with_location(e, self) from e.__cause__
+
     def tool_calls(self) -> list[ToolCall]:
         """The calls that a gen with tools made, also if the gen failed."""
         with suppress(errors.BanyanError):
@@ -248,10 +263,18 @@ def read(value: Any) -> Any:
     return value.each(read) if isinstance(value, JoinedValues) else value
 
 
-def read_object(value: Any) -> Any:
-    """What `s.value(name)` returns: an object for a gen with a type; for all others the same as `read`."""
+def read_object(value: Any, kind: Any = None) -> Any:
+    """What `s.value(name)` returns: an object for a gen with a type; for all others the same as `read`.
+
+    kind: the type that the object must have. BadProgram: a value that no gen made has another type.
+    """
     if isinstance(value, LazyValue):
-        return value.value()
+        return value.value() if kind is None else value.value_as(kind)
+    if kind is not None:
+        found, expected = read(value), get_origin(kind) or kind
+        if not isinstance(expected, type) or not isinstance(found, expected):
+            raise errors.BadProgram(f"the variable holds a {type(found).__name__}, which no gen made, and not {kind!r}")
+        return found
     return value.each(read_object) if isinstance(value, JoinedValues) else read(value)
 
 

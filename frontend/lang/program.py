@@ -7,17 +7,30 @@ import inspect
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeAlias, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeAlias,
+    Unpack,
+    overload,
+)
 
 from msgspec import structs
 
 from banyan.backends.base import Backend
 from banyan.backends.default import find
 from banyan.execution.batch import BatchPlan, BatchRun, OnError
-from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread
+from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread, with_state
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
 from banyan.lang.expr import Seq
+from banyan.lang.run_types import Args, BatchOptions, ItemOptions, R, R_co, Typed, typed_run
 from banyan.lang.sampling import RUN_OPTIONS, Options, make, near
 from banyan.lang.state import State
 from banyan.lang.state_base import StateBase
@@ -34,14 +47,14 @@ Batch: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]]
 """For each item of a batch, the arguments of its run."""
 
 
-class Inlined(Seq, frozen=True):
+class Inlined(Seq, Generic[R_co], frozen=True):
     """Returned by `inline`, which has appended all text itself. So `s += prog.inline(s)` appends nothing more."""
 
-    ret_value: Any = None
+    ret_value: R_co = None  # type: ignore[assignment]
     """What the body returned."""
 
 
-class Program:
+class Program(Typed[Args, R_co]):
     """What `@function` returns. `run`, or a call, runs the function's body on a new state.
 
     The body runs once, in the caller's thread. `run` returns when the body returns. The gens may still be running then;
@@ -49,9 +62,15 @@ class Program:
     """
 
     def __init__(
-        self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None, num_api_spec_tokens: int | None = None
+        self,
+        func: Callable[Concatenate[Any, Args], R_co | Coroutine[Any, Any, R_co]],
+        bound: Mapping[str, Any] | None = None,
+        num_api_spec_tokens: int | None = None,
+        defaults: Options | None = None,
     ) -> None:
-        self.func, self.num_api_spec_tokens = func, num_api_spec_tokens
+        """defaults: the options that `bind` set."""
+        self.func: Callable[..., Any] = func
+        self.num_api_spec_tokens, self._defaults = num_api_spec_tokens, defaults
         self.name: str = getattr(func, "__name__", type(func).__name__)
         self._bound = dict(bound or {})
         _state, *rest = inspect.signature(func).parameters.values()
@@ -68,16 +87,24 @@ class Program:
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         """Bind a program that is a method to its instance. The state is the parameter after `self`."""
-        return self if instance is None else self._with(self.func.__get__(instance, owner), self._bound)
+        return self if instance is None else self._with(self.func.__get__(instance, owner), self._bound, self._defaults)
 
-    def bind(self, **arguments: Any) -> Self:
-        """The same program with values for some of its parameters. `run` or another `bind` can override them."""
+    @overload
+    def bind(self, *, opts: Options) -> Self: ...
+    @overload
+    def bind(self, *, opts: Options | None = None, **arguments: Any) -> Any: ...
+    def bind(self, *, opts: Options | None = None, **arguments: Any) -> Any:
+        """The same program with values for some of its parameters, and with options for its runs.
+
+        `run` or another `bind` can override them.
+        """
         self._check_names(arguments)
-        return self._with(self.func, {**self._bound, **arguments})
+        return self._with(self.func, {**self._bound, **arguments}, _options({}, opts, self._defaults))
 
-    def _with(self, func: Callable[..., Any], bound: Mapping[str, Any]) -> Self:
-        return type(self)(func, bound, self.num_api_spec_tokens)
+    def _with(self, func: Callable[..., Any], bound: Mapping[str, Any], defaults: Options | None) -> Self:
+        return type(self)(func, bound, self.num_api_spec_tokens, defaults)
 
+    @typed_run
     def run(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> State:
         """Run the body with these arguments. If the body raises, its gens are stopped.
 
@@ -98,14 +125,15 @@ class Program:
             run.play()
             if not items.options.use_thread:
                 run.state.sync()
-        except BaseException:
+        except BaseException as e:
             run.record.error_flag.is_seen = True
+            with_state(e, run.state)
             raise
         return run.state
 
     __call__ = run
 
-    def inline(self, state: StateBase, /, *args: Any, **kwargs: Any) -> Any:
+    def inline(self, state: StateBase, /, *args: Args.args, **kwargs: Args.kwargs) -> Inlined[R_co]:
         """Run the body on a state of another program, which gets its text and variables.
 
             s += summarise.inline(s, text)
@@ -118,6 +146,7 @@ class Program:
         arguments = self._arrange(args, kwargs)
         return Inlined((), self.func(state, *arguments.args, **arguments.kwargs))
 
+    @typed_run
     async def run_async(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> AsyncState:
         """`run` for an event loop. Never blocks the loop. Returns when all gens are done.
 
@@ -141,10 +170,26 @@ class Program:
         *,
         generator_style: Literal[False] = False,
         ordered: Literal[True] = True,
-        **kwargs: Any,
+        **options: Unpack[BatchOptions],
     ) -> list[State]: ...
     @overload
-    def run_batch(self, batch_kwargs: Batch, **kwargs: Any) -> list[State] | Iterator[State]: ...
+    def run_batch(
+        self,
+        batch_kwargs: Batch,
+        *,
+        generator_style: Literal[True],
+        ordered: bool = True,
+        **options: Unpack[BatchOptions],
+    ) -> Iterator[State]: ...
+    @overload
+    def run_batch(
+        self,
+        batch_kwargs: Batch,
+        *,
+        generator_style: bool = False,
+        ordered: bool = True,
+        **options: Unpack[BatchOptions],
+    ) -> list[State] | Iterator[State]: ...
     def run_batch(
         self,
         batch_kwargs: Batch,
@@ -195,7 +240,7 @@ class Program:
         budget: int | None = None,
         deadline: float | None = None,
         opts: Options | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[ItemOptions],
     ) -> AsyncBatch:
         """`run_batch` for an event loop: `await` it for the list of all states, or iterate over them with `async for`.
 
@@ -208,6 +253,7 @@ class Program:
         plan = self._plan_batch(self._state_class, items, progress_bar, on_error, concurrency, limits)
         return AsyncBatch(plan, on_error, ordered)
 
+    @typed_run
     def graph(self, *args: Any, backend: Backend | None = None, opts: Options | None = None, **kwargs: Any) -> Graph:
         """The graph of a run: what it appends, sends and waits for. Takes the arguments of `run`.
 
@@ -292,7 +338,7 @@ class Program:
             else:
                 hint = near(name, [*self._parameters, *RUN_OPTIONS])
                 raise TypeError(f"{self.name} has no parameter {name!r}, and run no such option{hint}")
-        return own, _options(given, opts)
+        return own, _options(given, opts, self._defaults)
 
     def _item(self, args: Sequence[Any], kwargs: dict[str, Any], opts: Options | None) -> _Items:
         own, options = self._sort(kwargs, opts)
@@ -321,11 +367,11 @@ class Program:
             raise TypeError(f"item {i} of the batch: {e}") from None
         raise TypeError(f"item {i} of the batch is a {type(item).__name__}; it must be a dict or a tuple of arguments")
 
-    def _items(self, batch_kwargs: Iterable[Any], opts: Options | None, kwargs: dict[str, Any]) -> _Items:
+    def _items(self, batch_kwargs: Iterable[Any], opts: Options | None, kwargs: Mapping[str, Any]) -> _Items:
         if unknown := kwargs.keys() - RUN_OPTIONS:
             name = unknown.pop()
             raise TypeError(f"run_batch has no option {name!r}{near(name, RUN_OPTIONS)}")
-        options = _options(kwargs, opts)
+        options = _options(kwargs, opts, self._defaults)
         if options.stream:
             raise Unsupported("stream: a batch returns finished states; use generator_style=True, or run(stream=True)")
         arguments = [self._arrange_item(i, item) for i, item in enumerate(batch_kwargs)]
@@ -363,14 +409,16 @@ class Program:
         """AsyncProgram overrides this to raise: its body needs an event loop."""
 
 
-class AsyncProgram(Program):
+class AsyncProgram(Program[Args, R_co]):
     """What `@function` returns for an `async def`. A call is `run_async`; the body runs on the loop that awaits it."""
 
     __call__ = Program.run_async  # type: ignore[assignment]  # awaited, like a call of any `async def`
 
     is_async = True
 
-    async def inline(self, state: StateBase, /, *args: Any, **kwargs: Any) -> Inlined:
+    async def inline(  # type: ignore[override]
+        self, state: StateBase, /, *args: Args.args, **kwargs: Args.kwargs
+    ) -> Inlined[R_co]:
         """`Program.inline`, awaited."""
         self._check_inline(state)
         if not isinstance(state, AsyncState):
@@ -393,31 +441,74 @@ class _Items(NamedTuple):
     options: Options
 
 
-def _options(given: dict[str, Any], opts: Options | None) -> Options:
+def _options(given: Mapping[str, Any], opts: Options | None, defaults: Options | None) -> Options:
+    """The options of a run: those in `given`, else those of `opts`, else those of `defaults`."""
     if not given and opts is None:
-        return _NO_OPTIONS
+        return defaults or _NO_OPTIONS
     if not isinstance(opts, Options | None):
         raise TypeError(f"opts is a {type(opts).__name__}; it must be bn.Options(...)")
     named = {name: value for name, value in given.items() if value is not None}
-    base = structs.asdict(opts) if opts else {}
+    base = _chosen(defaults) | _chosen(opts)
     if "max_new_tokens" in named:
         base.pop("max_tokens", None)
     return make(Options, base | named)
+
+
+def _chosen(opts: Options | None) -> dict[str, Any]:
+    """The options that differ from their defaults."""
+    asked = {} if opts is None else structs.asdict(opts)
+    return {name: value for name, value in asked.items() if value != getattr(_NO_OPTIONS, name)}
 
 
 _NO_OPTIONS = Options()
 _NO_MODEL = wire.Welcome(wire.VERSION, model="none", max_context=1 << 31, images=True)
 
 
-@overload
-def function(func: Callable[..., Coroutine[Any, Any, Any]], num_api_spec_tokens: int | None = None) -> AsyncProgram: ...
-@overload
-def function(func: Callable[..., Any], num_api_spec_tokens: int | None = None) -> Program: ...
-@overload
-def function(func: None = None, num_api_spec_tokens: int | None = None) -> Callable[[Callable[..., Any]], Program]: ...
-def function(
-    func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None
-) -> Program | Callable[[Callable[..., Any]], Program]:
+class Method(Protocol[Args, R_co]):
+    """How a type checker sees a program that is a method: `run` does not take the instance."""
+
+    def __get__(self, instance: object, owner: Any = None) -> Program[Args, R_co]: ...
+
+
+class AsyncMethod(Protocol[Args, R_co]):
+    """`Method` for an `async def`."""
+
+    def __get__(self, instance: object, owner: Any = None) -> AsyncProgram[Args, R_co]: ...
+
+
+def _typed_decorator(function: Callable[..., Any]) -> Decorator:
+    return function
+
+
+class Decorator(Protocol):
+    """The type of `function`."""
+
+    @overload
+    def __call__(self, func: None = None, num_api_spec_tokens: int | None = None) -> Decorator: ...
+    @overload
+    def __call__(
+        self,
+        func: Callable[Concatenate[AsyncState, Args], Coroutine[Any, Any, R]],
+        num_api_spec_tokens: int | None = None,
+    ) -> AsyncProgram[Args, R]: ...
+    @overload
+    def __call__(
+        self,
+        func: Callable[Concatenate[Any, AsyncState, Args], Coroutine[Any, Any, R]],
+        num_api_spec_tokens: int | None = None,
+    ) -> AsyncMethod[Args, R]: ...
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[State, Args], R], num_api_spec_tokens: int | None = None
+    ) -> Program[Args, R]: ...
+    @overload
+    def __call__(
+        self, func: Callable[Concatenate[Any, State, Args], R], num_api_spec_tokens: int | None = None
+    ) -> Method[Args, R]: ...
+
+
+@_typed_decorator
+def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
     """Make a program of a function, with or without parentheses. Its first parameter, of any name, is the state.
 
     An `async def` becomes an AsyncProgram, whose state is an AsyncState. BadProgram: there is no parameter, one is

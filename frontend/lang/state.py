@@ -12,13 +12,14 @@ from banyan.lang import branch_choice
 from banyan.lang.lazy_value import dist, meta_info, read, read_object, tool_calls
 from banyan.lang.state_base import Group, OnError, StateBase
 from banyan.tools.toolbox import ToolCall
-from banyan.views.state_views import page
+from banyan.views.state_views import page, text_so_far
 from banyan.views.transcript import Renderer, messages
 
 if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
 C = TypeVar("C", bound=branch_choice.BranchChoice[Any])
+T = TypeVar("T")
 
 
 class State(StateBase):
@@ -32,6 +33,9 @@ class State(StateBase):
     __slots__ = ()
 
     def __str__(self) -> str:
+        """`text`, or the text so far, if the state is that of an error (`error.state`)."""
+        if self._record.has_raised:
+            return text_so_far(self._record, self._handle.number)
         return self.text()
 
     # ---- variables ---------------------------------------------------------------------------------------------------
@@ -45,12 +49,17 @@ class State(StateBase):
 
     get_var = __getitem__
 
-    def value(self, name: str) -> Any:
+    @overload
+    def value(self, name: str) -> Any: ...
+    @overload
+    def value(self, name: str, type: type[T]) -> T: ...
+    def value(self, name: str, type: Any = None) -> Any:
         """The value of a variable as an object of its gen's `type`. Without a type, the same as `s[name]`.
 
-        BadOutput: the text is not a valid object, for example because max_tokens cut it.
+        type: what the object is, as for `gen(type=...)`; a type checker then knows it. The text of a gen without this
+        type is converted. BadOutput: the text is not a valid object, for example because max_tokens cut it.
         """
-        return read_object(self._lookup(name))
+        return read_object(self._lookup(name), type)
 
     def partials(self, name: str) -> Iterator[Any]:
         """In a program that streams, the object of a gen with a type as it grows; the last item is the final object.
@@ -61,14 +70,21 @@ class State(StateBase):
         yield from partials(self._lookup(name))  # `yield from`, so that the iterator keeps this state alive
 
     def get_meta_info(self, name: str) -> Any:
-        """How a variable was generated, as a dict; None for a variable that was not generated.
+        """A dict that says how the text of a variable was generated; None for a variable that was not generated.
 
-        id, finish_reason, prompt_tokens, completion_tokens, cached_tokens, time_to_first_token and e2e_latency (seconds
-        since all before it was done; the same for an output without tokens). A gen also has drafts and spec_verify_ct;
-        with return_logprob output_token_logprobs, output_top_logprobs, input_token_logprobs and input_top_logprobs;
-        with tools or retries rounds, the counts of each turn, of which the others are the sums. A select also has
-        normalized_prompt_logprobs, input_token_logprobs and weights, which are None if the backend reports no scores.
-        A list of dicts for n > 1 and after a join.
+        All dicts have id, finish_reason, prompt_tokens, completion_tokens, cached_tokens, time_to_first_token and
+        e2e_latency. The two times are seconds, from the moment when all earlier ops of the state were done to the first
+        and to the last output token. If there is no output token, both are the time until the end.
+
+        A gen also has drafts and spec_verify_ct. With return_logprob, it has output_token_logprobs,
+        output_top_logprobs, input_token_logprobs and input_top_logprobs. With tools or retries, it has `rounds`, a list
+        with the token counts of each turn or attempt; prompt_tokens, cached_tokens and completion_tokens are the sums
+        over this list.
+
+        A select also has normalized_prompt_logprobs, input_token_logprobs, output_token_logprobs and weights. All four
+        are None if the backend reports no scores.
+
+        Returns a list of dicts for n > 1 and after a join.
         """
         return meta_info(self._lookup(name))
 

@@ -53,7 +53,8 @@ OnError = Literal["raise", "collect"]
 
 
 class StateBase:
-    """The common part of State and AsyncState. Reading a State blocks; reading an AsyncState is awaited."""
+    """The base class of State and AsyncState. Reading a value of a State blocks the thread until the value is known; a
+    value of an AsyncState is awaited instead."""
 
     _instead = "append one of its variables, such as s['x']; to continue it in another program, use prog.inline(s, ...)"
 
@@ -74,6 +75,10 @@ class StateBase:
     def __repr__(self) -> str:
         variables = ", ".join(self._values) or "none"
         return f"<State of program {self._record.name}, variables: {variables}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A state cannot leave its process. An error that holds one can: another process gets the state's repr."""
+        return str, (repr(self),)
 
     @property
     def _is_running_view(self) -> bool:

@@ -11,9 +11,11 @@ AWAITED = "something that is awaited"
 
 
 class ArgumentObserved(BaseException):
-    """Ends the recording of a body that inspects an argument or reads a value. Not an Exception: bodies catch those.
+    """Raised to end the recording of a program's body, when the body does something with an argument that needs its
+    value, or reads a generated value. A BaseException, because a body may catch Exception.
 
-    what: what was inspected, in words, or the number of the value that was read. line: where, "file.py:12".
+    what: a description of what was inspected, or the number of the value that was read. line: the place in the source,
+    "file.py:12".
     """
 
     def __init__(self, what: str | int, line: str) -> None:

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from banyan.backends.base import Backend
 from banyan.execution.program_record import ProgramRecord
 from banyan.lang.program import AsyncProgram, Program
+from banyan.lang.run_types import Args, R, R_co
 from banyan.lang.sampling import Options
 from banyan.lang.state_base import StateBase
 from banyan.runtime.errors import BadProgram, Unsupported
@@ -38,10 +39,10 @@ with these values, appends exactly what the template says."""
 
 
 @overload
-def compile(program: AsyncProgram) -> AsyncCompiled: ...
+def compile(program: AsyncProgram[Args, R]) -> AsyncCompiled[Args, R]: ...
 @overload
-def compile(program: Program) -> Compiled: ...
-def compile(program: Program) -> Compiled:
+def compile(program: Program[Args, R]) -> Compiled[Args, R]: ...
+def compile(program: Program[Args, R]) -> Compiled[Args, R]:
     """Compile a program to templates. The backend gets each template once; a run then sends only its str, int and float
     arguments, as text.
 
@@ -53,7 +54,8 @@ def compile(program: Program) -> Compiled:
     """
     if not isinstance(program, Program):
         raise BadProgram(f"compile takes a program, which `@function` makes, not a {type(program).__name__}")
-    return (AsyncCompiled if program.is_async else Compiled)(program.func, program._bound, program.num_api_spec_tokens)
+    kind = AsyncCompiled if program.is_async else Compiled
+    return kind(program.func, program._bound, program.num_api_spec_tokens, program._defaults)
 
 
 class ArgumentPlan(NamedTuple):
@@ -71,13 +73,17 @@ class _Observed(Exception):
         self.reasons = reasons
 
 
-class Compiled(Program):
+class Compiled(Program[Args, R_co]):
     """What `compile` returns. It is used like the program, but runs the body only if there is no template."""
 
     def __init__(
-        self, func: Callable[..., Any], bound: Mapping[str, Any] | None = None, num_api_spec_tokens: int | None = None
+        self,
+        func: Callable[..., Any],
+        bound: Mapping[str, Any] | None = None,
+        num_api_spec_tokens: int | None = None,
+        defaults: Options | None = None,
     ) -> None:
-        super().__init__(func, bound, num_api_spec_tokens)
+        super().__init__(func, bound, num_api_spec_tokens, defaults)
         self._templates: weakref.WeakKeyDictionary[Backend, dict[tuple[Hashable, ...], RecordedTemplate]]
         self._templates = weakref.WeakKeyDictionary()
         self._make_lock = threading.RLock()
@@ -163,7 +169,7 @@ class Compiled(Program):
             return known.get(plan.key)
 
 
-class AsyncCompiled(Compiled, AsyncProgram):
+class AsyncCompiled(Compiled[Args, R_co], AsyncProgram[Args, R_co]):
     """What `compile` returns for an `async def` program."""
 
 

@@ -191,7 +191,8 @@ class Caller(ServerCallback):
             done.set_result(outcome)
 
         def replace_thread() -> None:
-            """The tool still runs after its timeout: allow one more thread until the tool ends."""
+            """Called when the tool still runs after its timeout. The tool keeps its thread, so the thread pool may
+            start one more thread until the tool ends."""
             _threads.lend(1)
             done.add_done_callback(lambda _: _threads.lend(-1))
 

@@ -9,15 +9,17 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from banyan.runtime.errors import ConfigError
+from banyan.runtime.errors import Cancelled, ConfigError
 from banyan.runtime.protocol import wire
-from banyan.views.history import History, usage_of
+from banyan.views.history import GenHistory, History, usage_of
 from banyan.views.usage import Usage
 
 if TYPE_CHECKING:
     from banyan.execution.program_record import ProgramRecord
     from banyan.views.run_page import Page
 
+MAX_TEXT = 60
+"""Characters of an output that a line of `calls` shows."""
 READ_TIMEOUT = 5.0
 """Seconds that `page` waits for the tokens of the branches. Branches whose tokens come later are shown as text."""
 
@@ -25,6 +27,27 @@ READ_TIMEOUT = 5.0
 def usage(record: ProgramRecord, state: int) -> Usage:
     """The token counts of the finished gens of a state and its branches."""
     return usage_of(History(record, state).gens)
+
+
+def calls(record: ProgramRecord) -> list[str]:
+    """A line for each gen and select of a program, as far as they are known. Never waits."""
+    lines = []
+    for gen in History(record).gens:
+        known = f"{gen.label} = {gen.text[:MAX_TEXT]!r}{'...' * (len(gen.text) > MAX_TEXT)}"
+        lines.append(f"{_status(gen) if gen.value is None else known} [{gen.op.line}]")
+    return lines
+
+
+def text_so_far(record: ProgramRecord, state: int) -> str:
+    """The prompt of a state, with a note in place of each output that is not known. Never waits."""
+    gens = ((item.text, item.gen if item.is_output else None) for item in History(record, state).root.prompt)
+    return "".join(text if gen is None or gen.value is not None else f"[{_status(gen)}]" for text, gen in gens)
+
+
+def _status(gen: GenHistory) -> str:
+    """The gen by name, and why its output is not known."""
+    is_stopped = isinstance(gen.error, Cancelled)
+    return f"{gen.label} {'is under way' if gen.error is None else 'was stopped' if is_stopped else 'failed'}"
 
 
 def timeline(record: ProgramRecord, state: int, path: str | Path | None) -> dict[str, Any]:
@@ -83,8 +106,7 @@ def snippet(record: ProgramRecord, state: int) -> str:
             style = f"background:{color};border-radius:3px;padding:1px 0"
             parts.append(f'<span style="{style}" title="{title}">{escape(gen.text)}</span>')
         else:
-            status = "failed" if gen.error is not None else "is under way"
-            parts.append(f'<em style="opacity:.7">[{escape(gen.label)} {status}]</em>')
+            parts.append(f'<em style="opacity:.7">[{escape(_status(gen))}]</em>')
     n = len(history.branches) - 1
     branches = f", {n} branch{'es' if n > 1 else ''} below it" if n else ""
     head = f"<b>{escape(history.name)}</b> on {escape(history.model)}{branches}"

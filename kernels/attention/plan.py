@@ -96,17 +96,22 @@ def plan(
     merge_keys: float = 0.0,
     deterministic: bool = False,
 ) -> AttentionPlan:
-    """Cuts a ragged batch into items. Splits long reads if there are too few items to occupy all processors.
+    """Cuts the attention of a ragged batch into items. If there are too few items to occupy all processors, those
+    that read many keys are split.
 
-    A request whose rows fit a small tile becomes one small item, any other several large ones. A row's partial results
-    are in the order of their keys.
+    A request whose rows fit a small tile becomes one small item, any other becomes several large ones. If several items
+    read keys for one row, the partial results of the row are numbered in the order of these keys.
 
-    programs       programs per item, for small and large items: one per KV head, or one for all heads
+    q_lens         rows of q of each request
+    kv_lens        keys of each request, including those of its rows of q
+    programs       Triton programs per item, for small and for large items: one for each KV head, or one for all heads
+    n_processors   multiprocessors of the GPU; on the CPU, threads
+    window         keys that a row sees, including its own; 0: all
     shared         subtrees that may be read once for several requests, parents first
-    merge_keys     the cost of one more partial result per row, as the number of keys that an item reads in the same
-                   time. A subtree is shared if this saves more than it costs
-    deterministic  every item is one chunk of CHUNK keys, cut at multiples of CHUNK. Then what a row sums, and in which
-                   order, depends only on its position and window, not on the batch
+    merge_keys     cost of merging one more partial result of a row, as the number of keys that an item reads in that
+                   time. A subtree is shared if the keys that are no longer read cost more than the merges
+    deterministic  each item reads at most CHUNK keys and starts at a multiple of CHUNK. Then the order in which a row's
+                   sum is computed depends only on the row's position and window, not on the batch
     """
     first_rows = [0, *itertools.accumulate(q_lens)]
     align = CHUNK if deterministic else ALIGN

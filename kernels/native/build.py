@@ -1,6 +1,6 @@
 """Compiles the C++ library (ops.cpp) for this machine, once, and loads it.
 
-It is built on first use by the system's compiler (about 10 s; Triton needs one at run time too), into a cache folder.
+It is built on first use by the system's compiler (10 to 20 s; Triton needs one at run time too), into a cache folder.
 The file's name is a hash of source, compiler, flags and CPU. A new build is tested against the references before it
 gets that name, so that a compiler bug cannot go unnoticed. Without a compiler, or if the test fails, a warning is
 logged and plain torch is used. ctypes calls the plain C ABI, at 0.3 us per call.
@@ -58,6 +58,7 @@ def load(compiler: str, folder: Path, check: Callable[[ctypes.CDLL], None] = sel
     """
     path = folder / f"ops-{_key(compiler)}.so"
     if not path.exists():
+        _log.info("compiling the CPU kernels for this machine with %s, once; this takes about 20 s", compiler)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             built = Path(scratch) / path.name

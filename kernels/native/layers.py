@@ -59,9 +59,9 @@ class _Pass(ctypes.Structure):
 class Weights(NamedTuple):
     """The weights of one layer.
 
-    norms    of attention, of the MLP, of the heads of queries and of keys; None: no norm
-    linears  (weight, bias) of qkv, out, gate_up and down
-    window   of attention; 0: none
+    norms    weights of four norms: before attention, before the MLP, of query heads, of key heads; None: no such norm
+    linears  (weight, bias) of qkv, out, gate_up and down; bias None: no bias
+    window   keys that a row attends to; 0: all
     """
 
     norms: tuple[Tensor | None, ...]

@@ -237,8 +237,8 @@ class Client:
                 self.socket.send(data, zmq.NOBLOCK)
 
     def heartbeat(self) -> bool:
-        """Send a Ping. Returns False if the server left too many of them unanswered: heartbeats are counted, not
-        seconds, because a process that was suspended sent none."""
+        """Send a Ping. Returns False if more than MAX_MISSED Pings are unanswered. This counts Pings and not seconds,
+        because a client process that was suspended for a while sent no Pings that the server could have answered."""
         self._n_unanswered += 1
         self.send_now(wire.encode(wire.Ping()))
         return self._n_unanswered <= ipc.MAX_MISSED

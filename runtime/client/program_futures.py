@@ -67,8 +67,9 @@ class ProgramHandle:
         """Does nothing here; backends for paid APIs generate `n_tokens` tokens beyond a stop."""
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
-        """Send `ops` to run after those sent before. last: no more ops follow. RuntimeLost: the server is gone.
-        BadProgram: the program is closed. BadMessage: larger than the server allows."""
+        """Send `ops`. The server takes the ops of a program in the order in which they were sent. last: the program
+        sends no more ops. Raises RuntimeLost if the server is gone and the program is not durable, BadProgram if the
+        program is closed, and BadMessage if one op is larger than the server's message limit."""
         self._futures.submit(tuple(ops), last)
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
@@ -85,7 +86,8 @@ class ProgramHandle:
         self._futures.on_call(ref, callback)
 
     def cancel(self) -> None:
-        """Stop the program on the server. Everything unfinished fails with Cancelled at once. Idempotent."""
+        """Stop the program on the server. All futures that are not done fail with Cancelled, without waiting for the
+        server. Idempotent."""
         self._futures.cancel()
 
     def close(self) -> None:
@@ -201,7 +203,8 @@ class ProgramFutures:
             self._started = self._started or time.monotonic()
 
     def _send(self, messages: Sequence[bytes]) -> None:
-        """Called with the lock held, so that messages leave in the order of seq."""
+        """Send encoded messages, or queue them until the server admits the program. The caller holds `_lock`, so
+        messages leave in the order of their `seq` numbers."""
         self._n_sent += len(messages)
         if not self._is_admitted and not self._queued:
             self._is_admitted = self._connection.admit(self)

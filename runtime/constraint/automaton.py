@@ -81,8 +81,8 @@ def _choices(text: str) -> str:
 
 
 def _without_marker(pattern: str) -> str:
-    """The pattern, rewritten so that nothing in it matches the marker. Raises ConstraintUnsupported for syntax that
-    could mean something else in outlines_core."""
+    """Rewrites a regex so that no part of it can match _MARKER (U+10FFFF), without an outer ^ and $. Raises
+    ConstraintUnsupported for regex syntax that outlines_core might read with another meaning."""
     begins, ends = pattern[:1] == "^", re.search(r"(?<!\\)(\\\\)*\$$", pattern) is not None
     if (begins or ends) and "|" in pattern:
         raise ConstraintUnsupported("outlines_core: an anchor next to alternatives is not supported")

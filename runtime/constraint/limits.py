@@ -11,7 +11,8 @@ TRIGGERS, TRIGGER, END = 16, 256, 1024
 
 
 def check_size(spec: ConstraintSpec, limit: int) -> None:
-    """Raises ConstraintTooLarge if the text has more than `limit` bytes, or another part of the spec is too long."""
+    """Raises ConstraintTooLarge if `spec.text` has more than `limit` bytes (a regex: the smaller of `limit` and REGEX),
+    or if `after`, `end` or `since` exceeds TRIGGERS, TRIGGER or END."""
     n_bytes = len(spec.text.encode("utf-8", "surrogatepass"))
     what = {"json_schema": "the schema", "choices": "the list of choices"}.get(spec.kind, f"the {spec.kind}")
     for name, size, limit_, unit in (

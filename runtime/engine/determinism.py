@@ -21,8 +21,9 @@ _Part = tuple[Sequence[int], int, int]
 
 @torch.inference_mode()
 def check_determinism(runner: ModelRunner, max_tokens: int) -> None:
-    """Compute a text of at most max_tokens at once, in growing chunks beside single rows, and on pages shared by two
-    requests. Raises ConfigError where a logit differs. Writes to the first pages, which must hold nothing."""
+    """Computes one text of at most max_tokens tokens in one step, then in chunks of growing size with a single row of a
+    second copy of the text in the same step, then on pages shared by two requests. Raises ConfigError if a logit
+    differs from that of the first computation. Overwrites the first pages of the KV pool, so they must hold nothing."""
     store = runner.store
     n = min(max_tokens, _N_TOKENS, store.n_pages // 3 * store.page)
     per_text = -(-n // store.page)

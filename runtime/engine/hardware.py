@@ -28,7 +28,9 @@ def facts(spec: ModelSpec, n_parameters: int = 0, kv_elements: int = 0) -> Model
     """What `config.resolve` needs to know about a model. n_parameters, kv_elements: of a draft model on the same
     pages."""
     sizes = spec.n_parameters + n_parameters, spec.kv_elements + kv_elements
-    return ModelFacts(spec.name, spec.max_context, spec.dtype, *sizes, kv_beside=kv_elements, kv_heads=spec.kv_heads)
+    return ModelFacts(
+        spec.name, spec.max_context, spec.dtype, *sizes, kv_beside=kv_elements, kv_heads=spec.kv_heads, kind=spec.kind
+    )
 
 
 def n_cores(root: Path = _CGROUPS) -> int:

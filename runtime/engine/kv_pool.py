@@ -72,7 +72,8 @@ class KVPool:
                 ops.copy_pages(pools, table)
 
     def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
-        """Copy slots, page * page_size + offset, in all layers: lists of (sources, destinations). See the op."""
+        """Copy K and V from slots to slots, in all layers. paths: for each request, (source slots, destination slots),
+        lists of equal length. A slot is page * page_size + offset. See `ops.copy_slots`."""
         if paths:
             lists = np.full((2, len(paths), max(len(sources) for sources, _ in paths)), -1, np.int64)
             for i, path in enumerate(paths):

@@ -11,9 +11,11 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterable, Iterator
 
@@ -29,10 +31,13 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.model import load, spec, weights
 from banyan.runtime.protocol.decoders import decode_command
 from banyan.runtime.protocol.flight_record import FlightRecord
-from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, encode
+from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, Notice, encode
 
+PATIENCE = 2.0
+"""Seconds of warming up a GPU that are not worth a word."""
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_log = logging.getLogger("banyan.kernels")
 _LINGER_MS = 2000  # how long a process that ends waits for the server to read its last message
 
 
@@ -50,6 +55,8 @@ def main(argv: list[str]) -> int:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with zmq.Context() as context:
         link = ServerLink(context, args.socket, args.alive_fd)
+        _log.setLevel(logging.INFO)
+        _log.addHandler(_ToServer(link))
         try:
             flight = None if args.flight_fd is None else FlightRecord(args.flight_fd)
             engine = build(msgspec.json.decode(args.config, type=Config), flight)
@@ -73,7 +80,8 @@ def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
     path = spec.resolve(config.model)
     source = drafters.find(config, path)
     model_facts = facts(spec.read_spec(path), *((source.n_parameters, source.kv_elements) if source else ()))
-    resolved = configs.resolve(config, probe(gpus=config.device != "cpu"), model_facts)
+    hardware = probe(gpus=config.device != "cpu")
+    resolved = configs.resolve(config, hardware, model_facts)
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
             path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context,
@@ -85,8 +93,36 @@ def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
         fingerprint=weights.fingerprint(path) + suffix.encode(),
         draft_model=drafters.read(source, resolved, model) if source else None,
     )  # fmt: skip
-    engine.warm_up()
+    with _compiling_on(hardware.gpu if resolved.device == "cuda" else None):
+        engine.warm_up()
     return engine
+
+
+class _ToServer(logging.Handler):
+    """Sends log records to the server."""
+
+    def __init__(self, link: ServerLink) -> None:
+        super().__init__()
+        self._link = link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._link.send([Notice(record.getMessage())])
+
+
+@contextlib.contextmanager
+def _compiling_on(gpu: str | None) -> Iterator[None]:
+    """Report that warming up compiles Triton's kernels for a GPU, if that takes long. Triton keeps what it
+    compiled, and does not say in advance what it lacks."""
+    text = "compiling the Triton kernels for %s; at the first start with a model this takes about 20 s"
+    timer = threading.Timer(PATIENCE, _log.info, (text, gpu))
+    if gpu is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if gpu is not None:
+            timer.join()  # a socket is used by one thread at a time
 
 
 def settle() -> None:

@@ -49,10 +49,11 @@ class Generator(Protocol):
 
 
 class ProgramObserver:
-    """Learns what happens in a program.
+    """Is told what happens in a program, by the executor.
 
-    `value`, `failed`, `called`, `dropped`, `paused`, `settled` and `ended` are called outside of the executor's lock,
-    all others inside it. An op fails with the BanyanError that the observer raises.
+    The executor calls `value`, `failed`, `called`, `dropped`, `paused`, `settled`, `ended` and `crashed` without its
+    lock, and all others with it. If a method marked "May raise" raises a BanyanError, the op that caused the call fails
+    with this error.
     """
 
     def value(self, program: Any, ref: int, outcome: GenOutcome) -> None:
@@ -618,7 +619,9 @@ class Executor:
 
 
 def copy_error(error: BanyanError, why: str) -> BanyanError:
-    """The same error for what depends on it. Each future gets its own: a shared one would mix tracebacks."""
+    """A copy of `error` for an op that cannot run because another op failed with `error`. The message is "why:
+    message". Each future gets its own copy, because Python would add the tracebacks of all raises to one shared
+    exception object."""
     copied = copy(error)
     copied.message = f"{why}: {error.message}"
     copied.args = (copied.message, *error.args[1:])

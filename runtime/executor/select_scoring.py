@@ -46,10 +46,15 @@ def decide(
     temperature: float = 0.0,
     rng: Random | None = None,
 ) -> SelectDecision:
-    """Take the best choice; with a temperature, draw one from softmax(score / temperature).
+    """Take the choice with the highest score. With temperature > 0 and an `rng`, draw one from softmax(score /
+    temperature).
 
-    unconditional: the log-probabilities of the same tokens without the prompt, for the method that compares both.
-    BadProgram: greedy token selection has no scores to draw from.
+    The score is the mean log-probability of a choice's tokens. With unconditional_likelihood_normalized, it is the mean
+    of logprob - unconditional logprob. greedy_token_selection has no scores: it compares the choices token by token.
+
+    logprobs: for each choice, the log-probabilities of its tokens. unconditional: those of the same tokens without the
+    prompt, only for unconditional_likelihood_normalized. Raises BadProgram for greedy_token_selection with temperature
+    > 0.
     """
     normalized = scores = tuple(map(_mean, logprobs))
     if method == "greedy_token_selection":

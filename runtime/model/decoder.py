@@ -79,8 +79,10 @@ class Decoder:
 
     def _layer_by_layer(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged,
                         kv: Sequence[tuple[Pool, Pool]], last: Tensor | None) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Returns the output of the last MLP and the residual stream. last: the rows that the last layer computes once
-        the keys of all rows are written (those of `ragged.tail`); None: all rows."""
+        """Runs the layers with one op after the other. Returns the output of the last MLP and the residual stream to
+        which the caller must add it, both [n, hidden]. last: indexes of the n rows of `ragged.tail`. The last layer
+        writes K and V of all rows, but computes attention and MLP only for these rows. None: n is the number of all
+        rows."""
         h = torch.zeros_like(x)
         for layer, pools in zip(self.layers, kv, strict=True):
             h, x = ops.rms_norm(h, layer.attention_norm, self.eps, residual=x)

@@ -131,6 +131,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     n_parameters: int  # as stored: a tied head is not counted
     tie_embeddings: bool = False
     dense: Dense | None = None  # None: transformers' code computes it
+    n_experts: int = 0  # of a mixture-of-experts layer
+
+    @property
+    def kind(self) -> str:
+        """What a person should know about how it runs; "" for a native family."""
+        experts = f"a mixture of {self.n_experts} experts, " if self.n_experts else ""
+        return "" if self.dense is not None else f"{experts}in transformers' code"
 
     @property
     def kv_elements(self) -> int:

@@ -35,6 +35,7 @@ from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # their count, by family
 _PROBE = 24  # tokens of the comparison
 _PROBE_PAGE = 16
 
@@ -254,8 +255,13 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         max_context=config.max_position_embeddings,
         dtype=dtype_name(config.dtype),
         tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
+        n_experts=_n_experts(config),
         **common,
     )
+
+
+def _n_experts(config: Any) -> int:
+    return next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
 
 
 def _check(config: Any, family: str) -> None:
@@ -273,7 +279,8 @@ def _check(config: Any, family: str) -> None:
     }
     for what, is_present in unsupported.items():
         if is_present:
-            raise Unsupported(f"{family}: {what} is not supported")
+            experts = "a mixture-of-experts model; " if _n_experts(config) else ""
+            raise Unsupported(f"{family}: {experts}{what} is not supported; `banyan models` lists what is")
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings"):
         if not isinstance(getattr(config, name, None), int):
             raise Unsupported(f"{family}: its config has no {name}")

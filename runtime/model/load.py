@@ -72,13 +72,15 @@ def load(
     if deterministic and spec.dense is None:
         raise Unsupported(
             f"deterministic with {spec.name}: {spec.family} runs in transformers' own code, whose bits depend on the "
-            "batch; native families are llama, mistral, qwen2 and qwen3"
+            "batch; leave it out, or load a model of a native family: llama, mistral, qwen2 or qwen3"
         )
     if deterministic and device == "cpu" and (reason := why_not_deterministic(device, at[1], spec.head_dim)):
         raise ConfigError(f"deterministic is not possible here: {reason}")
     is_int8 = weight_dtype == "int8"
     if is_int8 and spec.dense is None:
-        raise Unsupported(f"weight_dtype='int8' with {spec.name}: {spec.family} runs in transformers' own code")
+        raise Unsupported(
+            f"weight_dtype='int8' with {spec.name}: {spec.family} runs in transformers' own code; leave it out"
+        )
     try:
         if spec.dense is None:
             from banyan.runtime.model import hf

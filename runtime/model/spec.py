@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
-from banyan.runtime.model import families
+from banyan.runtime.model import families, weights
 from banyan.runtime.model.families import DTYPES as DTYPES
 from banyan.runtime.model.families import ModelSpec as ModelSpec
 
@@ -36,7 +36,8 @@ def resolve(path_or_id: str | Path) -> Path:
     if path_or_id != "" and path.is_dir():  # as a Path "" would be the current directory
         return path
     if path_or_id != "" and path.exists():
-        raise BadModel(f"{path} is a file; give the directory that holds config.json and the safetensors")
+        what, advice = _FORMATS["*.gguf"] if path.suffix == ".gguf" else ("", "give the directory that holds it")
+        raise BadModel(f"{path} is a file{what and f' of {what}'}, and not a model directory; {advice}")
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII):
         raise ModelNotFound(f"there is no model directory {name!r}")
     return _download(name)
@@ -59,24 +60,60 @@ def _download(name: str) -> Path:
         raise ModelNotFound(f"{prefix}failed: {type(e).__name__}: {e}") from e
 
 
+_FORMATS = {
+    "adapter_config.json": (
+        "an adapter (LoRA), which changes another model",
+        "merge it into its base model{base} and load the result: with peft, "
+        'm = AutoPeftModelForCausalLM.from_pretrained("DIR").merge_and_unload(); m.save_pretrained("NEW_DIR")',
+    ),
+    "*.gguf": (
+        "GGUF, the format of llama.cpp",
+        "load the model that it was made from (on the hub often the same name without -GGUF), or convert it with "
+        'transformers: AutoModelForCausalLM.from_pretrained("DIR", gguf_file="FILE").save_pretrained("NEW_DIR"), '
+        "and the same with AutoTokenizer",
+    ),
+    "model_index.json": ("a pipeline of diffusers, which makes images", "load a language model"),
+    "modules.json": ("an embedding model of sentence-transformers", "load a model that generates text"),
+    "consolidated*.pth": ("a checkpoint in Meta's own format", "load the one that was converted (on the hub: -hf)"),
+}
+"""What a directory holds that is no model in Hugging Face format: a pattern of a file -> what it is, what to do."""
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json of a model directory, whose weights are there. Reads only names of files otherwise.
+
+    BadModel or Unsupported: the directory cannot be run. The message says what it holds and what to do.
+    """
+    config = read_json(path / "config.json")
+    has_weights = any(path.glob("model*.safetensors"))
+    for pattern, (what, advice) in _FORMATS.items():
+        is_named_so = config is None and pattern.lstrip("*.") in _name(path).lower()  # of a GGUF, no file is downloaded
+        if (config is None or not has_weights) and (any(path.glob(pattern)) or is_named_so):
+            base = (read_json(path / "adapter_config.json") or {}).get("base_model_name_or_path")
+            advice = advice.replace("{base}", f" ({base})" if base else "")
+            raise BadModel(f"{path} holds {what}, and Banyan runs models in Hugging Face format; {advice}")
+    if config is None:
+        inside = [file.parent.name for file in sorted(path.glob("*/config.json"))]
+        hint = f"; did you mean {path / inside[0]}?" if inside else " (config.json, safetensors and a tokenizer)"
+        raise BadModel(f"{path} has no config.json; give a model directory in Hugging Face format{hint}")
+    _check(config)
+    weights.weight_files(path)
+    return config
+
+
 def read_spec(path_or_id: str | Path) -> ModelSpec:
     """The spec of a model directory or hub id.
 
     Raises ModelNotFound, BadModel (config.json or weights are missing or broken) or Unsupported (names the feature).
     For families that transformers computes, its config class is used, which imports torch.
     """
-    from banyan.runtime.model.weights import Checkpoint
-
     path = resolve(path_or_id)
-    config = read_json(path / "config.json")
-    if config is None:
-        raise BadModel(f"{path} has no config.json; is it a model directory in Hugging Face format?")
-    _check(config)
+    config = read_config(path)
     common: dict[str, Any] = {
         "name": _name(path),
         "family": config["model_type"],
         "eos_ids": _eos_ids(config, read_json(path / "generation_config.json") or {}),
-        "n_parameters": Checkpoint(path).n_parameters,
+        "n_parameters": weights.Checkpoint(path).n_parameters,
     }
     if config["model_type"] not in families.FAMILIES:
         from banyan.runtime.model import hf
@@ -149,21 +186,39 @@ def read_json(file: Path) -> dict[str, Any] | None:
     return value
 
 
+_DECODERS = "Banyan runs decoders with a language-model head (...ForCausalLM), which generate text: load one of those"
+_HEADS = {
+    "ForMaskedLM": "an encoder, which fills in masked words",
+    "ForSequenceClassification": "a classifier, which gives scores",
+    "ForRewardModel": "a reward model, which gives scores",
+    "ForTokenClassification": "a classifier, which labels tokens",
+    "ForQuestionAnswering": "a model that marks answers in a text",
+    "Model": "an encoder or a model without its head, which gives vectors",
+}
+"""The end of an architecture's name -> what such a model is."""
+
+
 def _check(config: dict[str, Any]) -> None:
     """Raises for models that neither the native decoder nor the transformers backend can run."""
     if not isinstance(config.get("model_type"), str):
         raise BadModel("config.json has no model_type")
     if quantization := config.get("quantization_config") or config.get("compression_config"):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise Unsupported(f"quantization_config ({method}): quantized checkpoints are not supported")
+        raise Unsupported(
+            f"quantization_config ({method}): quantized checkpoints are not supported; load the model in 16 bits (on a "
+            "CPU weight_dtype='int8' quantizes it)"
+        )
     if config.get("is_encoder_decoder"):
-        raise Unsupported(f"{config['model_type']} is an encoder-decoder model; only decoders are supported")
+        raise Unsupported(f"{config['model_type']} is an encoder-decoder model; {_DECODERS}")
     for part in ("vision_config", "audio_config", "text_config"):
         if config.get(part):
             raise Unsupported(f"{config['model_type']} has a {part}: multimodal models are not supported")
     architectures = config.get("architectures") or []
     if architectures and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
-        raise Unsupported(f"architecture {', '.join(architectures)}: only causal language models are supported")
+        kind = next(
+            (kind for end, kind in _HEADS.items() if architectures[0].endswith(end)), "no causal language model"
+        )
+        raise Unsupported(f"architecture {', '.join(architectures)}: it is {kind}; {_DECODERS}")
 
 
 def _eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ class Checkpoint:
     def __init__(self, path: Path, progress: Progress | None = None) -> None:
         self.path = path
         self.tensors: dict[str, Stored] = {}
-        for file in _files(path):
+        for file in weight_files(path):
             for name, stored in _header(file).items():
                 if name in self.tensors:
                     raise BadModel(f"{name} is both in {self.tensors[name].file.name} and in {file.name} of {path}")
@@ -119,7 +119,7 @@ class Checkpoint:
         self._progress(self.n_bytes, self.n_bytes)
 
 
-def _files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a model directory, as listed in its index if it has one."""
     index = path / "model.safetensors.index.json"
     if index.exists():
@@ -147,7 +147,7 @@ def _files(path: Path) -> list[Path]:
 def version(path: Path) -> str:
     """Identifies the weights and configuration in a directory on this machine without reading them: the names, sizes
     and modification times of the files."""
-    files = [*_files(path), *sorted(path.glob("config.json"))]
+    files = [*weight_files(path), *sorted(path.glob("config.json"))]
     facts = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return ";".join(f"{name} {size} {changed}" for name, size, changed in facts)
 
@@ -159,7 +159,7 @@ def fingerprint(path: Path) -> bytes:
     state = blake2b(digest_size=16)
     for config in path.glob("config.json"):
         state.update(config.read_bytes())
-    for file in _files(path):
+    for file in weight_files(path):
         with file.open("rb") as f:
             (n,) = struct.unpack("<Q", f.read(8))
             header = f.read(n)

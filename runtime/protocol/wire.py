@@ -7,7 +7,7 @@ have a default, so that peers of different releases understand each other. Token
     client -> server   Hello, Submit, Define, Undefine, Cancel, Acknowledge, Ask, Ping
     server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong
     server -> engine   SetVocabulary, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask, Ping
-    engine -> server   Ready, Step, Failed, Answer, Pong
+    engine -> server   Notice, Ready, Step, Failed, Answer, Pong
 
 The client numbers its programs, and within a program states (running prompts; 0 is the first one and forks make more)
 and refs (values that a Gen, Select or Read will produce). Ops of one state run in order. Ops of different states run
@@ -138,11 +138,12 @@ class ConstraintSpec(Wire, frozen=True):
 
 
 class Sampling(Wire, frozen=True, cache_hash=True):
-    """Sampling parameters of one gen, from the language to the sampler.
+    """Sampling parameters of one gen. The client sends them, and the engine's sampler applies them.
 
-    temperature 0 is greedy. top_k -1, top_p 1.0 and min_p 0.0 are off. Frequency and presence penalties are OpenAI's
-    and count output tokens; the repetition penalty is CTRL's and counts prompt and output. `stop` strings end the text
-    before them. A draw depends on (seed, sample, position) only; with seed None the server chooses a seed.
+    temperature 0 is greedy. top_k -1, top_p 1.0 and min_p 0.0 are off. Frequency and presence penalties are defined as
+    OpenAI defines them and count output tokens. The repetition penalty is defined as in CTRL and counts prompt and
+    output tokens. The text ends before a `stop` string. The random number of a token depends only on (seed, index of
+    the sample in 0 .. n - 1, position of the token). With seed None the server chooses a seed.
     """
 
     max_tokens: Int32 = 128
@@ -777,6 +778,12 @@ class Step(Wire, frozen=True):
     cached: dict[int, int] = {}
 
 
+class Notice(Wire, frozen=True):
+    """What an engine that starts does for seconds, or lacks: a line for a person."""
+
+    text: str
+
+
 class Ready(Wire, frozen=True):
     """The engine has loaded its model and allocated its pages. page: slots of a page. report: lines for a person about
     what was chosen. step_seconds: of the largest step, measured at start. weights: `weights.fingerprint`, for root
@@ -815,7 +822,7 @@ ClientMessage = Hello | Submit | Define | Undefine | Cancel | Acknowledge | Ask 
 ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong
 SlicedMessage = Hello | SlicedSubmit | SlicedDefine | Undefine | Cancel | Acknowledge | Ask | Ping
 EngineCommand = Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Ping
-EngineReport = Ready | Step | Failed | Answer | Pong
+EngineReport = Ready | Step | Failed | Answer | Pong | Notice
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoders raise on invalid bytes. Invalid UTF-8 is a ValueError, deep nesting a RecursionError."""

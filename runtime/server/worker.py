@@ -31,7 +31,7 @@ import zmq
 from banyan.runtime import launch
 from banyan.runtime.config import Config, parse_bytes
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
-from banyan.runtime.model.spec import resolve, sampling_defaults
+from banyan.runtime.model.spec import read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
 from banyan.runtime.server.engine_link.link import EngineLink
@@ -129,6 +129,7 @@ class Server:
         undo.callback(self.listeners.release)
         undo.callback(path.unlink, missing_ok=True)
         self.directory = resolve(self.config.model)
+        read_config(self.directory)  # before a process is started for it
         self.name = self.config.model if self.config.model == "pocket" else self.directory.name
         engine_config = msgspec.structs.replace(self.config, model=str(self.directory))
         self.link = EngineLink(self._context, engine_config, path, engine)
@@ -520,6 +521,10 @@ class Server:
                 self.requests.fail(report)
             case wire.Answer():
                 self.questions.receive(report)
+            case wire.Notice():
+                self._log("info", report.text)
+                if self.ready_fd is not None:
+                    launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), notice=report.text))
             case wire.Ready():
                 self._n_failed_starts = 0
                 self.tenants.weights = report.weights
@@ -556,7 +561,7 @@ class Server:
 
 def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     """Exit code 0: asked to end, or the parent is gone. 1: the server could not start, or no engine can be started any
-    more; the reason goes to the ready pipe and to stderr."""
+    more; the reason goes to the ready pipe or, without one, to stderr."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server")
     parser.add_argument("--config", required=True, help="a Config as JSON; its socket is where to listen")
     parser.add_argument("--ready-fd", type=int, help="file descriptor for one line of JSON: ready, or why not")
@@ -577,7 +582,8 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
         ready_fd = args.ready_fd if server is None else server.ready_fd  # None after the start was reported
         if ready_fd is not None:
             launch.report_start(ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
-        print(f"banyan: {e.message}", file=sys.stderr, flush=True)
+        else:
+            print(f"banyan: {e.message}", file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -38,6 +38,7 @@ ROWS = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_row_runs() -> None:
     pytest.importorskip("triton")

@@ -12,11 +12,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
-from banyan.runtime.errors import ConfigError, EngineLost, ModelNotFound, OutOfMemory, Quarantined, RuntimeLost
+from banyan.runtime.errors import (
+    BadModel,
+    ConfigError,
+    EngineLost,
+    ModelNotFound,
+    OutOfMemory,
+    Quarantined,
+    RuntimeLost,
+)
 from banyan.runtime.protocol import wire
 from waits import join, wait_until
 
@@ -178,6 +187,25 @@ def test_server_with_log_info_writes_to_stderr(tmp_path: Path, capfd: pytest.Cap
     with pytest.raises(RuntimeLost, match="output is above"):
         launch.start(config.make(log="info"), command=printing)
     assert "oh no" in capfd.readouterr().err
+
+
+def test_notices_of_a_quiet_server_are_printed_as_they_come(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    reports = [launch.StartReport(1, notice="compiling"), launch.StartReport(1, notice="more"), launch.StartReport(1)]
+    written = b"".join(msgspec.json.encode(report) + b"\n" for report in reports)
+    command = write_command(tmp_path, f"os.write(ready, {written!r}); os.read(alive, 1)")
+    launch.start(config.make(), timeout=30, command=command).close()
+    assert capfd.readouterr().err == "banyan: compiling\nbanyan: more\n"
+    launch.start(config.make(log="info"), timeout=30, command=command).close()
+    assert capfd.readouterr().err == "", "the server has logged them"
+
+
+def test_error_at_start_is_printed_by_the_parent_only(
+    boot: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "q4.gguf").write_text("GGUF")
+    with pytest.raises(BadModel, match="holds GGUF"):
+        launch.start(config.make(model=str(tmp_path), log="info"), timeout=30, command=boot)
+    assert capfd.readouterr().err == ""
 
 
 def test_server_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:

@@ -211,7 +211,8 @@ class _RecordedProgram(LocalReader, ProgramObserver):
         return _RecordedAttempt(self, generation, done)
 
     def begin(self, attempt: _RecordedAttempt) -> None:
-        """The executor has reached an attempt: its prompt is known, so its entry can be made."""
+        """Called by the executor when it starts an attempt (a gen or select, a retry, or a turn with tools). Now its
+        prompt is known, so this makes the TapeEntry that will be written with the answer."""
         op, question = attempt.op, self._questions[attempt.op.ref]
         with self._lock:
             digest, after, parts = Digest(), "", list[Text]()

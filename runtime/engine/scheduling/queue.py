@@ -83,8 +83,9 @@ class _ProgramQueue:
 
     @property
     def place(self) -> _Place:
-        """The sort key among the client's programs: deadline; with is_fair, how often the program's tokens have doubled
-        since its first quantum; age. The key never decreases."""
+        """The sort key among the programs of one client: (deadline, level, serial number), smallest first. level: 0
+        without is_fair; else the number of bits of n_served // QUANTUM, where n_served is the number of tokens computed
+        for the program, so each doubling adds one. The key never decreases."""
         level = (self.account.n_served // QUANTUM).bit_length() if self.is_fair else 0
         return self.deadline, level, self.serial
 

@@ -163,8 +163,9 @@ def make_work(request: Request, n_new: int) -> Work:
 
 
 class Plan(NamedTuple):
-    """One step: moves between device and host memory, in order, then copies (source page, destination page, n_slots),
-    then works. is_ahead: planned while the step before it was computed, so a work may start with an unknown token."""
+    """One step of the engine. The engine first executes `moves` (pages between device and host memory, in order), then
+    `copies` (source page, destination page, n_slots), then the forward pass of `works`. is_ahead: the plan was made
+    while the previous step was still running, so the first token of a work may be one that is not sampled yet."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()

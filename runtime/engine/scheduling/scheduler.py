@@ -262,7 +262,11 @@ class Scheduler:
         return True
 
     def _is_admitted(self, request: Request, lease: Lease) -> bool:
-        """Whether to start a request although that may evict what older programs will need again soon."""
+        """Whether to start a request now. Without admission control, always. Otherwise, if its n_new uncached tokens
+        fit into the slots that no running request uses, beside the texts of older programs that are paused and will
+        need these texts again. If they do not fit, starting the request may evict such texts. Even then a request is
+        started if it is the one that has waited too long, or if the larger batch saves more time than it takes to
+        compute n_new tokens."""
         if self.admission is None or request is self.waiting.aged:
             return True
         n_new = request.n_total - lease.n_cached

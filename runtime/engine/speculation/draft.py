@@ -84,7 +84,9 @@ class DraftPosition:
 
 
 def draft_rows(draft: Sequence[int], parents: Sequence[int], request: Request) -> list[Request | DraftPosition]:
-    """For each row of a request's draft, the object by which the sampler samples. For `parents` see `Work`."""
+    """For each draft token, the object from which the sampler reads the sampling parameters, position and token counts
+    of its row: a DraftPosition, or the request itself if each row only needs the argmax of its logits (`is_plain`).
+    parents: as in `Work`."""
     if request.is_plain:
         return [request] * len(draft)  # the argmax, whatever its position
     out: list[Request | DraftPosition] = []
@@ -101,9 +103,12 @@ def draft_rows(draft: Sequence[int], parents: Sequence[int], request: Request) -
 
 
 def accept_path(draft: Sequence[int], parents: Sequence[int], sampled: list[int]) -> tuple[Sequence[int], list[int]]:
-    """The indexes of the accepted tokens of a draft; and the new output tokens: the accepted ones and one more.
+    """Returns the indexes in `draft` of the accepted tokens, and the new output tokens: the accepted tokens and one
+    more.
 
-    sampled[0] was sampled behind the text, sampled[1 + i] behind draft[i]."""
+    parents: as in `Work`. sampled: the token that the model sampled in each row. sampled[0] follows the last token of
+    the text, sampled[1 + i] follows draft[i].
+    """
     if not draft:
         return (), sampled
     if not parents:

@@ -51,7 +51,8 @@ class Chain(NamedTuple):
 
 
 class DraftBranch:
-    """A run of tokens that leaves branch number `above` (-1: the text) at depth `at`, or continues from its end."""
+    """A run of draft tokens in a tree. above: the index of the branch that it leaves or extends; -1: it follows the
+    text. at: the depth of its first token, which is the number of draft tokens before it on the path from the text."""
 
     __slots__ = ("_gains", "_negated", "above", "at", "chain", "chances", "is_other", "tokens")
 

@@ -148,7 +148,8 @@ class ConstraintChecker:
             self.sockets = ()
 
     def _start(self) -> None:
-        """Start a preflight process. When it reports that it is ready, it gets the waiting constraints."""
+        """Start the preflight process, which compiles constraints in a child process. When the child reports that it is
+        ready, `_handle` sends it the vocabulary and all waiting constraints."""
         self._n_starts += 1
         self._address = ipc.child_path(self._path, "c")
         self._socket = ipc.pair(self._context, self._address)

@@ -107,8 +107,9 @@ class Quota:
     # ---- templates -------------------------------------------------------------------------------------------------
 
     def define(self, client: Client, number: int, template: ProgramTemplate, n_bytes: int) -> None:
-        """Add a template of a client. n_bytes: of its ops, by `bytes_of`. Overloaded: it has too many, or too large
-        ones."""
+        """Add a template of a client; it replaces a template with the same number. n_bytes: the estimated memory of the
+        template's ops, the sum of `bytes_of`. Raises Overloaded if the client has MAX_TEMPLATES templates, or if its
+        memory would exceed the limit `max_client`."""
         usage = self._usage(client)
         self.undefine(client, number)
         if len(usage.templates) >= MAX_TEMPLATES or usage.n_bytes + n_bytes > self.limits.max_client:

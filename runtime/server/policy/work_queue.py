@@ -46,7 +46,8 @@ class _ClientBacklog:
 class WorkQueue:
     """The messages of all clients that are not handled yet, and work that was begun.
 
-    begin: makes work of a message; must not raise. max_bytes: of the waiting messages of one client.
+    begin: makes the QueuedWork of a message; must not raise. max_bytes: `add` refuses a message if more bytes of
+    messages of the same client are waiting.
     """
 
     def __init__(self, begin: Callable[[Client, bytes], QueuedWork], times: LoopTimes, max_bytes: int) -> None:

@@ -440,7 +440,9 @@ class GenAttempt(EngineAttempt):
 
 
 class ToolTurn(GenAttempt):
-    """One turn of a gen with tools. Its text is parsed for calls, which a constraint holds to the tools' parameters."""
+    """One turn of a gen with tools. `_outcome` parses the output text for tool calls. A constraint forces the arguments
+    of each call to match the JSON schema of the tool's parameters. If that constraint is unusable, the turn runs again
+    with a looser one, then with none."""
 
     def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
         super().__init__(generator, program, generation, done)

@@ -191,9 +191,10 @@ def _identity(run: wire.Run) -> bytes:
 
 
 class Journal:
-    """All journal files, in a directory of mode 0700.
+    """The journal files of all durable programs, one file for each program, in a directory of mode 0700.
 
-    n_bytes: size of all files. closed_sizes: size of each file that is not open, the oldest first.
+    n_bytes: bytes of all files together. closed_sizes: file name -> bytes, for the files that no program has open, the
+    oldest first.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:

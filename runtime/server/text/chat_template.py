@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from banyan.runtime.errors import BadModel, BadProgram
+from banyan.runtime.executor.generator import ASSISTANT
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.template_sandbox import (
@@ -25,8 +26,6 @@ from banyan.runtime.server.text.template_sandbox import (
     TemplateError,
     budget,
 )
-
-ASSISTANT = "assistant"
 
 ROLES = frozenset(
     {"system", "developer", "user", ASSISTANT, "model", "tool", "function", "ipython", "observation", "environment"}

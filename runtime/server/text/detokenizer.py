@@ -10,15 +10,17 @@ from banyan.runtime.server.text.stop_strings import StopStrings, stop_strings
 
 
 class Detokenizer:
-    """The text of one output.
+    """Decodes the tokens of one output to text, and ends the text at a stop.
 
-    A stop string ends the text before it, also if it begins inside a token or spans several tokens. A pattern ends the
-    text after its match. The stop that is complete first counts, and of those the longest, so the result does not
-    depend on how the text is split into tokens. Stops are searched for once there are `min_tokens` tokens.
+    A stop string ends the text before itself, also if it begins inside a token or spans several tokens. A stop pattern
+    ends the text after its match. If several stops match, the one that ends at the smallest character index counts. If
+    two end at the same index, the longer stop string counts, and a string counts before a pattern. So the result does
+    not depend on how the text is split into tokens. A stop counts only if at least `min_tokens` tokens come before the
+    token that completes it.
 
     text       the text so far, cut at the stop
-    matched    the stop string or pattern that ended it, or None
-    n_tokens   tokens taken, including the one that completed a stop
+    matched    the stop string or pattern that ended the text, or None
+    n_tokens   tokens taken so far, including the token that completed a stop
     """
 
     def __init__(
@@ -63,8 +65,9 @@ class Detokenizer:
         return self._take_certain()
 
     def finish(self, stop_id: int | None = None) -> str:
-        """The output has ended. Returns the rest of its text. stop_id: a token that contains a whole stop string: the
-        token is not part of the output, but its text before the stop is."""
+        """Ends the output and returns the text that `feed` held back. stop_id: the token that ended the output, if its
+        text contains a whole stop string. `n_tokens` does not count this token, but `text` gets the part of its text
+        before the stop string."""
         if self.matched is None and stop_id is not None:
             self._add(self._decoder.decode(self._spelling[stop_id]), search=True)
         if self.matched is None:

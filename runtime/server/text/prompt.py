@@ -301,7 +301,8 @@ def _lengths(run: TokenRun, tokenizer: Tokenizer) -> list[int]:
 
 
 class _TurnLayout(NamedTuple):
-    """One turn. gap: the text between the turn before and this one."""
+    """One turn of a chat prompt. atoms: the content of the turn. gap: what was appended between the previous turn and
+    this one. answers: the call that a tool's turn answers. calls: the tool calls of the turn."""
 
     role: str
     atoms: list[Atom]
@@ -352,8 +353,13 @@ def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: ChatTemplate
     head = None
     if markers is not None:
         contents = [template.calling(turn.calls, now) if turn.calls else turn.text for turn in closed]
-        rendered = render([ChatMessage(t.role, "" if t.calls else t.text, t.calls, t.answers) for t in closed])
-        head = _align(rendered, markers, closed, contents, tokenizer)
+        messages = [ChatMessage(t.role, "" if t.calls else t.text, t.calls, t.answers) for t in closed]
+        if opening == ASSISTANT and messages:
+            # One rendering where `prefix` needs two: text that fits the markers is what `prefix` gives.
+            rendered = template.render(messages, prompt=True, now=now)
+            head = _align(rendered, markers, closed, contents, tokenizer)
+        if head is None:
+            head = _align(render(messages), markers, closed, contents, tokenizer)
     if head is None:
         head = _as_rendered(render, closed, tokenizer)
     return head + (turns[-1].atoms if is_open else [])

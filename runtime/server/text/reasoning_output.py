@@ -34,7 +34,8 @@ class ReasoningOutput:
     def end(
         self, samples: Sequence[wire.Sample], first: EngineRequest
     ) -> tuple[tuple[wire.Sample, ...], tuple[Piece, ...]]:
-        """The samples without their reasoning, and the content of the first one, for the state."""
+        """Returns all samples with their reasoning moved from `text` to `reasoning`, and the content of the first
+        sample (its text without the reasoning) as prompt pieces for the program's state."""
         self._pass_on(self._stream.finish())
         separated = []
         for sample in reversed(samples):

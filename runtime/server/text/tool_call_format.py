@@ -16,8 +16,9 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from banyan.runtime.errors import BadProgram, ToolError
+from banyan.runtime.executor.generator import ASSISTANT
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.text.chat_template import ASSISTANT, ChatMessage, ChatTemplate
+from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
 _decode = json.JSONDecoder(strict=False).raw_decode

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import io
+import argparse
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from banyan import Mock
-from banyan.cli import chat as cli_chat
 from banyan.cli import check as cli_check
 from banyan.cli import main as cli
-from banyan.runtime.config import Config, make
+from banyan.runtime.config import GROUPS, Config, make
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.protocol import wire
 
-BANYAN = (sys.executable, "-m", "banyan.cli.main")
+BANYAN = (sys.executable, "-m", "banyan")
 
 
 def parse(*argv: str) -> dict[str, object]:
@@ -47,6 +48,48 @@ def test_serve_help_lists_every_config_option(capsys: pytest.CaptureFixture[str]
     for field in msgspec.structs.fields(Config):
         assert f"--{field.name.replace('_', '-')}" in help_text
         assert typing.get_args(hints[field.name])[1] in help_text
+
+
+def test_every_option_is_in_one_group_of_the_help() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(Config.__struct_fields__)
+
+
+def test_examples_of_the_help_are_command_lines_that_parse() -> None:
+    parser = cli._parser()
+    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for name, command in commands.choices.items():
+        lines = re.findall(rf"\bbanyan ({name}\b[^#|)\n]*)", command.epilog)
+        assert lines, f"the help of {name} has no example"
+        for line in lines:
+            assert parser.parse_args(shlex.split(line)).name == name
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"banyan {version('banyan')}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_code_for_the_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["completion", shell]) == 0
+    assert re.search(r"^ *comp\w+ .*\bbanyan$|complete --command banyan", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("banyan serve --kv", {"--kv-memory", "--kv-dtype"}),
+        ("banyan serve --device c", {"cpu", "cuda"}),
+        ("banyan chat poc", {"pocket"}),
+    ],
+)
+def test_shell_is_told_what_can_follow(line: str, expected: set[str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(out), "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
+    asked |= {"COMP_LINE": line, "COMP_POINT": str(len(line))}
+    subprocess.run(BANYAN, env=os.environ | asked, check=True, timeout=60)
+    assert set(out.read_text().split("\013")) == expected
 
 
 def test_missing_flags_keep_the_defaults() -> None:
@@ -126,13 +169,21 @@ def test_model_may_be_a_positional_argument() -> None:
     ("argv", "words"),
     [
         ([], "required: COMMAND"),
-        (["serv"], "invalid choice: 'serv'"),
-        (["serve", "--pages", "8"], "unrecognized arguments: --pages"),
-        (["serve", "--sock", "x"], "unrecognized arguments: --sock"),
+        (["serv"], "did you mean serve? (try: banyan --help)"),
+        (["--verison"], "there is no --verison; did you mean --version?"),
+        (["serve", "--pages=8"], "--pages=8; did you mean --page? (try: banyan serve --help)"),
+        (["serve", "--sock=x"], "unrecognized arguments: --sock=x; did you mean --socket?"),
+        (["serve", "--no-cahce"], "did you mean --no-cache?"),
+        (["tree", "--sokcet", "x"], "required: --socket; there is no --sokcet; did you mean --socket?"),
+        (["chat", "--zzz"], "unrecognized arguments: --zzz (try: banyan chat --help)"),
+        (["completion", "bahs"], "did you mean bash?"),
         (["serve", "--page", "many"], "invalid int value: 'many'"),
         (["serve", "--page", "12"], "page is 12; it must be a power of two"),
         (["serve", "--kv-memory", "much"], "cannot read 'much' as a size"),
-        (["serve", "--device", "tpu"], "invalid choice: 'tpu'"),
+        (
+            ["serve", "--device", "cudda"],
+            "invalid choice: 'cudda' (choose from 'auto', 'cpu', 'cuda'); did you mean",
+        ),
         (["check", "--socket", "x", "--device", "cpu"], "--device: set when the server at x started"),
         (["serve", "a", "--model", "b"], "two models are named: a and --model b; give one"),
         (["serve", "a", "b"], "unrecognized arguments: b"),
@@ -245,73 +296,6 @@ def test_serve_prints_how_to_connect_and_exits_cleanly(
     assert "is gone" in rest
     assert rest.endswith("\nended\n")
     assert not socket.exists()
-
-
-# ---- chat ----------------------------------------------------------------------------------------------------------
-
-
-def run_chat(lines: str, mock: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-    assert cli_chat.talk(mock, system="Be brief.", temperature=0.0, max_tokens=9) == 0  # type: ignore[arg-type]
-    return capsys.readouterr().out
-
-
-def test_chat_continues_the_conversation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    mock = Mock(["one reply", "another"])
-    out = run_chat("Hi\n\nAnd now?\n/history\n/quit\nnever", mock, monkeypatch, capsys)
-    assert "one reply\n0 tokens" in out
-    assert out.endswith("system  Be brief.\nuser  Hi\nassistant  one reply\nuser  And now?\nassistant  another\n")
-    assert [(call.op.sampling.temperature, call.op.sampling.max_tokens) for call in mock.calls] == [(0.0, 9)] * 2
-    assert "<|im_start|>assistant\none reply<|im_end|>\n<|im_start|>user\nAnd now?" in mock.calls[1].prompt
-
-
-def test_chat_reset_clears_the_conversation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mock = Mock("yes")
-    run_chat("First\n/reset\nSecond\n", mock, monkeypatch, capsys)
-    assert "First" not in mock.calls[1].prompt
-    assert mock.calls[1].prompt.startswith("<|im_start|>system\nBe brief.")
-
-
-def test_chat_continues_after_a_failed_turn(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    mock = Mock(["good", wire.Sample("never seen", "stop"), "good again"])
-    answer = mock.answer
-
-    def break_once(prompt: str, name: str) -> object:
-        if "Break" in prompt.rpartition("user")[2]:
-            raise ValueError("boom")
-        return answer(prompt, name)
-
-    mock.answer = break_once  # type: ignore[assignment, method-assign]
-    out = run_chat("Hi\nBreak\nGo on\n/history\n", mock, monkeypatch, capsys)
-    assert "boom; /reset starts anew" in out
-    assert "Break" not in mock.calls[-1].prompt
-    assert "good" in mock.calls[-1].prompt
-    assert "user  Break" not in out
-
-
-def test_chat_lists_its_slash_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_chat("/what\n", Mock(), monkeypatch, capsys).count("/reset starts anew") == 2
-
-
-def test_ctrl_c_stops_the_reply_but_not_the_chat(tiny_model: Callable[..., Path]) -> None:
-    command = [*BANYAN, "chat", "--model", str(tiny_model("llama")), "--threads", "1", "--max-tokens", "480"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "300"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, env=environment) as chat:  # type: ignore[call-overload]
-        chat.stdout.readline()  # the model's name
-        chat.stdout.readline()  # the usage line
-        chat.stdin.write(b"hi\n")
-        chat.stdin.flush()
-        assert chat.stdout.read(1)
-        chat.send_signal(signal.SIGINT)
-        out, errors = chat.communicate(b"/history\n/quit\n", timeout=30)
-        assert (chat.returncode, errors) == (0, b"")
-    assert b" ... stopped\n" in out
-    assert b"user  hi\nassistant  " in out
 
 
 # ---- run -----------------------------------------------------------------------------------------------------------

@@ -642,3 +642,21 @@ class Boxed(TypedDict, Generic[T]):
 def test_typed_dict_schema_keeps_the_order_of_definition(kind: Any, name: str, keys: list[str]) -> None:
     schema = json.loads(output_types.output_type(kind).spec.text)  # type: ignore[union-attr]
     assert list(schema["$defs"][name]["properties"]) == keys, "the reason must precede the score"
+
+
+def test_value_with_a_type_has_that_type() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.gen("typed", type=int) + bn.gen("digits", regex="[0-9]+") + bn.gen("list") + bn.gen("two", n=2)
+        s["own"] = [1]
+
+    state = program.run(backend=bn.Mock({"typed": "7", "digits": "42", "list": '["a"]', "two": ["1", "2"]}))
+    assert (state.value("typed", int), state.value("typed", str), state.value("digits", int)) == (7, "7", 42)
+    assert (state.value("list", list[str]), state.value("own", list[int])) == (["a"], [1])
+    with pytest.raises(bn.BadOutput, match="not a valid int: '\\[\"a\"\\]'") as caught:
+        state.value("list", int)
+    assert (caught.value.gen, caught.value.program) == ("list", "program")
+    with pytest.raises(bn.BadProgram, match="2 samples"):
+        state.value("two", int)
+    with pytest.raises(bn.BadProgram, match="holds a list, which no gen made, and not <class 'int'>"):
+        state.value("own", int)

@@ -372,3 +372,23 @@ def test_runtime_error_keeps_its_type_and_names_the_line() -> None:
         state["a"]
     line = f"test_program.py:{qa.func.__code__.co_firstlineno + 3}"
     assert raised.value.__notes__ == [f"while program qa waited for 'a' ({line})"]
+
+
+def test_bound_options_are_defaults_of_every_run() -> None:
+    @bn.function
+    def program(s: bn.State, word: str) -> None:
+        s += word + bn.gen("a")
+
+    mock = bn.Mock("one two three four")
+    bound = program.bind(opts=bn.Options(backend=mock, max_tokens=2))
+    again = bound.bind(opts=bn.Options(temperature=0.5), word="x")
+    for state, expected in (
+        (bound.run("x"), (2, 1.0)),
+        (again.run(), (2, 0.5)),
+        (again.run(max_new_tokens=3), (3, 0.5)),
+        (bn.compile(again).run(opts=bn.Options(max_tokens=1)), (1, 0.5)),
+        (bound.run_batch([("x",)], temperature=0)[0], (2, 0.0)),
+    ):
+        state.sync()
+        options = state._record.sampling
+        assert (options.max_tokens, options.temperature) == expected

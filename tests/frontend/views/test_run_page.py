@@ -240,7 +240,7 @@ def test_notebook_view_of_a_state_never_waits() -> None:
     assert "[slow is under way]" in html
     assert "<script>" not in html
     state.cancel()
-    assert "[slow failed]" in state._repr_html_()
+    assert "[slow was stopped]" in state._repr_html_()
     finished = trip.run("Rome", backend=bn.Mock(script))
     finished.sync()
     assert "3 branches below it" in finished._repr_html_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -10,12 +11,15 @@ from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import msgspec
+import pytest
 import zmq
 
 from banyan.runtime import config as configs
+from banyan.runtime.engine import process
 from banyan.runtime.protocol.decoders import decode_report
 from banyan.runtime.protocol.wire import (
     Abort,
@@ -24,6 +28,7 @@ from banyan.runtime.protocol.wire import (
     EngineCommand,
     EngineReport,
     Failed,
+    Notice,
     Ready,
     Sampling,
     Step,
@@ -81,6 +86,25 @@ def peer(directory: Path, model: str) -> Iterator[Peer]:
             p.process.kill()
             p.process.wait()
             p.socket.close()
+
+
+def test_what_takes_long_at_start_is_reported_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[EngineReport] = []
+    link: Any = SimpleNamespace(send=sent.extend)
+    handler = process._ToServer(link)
+    monkeypatch.setattr(process, "PATIENCE", 0.0)
+    monkeypatch.setattr(process._log, "level", logging.INFO)
+    process._log.addHandler(handler)
+    try:
+        with process._compiling_on(None):
+            pass
+        with process._compiling_on("H200"):
+            wait_until(lambda: sent, "a notice")
+    finally:
+        process._log.removeHandler(handler)
+    (notice,) = sent
+    assert isinstance(notice, Notice)
+    assert notice.text.startswith("compiling the Triton kernels for H200")
 
 
 def test_engine_serves_answers_and_exits_with_its_parent(

@@ -28,6 +28,11 @@ def random_ids(n: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, 320), k=n)
 
 
+def test_mixture_of_experts_says_so(tiny_model):
+    assert read_spec(tiny_model("mixtral")).kind == "a mixture of 4 experts, in transformers' code"
+    assert read_spec(tiny_model("llama")).kind == ""
+
+
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("family", RULES)
 def test_logits_and_greedy_tokens_equal_transformers(family, page, tiny, tiny_model, reference):

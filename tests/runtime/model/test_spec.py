@@ -14,7 +14,7 @@ import pytest
 from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
 from banyan.runtime.model import spec as spec_module
 from banyan.runtime.model.families import FAMILIES
-from banyan.runtime.model.spec import ModelSpec, read_spec, resolve, sampling_defaults
+from banyan.runtime.model.spec import ModelSpec, read_config, read_spec, resolve, sampling_defaults
 
 
 @pytest.fixture
@@ -167,6 +167,57 @@ def test_broken_file_raises_bad_model_with_its_name(copy):
         read_spec(path)
 
 
+ADAPTER = '{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-0.6B"}'
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"q4.gguf": "GGUF"}, r"holds GGUF, the format of llama\.cpp.*without -GGUF.*gguf_file"),
+        ({"config.json": '{"model_type": "llama"}', "q4.gguf": "GGUF"}, "holds GGUF"),
+        (
+            {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ""},
+            r"an adapter .*\(Qwen/Qwen3-0\.6B\).*merge",
+        ),
+        ({"adapter_config.json": "{}"}, "merge it into its base model and load"),
+        ({"modules.json": "[]"}, "an embedding model"),
+        ({"model_index.json": "{}"}, "diffusers"),
+        ({"consolidated.00.pth": ""}, "Meta's own format"),
+        ({"README.md": "", "x/config.json": "{}"}, "did you mean .*/x"),
+        ({}, r"no config\.json"),
+    ],
+)
+def test_directory_of_another_format_is_named_with_what_to_do(tmp_path, files, message):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(BadModel, match=message):
+        read_config(tmp_path)
+
+
+def test_gguf_is_named_by_a_file_and_by_a_repository(tmp_path):
+    (tmp_path / "q4.gguf").write_text("GGUF")
+    with pytest.raises(BadModel, match=r"q4\.gguf is a file of GGUF, the format of llama\.cpp"):
+        resolve(tmp_path / "q4.gguf")
+    (tmp_path / "Qwen3-GGUF").mkdir()
+    with pytest.raises(BadModel, match="holds GGUF"):
+        read_config(tmp_path / "Qwen3-GGUF")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        ("BertModel", "an encoder"),
+        ("BertForMaskedLM", "masked words"),
+        ("Qwen2ForRewardModel", "scores"),
+        ("Odd", "no causal"),
+    ],
+)
+def test_model_that_generates_no_text_is_named(copy, architecture, kind):
+    with pytest.raises(Unsupported, match=f"{architecture}: it is .*{kind}.* load one of those"):
+        read_spec(copy(architectures=[architecture]))
+
+
 def test_missing_weights_raise_in_read_spec(copy):
     path = copy()
     (path / "model.safetensors").rename(path / "pytorch_model.bin")
@@ -189,7 +240,7 @@ def test_directory_resolves_to_itself(tiny_model, monkeypatch):
 def test_file_or_missing_path_raises(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(BadModel, match="is a file; give the directory"):
+    with pytest.raises(BadModel, match="is a file, and not a model directory; give the directory"):
         resolve(tmp_path / "config.json")
     for missing in (tmp_path / "missing", "./missing", "~/missing", "a/b/c", "../x", "", "a b"):
         with pytest.raises(ModelNotFound, match="no model directory"):

@@ -271,7 +271,7 @@ def test_command_line_connects_with_token_and_key(tcp_server: TcpServer, tmp_pat
     argv = [
         sys.executable,
         "-m",
-        "banyan.cli.main",
+        "banyan",
         "top",
         "--once",
         "--seconds",

@@ -1,0 +1,104 @@
+"""What a run raises carries the run's state and the calls so far."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import banyan as bn
+
+
+@bn.function
+def breaks(s: Any, question: str = "Which dog?") -> None:
+    s += bn.user(question) + bn.assistant(bn.gen("name"))
+    if s["name"] == "Rex":
+        raise ValueError("my bug")
+
+
+async def breaks_async(s: Any) -> None:
+    s += bn.user("Which dog?") + bn.assistant(bn.gen("name"))
+    raise ValueError(await s.value("name"))
+
+
+def run_async(program: Any) -> Any:
+    return asyncio.run(program.run_async(backend=bn.Mock("Rex")))
+
+
+WAYS: dict[str, Callable[[], Any]] = {
+    "run": lambda: breaks.run(backend=bn.Mock("Rex")),
+    "run_async": lambda: run_async(breaks),
+    "async def": lambda: run_async(bn.function(breaks_async)),
+    "batch": lambda: list(breaks.run_batch([{}], backend=bn.Mock("Rex"), generator_style=True)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_error_of_a_body_carries_the_state_and_its_calls(way: str) -> None:
+    with pytest.raises(ValueError, match=r"my bug|Rex") as raised:
+        WAYS[way]()
+    error: Any = raised.value
+    assert [gen.name for gen in error.state.usage.gens] == ["name"]
+    assert "Rex" in (error.state._repr_html_() if "async" in way else str(error.state))
+    (note,) = error.__notes__
+    program, call = note.splitlines()
+    assert "error.state" in program
+    assert call.startswith("  name = 'Rex' [test_error_state.py:")
+
+
+def test_batch_error_has_the_state_of_each_item() -> None:
+    with pytest.raises(bn.BatchError) as raised:
+        breaks.run_batch([{}], backend=bn.Mock("Rex"))
+    error: Any = raised.value.errors[0]
+    assert error.state["name"] == "Rex"
+
+
+def test_error_of_a_gen_carries_the_state() -> None:
+    @bn.function
+    def asks(s: Any) -> None:
+        s += bn.gen("first") + "." + bn.gen("second")
+        s.sync()
+
+    with pytest.raises(bn.ProgramError) as raised:
+        asks.run(backend=bn.Mock(["1"]))
+    assert raised.value.state["first"] == "1"
+    assert str(raised.value.state) == "1.[second failed]"
+    assert "\n  first = '1' [" in raised.value.__notes__[0]
+    assert "\n  second failed [" in raised.value.__notes__[0]
+
+
+def test_the_inner_of_two_runs_is_named() -> None:
+    @bn.function
+    def outer(s: Any) -> None:
+        breaks.run(backend=bn.Mock("Rex"))
+
+    with pytest.raises(ValueError, match="my bug") as raised:
+        outer.run(backend=bn.Mock("unused"))
+    assert "program breaks" in raised.value.__notes__[0]
+    assert len(raised.value.__notes__) == 1
+
+
+def test_note_shows_the_last_calls_and_the_start_of_their_texts() -> None:
+    @bn.function
+    def talks(s: Any) -> None:
+        for i in range(20):
+            s += bn.gen(f"x{i}")
+        s.sync()
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError) as raised:
+        talks.run(backend=bn.Mock("a" * 100))
+    head, *calls = raised.value.__notes__[0].splitlines()
+    assert head.endswith("the last 8 of 20 calls:")
+    assert [call.split()[0] for call in calls] == [f"x{i}" for i in range(12, 20)]
+    assert f"'{'a' * 60}'..." in calls[0]
+
+
+def test_error_with_a_state_can_be_sent_to_another_process() -> None:
+    with pytest.raises(ValueError, match="my bug") as raised:
+        breaks.run(backend=bn.Mock("Rex"))
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert copy.state == "<State of program breaks, variables: name>"
