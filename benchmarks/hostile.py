@@ -5,15 +5,18 @@
 For each case a server is started. A neighbour streams a long output alone and then beside the hostile client, in turns.
 The text must not change, the hostile client must get the errors of CASES, and the engine must live. The p99 of the
 neighbour's gaps between messages is compared in the best of the rounds, because other load of the machine only adds.
-Memory is the server's resident set size before the hostile client came and after it left. The time of the loop's pieces
-of work is CPU time.
+Memory is the server's resident set size before the hostile client came and after it left, each time after the same
+honest programs, which use all kinds of ops, and without what bounded caches hold. The time of the loop's
+pieces of work is CPU time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -27,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from report import Report, parser, percentile
 
 from banyan.runtime import config, launch
+from banyan.runtime.model.spec import resolve
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.protocol.limits import MAX_OPS
 from banyan.runtime.protocol.wire import (
@@ -58,8 +62,11 @@ loop_times.CLOCK = time.thread_time
 from banyan.runtime.server import worker
 sys.exit(worker.main(sys.argv[1:]))
 """)  # fmt: skip
+TOKEN = "a-token-that-is-long-enough"
 SECONDS = 120.0
 """The longest wait for an answer."""
+SILENCE = 20.0
+"""Seconds without a Pong after which the server has dropped a client: one with 100,000 unread messages, say."""
 
 
 def program(ops: Iterable[wire.Op], last: bool = True, number: int = 0) -> list[bytes]:
@@ -124,11 +131,45 @@ def stops() -> list[bytes]:
     ]
 
 
+def honest() -> list[bytes]:
+    """Programs that use all kinds of ops."""
+    shapes: list[list[wire.Op]] = [
+        [*turns(20, "and"), gen()],
+        [Append(0, ("word " * 1000,)), Read(0, 0, tokens=True)],
+        [Append(0, ("a",)), Select(0, 0, tuple(f"case {k}" for k in range(200))), gen(0, 1, stop=("xx",))],
+        [*fan(4), *(gen(k, k) for k in range(1, 5)), Join(0, (1, 2)), Join(0, (3,), adopt=True), gen(0, 9)],
+        [Append(0, ("a",)), gen(constraint=wire.ConstraintSpec("regex", "[ab]{1,3}"))],
+    ]
+    return [message for p, ops in enumerate(4 * shapes) for message in program(ops, number=p)]
+
+
+def backtracking(folder: Path) -> dict[str, Any]:
+    """The pocket model with a tokenizer whose regex takes exponential time."""
+    shutil.copytree(resolve("pocket"), folder, dirs_exist_ok=True)
+    path = folder / "tokenizer.json"
+    found = json.loads(path.read_text())
+    split = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    found["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [split, found["pre_tokenizer"]]}
+    path.chmod(0o600)
+    path.write_text(json.dumps(found))
+    return {"model": str(folder)}
+
+
+def tokens(folder: Path) -> dict[str, Any]:
+    """A server that asks for a token."""
+    path = folder / "tokens"
+    path.touch(0o600)
+    path.write_text(f"someone {TOKEN} operator\n")
+    return {"token_file": str(path)}
+
+
 class Case(NamedTuple):
-    """messages: what the hostile client sends. errors: codes that it gets; "value": results of programs."""
+    """messages: what the hostile client sends. errors: codes that it gets; "value": results of programs. options: of
+    the server, whose files are in the given empty folder."""
 
     messages: Callable[[], list[bytes]]
     errors: tuple[str, ...] = ("value",)
+    options: Callable[[Path], dict[str, Any]] = lambda folder: {}
 
 
 CASES = {
@@ -155,19 +196,21 @@ CASES = {
         lambda: [m for p in range(40) for m in program([Append(0, ("a",))] * 65_000, number=p)], ()
     ),
     "a role of 1 MB": Case(lambda: program([Append(0, (BeginTurn("a" * 1_000_000),))]), ("bad_message",)),
-    "a role with a token": Case(lambda: program([Append(0, (BeginTurn("user<|im_end|>"),))]), ("bad_program",)),
+    "a role with a token": Case(lambda: program([Append(0, (BeginTurn("user<|im_end|>"),)), gen()]), ("bad_program",)),
     # What stayed in memory.
     "20 names of 1 MB": Case(
         lambda: [wire.encode(Submit(p, 0, (), name="a" * 1_000_000)) for p in range(20)], ("bad_message",)
     ),
-    "300,000 gaps": Case(lambda: [wire.encode(Submit(p, 5, ())) for p in range(300_000)], ("bad_message",)),
+    "300,000 gaps": Case(lambda: [wire.encode(Submit(p, 5, ())) for p in range(300_000)], ()),  # dropped, if it is late
     "a client's name of 1 MB": Case(lambda: [wire.encode(Hello(wire.VERSION, "a\n" * 500_000))], ("bad_message",)),
     # Other shapes of large work.
     "appends of 4,096 parts": Case(lambda: program(letters(4096 * 100)), ()),
     "1,000 letters, a select": Case(
         lambda: program([Append(0, ("ab cd " * 100,)), *letters(1000), Select(0, 0, ("a", "b", "c"))])
     ),
-    "reads of tokens": Case(lambda: program([*text(200_000), *(Read(0, k, tokens=True) for k in range(20))])),
+    "reads of tokens": Case(
+        lambda: program([*text(200_000), *(Read(0, k, tokens=True) for k in range(20))]), ("prompt_too_long",)
+    ),
     "6,400 new stops": Case(stops),
     "adoptions": Case(
         lambda: program([
@@ -186,6 +229,13 @@ CASES = {
     "trees": Case(
         lambda: [wire.encode(wire.Ask(k, what, 5000)) for k in range(50) for what in ("tree", "check")], ("answer",)
     ),
+    # A hostile tokenizer, and guesses of a token.
+    "a regex that backtracks": Case(
+        lambda: program([Append(0, ("x" * 34,)), gen()]), ("bad_program",), options=backtracking
+    ),
+    "1,000 wrong tokens": Case(
+        lambda: [wire.encode(Hello(wire.VERSION, token=f"guess {k}")) for k in range(1000)], ("connect_failed",), tokens
+    ),
 }  # fmt: skip
 
 
@@ -195,7 +245,7 @@ class Peer:
     def __init__(self, context: Any, path: Path) -> None:
         self._socket, self._monitor = ipc.connect(context, path)
         ipc.connected(self._monitor)
-        self.send(wire.encode(Hello(wire.VERSION)))
+        self.send(wire.encode(Hello(wire.VERSION, token=TOKEN)))
         assert isinstance(self.receive(), wire.Welcome)
 
     def send(self, *messages: bytes) -> None:
@@ -204,17 +254,18 @@ class Peer:
                 self._socket.send(message, zmq.NOBLOCK)
 
     def receive(self) -> wire.ServerMessage | None:
-        """The next message but Pong. None: the server closed the connection."""
+        """The next message but Pong. None: the server closed the connection, or dropped this client."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
+        start = heard = time.monotonic()
+        while time.monotonic() < start + SECONDS:
             ready = dict(poller.poll(1000))
             if self._socket in ready:
+                heard = time.monotonic()
                 if not isinstance(message := wire.decode_server(self._socket.recv()), wire.Pong):
                     return message
-            elif self._monitor in ready and ipc.drain(self._monitor):
+            elif (self._monitor in ready and ipc.drain(self._monitor)) or time.monotonic() > heard + SILENCE:
                 return None
             elif not ready:
                 self.send(wire.encode(wire.Ping()))
@@ -224,7 +275,7 @@ class Peer:
         """Codes of all messages until the server has no programs, or closed the connection."""
         found: Counter[str] = Counter()
         self.send(wire.encode(wire.Ask(10**6, "info")))
-        is_open = True
+        is_open, is_idle = True, False
         while is_open:
             match self.receive():
                 case None:
@@ -236,9 +287,10 @@ class Peer:
                 case wire.Value():
                     found["value"] += 1
                 case wire.Answer(id=number) if number == 10**6:
-                    if is_open := stats()["programs"] > 0:
-                        time.sleep(0.05)
-                        self.send(wire.encode(wire.Ask(10**6, "info")))
+                    is_open = not is_idle
+                    is_idle = not stats()["programs"]  # then the next answer comes behind all results
+                    time.sleep(0.05)
+                    self.send(wire.encode(wire.Ask(10**6, "info")))
                 case wire.Answer(ok=ok):
                     found["answer" if ok else "refusal"] += 1
         return found
@@ -286,7 +338,9 @@ def measure(case: Case, n_tokens: int, n_rounds: int) -> Measured:
     """Run a case at a server of its own. AssertionError: the server harmed the neighbour, or the engine died."""
     messages = case.messages()
     context: Any = zmq.Context()
-    server = launch.start(config.make(log="quiet", threads=1, kv_memory="64MiB", speculate="off"), command=SERVER)
+    folder = tempfile.TemporaryDirectory()
+    options = {"log": "quiet", "threads": 1, "kv_memory": "64MiB", "speculate": "off"}
+    server = launch.start(config.make(**options | case.options(Path(folder.name))), command=SERVER)
 
     def join() -> Peer:
         return Peer(context, server.socket)
@@ -300,14 +354,15 @@ def measure(case: Case, n_tokens: int, n_rounds: int) -> Measured:
             return json.loads(answer.body)
 
     def stats() -> Any:
-        return ask("stats")["server"]
+        found = ask("stats")
+        return found["server"] | {"kept": sum(now for now, _ in found["kept_by_server"].values())}
 
     outcomes: Counter[str] = Counter()
     alone: list[float] = []
     beside: list[float] = []
     try:
-        expected = stream(join(), n_tokens).text  # and the warm-up
-        before = settled(stats, server.pid)
+        expected = stream(join(), n_tokens).text
+        before = usual(join, stats, server.pid)
         for _ in range(n_rounds):
             alone.append(stream(join(), n_tokens).p99)
             hostile = join()
@@ -316,7 +371,7 @@ def measure(case: Case, n_tokens: int, n_rounds: int) -> Measured:
             beside.append(got.p99)
             outcomes += hostile.outcomes(stats)
             hostile.close()
-            after = settled(stats, server.pid)
+            after = usual(join, stats, server.pid)
         found = stats()
         assert found["engine_starts"] == 1, "the engine died"
         assert ask("check") == {}
@@ -324,16 +379,26 @@ def measure(case: Case, n_tokens: int, n_rounds: int) -> Measured:
     finally:
         context.destroy(linger=0)
         server.close()
+        folder.cleanup()
+
+
+def usual(join: Callable[[], Peer], stats: Callable[[], Any], pid: int) -> float:
+    """Memory of the server, in MiB, after the programs of `honest`."""
+    with contextlib.closing(join()) as peer:
+        peer.send(*honest())
+        assert set(found := peer.outcomes(stats)) == {"value"}, found
+    return settled(stats, pid)
 
 
 def settled(stats: Callable[[], Any], pid: int) -> float:
-    """Memory of the server, in MiB, when nobody is there but who asks for `stats`, after a heartbeat."""
+    """Memory of the server without its bounded caches, in MiB, after two heartbeats with nobody there but who asks for
+    `stats`."""
     end = time.monotonic() + SECONDS
     while (found := stats())["clients"] > 1 or found["programs"] or found["requests"]:
         assert time.monotonic() < end, found
         time.sleep(0.05)
-    time.sleep(1.5 * ipc.HEARTBEAT)
-    return psutil.Process(pid).memory_info().rss / 2**20
+    time.sleep(2.5 * ipc.HEARTBEAT)
+    return (psutil.Process(pid).memory_info().rss - stats()["kept"]) / 2**20
 
 
 def main() -> int:
@@ -349,8 +414,9 @@ def main() -> int:
         report.row(f"{name}: p99 of gaps", "ms", 1e3 * found.beside, 1e3 * found.alone, "alone", target="ratio >= 0.5")
         report.row(f"{name}: longest piece ({kind})", "ms", 1e3 * found.longest[kind], target="<= 50")
         report.row(f"{name}: memory after", "MiB", found.memory[1], found.memory[0], "before", target="ratio >= 0.95")
-        wrong = "" if not case.errors or set(found.outcomes) == set(case.errors) else f", not {case.errors}"
-        report.row(f"{name}: {', '.join(found.outcomes)}{wrong}", "messages", found.outcomes.total(), target="")
+        n_wrong = len(set(found.outcomes) ^ set(case.errors)) if case.errors else 0
+        got = ", ".join(f"{n} {code}" for code, n in found.outcomes.items())
+        report.row(f"{name}: wrong answers ({got})", "kinds", n_wrong, target="<= 0")
     return report.end(args.json)
 
 

@@ -13,8 +13,10 @@ import msgspec
 
 import banyan
 from banyan.lang.expr import NOTHING
-from banyan.runtime.config import LIMITS, Config
+from banyan.lang.sampling import RENAMED
+from banyan.runtime.config import Config
 from banyan.runtime.protocol.limits import MESSAGE_LIMITS
+from banyan.runtime.protocol.wire import Sampling
 
 PAGE = Path(__file__).with_name("reference.md")
 HEAD = """# Reference
@@ -161,6 +163,9 @@ def about_class(name: str, cls: type, docs: dict[str, str]) -> Iterator[str]:
     descriptions = {
         field: next((docs[f"{home}.{field}"] for home in homes if f"{home}.{field}" in docs), "") for field in fields
     }
+    if cls is banyan.Options:
+        yield from option_table({field: (option_default(field), text) for field, text in descriptions.items()})
+        descriptions = {}
     rows = [(f"`{field}`", text) for field, text in descriptions.items()]
     for method, value in members(cls):
         if method in fields:
@@ -174,6 +179,23 @@ def about_class(name: str, cls: type, docs: dict[str, str]) -> Iterator[str]:
         for call, text in rows:
             yield f"| {call.replace('|', chr(92) + '|')} | {_cell(text)} |"
         yield ""
+
+
+def option_default(name: str) -> Any:
+    """The value of an option that nobody gives."""
+    field = {**RENAMED, "max_new_tokens": "max_tokens"}.get(name, name)
+    if field in Sampling.__struct_fields__:
+        return getattr(Sampling(), field)
+    return {"retries": 0, "priority": 0, "return_text_in_logprobs": False}.get(name, getattr(banyan.Options(), name))
+
+
+def option_table(options: dict[str, tuple[Any, str]]) -> Iterator[str]:
+    """options: name -> (default, description)"""
+    yield "| option | default | |\n|---|---|---|"
+    for name, (default, text) in options.items():
+        shown = "none" if default in (None, "", (), {}) else f"`{default}`"
+        yield f"| `{name}` | {shown} | {_cell(text)} |"
+    yield ""
 
 
 def _cell(text: str) -> str:
@@ -208,15 +230,19 @@ def in_the_tree(name: str) -> str:
     return found[1] if found else "the base of all errors of Banyan"
 
 
-def limits() -> Iterator[str]:
-    """The limits of clients and of messages."""
+def server_options() -> dict[str, tuple[Any, str]]:
+    """Option of `banyan serve` -> (default, help text)."""
     hints = typing.get_type_hints(Config, include_extras=True)
+    return {name: (getattr(Config(), name), typing.get_args(hints[name])[1]) for name in Config.__struct_fields__}
+
+
+def limits() -> Iterator[str]:
+    """The options of a server, and the limits of messages."""
+    yield "## Options of a server\n"
+    yield "For `Runtime(...)` as keywords, and for `banyan serve` as flags: `--kv-memory 2GiB` is `kv_memory='2GiB'`.\n"
+    yield from option_table(server_options())
     yield "## Limits\n"
-    yield "What a client may have on a server. These are options of `banyan serve` and of `Runtime`.\n"
-    yield "| option | default | |\n|---|---|---|"
-    for name in LIMITS:
-        yield f"| `{name}` | {getattr(Config(), name)} | {typing.get_args(hints[name])[1]} |"
-    yield "\nWhat one message may contain, on all servers. A program whose message contains more fails.\n"
+    yield "What one message may contain, on all servers. A program whose message contains more fails.\n"
     yield "| | at most |\n|---|---|"
     for limit in MESSAGE_LIMITS:
         yield f"| {limit.text} | {limit.most:,} {limit.unit} |"

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("docs/language.md", "docs/migrating-from-sglang.md")
+PAGES = ("docs/deployment.md", "docs/language.md", "docs/migrating-from-sglang.md")
 MARK = re.compile(r"(?P<mark><!-- output of: (?P<command>.*?) -->\n)(```text\n.*?```\n)?", re.DOTALL)
 BLOCK = re.compile(
     r"(?P<skip><!-- not run -->\n)?```python\n(?P<code>.*?)```\n"

@@ -73,7 +73,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "temperature, top_p, top_k, min_p and repetition_penalty of gens that do not give them; model: those of the "
         "model's generation_config.json, openai: temperature 1 and nothing else",
     ] = "model"
-    constraint_bytes: Annotated[int, "maximum size of a schema, regex or grammar, in bytes"] = 64 << 10
+    constraint_bytes: Annotated[int, "maximum size of a schema, regex or grammar, in bytes"] = 2 << 20
     constraint_seconds: Annotated[float, "time limit for compiling a schema, regex or grammar"] = 2.0
     constraint_engine: Annotated[
         Literal["llguidance", "outlines_core"],
@@ -113,6 +113,26 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         str, "where to send spans of programs and gens: console, or the URL of an OTLP/HTTP collector"
     ] = ""
     log: Annotated[Literal["quiet", "info", "debug"], "log level of the server on stderr"] = "quiet"
+
+
+class HTTPConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The options of the HTTP process of a server. socket: where the server listens. token_file: that of the server,
+    in which an operator's token must stand if there are keys."""
+
+    socket: str
+    address: Annotated[
+        str, "serve HTTP at a local port, or at HOST:PORT: the APIs of OpenAI and Anthropic, see docs/http.md"
+    ]
+    keys_file: Annotated[
+        str, "a file of mode 0600 with a line NAME:KEY per accepted API key; each name is a tenant of its own"
+    ] = ""
+    isolate: Annotated[
+        Literal["key", "user"],
+        "who shares KV over HTTP: all requests with keys of one name, or of these the requests with one `user` (or "
+        "prompt_cache_key)",
+    ] = "key"
+    cors: Annotated[str, "the origins, with commas, whose pages may call the server; *: all"] = ""
+    token_file: str = ""
 
 
 LIMITS = (

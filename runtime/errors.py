@@ -41,6 +41,7 @@ the run's state as `error.state`, and a note with its calls so far, whatever its
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self, TypeVar
@@ -81,7 +82,12 @@ class ModelNotFound(BadModel, code="model_not_found"): ...
 class OutOfMemory(BanyanError, code="out_of_memory"): ...
 
 
-class RuntimeLost(BanyanError, code="runtime_lost"): ...
+class RuntimeLost(BanyanError, code="runtime_lost"):
+    @classmethod
+    def unless_in(cls, process: int, what: str) -> None:
+        """Raise the error if this is a fork of `process`, in which `what` runs."""
+        if process != (here := os.getpid()):
+            raise cls(f"{what} runs in process {process}, and this is its fork {here}: run it here")
 
 
 class ConnectFailed(RuntimeLost, code="connect_failed"): ...

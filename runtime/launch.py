@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import select
 import shutil
@@ -19,22 +20,27 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import msgspec
 
 from banyan.runtime import config as configs
-from banyan.runtime.config import Config
+from banyan.runtime.config import Config, HTTPConfig
+from banyan.runtime.config import address as config_address
 from banyan.runtime.errors import ConfigError, EngineLost, RuntimeLost, from_code
 
 SERVER = (sys.executable, "-m", "banyan.runtime.server")
 ENGINE = (sys.executable, "-m", "banyan.runtime.engine")
-"""The commands of the children. This module imports neither."""
+GATEWAY = (sys.executable, "-m", "banyan.runtime.gateway")
+"""The commands of the children. This module imports none of them."""
 
 _GRACE = 5.0  # seconds for a child to end by itself before it is killed
 _PR_SET_PDEATHSIG = 1
+
+P = TypeVar("P", bound="ChildProcess")
 
 
 class StartReport(msgspec.Struct, frozen=True):
@@ -129,6 +135,12 @@ class ServerProcess(ChildProcess):
     report: tuple[str, ...]
 
 
+class GatewayProcess(ChildProcess):
+    """A running HTTP process. url: where it listens, such as http://127.0.0.1:8000."""
+
+    url: str
+
+
 def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVER) -> ServerProcess:
     """Start a server and wait until its engine is ready. With an empty `config.socket` it gets a private one in a new
     directory, which is removed when it ends. Raises the server's error (ConfigError, ModelNotFound, OutOfMemory ...).
@@ -139,23 +151,44 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
     path = configs.private_socket() if private else Path(config.socket).absolute()
     config = msgspec.structs.replace(config, socket=str(path))
     with contextlib.ExitStack() as stack:
-        ready, write_end = os.pipe()
-        stack.callback(os.close, ready)
         # The output of a quiet server is shown only if it does not start.
         log = stack.enter_context(tempfile.TemporaryFile()) if config.log == "quiet" else None
+        directory = path.parent if private else None
+        make = partial(ServerProcess, stderr=log, directory=directory)
+        server, server_report = _start(make, [*command, *(["--private"] if private else [])], config, timeout, log)
+    server.socket, server.report = path, server_report.lines
+    return server
+
+
+def start_gateway(config: HTTPConfig, timeout: float = 60.0) -> GatewayProcess:
+    """Start the HTTP process of a running server. ConfigError: it cannot listen, or the extra is not installed."""
+    config_address(config.address)
+    for name in ("starlette", "uvicorn", "httptools"):
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"http needs {name}: pip install 'banyan[http]'")
+    gateway, report = _start(GatewayProcess, GATEWAY, config, timeout, None)
+    (gateway.url,) = report.lines
+    return gateway
+
+
+def _start(
+    make: Callable[..., P], command: Sequence[str], config: Config | HTTPConfig, timeout: float, log: IO[bytes] | None
+) -> tuple[P, StartReport]:
+    """Start a child with a ready pipe, and wait for its report."""
+    ready, write_end = os.pipe()
+    try:
         try:
-            options = ["--config", msgspec.json.encode(config).decode(), "--ready-fd", str(write_end)]
-            options += ["--private"] if private else []
-            directory = path.parent if private else None
-            server = ServerProcess([*command, *options], pass_fds=(write_end,), stderr=log, directory=directory)
+            options = ("--config", msgspec.json.encode(config).decode(), "--ready-fd", str(write_end))
+            child = make([*command, *options], pass_fds=(write_end,))
         finally:
             os.close(write_end)
         try:
-            server.socket, server.report = path, _await_report(server, ready, time.monotonic() + timeout, log).lines
+            return child, _await_report(child, ready, time.monotonic() + timeout, log)
         except BaseException:
-            server.close()
+            child.close()
             raise
-    return server
+    finally:
+        os.close(ready)
 
 
 def _await_report(server: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None) -> StartReport:

@@ -28,8 +28,8 @@ class Rule(NamedTuple):
 RUNTIME = "banyan.runtime"
 PROTOCOL = f"{RUNTIME}.protocol"
 CORE = (
-    *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "waiting")),
-    *(f"{PROTOCOL}.{name}" for name in ("limits", "op_template", "roles", "text_forms", "wire")),
+    *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "server_metrics", "waiting")),
+    *(f"{PROTOCOL}.{name}" for name in ("limits", "op_template", "reasoning_formats", "roles", "text_forms", "wire")),
 )
 """Shared by both ends of a socket."""
 EXECUTOR = f"{RUNTIME}.executor"
@@ -51,14 +51,24 @@ RULES = {
     "banyan.lang.outlines_terms": Rule(PUBLIC, ("jsonschema", "msgspec", "outlines")),
     # Loaded at the first typed gen.
     "banyan.lang.output_types": Rule(
-        (*PUBLIC, "banyan.lang.fstring", "banyan.lang.json_types", "banyan.lang.outlines_terms"),
+        (
+            *PUBLIC,
+            *(
+                "banyan.lang.fstring",
+                "banyan.lang.json_types",
+                "banyan.lang.outlines_terms",
+                "banyan.lang.schema_check",
+            ),
+        ),
         ("msgspec", "pydantic_core", "typing_extensions"),
     ),
     "banyan.lang.json_types": Rule((*PUBLIC, "banyan.lang.pydantic_types"), ("msgspec",)),
     # Loaded when a type needs pydantic.
     "banyan.lang.pydantic_types": Rule(PUBLIC, ("annotated_types", "pydantic")),
+    # Loaded when a value is validated.
+    "banyan.lang.schema_check": Rule(PUBLIC, ("jsonschema", "jsonschema_specifications", "msgspec")),
     # Loaded when a progress bar is requested.
-    "banyan.execution.progress": Rule(PUBLIC, ("rich",)),
+    "banyan.execution.progress": Rule((*PUBLIC, "banyan.views.notebook"), ("rich",)),
     "banyan.__main__": Rule(("banyan.cli.main",)),
     "banyan.cli": Rule((*PUBLIC, "banyan"), ("argcomplete", "msgspec", "rich")),
     RUNTIME: Rule(),
@@ -67,6 +77,7 @@ RULES = {
     f"{RUNTIME}.future": Rule((f"{RUNTIME}.waiting",)),
     f"{RUNTIME}.launch": Rule((*CORE, f"{PROTOCOL}.ipc", f"{RUNTIME}.client"), ("msgspec", "psutil", "zmq")),
     f"{RUNTIME}.reasoning": Rule((f"{PROTOCOL}.wire",)),
+    f"{RUNTIME}.server_metrics": Rule(),
     PROTOCOL: Rule(CORE, ("msgspec",)),
     f"{PROTOCOL}.limits": Rule(),
     f"{PROTOCOL}.text_forms": Rule(),
@@ -83,6 +94,10 @@ RULES = {
     f"{RUNTIME}.server": Rule(
         (*CORE, EXECUTOR, PROTOCOL, f"{RUNTIME}.constraint.limits", f"{RUNTIME}.launch"),
         ("jinja2", "msgspec", "psutil", "re2", "tokenizers", "zmq"),
+    ),
+    # A client of the server, in a process of its own.
+    f"{RUNTIME}.gateway": Rule(
+        (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch"), ("httptools", "msgspec", "starlette", "uvicorn")
     ),
     # Runs in its own process.
     f"{RUNTIME}.server.constraints.preflight": Rule(
@@ -115,6 +130,7 @@ RULES = {
 
 # module -> import -> reason for the exception.
 EXCEPTIONS = {
+    "banyan.views.notebook": {"IPython.display": "only called by a notebook, which has IPython"},
     "banyan.lang.run_types": {
         "typing_extensions": "defaults of type parameters, which the typing of Python 3.11 lacks"
     },

@@ -184,8 +184,8 @@ LIMITS = ["*max_rounds", "*tool_timeout", "*max_tool_output"]
 SIGNATURES = {
     "function": ["func", "num_api_spec_tokens"],
     "gen": [
-        *[*GEN, "*max_new_tokens", "*schema", "*repetition_penalty", "*logit_bias", "*seed", "*timeout", "*budget"],
-        *["*priority", "*deadline"],
+        *[*GEN, "*max_new_tokens", "*schema", "*whitespace", "*order", "*repetition_penalty", "*logit_bias", "*seed"],
+        *["*timeout", "*budget", "*priority", "*deadline"],
         *["*type", "*grammar", "*retries", "*tools", *LIMITS],
     ],
     "select": ["name", "choices", "temperature", "choices_method", "*seed", "*timeout"],

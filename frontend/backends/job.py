@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from msgspec.structs import replace
 
 from banyan.lang.sampling import RENAMED
-from banyan.runtime.errors import BadProgram, BanyanError, ProgramError
+from banyan.runtime.errors import BadProgram, BanyanError, ProgramError, Unsupported
 from banyan.runtime.executor.generation import Generation
 from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
@@ -68,6 +68,8 @@ class LocalPrompt(Prompt):
 
     def append_part(self, part: wire.Part) -> None:
         match part:
+            case wire.BeginTurn(answers=wire.WireToolCall()) | wire.EndTurn(calls=[_, *_]):
+                raise Unsupported("calls of tools in earlier turns: only Banyan's runtime takes them")
             case wire.BeginTurn(role=role):
                 if self._chat is None:
                     raise BadProgram(
@@ -248,7 +250,7 @@ NAMES = {field: option for option, field in RENAMED.items()}
 
 ALL = frozenset({
     *(NAMES.get(name, name) for name in wire.Sampling.__struct_fields__ if name != "constraint"),
-    *("regex", "json_schema", "grammar", "choices", "tools", "priority", "deadline", "stream"),
+    *("regex", "json_schema", "grammar", "whitespace", "order", "choices", "tools", "priority", "deadline", "stream"),
     *("select", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"),
     *("image", "raw", "roles"),
 })  # fmt: skip
@@ -271,6 +273,7 @@ def features(job: Job) -> Iterator[str]:
         yield from (NAMES.get(name, name) for name in changed(job.op.sampling) if name != "constraint")
         if (constraint := job.op.sampling.constraint) is not None:
             yield constraint.kind
+            yield from ["whitespace"] * (constraint.style != "either") + ["order"] * (constraint.order != "schema")
         yield from (name for name in ("tools", "priority", "deadline", "stream") if getattr(job.op, name))
     kinds: dict[type, str] = {wire.Image: "image", wire.Raw: "raw", wire.BeginTurn: "roles"}
     yield from dict.fromkeys(kinds[type(piece)] for piece in job.prompt.pieces if type(piece) in kinds)

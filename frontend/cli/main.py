@@ -24,7 +24,7 @@ import msgspec
 from banyan.cli.completion import SHELLS, TO_INSTALL, answer, show
 from banyan.cli.parser import Parser, ShowVersion
 from banyan.runtime import config as configs
-from banyan.runtime.config import SERVER_KEY, TOKEN, Config
+from banyan.runtime.config import SERVER_KEY, TOKEN, Config, HTTPConfig
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol.limits import MESSAGE_LIMITS
 from banyan.runtime.waiting import NAP
@@ -36,6 +36,7 @@ Command = Callable[[argparse.Namespace], int]
 SERVE_EXAMPLES = """  banyan serve --socket ~/.banyan/s                                    # the pocket model
   banyan serve Qwen/Qwen3-0.6B --socket ~/.banyan/s --kv-memory 4GiB --context 8192
   banyan serve ~/models/Qwen3-0.6B --socket ~/.banyan/s --metrics 9090 --slo ttft=500ms
+  banyan serve --http 8000                     # for clients of OpenAI's and Anthropic's APIs
   banyan serve --bind tcp://0.0.0.0:7100 --curve-key ~/.banyan/keys/server.key_secret --token-file tokens"""
 RUN_EXAMPLES = """  banyan run program.py                        # on a private runtime with the pocket model
   banyan run --model Qwen/Qwen3-0.6B program.py its arguments
@@ -55,6 +56,13 @@ _METAVARS = {
     "slo": "LEVELS",
     "traces": "TARGET",
 }
+_HTTP_FLAGS = (
+    ("--http", "address", "[HOST:]PORT"),
+    ("--http-keys", "keys_file", "FILE"),
+    ("--http-isolate", "isolate", None),
+    ("--http-cors", "cors", "ORIGINS"),
+)
+"""flag -> field of HTTPConfig, and the name of its value."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,6 +101,7 @@ def _parser() -> Parser:
 
     serve = add("serve", _serve, "run a shared server until it is interrupted", SERVE_EXAMPLES, " [MODEL]")
     _add_model(serve)
+    _add_http(serve)
     _add_config(serve, log="info")
 
     text = "run a program file; a runtime starts if the program needs one"
@@ -142,6 +151,18 @@ def _parser() -> Parser:
 
 def _add_model(parser: Parser) -> None:
     parser.add_argument("positional_model", nargs="?", default="", metavar="MODEL", help="the same as --model MODEL")
+
+
+def _add_http(parser: Parser) -> None:
+    """The flags of the HTTP process."""
+    options = parser.add_argument_group("options of the HTTP interface")
+    hints = typing.get_type_hints(HTTPConfig, include_extras=True)
+    for flag, name, metavar in _HTTP_FLAGS:
+        kind, text = typing.get_args(hints[name])
+        choices = typing.get_args(kind) or None
+        default = "" if choices is None else choices[0]
+        text += f" (default: {default or 'none'})"
+        options.add_argument(flag, default=default, metavar=metavar, choices=choices, help=text)
 
 
 def _add_join(parser: Parser) -> None:
@@ -269,21 +290,33 @@ def _serve(options: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     config = configs.make(**given(options))
+    if options.http_keys and not options.http:
+        raise ConfigError("--http-keys is for --http, which is not given")
     server = launch.start(config)
+    gateway: launch.GatewayProcess | None = None
     try:
         if config.log == "quiet":  # otherwise the server has logged it already
             print(*server.report, sep="\n")
         print(f"listening on {server.socket}; Ctrl-C stops the server. To use it:")
         print(f'  import banyan as bn; bn.set_default_backend(bn.connect("{server.socket}"))')
         print(f"  banyan chat --socket {server.socket}", flush=True)
-        while (status := server.wait(NAP)) is None:  # short waits, so that no signal is missed
-            pass
-        print(f"banyan: the server exited unexpectedly (exit status {status})", file=sys.stderr)
-        return 1
+        if options.http:
+            http = {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _HTTP_FLAGS}
+            socket, token_file = str(server.socket), config.token_file
+            gateway = launch.start_gateway(HTTPConfig(socket=socket, token_file=token_file, **http))
+            print(f'  OpenAI(base_url="{gateway.url}/v1", api_key="...")', flush=True)
+        children = {"server": server} | ({"HTTP process": gateway} if gateway is not None else {})
+        while True:
+            for name, child in children.items():
+                if (status := child.wait(NAP)) is not None:  # short waits, so that no signal is missed
+                    print(f"banyan: the {name} exited unexpectedly (exit status {status})", file=sys.stderr)
+                    return 1
     except KeyboardInterrupt:
         print("\nended", flush=True)
         return 0
     finally:
+        if gateway is not None:
+            gateway.close()
         server.close()
 
 

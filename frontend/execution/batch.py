@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from banyan.execution.program_run import ProgramRun, with_state
 from banyan.execution.run_limits import GRACE, BatchLimits
 from banyan.lang.state import State
-from banyan.runtime.errors import BatchError, DeadlineExceeded
+from banyan.runtime.errors import BatchError, DeadlineExceeded, RuntimeLost
 from banyan.runtime.waiting import naps
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class BatchRun:
         """Yields (index, state) of each run when the run finishes or the batch times out."""
         seen: set[int] = set()
         while len(seen) < self._plan.n:
+            RuntimeLost.unless_in(self._process, "the batch")
             left = max(0.0, self._limits.end - time.monotonic()) + GRACE
             for nap in naps(None if self._limits.timeout is None or self._is_stopped else left):
                 with suppress(Empty):
@@ -124,8 +125,10 @@ class BatchRun:
             self._finished.put((i, run.state))
 
     def close(self) -> None:
-        """Stop all runs."""
+        """Stop all runs. In a fork of the process that runs them, nothing happens."""
         self._is_stopped = True
+        if self._process != os.getpid():
+            return
         for run in list(self._running.values()):
             run.record.program.cancel()
 

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+from banyan.runtime.errors import RuntimeLost
 from banyan.runtime.waiting import until
 
 T = TypeVar("T")
+
+_process = os.getpid()
+
+
+def _note_fork() -> None:
+    global _process
+    _process = os.getpid()
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 class ErrorFlag:
@@ -28,7 +40,7 @@ class Feed(Generic[T]):
     *then* looks for items. So at least one of the two sees the other, with any number of writers.
     """
 
-    __slots__ = ("_waiters", "error", "error_flag", "is_closed", "items")
+    __slots__ = ("_process", "_waiters", "error", "error_flag", "is_closed", "items")
 
     def __init__(self, error_flag: ErrorFlag | None = None) -> None:
         """error_flag: set when a reader receives the error that closed the feed."""
@@ -37,6 +49,7 @@ class Feed(Generic[T]):
         self.is_closed = False
         self.error: BaseException | None = None
         self._waiters: list[Callable[[], None]] = []
+        self._process = _process
 
     def put(self, item: T) -> None:
         """Append an item."""
@@ -63,7 +76,8 @@ class Feed(Generic[T]):
                 self._waiters.pop()()  # one by one: swapping the list could lose a reader that registers meanwhile
 
     def _has(self, i: int) -> bool | None:
-        """Whether item `i` exists; None if it may still come. Raises the error that closed the feed."""
+        """Whether item `i` exists; None if it may still come. Raises the error that closed the feed. RuntimeLost: this
+        process is a fork of the one where the items come from."""
         is_closed = self.is_closed  # read first: items that were put before the end are read before the end
         if i < len(self.items):
             return True
@@ -71,6 +85,8 @@ class Feed(Generic[T]):
             if self.error_flag is not None:
                 self.error_flag.is_seen = True
             raise self.error
+        if not is_closed:
+            RuntimeLost.unless_in(self._process, "the program of this stream")
         return False if is_closed else None
 
     def __iter__(self) -> Iterator[T]:

@@ -180,10 +180,7 @@ class ProgramRecord:
         If the program was stopped, by this call or earlier, raises the error that stopped it. RuntimeLost: this process
         is a fork of the one that runs the program.
         """
-        if self._process != (here := os.getpid()):
-            raise RuntimeLost(
-                f"program {self.name} runs in process {self._process}, and this is its fork {here}: run it here"
-            )
+        RuntimeLost.unless_in(self._process, f"program {self.name}")
         if self.error is not None:
             raise self.error
         with self._send_lock:  # also while submitting: messages must leave in the order of their ops

@@ -1,10 +1,11 @@
-"""The progress bar of a batch, on stderr: items done, tokens per second, cached share of the prompts, time left.
+"""The progress bar of a batch, on stderr or in a notebook: items done, tokens per second, cached share, time left.
 
 Tokens are counted when a value arrives, not when its run ends, so that a few long runs show progress too.
 """
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from rich.text import Text
 
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
+from banyan.views.notebook import LiveDisplay, in_notebook
 
 WINDOW = 5.0
 """Seconds over which tokens per second are averaged."""
@@ -102,5 +104,21 @@ def bar(title: str, total: int, console: Console | None = None) -> Iterator[Bar]
         progress.TimeElapsedColumn(),
         progress.TimeRemainingColumn(),
     )
+    if console is None and in_notebook():  # rich itself would need ipywidgets
+        shown = progress.Progress(*columns, disable=True)
+        task = shown.add_task(title, total=total)
+        display = LiveDisplay(lambda: _html(shown), title)
+        try:
+            yield Bar(meter, shown, task)
+        finally:
+            display.close()
+        return
     with progress.Progress(*columns, console=console or Console(stderr=True)) as shown:
         yield Bar(meter, shown, shown.add_task(title, total=total))
+
+
+def _html(shown: progress.Progress) -> str:
+    """The bar as HTML, in the colors that rich gives it."""
+    console = Console(record=True, file=io.StringIO(), width=120, force_jupyter=False, force_terminal=True)
+    console.print(shown.get_renderable())
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")

@@ -19,9 +19,9 @@ from msgspec.structs import replace
 from banyan.execution.source_line import warn
 from banyan.lang import fstring, images, output_types
 from banyan.lang.choices import Method, checked_choices, checked_method, token_length_normalized
-from banyan.lang.reasoning_formats import REASONING_FORMATS, THINK_TAGS
 from banyan.lang.sampling import MAX_RETRIES, GenOptions, make
 from banyan.runtime.errors import BadProgram, Unsupported
+from banyan.runtime.protocol.reasoning_formats import REASONING_FORMATS, THINK_TAGS
 from banyan.runtime.protocol.roles import check_role
 from banyan.runtime.protocol.wire import ChoicesMethod, ConstraintSpec, Reasoning, Sampling
 from banyan.tools.toolbox import Toolbox, toolbox
@@ -173,6 +173,8 @@ def gen(
     *,
     max_new_tokens: int | None = None,
     schema: str | dict[str, Any] | None = None,
+    whitespace: str | None = None,
+    order: str | None = None,
     repetition_penalty: float | None = None,
     logit_bias: dict[int, float] | None = None,
     seed: int | None = None,
@@ -190,9 +192,9 @@ def gen(
 ) -> GenExpr | SelectExpr:
     """Generate text and store it in the variable `name`.
 
-    `Options` describes the options; one that is left out has the value of the run. With `choices`, `gen` is `select`,
-    its temperature is 0 unless one is given, and options of SGLang that do not apply to a select are ignored, with a
-    warning.
+    `Options` describes the options; one that is left out has the value of the run. With `choices` (and choices_method),
+    `gen` is `select`, its temperature is 0 unless one is given, and options of SGLang that do not apply to a select are
+    ignored, with a warning.
 
     Each of the following constrains the text while it is generated. `s[name]` is the text, `s.value(name)` the object:
 
@@ -202,6 +204,10 @@ def gen(
     regex        in Rust's syntax, without look-around; the object is the text
     grammar      context-free, in Lark's notation; the object is the text
     dtype        SGLang's int, float, bool and str (in quotes: letters and spaces)
+
+    whitespace: of JSON: "spaced" ({"a": 1, "b": 2}), "compact" ({"a":1,"b":2}), "either" (one of these throughout; the
+    default) or "any". order: of optional properties: "schema" (as the schema lists them; the default), or "any" behind
+    the required ones.
 
     retries: how often the model may try again if its text is not a valid object in spite of the constraint (a pydantic
     validator refused it, or max_tokens cut it). Before each try the model is told what is wrong. The prompt keeps only
@@ -237,6 +243,8 @@ def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
     if "choices_method" in asked:
         raise BadProgram("choices_method needs choices")
     tools, output_type, retries = _take_tools(asked), output_types.take(asked), asked.pop("retries", None)
+    if output_type is not None and output_type.note:
+        warn(output_type.note)
     if retries and output_type is None:
         raise BadProgram("retries applies to gens with a type; add type=")
     if retries is not None and (not isinstance(retries, int) or not 0 <= retries <= MAX_RETRIES):

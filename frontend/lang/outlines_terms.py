@@ -108,7 +108,7 @@ _QUANTIFIERS = {
 
 def _check_spacing(term: Any) -> None:
     if term.whitespace_pattern is not None:
-        raise ConstraintUnsupported("JsonSchema(whitespace_pattern=...) is not supported; JSON has a fixed spacing")
+        raise ConstraintUnsupported("JsonSchema(whitespace_pattern=...) is not supported; use gen(whitespace=...)")
 
 
 def _name(kind: Any) -> str:

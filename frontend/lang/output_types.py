@@ -15,6 +15,7 @@ from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hin
 
 import msgspec
 
+from banyan.lang import schema_check
 from banyan.lang.fstring import check_unicode
 from banyan.lang.json_types import Parse, check_keys, json_type
 from banyan.runtime.errors import BadOutput, BadProgram
@@ -27,13 +28,16 @@ _CACHE_SIZE = 4096
 class OutputType:
     """The type of a gen's text."""
 
-    __slots__ = ("is_json", "label", "parse", "spec", "stop")
+    __slots__ = ("is_json", "label", "note", "parse", "spec", "stop")
 
     def __init__(self, label: str, spec: ConstraintSpec | None, parse: Parse, stop: tuple[str, ...] = ()) -> None:
         """label: the type's name, for errors. spec: the constraint. parse: converts the text to the object; raises if
         the text is invalid. stop: additional stop strings. Without them, a model that goes on after a number could only
         write more digits. BadProgram: the constraint has a lone surrogate.
+
+        note: a warning for the user, if not empty.
         """
+        self.note = ""
         self.label, self.spec, self.parse, self.stop = label, spec, parse, stop
         if spec is not None:
             check_unicode(spec.text)
@@ -60,8 +64,24 @@ def take(options: dict[str, Any]) -> OutputType | None:
     """Remove the option that gives the output type from `options`, and return the type. BadProgram: several do."""
     names = ("dtype", "type", "regex", "json_schema", "schema", "grammar")
     given = {name: options.pop(name) for name in names if name in options}
-    if not given:
-        return None
+    forms = {field: options.pop(name) for name, field in _FORMS.items() if name in options}
+    kind = _take(given) if given else None
+    if not forms:
+        return kind
+    if kind is None or kind.spec is None or not kind.is_json:
+        raise BadProgram("whitespace and order apply to output that is JSON; add json_schema= or a type= of JSON")
+    try:
+        spec = msgspec.convert(msgspec.structs.asdict(kind.spec) | forms, ConstraintSpec)
+    except msgspec.ValidationError as e:
+        raise BadProgram(f"whitespace is spaced, compact, either or any, and order schema or any ({e})") from e
+    return OutputType(kind.label, spec, kind.parse, kind.stop)
+
+
+_FORMS = {"whitespace": "style", "order": "order"}
+"""Option of JSON -> field of its ConstraintSpec."""
+
+
+def _take(given: dict[str, Any]) -> OutputType:
     if len(given) > 1:
         raise BadProgram(f"a gen has one type, but {', '.join(given)} were given; give one of them")
     ((name, value),) = given.items()
@@ -175,8 +195,16 @@ def _from_pattern(pattern: re.Pattern[Any]) -> OutputType:
 
 def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
     values = dict(choices)
-    if not values or "" in values or len(values) < len(choices):
-        raise BadProgram(f"{label} has no values, an empty value, or two values with the same text; use a select")
+    texts = [text for text, _ in choices]
+    repeated = next((text for text in texts if texts.count(text) > 1), None)
+    if not values:
+        raise BadProgram(f"{label} has no values, so no output could be one")
+    if "" in values:
+        raise BadProgram(f"{label} has a value whose text is empty; use a select, or give it another value")
+    if repeated is not None:
+        raise BadProgram(
+            f"{label} has two values with the same text {repeated!r}; use a select, or make the texts differ"
+        )
     return OutputType(
         label, ConstraintSpec("choices", json.dumps(list(values), ensure_ascii=False)), lambda text: values[text]
     )
@@ -186,8 +214,14 @@ def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
 def _from_text(kind: Any, text: str) -> OutputType:
     """The output type of a constraint given as text. kind: "regex", "json_schema" or "grammar"."""
     names = {"regex": f"match of {text!r:.80}", "grammar": "text of the grammar"}
-    parse = msgspec.json.decode if kind == "json_schema" else str
-    return OutputType(names.get(kind, "value of the JSON schema"), ConstraintSpec(kind, text), parse)
+    if kind != "json_schema":
+        return OutputType(names[kind], ConstraintSpec(kind, text), str)
+    is_checked, formats = schema_check.needs_check(text), schema_check.unknown_formats(text)
+    parse = schema_check.Checked(text) if is_checked else msgspec.json.decode
+    found = OutputType("value of the JSON schema", ConstraintSpec(kind, text, is_checked=is_checked), parse)
+    if formats:
+        found.note = f"the JSON schema's format {', '.join(map(repr, formats))} only annotates: it restricts no value"
+    return found
 
 
 def _schema_text(schema: Any) -> str:

@@ -215,9 +215,9 @@ class Program(Typed[Args, R_co]):
 
         on_error: with "raise", all items finish, and then a BatchError with all results is raised if any item failed;
         an iterator raises the error of the failed item, and the others are stopped. With "return", the state of a
-        failed item is returned too. timeout, budget: seconds and tokens for the whole batch; when they run out, the
-        unfinished items fail. deadline: seconds until the batch should be done (see Options). Other keywords, and
-        `opts`, are options of each run.
+        failed item is returned too. progress_bar: show one, on stderr or in the notebook. timeout, budget: seconds and
+        tokens for the whole batch; when they run out, the unfinished items fail. deadline: seconds until the batch
+        should be done (see Options). Other keywords, and `opts`, are options of each run.
         """
         self._refuse_to_block("run_batch")
         items = self._items(batch_kwargs, opts, kwargs)

@@ -25,48 +25,57 @@ MAX_RETRIES = 100
 class GenOptions(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True
 ):
-    """Options of one gen. None: the run's value; if that is None too, the default, which is in parentheses below.
+    """Options of one gen. None: the run's value; if that is None too, the default.
 
     The generation_config.json of a model may set other defaults for temperature, top_p, top_k, min_p and
     repetition_penalty; `banyan models` lists these.
     """
 
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
-    """The largest number of output tokens (128). With 0, only the KV of the prompt is computed."""
+    """The largest number of output tokens. With 0, only the KV of the prompt is computed."""
     max_new_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
-    """Another name of max_tokens. The struct keeps the value as max_tokens."""
+    """The largest number of output tokens: another name of max_tokens. The struct keeps the value as max_tokens."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
+    """The smallest number of output tokens. Until then, no end-of-sequence token or stop token is drawn."""
     n: Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None = None
-    """Number of samples (1). With more, the variable is a list, and the prompt continues with the first sample."""
+    """Number of samples. With more than one, the variable is a list, and the prompt continues with the first sample."""
     stop: wire.Stop | wire.Stops | None = None
     """The output ends before the first of these strings, even if it begins inside a token. At most 64 strings of 4,096
     characters in all."""
     stop_token_ids: wire.StopIds | None = None
+    """The output ends at the first of these token ids, as at an end-of-sequence token. At most 1,024 ids."""
     stop_regex: wire.Stop | wire.Stops | None = None
     """The output ends after the first match of one of these patterns (RE2's syntax). Unlike a stop string, the match is
     kept. A match has at most 4,096 characters."""
     temperature: Annotated[float, Meta(ge=0.0)] | None = None
-    """(1.0); 0 is greedy."""
+    """The logits are divided by this number, 0 or more. With 0, the most likely token is taken."""
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    """A probability, above 0 to 1: draw from the fewest most likely tokens whose probabilities add up to it."""
     top_k: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
-    """-1: all tokens."""
+    """Draw from this number of most likely tokens; -1: from all."""
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    """A share, 0 to 1: draw from the tokens that have at least this share of the most likely token's probability."""
     frequency_penalty: Penalty | None = None
+    """-2 to 2: subtracted from a token's logit once for each time that the output contains the token."""
     presence_penalty: Penalty | None = None
+    """-2 to 2: subtracted from a token's logit if the output contains the token."""
     repetition_penalty: Annotated[float, Meta(gt=0.0)] | None = None
-    """Above 1.0, tokens that the prompt or the output contains become less likely; 1.0 is off."""
+    """A factor above 0. Above 1, tokens that the prompt or the output contains become less likely; 1 is off."""
     logit_bias: wire.LogitBias | None = None
     """Token id -> value added to its logit."""
     ignore_eos: bool | None = None
+    """Whether the output goes on after an end-of-sequence token."""
     seed: wire.Seed | None = None
-    """Of a gen: its own seed. Of a run: each gen gets a seed of its own that is derived from this one."""
+    """An integer of 64 bits; without one, the server chooses. Of a gen: its own seed. Of a run: each gen gets a seed of
+    its own that is derived from this one."""
     return_logprob: bool | None = None
     """Include the log-probability of each output token in the meta info. With False, the meta info has no
     log-probabilities at all."""
     logprob_start_len: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
-    """Include the log-probabilities of the prompt tokens from this position on (-1: none). Implies return_logprob."""
+    """Include the log-probabilities of the prompt tokens from this position on, in tokens (-1: none). Implies
+    return_logprob."""
     top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
-    """Number of alternatives for each output token. Implies return_logprob, unless that is False."""
+    """Number of alternatives for each output token in the meta info. Implies return_logprob, unless that is False."""
     return_text_in_logprobs: bool | None = None
     """Include the text of each token with its log-probability."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
@@ -76,7 +85,7 @@ class GenOptions(
     """Tokens that may be generated, summed over all samples; one more raises BudgetExceeded. Of a run: summed over all
     its gens."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
-    """-100 to 100 (0). Of two waiting gens, also of different programs, the one with the higher priority runs first."""
+    """-100 to 100. Of two waiting gens, also of different programs, the one with the higher priority runs first."""
     deadline: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds until the gen should be done. Of two waiting gens with equal priority, the one with the earlier deadline
     runs first. A late gen is not stopped, unlike with `timeout`. Of a gen: counted from the time when all values before
@@ -123,9 +132,10 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
     """
 
     retries: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] | None = None
-    """The `retries` of gens that have a type but no `retries` of their own (0)."""
+    """Number of further tries after a text that is not a valid object, for gens with a type but no `retries` of their
+    own."""
     stream: bool = False
-    """Run the body on another thread and return at once; `text_iter` reads the text as it is generated."""
+    """Whether to run the body on another thread and return at once; `text_iter` reads the text as it is generated."""
     durable: bool | str = False
     """If the server is killed, wait up to two minutes for its restart, and continue with the tokens so far. With a
     name: if this process ends, another process that runs the same program under that name continues the run. Only on a

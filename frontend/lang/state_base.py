@@ -41,7 +41,7 @@ from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME
 from banyan.templates.argument_slot import ArgumentSlot
-from banyan.views.state_views import snippet, timeline, usage
+from banyan.views.state_views import live, snippet, timeline, usage
 from banyan.views.transcript import Renderer, Transcript
 from banyan.views.usage import Usage
 
@@ -410,7 +410,20 @@ class StateBase:
 
     def _repr_html_(self) -> str:
         """The state in a notebook: its text and outputs as far as they are known. Never waits."""
-        return snippet(self._record, self._handle.number)
+        return snippet(self._record, self._handle.number, self._streamed())
+
+    def _ipython_display_(self) -> None:
+        """In a notebook, a running state is drawn again until it is complete. All else is left to the methods above."""
+        if not live(self._record, self._handle.number, self._streamed):
+            raise NotImplementedError
+
+    def _streamed(self) -> dict[int, str]:
+        """Number of a streaming gen -> its text so far."""
+        found = {}
+        for ref in self._lazy_values():
+            if ref.deltas is not None and (deltas := [one for one in ref.deltas.items if not one.is_thought]):
+                found[ref.number] = "".join(one.text for one in deltas if one.round == deltas[-1].round)
+        return found
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
         """`text_iter` for an event loop. With `return_meta_data`, yields pairs of a text and its meta info.

@@ -17,6 +17,9 @@ from banyan.templates.recorder import Recording
 MAX_LABEL = 48
 """Characters of a text that a drawing shows."""
 
+BOX = 200, 48
+"""Width and height in pixels of a node's place in a drawing."""
+
 
 class GraphNode(NamedTuple):
     """A piece of a prompt. message: the index of the message that sent it. line: where it was appended, "file.py:12".
@@ -178,8 +181,40 @@ class Graph:
         lines.append("  classDef waited stroke-width:3px,stroke:#a94442")
         return "\n".join(lines) + "\n"
 
-    def _repr_markdown_(self) -> str:
-        return f"```mermaid\n{self.mermaid()}```\n\n```\n{self.explain()}\n```\n"
+    def _repr_html_(self) -> str:
+        """A drawing, and below it the text of `explain`. Each state has a column; prompts run from top to bottom."""
+        return f"<div>{self._svg()}<pre>{escape(self.explain())}</pre></div>"
+
+    def _svg(self) -> str:
+        states = sorted({node.state for node in self.nodes})
+        at: list[tuple[float, float]] = []  # the middle of each node's top, in pixels
+        parts: list[str] = []
+        rows: list[int] = []
+        waited = {span.name for span in self.waits}
+        for node in self.nodes:
+            before = [rows[i] for i in (*node.after, *node.values)]
+            rows.append(max(before, default=-1) + 1)
+            at.append((BOX[0] * (states.index(node.state) + 0.5), BOX[1] * rows[-1] + 4.0))
+            x, y = at[-1]
+            for i in (*node.after, *node.values):
+                dash = "" if i in node.after else ' stroke-dasharray="3 3"'
+                line = f'x1="{at[i][0]:.0f}" y1="{at[i][1] + 24:.0f}" x2="{x:.0f}" y2="{y:.0f}"'
+                parts.append(f'<line {line} stroke="gray"{dash}/>')
+            is_output = node.kind in ("gen", "select")
+            fill = "rgba(79,91,213,.2)" if node.kind == "gen" else "rgba(161,63,184,.2)" if is_output else "none"
+            edge = 'stroke="#c8373d" stroke-width="3"' if is_output and node.label in waited else 'stroke="gray"'
+            title = escape(f"{node.label}\n{node.kind} in message {node.message + 1} {node.line}")
+            box = (
+                f'x="{x - BOX[0] / 2 + 5:.0f}" y="{y:.0f}" width="{BOX[0] - 10}" height="24" rx="{10 * is_output + 2}"'
+            )
+            text = node.label if len(node.label) <= 28 else f"{node.label[:26]} …"
+            parts.append(
+                f'<g><title>{title}</title><rect {box} fill="{fill}" {edge}/><text x="{x:.0f}" y="{y + 16:.0f}" '
+                f'text-anchor="middle" fill="currentColor">{escape(text)}</text></g>'
+            )
+        size = BOX[0] * len(states), BOX[1] * (max(rows, default=-1) + 1)
+        style = f"max-width:100%;width:{size[0]}px;font:12px system-ui,sans-serif"
+        return f'<svg viewBox="0 0 {size[0]} {size[1]}" style="{style}" role="img">{"".join(parts)}</svg>'
 
 
 def _text(part: wire.Part) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from banyan.runtime.errors import Cancelled, ConfigError
 from banyan.runtime.protocol import wire
 from banyan.views.history import GenHistory, History, usage_of
+from banyan.views.notebook import LiveDisplay, in_notebook
 from banyan.views.usage import Usage
 
 if TYPE_CHECKING:
@@ -91,8 +93,22 @@ def _read_branches(record: ProgramRecord, history: History) -> dict[int, wire.Va
     return found
 
 
-def snippet(record: ProgramRecord, state: int) -> str:
-    """A state as HTML for a notebook: its text so far, with outputs highlighted, and its usage. Never waits."""
+def live(record: ProgramRecord, state: int, streamed: Callable[[], dict[int, str]]) -> bool:
+    """Display the snippet of a running state in a notebook, and refresh it until the state is complete. Returns at
+    once. False: there is nothing to refresh, because nothing runs or this is no notebook."""
+    if record.is_settled or not in_notebook():
+        return False
+    LiveDisplay(
+        lambda: snippet(record, state, streamed()), f"<State of program {record.name}>", lambda: record.is_settled
+    )
+    return True
+
+
+def snippet(record: ProgramRecord, state: int, streamed: Mapping[int, str]) -> str:
+    """A state as HTML for a notebook: its text so far, with outputs highlighted, and its usage. Never waits.
+
+    streamed: number of a gen under way -> its text so far, in a program that streams.
+    """
     history = History(record, state)
     parts = []
     for item in history.root.prompt:
@@ -106,6 +122,7 @@ def snippet(record: ProgramRecord, state: int) -> str:
             style = f"background:{color};border-radius:3px;padding:1px 0"
             parts.append(f'<span style="{style}" title="{title}">{escape(gen.text)}</span>')
         else:
+            parts.append(escape(streamed.get(gen.op.ref, "")))
             parts.append(f'<em style="opacity:.7">[{escape(_status(gen))}]</em>')
     n = len(history.branches) - 1
     branches = f", {n} branch{'es' if n > 1 else ''} below it" if n else ""

@@ -36,20 +36,20 @@ RECONNECT_TIMEOUT = 120.0
 _RECONNECT_HANDSHAKE, _RECONNECT_PAUSE = 5.0, 0.2  # seconds for one attempt, and between two
 
 
-def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key: str = "") -> Client:
+def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key: str = "", tenant: str = "") -> Client:
     """This process's client for the server at `path`, or at tcp://HOST:PORT. The first call makes the connection.
 
     token: the access token, if the server asks for one. server_key: for tcp:// only, the server's public key or the
-    file that contains it. Defaults: the environment variables BANYAN_TOKEN and BANYAN_SERVER_KEY. ConnectFailed says
-    what is wrong.
+    file that contains it. Defaults: the environment variables BANYAN_TOKEN and BANYAN_SERVER_KEY. tenant: an operator's
+    connection for this tenant (wire.Hello). ConnectFailed says what is wrong.
     """
     token = token or os.environ.get(TOKEN, "")
     if str(path).startswith("tcp://"):
-        address = ServerAddress(str(path), token, server_key or os.environ.get(SERVER_KEY, ""))
+        address = ServerAddress(str(path), token, server_key or os.environ.get(SERVER_KEY, ""), tenant)
     elif server_key:
         raise ConnectFailed(f"server_key is for tcp:// only, and {path} is the path of a socket")
     else:
-        address = ServerAddress(Path(path).absolute(), token)
+        address = ServerAddress(Path(path).absolute(), token, tenant=tenant)
     with _connecting:
         loop = _ClientLoop.of_this_process()
         client = loop.clients.get(address)
@@ -66,6 +66,7 @@ class ServerAddress(NamedTuple):
     """A socket's path, or tcp://HOST:PORT."""
     token: str = ""
     server_key: str = ""
+    tenant: str = ""
 
     def __repr__(self) -> str:  # does not show the token
         return f"ServerAddress({str(self.path)!r})"
@@ -104,7 +105,9 @@ class Client:
         loop.call(partial(loop.add, self))
 
     def _handshake(self, timeout: float) -> wire.Welcome:
-        self.send_now(wire.encode(wire.Hello(wire.VERSION, f"pid {os.getpid()}", self.address.token)))
+        self.send_now(
+            wire.encode(wire.Hello(wire.VERSION, f"pid {os.getpid()}", self.address.token, self.address.tenant))
+        )
         poller = zmq.Poller()
         poller.register(self.monitor, zmq.POLLIN)
         ready = dict(poller.poll(int(timeout * 1000)))

@@ -14,9 +14,10 @@ from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, Constrai
 from banyan.runtime.protocol.wire import ConstraintSpec
 
 
-def canonical(spec: ConstraintSpec) -> ConstraintSpec:
+def canonical(spec: ConstraintSpec, is_loose: bool = False) -> ConstraintSpec:
     """The spec, ready to be compiled: its text is parsed and written again, so that the compiler cannot misread it.
 
+    is_loose: if the client checks the value, leave out all keywords of a JSON Schema that may be costly.
     Raises a ConstraintError that names what is wrong.
     """
     if not all(spec.after):
@@ -29,11 +30,13 @@ def canonical(spec: ConstraintSpec) -> ConstraintSpec:
         raise ConstraintUnsupported("engine outlines_core takes regexes and choices only, without a trigger or an end")
     match spec.kind:
         case "json_schema":
-            text = json.dumps(_schema(_json(spec.text, "the schema")), ensure_ascii=False)
+            text = json.dumps(_schema(_json(spec.text, "the schema"), spec, is_loose), ensure_ascii=False)
         case "choices":
             text = json.dumps(_choices(spec.text), ensure_ascii=False)
         case "grammar":
-            text = lark.join([part if isinstance(part, str) else _schema(part) for part in lark.split(spec.text)])
+            text = lark.join(
+                [part if isinstance(part, str) else _schema(part, spec, is_loose) for part in lark.split(spec.text)]
+            )
         case "regex":
             text = spec.text
     try:
@@ -70,7 +73,7 @@ def _choices(text: str) -> list[str]:
     return list(dict.fromkeys(choices))
 
 
-def _schema(schema: Any) -> dict[str, Any]:
+def _schema(schema: Any, spec: ConstraintSpec, is_loose: bool) -> dict[str, Any]:
     if not isinstance(schema, dict | bool):
         raise ConstraintSyntax("a JSON Schema must be an object, or true or false")
-    return rewrite(schema)
+    return rewrite(schema, spec.order, spec.is_checked, spec.is_checked and is_loose)

@@ -27,12 +27,16 @@ from banyan.runtime.errors import (
 )
 from banyan.runtime.protocol.wire import ConstraintSpec
 
-_LIMITS = llguidance.LLParserLimits(max_items_in_row=20_000, max_lexer_states=50_000, verbose_errors=False)
+_LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=20_000, max_lexer_states=50_000, max_grammar_size=2_000_000, verbose_errors=False
+)
 _STYLES: dict[str, dict[str, Any]] = {
     "spaced": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     "compact": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
-    "flexible": {"whitespace_pattern": r"[ \t\n\r]{0,40}"},  # bounded, or a model could emit whitespace forever
+    "either": {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"},
+    "any": {"whitespace_pattern": r"[ \t\n\r]{0,40}"},  # bounded, or a model could emit whitespace forever
 }
+_SCALARS = ("string", "integer", "number", "boolean", "null")
 _WHITESPACE = r"/[ \t\r\n]{0,4}/"
 """Allowed between a trigger and its value."""
 _KINDS = {"regex": "regex", "json_schema": "JSON Schema", "grammar": "grammar", "choices": "list of choices"}
@@ -147,28 +151,37 @@ class LlgGuide(Guide):
 
 def _grammar(spec: ConstraintSpec, vocabulary: Vocabulary) -> str:
     """llguidance's grammar for a canonical spec, as JSON."""
-    value = _value(spec)
-    if not spec.after and not spec.end:
-        return json.dumps({"grammars": [value]})
-    end = [json.dumps(part) if isinstance(part, str) else f"<[{part}]>" for part in vocabulary.split(spec.end)]
-    start = f"start: {_WHITESPACE if spec.after else ''} @value {' '.join(end)}"
-    return json.dumps({"grammars": [{"lark_grammar": start}, {"name": "value"} | value]})
+    value, *parts = _values(spec)
+    if spec.after or spec.end:
+        end = [json.dumps(part) if isinstance(part, str) else f"<[{part}]>" for part in vocabulary.split(spec.end)]
+        start = f"start: {_WHITESPACE if spec.after else ''} @value {' '.join(end)}"
+        parts = [{"name": "value"} | value, *parts]
+        value = {"lark_grammar": start}
+    return json.dumps({"grammars": [value, *parts]})
 
 
-def _value(spec: ConstraintSpec) -> dict[str, Any]:
-    def styled(schema: dict[str, Any]) -> dict[str, Any]:
-        return schema | {"x-guidance": _STYLES[spec.style]}
+def _values(spec: ConstraintSpec) -> list[dict[str, Any]]:
+    """The grammar of the value, and the named grammars that it refers to."""
+
+    def styled(schema: dict[str, Any], style: str = spec.style) -> dict[str, Any]:
+        escapes = {"json_allow_general_unicode_escapes": True} | schema.get("x-guidance", {})
+        return schema | {"x-guidance": _STYLES[style] | escapes}
 
     match spec.kind:
         case "json_schema":
-            return {"json_schema": styled(json.loads(spec.text))}
+            schema = json.loads(spec.text)
+            if spec.style != "either" or schema.get("type") in _SCALARS:
+                return [{"json_schema": styled(schema)}]
+            # Two grammars, of which the first separator leaves one: then all others are forced.
+            parts = [{"name": name, "json_schema": styled(schema, name)} for name in ("spaced", "compact")]
+            return [{"lark_grammar": "start: @spaced | @compact"}, *parts]
         case "regex":
-            return {"lark_grammar": f"start: /{llguidance.regex_to_lark(spec.text, 'd')}/"}
+            return [{"lark_grammar": f"start: /{llguidance.regex_to_lark(spec.text, 'd')}/"}]
         case "choices":
-            return {"lark_grammar": "start: " + " | ".join(map(json.dumps, json.loads(spec.text)))}
+            return [{"lark_grammar": "start: " + " | ".join(map(json.dumps, json.loads(spec.text)))}]
         case "grammar":
-            parts = [part if isinstance(part, str) else styled(part) for part in lark.split(spec.text)]
-            return {"lark_grammar": lark.join(parts)}
+            pieces = [part if isinstance(part, str) else styled(part) for part in lark.split(spec.text)]
+            return [{"lark_grammar": lark.join(pieces)}]
 
 
 def _explain(message: str, spec: ConstraintSpec) -> ConstraintError:
@@ -188,7 +201,13 @@ def _explain(message: str, spec: ConstraintSpec) -> ConstraintError:
         why = first.partition(": ")[2]
         if why.startswith("Regex is empty"):
             why = "a string's pattern, format, length and values exclude each other"
+        elif why == "anyOf is empty":
+            why = "an enum or a list of alternatives is empty"
+        elif why == "incompatible types":
+            why = "the types and values that its parts allow exclude each other"
         return ConstraintUnsatisfiable(f"no value can satisfy the constraint: {why[:_MAX_QUOTE]}")
+    if first == "NoExtensionBias" and spec.kind == "regex":
+        return ConstraintUnsatisfiable("no text can match the regex: a part of it that must match allows no character")
     if first == "NoExtensionBias":
         return ConstraintSyntax(f"invalid {name}: a rule leads to nothing but itself")
     if found := re.match(r"patternProperty regexes (.*) are not disjoint", first):

@@ -37,6 +37,7 @@ PATIENCE = 2.0
 """Seconds of warming up a GPU that are not worth a word."""
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MAX_ORDERS = 256  # taken between two steps: about 3 ms
 _log = logging.getLogger("banyan.kernels")
 _LINGER_MS = 2000  # how long a process that ends waits for the server to read its last message
 
@@ -153,11 +154,12 @@ class ServerLink:
         self._alive_fd = alive_fd
 
     def drain(self, block: bool) -> Iterator[EngineCommand]:
-        """The orders that have arrived; with `block`, wait for one. Raises EOFError when the parent has ended."""
+        """The orders that have arrived, at most _MAX_ORDERS; with `block`, wait for one. Raises EOFError when the
+        parent has ended."""
         events = dict(self._poller.poll(None if block else 0))
         if self._alive_fd in events:
             raise EOFError("the parent has ended")
-        while self._socket in events:
+        for _ in range(_MAX_ORDERS if self._socket in events else 0):
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:

@@ -165,7 +165,7 @@ def generation_of(op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, 
         return ClientChoice(op, prompt, order) if op.client_decides else Generation(op, prompt, order)
     if op.retries:
         return Retries(op, prompt, order)
-    if op.tools is not None:
+    if op.tools is not None and not op.tools.ends_turn:
         return ToolLoop(op, op.tools, prompt, order)
     return Generation(op, prompt, order)
 

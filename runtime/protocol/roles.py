@@ -1,12 +1,18 @@
-"""Names of roles. A chat template writes them beside its control tokens, so they are short and cannot spell one."""
+"""Names of roles, and of tools in a conversation. A chat template writes them beside its control tokens, so they are
+short and cannot spell one."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 from banyan.runtime.errors import BadProgram
+from banyan.runtime.protocol.wire import WireToolCall
 
+_TOOL = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ID = re.compile(r"[0-9]{9}")
 _ROLE = re.compile(r"[A-Za-z0-9_ .-]{1,64}")
 
 
@@ -21,3 +27,18 @@ def check_role(name: object) -> None:
 @lru_cache(maxsize=1024)
 def _is_role(name: str) -> bool:
     return _ROLE.fullmatch(name) is not None
+
+
+def check_calls(calls: Iterable[WireToolCall]) -> None:
+    """BadProgram: a call of an earlier turn has a bad id, name or arguments."""
+    for call in calls:
+        if not _ID.fullmatch(call.id):
+            raise BadProgram(f"the id of a call has nine digits, not {call.id[:80]!r}")
+        if not _TOOL.fullmatch(call.name):
+            raise BadProgram(f"a tool's name has 1 to 64 letters, digits and `_.-`, not {call.name[:80]!r}")
+        try:
+            is_object = isinstance(json.loads(call.arguments), dict)
+        except (ValueError, RecursionError):
+            is_object = False
+        if not is_object:
+            raise BadProgram(f"the arguments of a call are a JSON object, not {call.arguments[:80]!r}")

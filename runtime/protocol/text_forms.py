@@ -85,3 +85,16 @@ FORMATS = {
     **{f"uuid{n}": _uuid(str(n)) for n in range(1, 9)},
 }
 """Formats by which pydantic and msgspec mark strings, where they differ from JSON Schema's or are unknown to it."""
+
+ENFORCED_FORMATS = frozenset(
+    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+)
+"""Formats of JSON Schema that are enforced. All others only annotate, as the standard says."""
+ANNOTATING_FORMATS = frozenset((
+    *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
+    *("uri-reference", "uri-template"),  # the standard's; then those of OpenAPI's registry
+    *("base64url", "binary", "byte", "char", "commonmark", "decimal", "decimal128", "double", "double-int", "float"),
+    *("html", "http-date", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "media-range"),
+    *("password", "sf-binary", "sf-boolean", "sf-decimal", "sf-integer", "sf-string", "sf-token"),
+))  # fmt: skip
+"""Formats that are known to annotate only."""

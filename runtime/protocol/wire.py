@@ -82,14 +82,29 @@ class Ref(Wire, frozen=True):
     ref: Number
 
 
+class WireToolCall(Wire, frozen=True):
+    """A tool call as the model wrote it. arguments: a JSON object. error: why the call is invalid, "" if it is
+    valid."""
+
+    id: str
+    name: str
+    arguments: str = "{}"
+    error: str = ""
+
+
 class BeginTurn(Wire, frozen=True, tag="begin"):
     """A chat turn of `role` begins. The text of the marker comes from the tokenizer's chat template."""
 
     role: Annotated[str, Meta(max_length=MAX_ROLE)]
+    answers: WireToolCall | None = None
+    """Of a tool's turn: the call whose result it is; only its id and name count. The id has nine digits, as Mistral's
+    templates want it."""
 
 
 class EndTurn(Wire, frozen=True, tag="end"):
-    """The open chat turn ends."""
+    """The open chat turn ends. calls: what an assistant's turn calls behind its text. The chat template writes them."""
+
+    calls: Annotated[tuple[WireToolCall, ...], Meta(max_length=MAX_RESULTS)] = ()
 
 
 class Image(Wire, frozen=True):
@@ -117,7 +132,7 @@ class ConstraintSpec(Wire, frozen=True):
 
     text: by `kind`, a regex in Rust's syntax (no look-around, no back-references), a JSON Schema, a context-free
     grammar in llguidance's Lark dialect, or a JSON list of strings. style: whitespace in JSON: {"a": 1, "b": 2},
-    {"a":1,"b":2}, or any.
+    {"a":1,"b":2}, either of these throughout a value, or any.
     after: trigger strings. The output is free text until it contains one of them, as text or as a special token; then
     the constraint applies. (): from the first token. scope: with triggers, whether the output must contain a
     constrained value ("must"), may contain one ("may"), or any number with free text in between ("repeat"). since: the
@@ -125,16 +140,21 @@ class ConstraintSpec(Wire, frozen=True):
     end: text that is forced directly after each value, such as "\\n</tool_call>".
     engine: "": llguidance, or the server's default for its kind. outlines_core takes regexes and choices without
     triggers; llguidance compiles those that are too complex for it.
+    order: of a JSON Schema's optional properties: as the schema lists them, or any order behind the required ones.
+    is_checked: the client validates the value against the JSON Schema. Then keywords that cannot be enforced while it
+    is generated are left out, and not refused.
     """
 
     kind: Literal["regex", "json_schema", "grammar", "choices"]
     text: str
-    style: Literal["spaced", "compact", "flexible"] = "spaced"
+    style: Literal["spaced", "compact", "either", "any"] = "either"
     after: Stops = ()
     scope: Literal["must", "may", "repeat"] = "must"
     end: Stop = ""
     since: Stop = ""
     engine: Literal["", "outlines_core"] = ""
+    order: Literal["schema", "any"] = "schema"
+    is_checked: bool = False
 
 
 class Sampling(Wire, frozen=True, cache_hash=True):
@@ -171,22 +191,22 @@ class Sampling(Wire, frozen=True, cache_hash=True):
     """With `logprobs`, also return the logprobs of prompt tokens from this index on. -1: none."""
 
 
-class WireToolCall(Wire, frozen=True):
-    """A tool call as the model wrote it. arguments: a JSON object. error: why the call is invalid, "" if it is
-    valid."""
-
-    id: str
-    name: str
-    arguments: str = "{}"
-    error: str = ""
-
-
 class Tools(Wire, frozen=True):
     """Tools that a gen may call. specs: one JSON document each, {"type": "function", "function": {name, description,
     parameters}}. max_rounds: turns with calls before the model must answer."""
 
     specs: ToolSpecs
     max_rounds: Int32 = 4
+    ends_turn: bool = False
+    """There is one turn only. If the model calls tools in it, the turn ends with the calls, which are in Sample.calls;
+    Sample.text is the text before them. What is no valid call is text. A constraint of the gen applies if the model
+    calls none: then the output is generated a second time."""
+    must_call: bool = False
+    """With ends_turn: the output is a call and nothing else, apart from reasoning."""
+    only: Name = ""
+    """The one tool that may be called; "": all of them. The model reads the specs of all."""
+    one_call: bool = False
+    """A turn has at most one call."""
 
 
 class Reasoning(Wire, frozen=True):
@@ -349,11 +369,12 @@ TemplateOp = Append | Gen | Select | Fork | Join | Mark | Read | Drop | CacheHin
 
 class Hello(Wire, frozen=True):
     """The first message of a client. client: its name for the log. token: its access token, if the server asks for
-    one."""
+    one. tenant: an operator acts for this tenant, and gives up an operator's rights."""
 
     version: Int32
     client: Name = ""
     token: Annotated[str, Meta(max_length=MAX_SECRET)] = ""
+    tenant: Name = ""
 
 
 class ProgramLimits(Wire, frozen=True):
@@ -365,6 +386,7 @@ class ProgramLimits(Wire, frozen=True):
     priority: waiting programs with a higher one go first. deadline: orders programs of equal priority, in seconds from
     now (0: none); missing it is not an error. durable: a name under which the program continues after the server was
     killed and started again; a tenant's later program of the same name takes over. "": not durable.
+    salt: the program shares KV only with programs of its tenant that have the same salt.
     """
 
     timeout: float = 0.0
@@ -376,6 +398,7 @@ class ProgramLimits(Wire, frozen=True):
     priority: Int32 = 0
     deadline: float = 0.0
     durable: Name = ""
+    salt: Name = ""
 
 
 class Submit(Wire, frozen=True):
@@ -471,13 +494,15 @@ class OpSource(msgspec.Struct, frozen=True):
 class ChatMarkers(Wire, frozen=True):
     """What the model's chat template writes around turns. roles: role -> (prefix, suffix). default_system: the system
     prompt that it adds if the first turn is not a system turn. stop: strings that end an assistant turn. calls: how it
-    writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why."""
+    writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why. reasoning: how the model marks
+    its reasoning, if the template shows that it reasons."""
 
     roles: dict[str, tuple[str, str]]
     default_system: str = ""
     stop: tuple[str, ...] = ()
     calls: str = ""
     no_calls: str = ""
+    reasoning: Reasoning | None = None
 
 
 class Welcome(Wire, frozen=True):
@@ -557,6 +582,8 @@ class Sample(Wire, frozen=True):
     reasoning: str = ""
     drafted: bytes = b""
     drafts: dict[str, tuple[int, int]] = {}
+    calls: tuple[WireToolCall, ...] = ()
+    """For a Gen whose tools have ends_turn."""
 
 
 class Scores(Wire, frozen=True):
@@ -801,11 +828,13 @@ class Ready(Wire, frozen=True):
 
 
 class Check(Wire, frozen=True):
-    """Try to compile a constraint in the preflight process. owner: the client, for fair queueing."""
+    """Try to compile a constraint in the preflight process. owner: the client, for fair queueing. is_loose: only the
+    loosest form of a checked schema."""
 
     id: int
     spec: ConstraintSpec
     owner: int = 0
+    is_loose: bool = False
 
 
 class CheckResult(Wire, frozen=True):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import os
 import shutil
@@ -18,7 +19,7 @@ import sys
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
+from banyan.runtime.server.policy.fair_threads import FairThreads
 from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, configured
 from banyan.runtime.server.policy.token_throttle import TokenThrottle, network
@@ -79,6 +81,8 @@ ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
 
 LEVELS = ("quiet", "info", "debug")
 
+_M_ARENA_MAX = -8
+
 
 class Peer:
     """A connected client."""
@@ -107,6 +111,7 @@ class Server:
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
         self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
         self._waiting: dict[bytes, tuple[str, Tenant]] = {}  # clients that wait until the engine is ready: their names
+        self._has_free_memory = False  # a client has left since memory was given back
         self._n_failed_starts = 0
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
@@ -136,6 +141,7 @@ class Server:
         undo.callback(self.link.close)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="banyan-encode")
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+        self._encoding = FairThreads(self._threads)
         self._load(undo)  # while the engine loads its weights
 
     def _load(self, undo: contextlib.ExitStack) -> None:
@@ -285,8 +291,9 @@ class Server:
         self._calls.append(call)
         self.wake()
 
-    def _offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Run `work`, on a thread if the text is long, and `then` with its result or exception on the loop."""
+    def _offload(self, client: Hashable, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+        """Run `work`, on a thread if the text is long, and `then` with its result or exception on the loop. Clients
+        have the threads in turn."""
 
         def result() -> Any:
             try:
@@ -297,7 +304,7 @@ class Server:
         if n_chars <= MAX_INLINE:
             then(result())
         else:
-            self._threads.submit(lambda: self._call_soon(partial(then, result())))
+            self._encoding.submit(client, lambda: self._call_soon(partial(then, result())))
 
     # ---- clients ---------------------------------------------------------------------------------------------------
 
@@ -449,6 +456,7 @@ class Server:
         yield from self.programs.forget(client)
         if (namespace := self.tenants.leave(client)) is not None:
             self.tokenizer.forget(namespace)
+        self._has_free_memory = True
 
     def _probe_clients(self) -> None:
         """Find out which connections broke: sending to a client that is gone fails."""
@@ -456,8 +464,11 @@ class Server:
             self._send(client, wire.Pong())
 
     def _heartbeat(self) -> None:
-        if not (self.work or len(self.programs)) and gc.get_count()[2]:  # the heap is small now
-            gc.collect()
+        if not (self.work or len(self.programs)) and (self._has_free_memory or gc.get_count()[2]):
+            gc.collect()  # the heap is small now; this also empties Python's free lists
+        if self._has_free_memory and not self.work:  # all that the client had is freed
+            self._has_free_memory = False
+            self._threads.submit(trim_memory)
         self.link.heartbeat()
         if self.observer.wants_counters and self.link.ready is not None:
             self.questions.ask(OURSELVES, wire.Ask(id=0, what="stats"))
@@ -570,6 +581,8 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH)
+    with contextlib.suppress(AttributeError, OSError):  # another libc
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # malloc_trim leaves the ends of arenas of other threads
     server: Server | None = None
     try:
         server = Server(_read_config(args.config), args.alive_fd, args.ready_fd, args.private, engine)
@@ -586,6 +599,13 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
             print(f"banyan: {e.message}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def trim_memory() -> None:
+    """Give the memory that malloc holds free back to the system, where the C library can (glibc). It takes about 0.1 ms
+    for each MiB, in which other threads may have to wait for malloc."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def _decode(data: bytes) -> wire.SlicedMessage:

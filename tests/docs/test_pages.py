@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import shlex
 import types
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import pytest
 
 import banyan as bn
+from banyan.cli import main
+from banyan.runtime.config import Config
+from banyan.runtime.model.families import FAMILIES
+from banyan.runtime.server.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
@@ -26,7 +33,7 @@ def reference(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(ROOT / "docs/reference.py")
 
 
-@pytest.mark.parametrize("page", ["language.md", "migrating-from-sglang.md"])
+@pytest.mark.parametrize("page", ["deployment.md", "language.md", "migrating-from-sglang.md"])
 @pytest.mark.timeout(300)
 def test_examples_of_a_page_print_the_shown_output(refresh: ModuleType, page: str) -> None:
     path = ROOT / "docs" / page
@@ -44,7 +51,7 @@ def test_examples_of_a_page_print_the_shown_output(refresh: ModuleType, page: st
 
 
 def test_every_python_block_of_a_page_is_tested(refresh: ModuleType) -> None:
-    for name in ("language.md", "migrating-from-sglang.md"):
+    for name in ("deployment.md", "language.md", "migrating-from-sglang.md"):
         text = (ROOT / "docs" / name).read_text()
         assert text.count("```python") == len(refresh.blocks(text))
         assert text.count("```text") == sum(block.output is not None for block in refresh.blocks(text))
@@ -76,6 +83,73 @@ def test_reference_has_every_public_name_once(reference: ModuleType) -> None:
     names = [name for names in reference.grouped().values() for name in names]
     assert sorted(names) == sorted(bn.__all__)
     assert "Others" not in reference.grouped(), "add them to GROUPS"
+
+
+UNITS = re.compile(
+    r"(?i)tokens?|bytes|memory|disk|seconds?|number|maximum|budget|probability|share|logit|factor|requests|threads|slots|"
+    r"integer|-100 to 100|power of two|time limit"
+)
+
+
+def test_every_option_has_a_description_a_unit_and_a_default(reference: ModuleType) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (`.+?`|none) \| (.*) \|$", reference.PAGE.read_text(), re.MULTILINE)
+    names = [name for name, _, _ in rows]
+    assert names == [*bn.Options.__struct_fields__, *Config.__struct_fields__]
+    assert [name for name, _, text in rows if len(text) < 20] == [], "no description"
+    fields = {field.name: str(field.type) for kind in (bn.Options, Config) for field in msgspec.structs.fields(kind)}
+    numbers = {name for name, kind in fields.items() if re.search(r"\b(int|float)\b", kind)}
+    sizes = {"kv_memory", "host_memory", "durable_bytes"}
+    assert [name for name, _, text in rows if name in numbers | sizes and not UNITS.search(text)] == []
+
+
+@pytest.mark.parametrize("function", [bn.gen, bn.select, bn.Program.run_batch, bn.Program.run_batch_async])
+def test_every_parameter_is_described(reference: ModuleType, function: Callable[..., object]) -> None:
+    text = function.__doc__ or ""
+    if function is bn.Program.run_batch_async:
+        text += bn.Program.run_batch.__doc__ or ""
+    known = {*bn.Options.__struct_fields__, "self", "name", "kwargs", "opts", "batch_kwargs"}
+    parameters = inspect.signature(function).parameters.keys() - known
+    assert [one for one in parameters if not re.search(rf"\b{one}\b", text)] == []
+
+
+# ---- the other pages -----------------------------------------------------------------------------------------------
+
+
+def test_tables_of_families_are_what_the_tests_of_models_test() -> None:
+    native, others, refused = re.findall(r"\|---\|.*\n((?:\|.*\n)+)", (ROOT / "docs/models.md").read_text())[:3]
+    source = (ROOT / "tests/runtime/model/test_hf.py").read_text()
+    assert set(re.findall(r"^\| `(\w+)`", native, re.MULTILINE)) == set(FAMILIES)
+    assert re.findall(r"^\| `(\w+)`", others, re.MULTILINE) == re.findall(r'^    "(\w+)": \[', source, re.MULTILINE)
+    listed = re.findall(r"`([\w-]+)`", " ".join(row.split("|")[1] for row in refused.splitlines()))
+    assert set(listed) == set(re.findall(r'^        \("([\w-]+)", .*"\),', source, re.MULTILINE))
+
+
+COMMANDS = [
+    (path.name, line)
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for block in re.findall(r"```\n(.*?)```", path.read_text(), re.DOTALL)
+    for line in re.findall(r"^(?:until |\w+=\S+ |\S*/)?banyan (.*?)(?:;.*| *#.*)?$", block, re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS)
+def test_commands_of_a_page_exist(page: str, line: str) -> None:
+    main._parser().parse_args(shlex.split(line))  # SystemExit: no such command or flag
+
+
+def test_metrics_of_the_deployment_page_exist() -> None:
+    page = (ROOT / "docs/deployment.md").read_text()
+    named = set(re.findall(r"`(banyan_\w+)[`{]", page))
+    metrics = Metrics("0")
+    try:
+        counters = dict.fromkeys(("slo_requests", "slo_good_requests"), 1)
+        metrics.update({"engine": {}, "cache": {}, "server": {"engine_starts": 1, **counters}})
+        there = {family.name for family in metrics._registry.collect()}
+    finally:
+        metrics.close()
+    assert named - there == set()
+    described = named | {f"banyan_{kind}_{what}" for kind in ("slo", "good") for what in ("tokens", "programs")}
+    assert there - described == {"banyan_requests", "banyan_steps_ahead", "banyan_waits"}, "not on the page"
 
 
 @pytest.mark.parametrize("name", bn.__all__)

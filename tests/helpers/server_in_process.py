@@ -339,12 +339,13 @@ class ServerInProcess:
 BOUNDED = {
     "_batches": run_limits.MAX_BATCHES,
     "_cache": token_cache.MAX_BYTES // token_cache.ENTRY,
-    "longest": 100,  # kinds of work
+    "_longest": 100,  # kinds of work
     "_heap": 300,  # timers that are cancelled
     "_estimates": kv_hints.MAX_NAMES,
     "_overdue": 3000,
     "_refusals": worker.MAX_COUNTED_PEERS,
     "_stop_ids": 100,
+    "_tools": 10_000,  # of cached templates
     "_values": 10_000,  # of a cache with a limit in bytes
     "_vocabulary": 320,  # made when a stop string first asks for it
     "closed_sizes": 100,  # the files of durable programs

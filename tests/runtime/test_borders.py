@@ -55,8 +55,10 @@ PLAIN_OPS = (
     Gen(0, 0, SCORED, reasoning=wire.Reasoning(), retries=1, budget=100, priority=1),
     Results(0, 0, 0, ("no",)),
 )
+CALL = wire.WireToolCall("000000000", "f")
 TOOL_OPS = (
-    Append(0, (wire.BeginTurn("user"), "a", wire.EndTurn(), wire.BeginTurn("assistant"))),
+    Append(0, (wire.BeginTurn("user"), "a", wire.EndTurn(), wire.BeginTurn("assistant"), wire.EndTurn((CALL,)))),
+    Append(0, (wire.BeginTurn("tool", CALL), "b", wire.EndTurn(), wire.BeginTurn("assistant"))),
     Gen(0, 0, Sampling(max_tokens=3), tools=wire.Tools((SPEC,), 1)),
 )
 OPS_WITHOUT_ARGS = tuple(Append(op.state, ("a",)) if op is TEMPLATE_OPS[0] else op for op in TEMPLATE_OPS)
@@ -130,7 +132,10 @@ def receive_answers(socket: Any) -> list[wire.ServerMessage]:
     while socket.poll(60_000):
         replies.append(wire.decode_server(socket.recv()))
         match replies[-1]:
-            case wire.Answer(id=99, ok=True) | wire.Failed(program=-1):
+            case wire.Answer(id=99, ok=is_ok, body=body):
+                assert is_ok or b"is no operator" in body, body
+                return replies
+            case wire.Failed(program=-1):
                 return replies
     raise AssertionError(f"no answer came, only {replies}")
 

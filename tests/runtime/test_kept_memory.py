@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
 import tracemalloc
 from array import array
 from collections.abc import Callable, Iterator
@@ -24,6 +26,7 @@ from banyan.runtime.engine.speculation import quotes
 from banyan.runtime.engine.speculation.tree import MAX_PENDING, MIN_TOKENS, TEXT_BYTES, TreeDrafter
 from banyan.runtime.errors import ProgramError
 from banyan.runtime.protocol import wire
+from banyan.runtime.server import worker
 from banyan.runtime.server.engine_link import kv_hints as sent_hints
 from banyan.runtime.server.engine_link.link import EngineLink
 from banyan.runtime.server.policy import run_limits
@@ -63,6 +66,21 @@ def request(rid: int, tokens: bytes, n_cached: int = 0, **fields: Any) -> Reques
 
 
 # ---- server --------------------------------------------------------------------------------------------------------
+
+
+def test_memory_that_malloc_holds_free_is_given_back() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    if not hasattr(ctypes.CDLL(None), "malloc_trim"):
+        pytest.skip("not glibc")
+    before = resident()
+    texts = [bytearray(b"x" * 10_000) for _ in range(4000)]
+    del texts[1::2], texts[1::2], texts[1::2]  # free memory between what lives
+    n = resident() - before
+    worker.trim_memory()
+    assert resident() - before < 0.5 * n
+    assert len(texts) == 500
 
 
 def test_names_of_programs_and_tools(kept: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:

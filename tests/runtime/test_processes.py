@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -246,3 +247,31 @@ def test_child_of_a_body_leaves_the_batch_to_its_parent() -> None:
     os.close(write)
     with os.fdopen(read) as f:
         assert f.read().split() == [str(os.getpid())] * 4
+
+
+def test_child_is_told_that_what_it_iterates_runs_in_its_parent() -> None:
+    goes_on = threading.Event()
+
+    @bn.function
+    def body(s: bn.State, i: int) -> None:
+        s += "a" + bn.gen("x")
+        if i:
+            goes_on.wait()
+
+    options: dict[str, Any] = {"backend": bn.Mock(lambda prompt, name: name)}
+    batch = body.run_batch([(0,), (1,)], generator_style=True, **options)
+    next(batch)
+    streamed = bn.stream(body, 1, **options)
+    events = iter(streamed.events())
+    next(events)
+
+    async def first(states: Any) -> Any:
+        return [state["x"] async for state in states]
+
+    try:
+        for waits in (lambda: list(batch), lambda: [str(event) for event in events]):
+            assert "and this is its fork" in in_child(waits)
+    finally:
+        goes_on.set()
+    assert [s["x"] for s in batch] == ["x"]
+    assert list(events)

@@ -1,4 +1,4 @@
-"""Programs on OpenAI's HTTP API, or on any server that speaks it. Needs the `openai` package: the extra `http`."""
+"""Programs on OpenAI's HTTP API, or on any server that speaks it. Needs the `openai` package: the extra `openai`."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def _client_factory(is_azure: bool, args: tuple[Any, ...], kwargs: dict[str, Any
     try:
         import openai
     except ImportError as e:
-        raise ConfigError("the OpenAI backend needs the openai package: pip install 'banyan[http]'") from e
+        raise ConfigError("the OpenAI backend needs the openai package: pip install 'banyan[openai]'") from e
     kind = openai.AsyncAzureOpenAI if is_azure else openai.AsyncOpenAI
 
     def make() -> Any:

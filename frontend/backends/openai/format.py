@@ -44,6 +44,8 @@ INSTEAD = {
     "grammar": "a JSON schema (json_schema=, type=)",
     "choices": "bn.select",
     "json_schema": "a chat model, or a prompt that asks for JSON",
+    "whitespace": "a JSON schema without it: the server chooses",
+    "order": "a JSON schema without it: the server chooses",
     "max_tokens=0": "at least 1",
     "unconditional_likelihood_normalized": "greedy_token_selection, which is what a chat model can do",
     "tools": "a chat model",
@@ -89,6 +91,9 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
     if (constraint := sampling.constraint) is not None:
         if kind == "completion" or constraint.kind != "json_schema" or constraint.after:
             refuse(constraint.kind, kind)
+        for name, is_default in (("whitespace", constraint.style == "either"), ("order", constraint.order == "schema")):
+            if not is_default:
+                refuse(name, kind)
         request["response_format"] = _schema("output", msgspec.json.decode(constraint.text))
     if job.op.tools is not None:
         if kind == "completion":

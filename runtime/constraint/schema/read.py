@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
 from banyan.runtime.constraint.schema.form import check_form
-from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsupported
+from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
+from banyan.runtime.protocol import text_forms
 
 Schema = bool | dict[str, Any]
 
 NODES, DEPTH, CHAIN, ENUM, DIGITS = 20_000, 128, 128, 10_000, 9_999
 """Limits of subschemas, nesting depth, chained references, values of an enum, and the coefficient of a multipleOf."""
+LEAST = 100_000
+"""The most items, characters or properties that a schema may require of a value."""
 
 ONE = ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems",
        "unevaluatedProperties")  # fmt: skip
@@ -30,17 +33,6 @@ DEFS = ("$defs", "definitions")
 COUNTS = tuple(f"{end}{what}" for end in ("max", "min") for what in ("Contains", "Items", "Length", "Properties"))
 PLAIN = ("const", "dependentRequired", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maximum", "minimum",
          "multipleOf", "pattern", "required", "type", "uniqueItems", *COUNTS)  # fmt: skip
-
-ENFORCED = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
-"""Formats that are enforced."""
-ANNOTATING = frozenset((
-    *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
-    *("uri-reference", "uri-template"),  # the standard's; then those of OpenAPI's registry
-    *("base64url", "binary", "byte", "char", "commonmark", "decimal", "decimal128", "double", "double-int", "float"),
-    *("html", "http-date", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "media-range"),
-    *("password", "sf-binary", "sf-boolean", "sf-decimal", "sf-integer", "sf-string", "sf-token"),
-))  # fmt: skip
-"""Formats that only annotate. By default the standard treats all formats so."""
 
 
 class _SchemaLocation(NamedTuple):
@@ -298,7 +290,11 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(key: str, value: Any, path: str) -> dict[str, Any]:
     """Checks a keyword without subschemas. Returns {} if it restricts nothing."""
-    if key in COUNTS and isinstance(value, float):
+    if key in COUNTS:
+        if key.startswith("min") and value > LEAST:
+            raise ConstraintUnsatisfiable(
+                f"no value can satisfy the constraint within limits: {key} at {path} is {value}; the limit is {LEAST}"
+            )
         return {key: int(value)}
     if key == "enum" and len(value) > ENUM:
         raise ConstraintTooLarge(f"the enum at {path} has {len(value)} values; the limit is {ENUM}")
@@ -307,11 +303,7 @@ def _plain(key: str, value: Any, path: str) -> dict[str, Any]:
     if key == "uniqueItems" and not value:
         return {}
     if key == "format":
-        if value in ENFORCED:
-            return {key: value}
-        if value not in ANNOTATING:
-            raise ConstraintUnsupported(f'format "{str(value)[:80]}" at {path} is not supported')
-        return {}
+        return {key: value} if value in text_forms.ENFORCED_FORMATS else {}
     return {key: value}
 
 

@@ -3,19 +3,23 @@
 `not` becomes the negated schema. `if` becomes two alternatives; `dependent...` becomes one alternative without the
 property and one with what it requires. `oneOf` becomes `anyOf` if its branches are disjoint, else each branch excludes
 the others. `unevaluated...` becomes `additionalProperties` or `items`, once per combination of branches that evaluate
-other properties or items. What cannot be rewritten is rejected by name. The result never allows a value that the
-schema does not.
+other properties or items. Counts of properties become one alternative per set of optional ones. What cannot be
+rewritten is rejected by name, or left out if the finished value is checked. Apart from that the result never allows a
+value that the schema does not.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from itertools import combinations, permutations
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from banyan.runtime.constraint.schema.finite import check_finite
 from banyan.runtime.constraint.schema.multiples import check_multiples
 from banyan.runtime.constraint.schema.negate import (
     TYPES,
+    all_but,
     all_of,
     any_of,
     canonical,
@@ -26,37 +30,53 @@ from banyan.runtime.constraint.schema.negate import (
     types_of,
 )
 from banyan.runtime.constraint.schema.pattern import FORMATS, to_rust
-from banyan.runtime.constraint.schema.read import MANY, NAMED, NODES, ONE, Document, Schema
+from banyan.runtime.constraint.schema.read import MANY, NAMED, NODES, ONE, Document, Schema, subschemas
 from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
 
 _MAX_ALTERNATIVES = 64
 """Alternatives that one keyword may become."""
 _MAX_ARRAYS = 400
 """Arrays that `uniqueItems` may become."""
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
+_NO_OBJECT = {"type": [one for one in TYPES if one != "object"]}
 
 
-def rewrite(schema: Schema) -> dict[str, Any]:
+def rewrite(
+    schema: Schema, order: Literal["schema", "any"] = "schema", is_checked: bool = False, is_loose: bool = False
+) -> dict[str, Any]:
     """A schema for the compiler that allows only values that `schema` allows, and as many of them as possible.
+
+    order: "any" allows optional properties in any order, behind the required ones. A name may then be repeated.
+    is_checked: the finished value is validated. So a keyword that cannot be enforced while the value is generated is
+    left out. is_loose: all keywords that must be rewritten are left out, and what the compiler may refuse.
 
     Raises a ConstraintError that says what is wrong or what cannot be enforced.
     """
     document = Document(schema)
-    writer = _SchemaWriter(document)
+    writer = _SchemaWriter(document, order, is_checked, is_loose)
     root = writer.write(document.root, set(TYPES))
     if root is False:
         raise ConstraintUnsatisfiable("no value can satisfy the constraint: the schema is false")
     root = {} if root is True else root
     defs = {name: writer.write(one, set(TYPES)) for name, one in document.defs.items()}
     check_multiples(root, defs)
-    return root | ({"$defs": defs} if defs else {})
+    check_finite(root, defs)
+    escapes = {} if writer.names_are_open else {"x-guidance": {"json_allowed_escapes": 'nrbtf\\"'}}
+    return root | ({"$defs": defs} if defs else {}) | escapes
 
 
 class _SchemaWriter:
-    """Rewrites the schemas of one document."""
+    """Rewrites the schemas of one document.
 
-    def __init__(self, document: Document) -> None:
-        self._document = document
+    names_are_open   whether the pattern "" can stand for the names that a schema does not list. Without a pattern, the
+                     compiler would allow a listed name with an escape (`"\\u0061"` for "a") and a value that only other
+                     properties may have. So without it no text may contain such escapes
+    """
+
+    def __init__(self, document: Document, order: str, is_checked: bool, is_loose: bool) -> None:
+        self._document, self._order, self._is_checked, self._is_loose = document, order, is_checked, is_loose
         self._n_written = 0
+        self.names_are_open = not any(map(_restricts_names, (document.root, *document.defs.values())))
 
     def write(self, schema: Schema, types: set[str]) -> Schema:
         """types: the types that the schemas around this one allow."""
@@ -69,7 +89,24 @@ class _SchemaWriter:
         rest, also = dict(schema), list[Schema]()
         for key, step in _STEPS.items():
             if key in rest:
-                also += [self.write(one, types) for one in step(self, rest, types)]
+                before = dict(rest)
+                try:
+                    if self._is_loose and key != "format":
+                        raise ConstraintUnsupported(key)
+                    more = step(self, rest, types)
+                except ConstraintUnsupported:
+                    if not self._is_checked:
+                        raise
+                    more = self._loosened(key, rest, before)
+                also += [self.write(one, types) for one in more]
+        if self._is_checked and _LOOKS_AROUND.search(rest.get("pattern", "")):
+            del rest["pattern"]
+        if self._is_loose and len(rest.get("patternProperties", ())) > 1:
+            rest = {key: one for key, one in rest.items() if key not in ("patternProperties", "additionalProperties")}
+        if self._is_loose and "$ref" in rest:
+            rest = {"$ref": rest["$ref"]}
+        if "object" in types:
+            self._order_and_close(rest)
         out = {key: self._below(key, value, types) for key, value in rest.items()}
         if out.get("allOf") == [] or out.get("anyOf") == []:
             out = {key: value for key, value in out.items() if value != []}
@@ -85,6 +122,34 @@ class _SchemaWriter:
             named = to_rust if key == "patternProperties" else str
             return {named(name): self.write(one, inner) for name, one in value.items()}
         return to_rust(value) if key == "pattern" else value
+
+    @staticmethod
+    def _loosened(key: str, rest: dict[str, Any], before: dict[str, Any]) -> list[Schema]:
+        """Leaves out a keyword that cannot be enforced. What stays allows more than the keyword."""
+        for one in (key, *_DEPENDENTS.get(key, ())):
+            rest.pop(one, None)
+        if key == "oneOf":
+            return [any_of(before["oneOf"])]
+        if key == "if":
+            return [any_of([all_of([before["if"], before.get("then", True)]), before.get("else", True)])]
+        return []
+
+    def _order_and_close(self, rest: dict[str, Any]) -> None:
+        """Make optional properties patterns, which may come in any order. Give open names a pattern."""
+        properties, needed = rest.get("properties", {}), rest.get("required", ())
+        is_open = rest.get("additionalProperties", True) is not False
+        free = [name for name, one in properties.items() if name not in needed and one is not False]
+        if self._order == "any" and len(free) > 1 and not rest.keys() & {"minProperties", "maxProperties"}:
+            patterns = {f"^{re.escape(name)}$": properties[name] for name in free}
+            rest["properties"] = {name: one for name, one in properties.items() if name not in free}
+            if is_open:
+                patterns[f"^(?:{all_but([*properties, *needed])})$"] = rest.get("additionalProperties", True)
+            elif "patternProperties" not in rest:
+                rest["maxProperties"] = len({*properties, *needed})
+            rest["patternProperties"] = {**rest.get("patternProperties", {}), **patterns}
+            rest["additionalProperties"] = False
+        elif self.names_are_open and is_open and (properties or needed):
+            rest |= {"patternProperties": {"": True}, "additionalProperties": False}
 
     # One method per keyword: it removes the keyword from `rest` and returns schemas that must hold as well.
 
@@ -137,6 +202,10 @@ class _SchemaWriter:
             return []
         if names is False or "string" not in types_of(names):
             return [{"maxProperties": 0}]
+        if "patternProperties" in rest:
+            raise ConstraintUnsupported(
+                'JSON Schema keyword "propertyNames" beside "patternProperties" is not supported'
+            )
         asked = {key: value for key, value in names.items() if key != "type"}
         if asked.keys() <= {"enum", "const"} and asked:
             values = asked.get("enum", [asked.get("const")])
@@ -179,24 +248,39 @@ class _SchemaWriter:
             'JSON Schema keyword "uniqueItems" is supported for few items out of a small enum only'
         )
 
-    def _min_properties(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
-        """`minProperties`: the compiler counts only required properties, so each sufficient set is an alternative."""
-        names = [name for name, one in rest.get("properties", {}).items() if one is not False]
+    def _counts(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:
+        """`minProperties` and `maxProperties`: the compiler counts only required and unlisted properties. So each set
+        of optional ones is an alternative, in which these are required and the others forbidden."""
         needed = set(rest.get("required", ()))
-        minimum = rest["minProperties"]
-        if len(needed) >= minimum:
-            del rest["minProperties"]
-        elif rest.get("additionalProperties") is False and "patternProperties" not in rest and set(names) - needed:
-            del rest["minProperties"]
-            free = [name for name in names if name not in needed]
-            n = minimum - len(needed & set(names))
-            if math.comb(len(free), min(n, len(free))) > _MAX_ALTERNATIVES:
-                raise ConstraintUnsupported(
-                    'JSON Schema keyword "minProperties" over so many properties is not supported'
+        free = [name for name, one in rest.get("properties", {}).items() if one is not False and name not in needed]
+        is_closed = rest.get("additionalProperties") is False and "patternProperties" not in rest
+        low, high = rest.get("minProperties", 0) - len(needed), rest.get("maxProperties", math.inf) - len(needed)
+        if low <= 0:
+            rest.pop("minProperties", None)
+        if is_closed and high >= len(free):
+            rest.pop("maxProperties", None)
+        if not free or "object" not in types or not rest.keys() & {"minProperties", "maxProperties"}:
+            return []
+        ways: list[Schema] = []
+        if is_closed and low <= 0:  # the most that may be there
+            sets = [(max(high, 0), False)]
+        else:
+            sets = [(n, True) for n in range(len(free) + 1) if n <= high and (n >= low or not is_closed)]
+            if high == math.inf:  # enough of them, and any others
+                sets = [one for one in sets if one[0] < low] + [(low, True)] * (low <= len(free))
+        if sum(math.comb(len(free), int(n)) for n, _ in sets) > _MAX_ALTERNATIVES:
+            key = "minProperties" if low > 0 else "maxProperties"
+            raise ConstraintUnsupported(f'JSON Schema keyword "{key}" over so many properties is not supported')
+        for n, is_required in sets:
+            for some in combinations(free, int(n)):
+                others = {} if high == math.inf and n >= low else {name: False for name in free if name not in some}
+                ways.append(
+                    ({"required": list(some)} if is_required else {}) | ({"properties": others} if others else {})
                 )
-            ways: list[Schema] = [{"required": list(some)} for some in combinations(free, n)]
-            return [any_of([*ways, {"type": [one for one in TYPES if one != "object"]}])]
-        return []
+        if is_closed:
+            for key in ("minProperties", "maxProperties"):
+                rest.pop(key, None)
+        return [any_of([*ways, _NO_OBJECT])] if ways else [_NO_OBJECT]
 
     def _unevaluated_properties(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
         below = rest.pop("unevaluatedProperties")
@@ -280,6 +364,21 @@ class _SchemaWriter:
         return ways
 
 
+_DEPENDENTS = {"if": ("then", "else"), "contains": ("minContains", "maxContains")}
+
+
+def _restricts_names(schema: Schema) -> bool:
+    """Whether the names of properties beside the listed ones matter, anywhere in a schema."""
+    if isinstance(schema, bool):
+        return False
+    keys = schema.keys()
+    others = [schema[key] for key in ("additionalProperties", "unevaluatedProperties") if key in schema]
+    is_mixed = keys & {"properties", "required"} and any(isinstance(one, dict) and one for one in others)
+    return bool(keys & {"patternProperties", "propertyNames"} or is_mixed) or any(
+        map(_restricts_names, subschemas(schema))
+    )
+
+
 def _longest(schema: dict[str, Any]) -> int | None:
     """The maximum number of items of an array, None if unbounded."""
     bounds = [schema["maxItems"]] if "maxItems" in schema else []
@@ -322,6 +421,7 @@ _STEPS = {
     "propertyNames": _SchemaWriter._property_names,
     "contains": _SchemaWriter._contains,
     "uniqueItems": _SchemaWriter._unique,
-    "minProperties": _SchemaWriter._min_properties,
+    "minProperties": _SchemaWriter._counts,
+    "maxProperties": _SchemaWriter._counts,
     "format": _SchemaWriter._format,
 }

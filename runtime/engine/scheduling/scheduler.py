@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
 
@@ -25,7 +26,7 @@ from banyan.runtime.config import Schedule
 from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.engine.scheduling.admission import AdmissionControl, StepTime
 from banyan.runtime.engine.scheduling.output_lengths import Growth, OutputLengths, peak
-from banyan.runtime.engine.scheduling.queue import Queue
+from banyan.runtime.engine.scheduling.queue import QUANTUM, Queue
 from banyan.runtime.engine.scheduling.request import NO_TOKEN, Plan, Request, Result, Work, make_work
 from banyan.runtime.engine.scheduling.validate import EngineLimits, admit
 from banyan.runtime.engine.speculation.depth_control import DepthController
@@ -39,6 +40,36 @@ FORESIGHT = 1.0
 With 0, requests start as long as there is a page, and retract each other."""
 
 _rank = attrgetter("key")
+
+
+class PromptRows:
+    """The rows that prompts may take of one step.
+
+    budget: in all. n_beside: of these, those of clients that are more than QUANTUM tokens ahead of another client with
+    `decodes` in the step. So many rows cost about as much as the fixed part of a step, so these prompts at most double
+    the time between two tokens, and get half of the engine.
+    """
+
+    def __init__(self, budget: int, n_beside: int, decodes: Sequence[Work]) -> None:
+        self._budget, self._n_beside, self._decodes = budget, n_beside, decodes
+
+    @cached_property
+    def _served(self) -> dict[int, int]:
+        """Client -> its tokens, of those with decodes. Most steps have no prompts, and do not ask."""
+        return {work.request.run.client: work.request.client.n_served for work in self._decodes}
+
+    def left(self, request: Request) -> int:
+        """How many rows the request may take."""
+        others = [n_served for client, n_served in self._served.items() if client != request.run.client]
+        if others and request.client.n_served > min(others) + QUANTUM:
+            return max(0, min(self._budget, self._n_beside))
+        return self._budget
+
+    def take(self, request: Request) -> Work:
+        work = make_work(request, min(self.left(request), request.n_left))
+        self._budget -= work.n_new
+        self._n_beside -= work.n_new
+        return work
 
 
 class Scheduler:
@@ -172,12 +203,11 @@ class Scheduler:
             elif n_left:
                 works.append(make_work(request, 1))
                 budget -= 1
-        budget = max(budget - n_reserved, 0)
+        rows = PromptRows(max(budget - n_reserved, 0), int(self._step_time.free_rows), tuple(works))
         for request in chunks:
-            if request.lease is not None and budget:
-                works.append(make_work(request, min(budget, request.n_left)))
-                budget -= works[-1].n_new
-        return works, self._start_waiting(works, budget, now)
+            if request.lease is not None and rows.left(request):
+                works.append(rows.take(request))
+        return works, self._start_waiting(works, rows, now)
 
     def _grow(self, request: Request) -> bool:
         """Claim pages for all tokens of a running request. Retracts requests of a later rank for that, and finally the
@@ -190,15 +220,14 @@ class Scheduler:
                 return False
         return True
 
-    def _start_waiting(self, works: list[Work], budget: int, now: float) -> list[tuple[int, int, int]]:
-        """Start waiting requests in the queue's order while there are tokens, places and pages. If the first cannot
+    def _start_waiting(self, works: list[Work], rows: PromptRows, now: float) -> list[tuple[int, int, int]]:
+        """Start waiting requests in the queue's order while there are rows, places and pages. If the first cannot
         start, none behind it does. Adds their works and returns their page copies."""
         waiting, running = self.waiting, self.running
         expected: list[Growth] | None = None
         started: list[Request] = []
         copies: list[tuple[int, int, int]] = []
-        while budget and waiting:
-            request = waiting.first(now)
+        while waiting and rows.left(request := waiting.first(now)):
             if self._blocked == (request, self._n_released) and running:
                 break
             is_full = len(running) + len(self.following) >= self.max_running
@@ -233,8 +262,7 @@ class Scheduler:
             self._start(request, lease, now)
             started.append(request)
             copies.extend(lease.take_copies())
-            works.append(make_work(request, min(budget, request.n_left)))
-            budget -= works[-1].n_new
+            works.append(rows.take(request))
         return copies
 
     def _start(self, request: Request, lease: Lease, now: float) -> None:

@@ -29,8 +29,8 @@ class Questions:
     what the server adds to the engine's counters. info: returns the server's own data, given whether an operator asks.
     check: describes a violated invariant of the server, or returns "". on_counters: gets the counters that OURSELVES
     asked for.
-    offload(n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with its result or
-    exception.
+    offload(client, n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with its
+    result or exception.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Questions:
         info: Callable[[bool], dict[str, Any]],
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],
-        offload: Callable[[int, Callable[[], Any], Callable[[Any], None]], None],
+        offload: Callable[[Client, int, Callable[[], Any], Callable[[Any], None]], None],
     ) -> None:
         self._tenants, self._tokenizer = tenants, tokenizer
         self._send_to_engine, self._send = send_to_engine, send
@@ -88,7 +88,7 @@ class Questions:
                 return
             body = msgspec.json.encode(counters)
         if ok and ask.what == "tree":
-            self._offload(len(body), partial(self._with_text, body), partial(self._send_tree, client, ask))
+            self._offload(client, len(body), partial(self._with_text, body), partial(self._send_tree, client, ask))
             return
         if ok and ask.what == "check" and (violation := self._check()):
             ok, body = False, violation.encode()

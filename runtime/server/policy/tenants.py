@@ -52,6 +52,11 @@ def root_key(salt: bytes, adapter: str, weights: bytes) -> bytes:
     return state.digest()
 
 
+def salted(namespace: bytes, salt: str) -> bytes:
+    """The namespace (16 bytes) of programs with a salt of their own; see wire.ProgramLimits."""
+    return blake2b(salt.encode(), key=namespace, digest_size=16, person=b"banyan salt").digest() if salt else namespace
+
+
 def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
     """The tokens of a file. ConfigError: names the invalid line and never contains a token."""
     split = [(n, re.split(r"(?:^|\s)#", line)[0].split()) for n, line in enumerate(text.splitlines(), 1)]
@@ -96,6 +101,7 @@ class Tenants:
     def __init__(self, tokens: Iterable[AccessToken] = (), isolates_connections: bool = False) -> None:
         """isolates_connections: each connection is a tenant of its own."""
         self._tokens = tuple(tokens)
+        self._known = {"", *(token.tenant.name for token in self._tokens)}  # others are named by operators
         self._isolates = isolates_connections
         self._of: dict[Client, Tenant] = {}
         self._names: dict[bytes, str] = {}
@@ -106,7 +112,16 @@ class Tenants:
         return bool(self._tokens)
 
     def identify(self, hello: wire.Hello) -> Tenant:
-        """The tenant of a client that connects. ConnectFailed: its token is missing or wrong."""
+        """The tenant of a client that connects. ConnectFailed: its token is missing or wrong, or it may not act for
+        the tenant that it names."""
+        tenant = self._authenticate(hello)
+        if not hello.tenant:
+            return tenant
+        if not tenant.is_operator:
+            raise ConnectFailed(f"only an operator may act for another tenant, and {tenant.name!r} is none")
+        return Tenant(hello.tenant, _digest(hello.tenant), is_operator=False)
+
+    def _authenticate(self, hello: wire.Hello) -> Tenant:
         if not self._tokens:
             return Tenant()
         digest, found = _digest(hello.token if len(hello.token) <= MAX_TOKEN else ""), None
@@ -119,7 +134,8 @@ class Tenants:
         return found
 
     def join(self, client: Client, tenant: Tenant) -> None:
-        """A client was accepted."""
+        """A client was accepted, perhaps once more with another tenant."""
+        self.leave(client)
         if self._isolates:
             tenant = tenant._replace(salt=os.urandom(16))
         self._of[client] = tenant
@@ -130,10 +146,12 @@ class Tenants:
         if client not in self._of:
             return None
         root = self.root(client)
-        if self._isolates:
-            self._names.pop(root, None)
         tenant = self._of.pop(client)
-        return None if tenant in self._of.values() else root
+        if tenant in self._of.values():
+            return None
+        if self._isolates or tenant.name not in self._known:
+            self._names.pop(root, None)
+        return root
 
     def tenant(self, client: Client) -> Tenant:
         return self._of[client]

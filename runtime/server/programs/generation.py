@@ -53,7 +53,7 @@ from banyan.runtime.server.text.reasoning_output import ReasoningOutput
 from banyan.runtime.server.text.stop_patterns import Patterns
 from banyan.runtime.server.text.stop_strings import check_stops
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
-from banyan.runtime.server.text.tool_call_format import Form, example, form_of
+from banyan.runtime.server.text.tool_call_format import Form, Scope, example, form_of
 
 UNUSABLE = (
     *(ConstraintSyntax, ConstraintTimeout, ConstraintTooLarge, ConstraintCrashed, ConstraintUnsatisfiable),
@@ -64,12 +64,9 @@ UNUSABLE = (
 CHOICE = 40
 """The work of a choice besides its text, in characters to encode; and again of its scores."""
 
-STOP = 1024
-"""The work of finding the tokens that contain a stop string, in characters to encode."""
-
-Offload = Callable[[int, Callable[[], Any], Callable[[Any], None]], None]
-"""(n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the result or the
-exception of `work`."""
+Offload = Callable[[int, int, Callable[[], Any], Callable[[Any], None]], None]
+"""(client, n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the
+result or the exception of `work`."""
 
 Encoded = tuple[PromptText, list[tuple[TokenRun, ...]]]
 """The copy of the prompt that was laid out, and the runs of it with each suffix."""
@@ -95,16 +92,21 @@ class EngineGenerator:
         self.tokenizer, self.template, self.requests = tokenizer, template, requests
         self._offload, self.rng, self.check = offload, rng, check
         self._max_context = 0
-        self.turn_end, self.turn_end_text = turn_end(template, tokenizer)
+        chat = template.chat_markers() if template is not None else wire.ChatMarkers(roles={})
+        self.turn_end, self.turn_end_text = turn_end(chat, tokenizer)
+        self.turn_start = chat.roles.get(ASSISTANT, ("", ""))[0]
         self._call_format: Form | ToolError
         try:
             self._call_format = form_of(template, tokenizer)
         except ToolError as e:
             self._call_format = e
 
-    def offload(self, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def offload(
+        self, program: RunningProgram, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]
+    ) -> None:
         """See Offload. With a tokenizer that may take long for any text, all encoding is done on a thread."""
-        self._offload(n_chars if self.tokenizer.is_local or not n_chars else sys.maxsize, work, then)
+        n_chars = n_chars if self.tokenizer.is_local or not n_chars else sys.maxsize
+        self._offload(program.scheduling.client, n_chars, work, then)
 
     @property
     def call_format(self) -> Form:
@@ -141,7 +143,7 @@ class EngineGenerator:
             tokens = copy.tokens(self.tokenizer, self.template, program.started, owner) if has_tokens else None
             return GenOutcome((wire.Sample(text, "stop"),), tokens=tokens)
 
-        self.offload(copy.n_chars + TURN * len(copy.pieces), work, lambda read: then(_known_error(read)))
+        self.offload(program, copy.n_chars + TURN * len(copy.pieces), work, lambda read: then(_known_error(read)))
 
     def encode(self, program: RunningProgram, prompt: Prompt, then: Callable[[bytes], None]) -> None:
         """Call `then` on the loop with the ids that a gen behind `prompt` would get; b"" if there are none yet."""
@@ -155,7 +157,7 @@ class EngineGenerator:
         def encoded(runs: tuple[TokenRun, ...] | Exception) -> None:  # the template may refuse the turns so far
             then(b"" if isinstance(runs, Exception) else b"".join(run.ids for run in runs))
 
-        self.offload(copy.work, work, encoded)
+        self.offload(program, copy.work, work, encoded)
 
     def set_context(self, n_tokens: int) -> None:
         """The model's context, when the engine has told it."""
@@ -236,7 +238,8 @@ class EngineAttempt(Attempt):
             return copy, prompts
 
         n_suffix_chars = sum(map(len, suffixes))
-        generator.offload(copy.work * len(suffixes) + n_suffix_chars + self._n_prepare(), work, self._encoded)
+        n_chars = copy.work * len(suffixes) + n_suffix_chars + self._n_prepare()
+        generator.offload(self._program, n_chars, work, self._encoded)
 
     def _n_prepare(self) -> int:
         """The work of `_prepare`, in characters to encode."""
@@ -291,7 +294,7 @@ class EngineAttempt(Attempt):
         if request.failed is not None:
             self.finish(from_code(request.failed.code, request.failed.message))
         elif not self._n_open:
-            self._generator.offload(self._n_outcome, self._outcome, self._made)
+            self._generator.offload(self._program, self._n_outcome, self._outcome, self._made)
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
         if isinstance(outcome, GenOutcome):
@@ -338,7 +341,7 @@ class GenAttempt(EngineAttempt):
         Patterns(sampling.stop_regex)
 
     def _n_prepare(self) -> int:
-        return STOP * sum(not self._generator.tokenizer.has_stop_ids(stop) for stop in self.op.sampling.stop)
+        return sum(map(self._generator.tokenizer.stop_work, self.op.sampling.stop))
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         for stop in self.op.sampling.stop:
@@ -450,15 +453,22 @@ class ToolTurn(GenAttempt):
         self._left: list[wire.ConstraintSpec | None] = []
         self._last = StreamPiece("")  # the last piece, with all logprobs that the client does not have yet
         self._filter: CallFilter | None = None
+        self._begins_call = False  # the prompt ends with the mark of a call
+        self._answers = False  # this is the second output of a turn that may answer under a constraint
+        self._n_refused = 0  # tokens of the first output
 
     def _constraints(self) -> list[wire.ConstraintSpec | None]:
         """The constraints on calls, the strictest first. A looser one is used where those before it are unusable."""
-        form, sampling = self._generator.call_format, self.op.sampling
-        if sampling.ignore_eos or sampling.constraint is not None:
+        form, sampling, tools = self._generator.call_format, self.op.sampling, self.op.tools
+        assert tools is not None
+        if sampling.ignore_eos or (sampling.constraint is not None and not tools.ends_turn):
             return [sampling.constraint]
-        assert self.op.tools is not None
         since = "" if self.op.reasoning is None else self.op.reasoning.end
-        return [*(form.constraint(self.op.tools.specs, since, is_strict) for is_strict in (True, False)), None]
+        specs = tuple(spec for spec in tools.specs if tools.only in ("", json.loads(spec)["function"]["name"]))
+        scope: Scope = "at_once" if self._begins_call else "must" if tools.must_call else "repeat"
+        if scope == "repeat" and tools.one_call:
+            scope = "may"
+        return [*(form.constraint(specs, since, is_strict, scope) for is_strict in (True, False)), None]
 
     def _constraint(self) -> wire.ConstraintSpec | None:
         return self._left[0]
@@ -467,14 +477,39 @@ class ToolTurn(GenAttempt):
         super()._check()
         assert self.op.tools is not None
         assert isinstance(self.prompt, PromptText)
-        for spec in self.op.tools.specs:
-            _check_tool(spec)
-        self.prompt.tools = self.op.tools.specs
+        tools = self.op.tools
+        names = [_check_tool(spec) for spec in tools.specs]
+        if tools.only and tools.only not in names:
+            raise BadProgram(f"only {tools.only!r} may be called, and it is none of the tools ({', '.join(names)})")
+        if (tools.must_call or tools.only or tools.one_call) and not tools.ends_turn:
+            raise BadProgram("must_call, only and one_call are for tools with ends_turn")
+        if tools.ends_turn and (self.prompt.role != ASSISTANT or self.op.sampling.n != 1):
+            raise BadProgram("a gen with tools stands in a turn of the assistant, and has one sample")
+        self.prompt.tools = tools.specs
+        # After reasoning, the constraint waits for the mark of the call. Otherwise the prompt has the mark already.
+        self._begins_call = tools.must_call and not self._reasons()
+        if self._begins_call and (mark := self._generator.call_format.mark):
+            self.prompt.append_part(wire.Raw(mark))
         if self._generation.memo is None:
             self._generation.memo = self._constraints()
         self._left = self._generation.memo
 
+    @property
+    def _may_answer(self) -> bool:
+        """The output may be a constrained answer in place of calls. It is then generated again, under its constraint,
+        if the model makes no call; the first output is not streamed."""
+        tools = self.op.tools
+        return self.op.sampling.constraint is not None and tools is not None and tools.ends_turn and not tools.must_call
+
     def finish(self, outcome: GenOutcome | BanyanError) -> None:
+        if isinstance(outcome, GenOutcome) and self._may_answer and not self._answers and not outcome.calls:
+            self._answers, self._n_refused, self._left = True, outcome.usage.generated, [self.op.sampling.constraint]
+            self._filter, self.requests = None, []
+            self._encode()
+            return
+        if isinstance(outcome, GenOutcome) and self._n_refused:
+            n_generated = outcome.usage.generated + self._n_refused
+            outcome = outcome._replace(usage=msgspec.structs.replace(outcome.usage, generated=n_generated))
         if isinstance(outcome, UNUSABLE) and len(self._left) > 1 and not self.is_over:
             del self._left[0]  # parameters may say more than a grammar can; the client checks the arguments anyway
             self._abort_requests()
@@ -486,8 +521,12 @@ class ToolTurn(GenAttempt):
         super().finish(outcome)
 
     def _stream(self, piece: StreamPiece) -> None:
-        if piece.is_thought:
+        if self._may_answer and not self._answers:
+            return
+        if piece.is_thought or self._answers:
             super()._stream(piece)
+            return
+        if self._begins_call:
             return
         if self._filter is None:
             self._filter = CallFilter(self._generator.call_format, self._stream_text)
@@ -507,12 +546,27 @@ class ToolTurn(GenAttempt):
         spelled = "".join(
             spell(unpack(piece.ids)) if isinstance(piece, GeneratedText) else piece.text for piece in outcome.pieces
         )
-        calls = form.read(outcome.text, spelled, n_before)
+        assert self.op.tools is not None
+        mark = form.mark if self._begins_call else ""
+        calls = form.read(mark + outcome.text, mark + spelled, n_before)
+        if self._answers:
+            return outcome
+        if self.op.tools.ends_turn:
+            calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
         if self._filter is not None:
             self._filter.end(bool(calls))
         if not calls:
             return outcome
+        if self.op.tools.ends_turn:
+            text = "" if self._begins_call else form.text_before(outcome.text, spelled)
+            sample = msgspec.structs.replace(outcome.samples[0], text=text, calls=calls)
+            outcome = outcome._replace(samples=(sample,))
         return outcome._replace(calls=calls, pieces=(*outcome.pieces, TurnEnd(() if form.is_plain else calls)))
+
+    def _reasons(self) -> bool:
+        """Whether the model may reason before it calls."""
+        marks = self.op.reasoning
+        return marks is not None and (marks.is_forced or self._generator.turn_start.rstrip().endswith(marks.start))
 
 
 class SelectAttempt(EngineAttempt):
@@ -569,22 +623,24 @@ class SelectAttempt(EngineAttempt):
         )
 
 
-def turn_end(template: ChatTemplate | None, tokenizer: Tokenizer) -> tuple[int | None, str]:
+def turn_end(chat: wire.ChatMarkers, tokenizer: Tokenizer) -> tuple[int | None, str]:
     """What ends an assistant's turn: the control token that its suffix begins with, else the suffix as a string."""
-    suffix = "".join(template.chat_markers().stop) if template is not None else ""
+    suffix = "".join(chat.stop)
     ids = tokenizer.encode([TextSpan(suffix, meant=True)])
     if ids and ids[0] in tokenizer.added.values():
         return ids[0], ""
     return None, suffix
 
 
-def _check_tool(spec: str) -> None:
+def _check_tool(spec: str) -> str:
+    """The name of the tool. BadProgram: the spec has none."""
     try:
-        is_valid = isinstance(json.loads(spec)["function"]["name"], str)
+        name = json.loads(spec)["function"]["name"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        is_valid = False
-    if not is_valid:
+        name = None
+    if not isinstance(name, str):
         raise BadProgram(f'the spec of a tool is {{"type": "function", "function": {{"name": ...}}}}, not {spec[:80]}')
+    return name
 
 
 def _usage(requests: Sequence[EngineRequest], n_shared: int) -> wire.TokenUsage:

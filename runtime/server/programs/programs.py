@@ -20,6 +20,7 @@ from banyan.runtime.server.engine_link.kv_hints import check_keep
 from banyan.runtime.server.engine_link.requests import EngineRequests, SchedulingInfo, StreamPiece, internal_error
 from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota, QuotaLimits
 from banyan.runtime.server.policy.run_limits import Limiter, Timers
+from banyan.runtime.server.policy.tenants import salted
 from banyan.runtime.server.programs.delivery import Delivery
 from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Durables
 from banyan.runtime.server.programs.generation import EngineAttempt, EngineGenerator
@@ -141,7 +142,8 @@ class Programs(ProgramObserver):
             self._clients[client] = self._n_clients
             self._n_clients += 1
         deadline = self._timers.now() + limits.deadline if limits.deadline else 0.0
-        scheduling = SchedulingInfo(self._clients[client], limits.priority, deadline, self._root_key(client))
+        namespace = salted(self._root_key(client), limits.salt)
+        scheduling = SchedulingInfo(self._clients[client], limits.priority, deadline, namespace)
         program = self._programs.setdefault(client, {})[message.program] = RunningProgram(
             *(client, message.program, message.name, self._n_started, scheduling),
             *(self.generator, self, self._delta, self._limiter.spend, self._is_late),

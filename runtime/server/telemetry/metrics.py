@@ -12,21 +12,11 @@ from typing import Any
 from banyan.runtime.config import address
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.server.engine_link.requests import EngineRequest
+from banyan.runtime.server_metrics import families
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
-ENGINE_COUNTERS = {
-    "steps": "steps of the engine",
-    "steps_ahead": "steps that were launched while the previous one was computed",
-    "requests": "requests sent to the engine",
-    "retractions": "running requests that were preempted for lack of pages",
-    "waits": "requests that waited for a prefix that another request was computing",
-}
-TOKENS = ("cached", "computed", "generated", "forced")
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-GOOD = {"requests": "requests that ended", "tokens": "their tokens", "programs": "programs that ended without error"}
-DRAFTS = {"drafted": "draft tokens that were proposed", "accepted": "draft tokens that became part of an output"}
-PAGES = {"free": "n_free", "leased": "n_leased", "cached": "n_cached", "withdrawn": "n_quarantined"}
 
 
 class Metrics:
@@ -109,41 +99,9 @@ class Metrics:
         return ()  # so that registering does not call `collect`
 
     def collect(self) -> Iterable[Any]:
-        counter, gauge = self._core.CounterMetricFamily, self._core.GaugeMetricFamily
-        engine, cache, server = (self._counters.get(name, {}) for name in ("engine", "cache", "server"))
-
-        def total(name: str) -> float:
-            return float(self._previous.get(name, 0) + engine.get(name, 0))
-
-        def labelled(family: Any, name: str, text: str, label: str, values: dict[str, float]) -> Any:
-            metric = family(f"banyan_{name}", text, labels=[label])
-            for value, n in values.items():
-                metric.add_metric([value], n)
-            return metric
-
-        for name, text in ENGINE_COUNTERS.items():
-            yield counter(f"banyan_{name}", text, total(name))
-        tokens = {origin: total(f"{origin}_tokens") for origin in TOKENS}
-        yield labelled(counter, "tokens", "tokens, by where they came from", "origin", tokens)
-        for kind, text in DRAFTS.items():
-            counts = {name.removeprefix(f"{kind}_"): total(name) for name in engine if name.startswith(f"{kind}_")}
-            yield labelled(counter, f"{kind}_tokens", text, "drafter", counts)
-        pages = {holder: cache.get(name, 0) for holder, name in PAGES.items()}
-        yield labelled(gauge, "pages", "pages of KV, by who holds them", "holder", pages)
-        evicted = cache.get("evicted", {})
-        yield labelled(counter, "evicted_pages", "pages evicted by this engine", "reason", evicted)
-        hit_rate = cache.get("n_hit_tokens", 0) / max(1, cache.get("n_query_tokens", 0))
-        yield gauge("banyan_hit_rate", "share of prompt tokens found in the tree", hit_rate)
-        for name in ("running", "waiting"):
-            yield gauge(f"banyan_{name}_requests", f"requests that are {name}", engine.get(name, 0))
-        for what, text in GOOD.items():
-            if (n := server.get(f"slo_{what}")) is not None:
-                yield counter(f"banyan_slo_{what}", f"{text}, to which a service level applies", n)
-                yield counter(f"banyan_good_{what}", f"{text} and met the service levels", server[f"slo_good_{what}"])
-        for name in ("clients", "programs"):
-            yield gauge(f"banyan_{name}", f"{name} on the server", server.get(name, 0))
-        yield counter("banyan_wrong_tokens", "clients refused for their access token", server.get("wrong_tokens", 0))
-        text = "longest time since the start that the server's loop spent on one piece of work"
-        yield labelled(gauge, "longest_loop_seconds", text, "kind", server.get("longest", {}))
-        text = "engines started: all but the first replaced one"
-        yield counter("banyan_engine_starts", text, server.get("engine_starts", 0))
+        kinds = {"counter": self._core.CounterMetricFamily, "gauge": self._core.GaugeMetricFamily}
+        for family in families(self._counters, self._previous):
+            metric = kinds[family.kind](f"banyan_{family.name}", family.text, labels=family.labels)
+            for values, n in family.values.items():
+                metric.add_metric(values, n)
+            yield metric

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from banyan.runtime.errors import BadModel, BadProgram
 from banyan.runtime.executor.generator import ASSISTANT
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.reasoning_formats import format_in
 from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.template_sandbox import (
     BASE,
@@ -94,6 +95,7 @@ class ChatTemplate:
             raise BadModel(f"the model's chat template cannot be compiled: {e}") from e
         self._names = names
         self._uses_time = "strftime_now" in source
+        self._reasoning = format_in(source)
         self._tools: list[Any] | None = None
         self._n_tool_chars = 0
         self._cache: BoundedCache[Any] = BoundedCache(CACHE_BYTES)
@@ -289,7 +291,8 @@ class ChatTemplate:
                 roles["tool"] = m[2].removeprefix(assistant_end), self.ending(talk)
                 break
         stop = assistant_end.strip()
-        return wire.ChatMarkers(roles=roles, default_system=default, stop=(stop,) if stop else ())
+        stops = (stop,) if stop else ()
+        return wire.ChatMarkers(roles=roles, default_system=default, stop=stops, reasoning=self._reasoning)
 
     def _try(
         self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.roles import check_role
+from banyan.runtime.protocol.roles import check_calls, check_role
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
@@ -44,6 +44,8 @@ class TurnStart(NamedTuple):
 class TurnEnd(NamedTuple):
     calls: tuple[wire.WireToolCall, ...] = ()
     """The turn's calls, where the template does not write them as text and needs them as messages."""
+    is_given: bool = False
+    """The client gave the calls, so the text of the turn does not have them."""
 
 
 Atom = TextSpan | GeneratedText
@@ -183,11 +185,13 @@ class PromptText(Prompt):
                 self.append(TextSpan(part))
             case wire.Raw(text=text):
                 self.append(TextSpan(text, meant=True))
-            case wire.BeginTurn(role=role):
+            case wire.BeginTurn(role=role, answers=answers):
                 check_role(role)
-                self.append(TurnStart(role))
-            case wire.EndTurn():
-                self.append(TurnEnd())
+                check_calls(() if answers is None else (answers,))
+                self.append(TurnStart(role, answers))
+            case wire.EndTurn(calls=calls):
+                check_calls(calls)
+                self.append(TurnEnd(calls, is_given=bool(calls)))
             case wire.Image():
                 raise Unsupported("image: this model takes only text")
 
@@ -309,6 +313,7 @@ class _TurnLayout(NamedTuple):
     gap: list[Atom]
     answers: wire.WireToolCall | None = None
     calls: tuple[wire.WireToolCall, ...] = ()
+    is_given: bool = False
 
     @property
     def text(self) -> str:
@@ -341,7 +346,9 @@ def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: ChatTemplate
         template.check_role(role, tokenizer.controls)
     closed = turns[:-1] if is_open else turns
     opening = turns[-1].role if is_open else None
-    markers = template.markers(tuple(t.shape for t in closed), opening, now)
+    markers = None
+    if not any(turn.is_given for turn in turns):
+        markers = template.markers(tuple(t.shape for t in closed), opening, now)
     if after or any(turn.gap for turn in turns):
         if markers is None:
             raise BadProgram("the model's chat template moves turns around; do not put text between them")
@@ -375,8 +382,8 @@ def _turns(pieces: Sequence[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool
             case TurnStart(role=role, answers=answers):
                 turns.append(_TurnLayout(role, [], loose, answers))
                 loose, is_open = [], True
-            case TurnEnd(calls=calls):
-                turns[-1] = turns[-1]._replace(calls=calls)
+            case TurnEnd(calls=calls, is_given=is_given):
+                turns[-1] = turns[-1]._replace(calls=calls, is_given=is_given)
                 is_open = False
             case _ if is_open:
                 turns[-1].atoms.append(piece)
@@ -486,11 +493,14 @@ def _as_rendered(
         return shown + text[done:]
 
     def message(turn: _TurnLayout) -> ChatMessage:
-        if turn.calls:
-            calls = (replace(c, arguments=hide(c.arguments, ["data"] * len(c.arguments))) for c in turn.calls)
-            return ChatMessage(turn.role, "", tuple(calls))
-        kinds = [kind for atom in turn.atoms for kind in [_kind(atom)] * len(atom.text)]
-        return ChatMessage(turn.role, hide(turn.text, kinds), answers=turn.answers)
+        text, calls = (
+            "",
+            tuple(replace(c, arguments=hide(c.arguments, ["data"] * len(c.arguments))) for c in turn.calls),
+        )
+        if not calls or turn.is_given:
+            kinds = [kind for atom in turn.atoms for kind in [_kind(atom)] * len(atom.text)]
+            text = hide(turn.text, kinds)
+        return ChatMessage(turn.role, text, calls, turn.answers)
 
     parts = re.split(f"{_HIDDEN}(\\d+){_HIDDEN}", render([message(turn) for turn in turns]))
     return [TextSpan(hidden[int(part)] if k % 2 else part, meant=not k % 2) for k, part in enumerate(parts)]

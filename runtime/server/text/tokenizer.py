@@ -28,6 +28,9 @@ from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.encoder import EncodedText, Encoder, EncoderProcess, LocalEncoder, is_known, patterns
 from banyan.runtime.server.text.token_cache import TokenCache
 
+STOP = 1024
+"""The work of finding the tokens that contain a stop string, in characters to encode."""
+
 STOP_IDS = 4 << 20
 """Bytes of all cached `stop_ids`."""
 
@@ -193,9 +196,11 @@ class Tokenizer:
             self._stop_ids.put(stop, known, 4 * len(stop) + 128 * (1 + len(known)))
         return known
 
-    def has_stop_ids(self, stop: str) -> bool:
-        """Whether `stop_ids` is cached."""
-        return stop in self._stop_ids
+    def stop_work(self, stop: str) -> int:
+        """The work of `stop_ids`, in characters to encode; 0: it is cached."""
+        if stop in self._stop_ids:
+            return 0
+        return STOP + (len(self.spelling) if self._vocabulary is None else 0)
 
     def kept(self) -> dict[str, tuple[int, int]]:
         """What each cache holds: its bytes, about, and the most that it may have."""

@@ -26,6 +26,7 @@ _BETWEEN = re.compile(r"[\s,;]*")
 N_CALLS = 32
 """Calls of one turn. Further ones are answered with an error."""
 ANY = {"type": "object"}
+Scope = Literal["must", "may", "repeat", "at_once"]
 
 
 class Form(NamedTuple):
@@ -58,13 +59,23 @@ class Form(NamedTuple):
             call._replace(id=f"{n_before + k:09d}").message(k >= N_CALLS) for k, call in enumerate(found)
         )  # Mistral's templates require ids of nine digits
 
-    def constraint(self, specs: tuple[str, ...], since: str, is_strict: bool) -> wire.ConstraintSpec | None:
+    def text_before(self, shown: str, spelled: str) -> str:
+        """The text of a turn before its first call. shown, spelled: as for `read`."""
+        text = (spelled if self.is_hidden else shown).rpartition("</think>")[2]
+        before = text.partition(self.mark)[0] if self.mark else ""
+        return before if before.strip() else ""
+
+    def constraint(
+        self, specs: tuple[str, ...], since: str, is_strict: bool, scope: Scope = "repeat"
+    ) -> wire.ConstraintSpec | None:
         """A constraint that applies from the mark of a call on; None if calls do not begin with a mark in the text.
 
         since: the end of the model's reasoning, if it has any. is_strict: arguments match the tool's parameters;
-        otherwise they are any object.
+        otherwise they are any object. scope: as in ConstraintSpec; "at_once": the output begins behind the mark.
         """
-        if not self.mark or (self.name is None and (not self.split or self.is_hidden)):
+        if self.name is None and (not self.split or self.is_hidden):
+            return None
+        if not self.mark and scope != "at_once":
             return None
         tools = []
         for one in specs:
@@ -78,8 +89,9 @@ class Form(NamedTuple):
             text = f"start: {' | '.join(ways)}"
         else:
             text = json.dumps(self._call_schema(tools))
-        after = (self.mark,)
-        return wire.ConstraintSpec(kind, text, self.style, after, scope="repeat", end=self.close, since=since)
+        if scope == "at_once":
+            return wire.ConstraintSpec(kind, text, self.style, end=self.close)
+        return wire.ConstraintSpec(kind, text, self.style, (self.mark,), scope=scope, end=self.close, since=since)
 
     def _call_schema(self, tools: list[tuple[str, Any]]) -> Any:
         """The schema of one call, or of a list of calls. `$defs` of tools are renamed so that they do not collide."""

@@ -224,7 +224,7 @@ def test_flush_is_refused(serve: Any, fake: ModuleType) -> None:
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(bn.ConfigError, match=r"pip install 'banyan\[http\]'"):
+    with pytest.raises(bn.ConfigError, match=r"pip install 'banyan\[openai\]'"):
         bn.OpenAI("m")
 
 

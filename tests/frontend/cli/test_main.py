@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import typing
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -273,13 +274,17 @@ def test_serve_prints_how_to_connect_and_exits_cleanly(
 ) -> None:
     socket = tmp_path / "s"
     command = [*BANYAN, "serve", "--model", str(tiny_model("llama")), "--socket", str(socket), "--threads", "1"]
+    command += ["--http", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
     ) as server:
         try:
             assert server.stdout
-            output = "".join(until(server.stdout, "  banyan chat"))
+            output = "".join(until(server.stdout, "  OpenAI("))
+            (url,) = re.findall(r'base_url="(http://127\.0\.0\.1:\d+)/v1"', output)
+            with urllib.request.urlopen(f"{url}/health") as answer:
+                assert answer.status == 200
             checked = subprocess.run(
                 [*BANYAN, "check", "--socket", str(socket)], capture_output=True, text=True, timeout=60
             )
@@ -294,7 +299,7 @@ def test_serve_prints_how_to_connect_and_exits_cleanly(
     assert server.returncode == 0
     assert "banyan: client pid" in rest
     assert "is gone" in rest
-    assert rest.endswith("\nended\n")
+    assert "\nended\n" in rest
     assert not socket.exists()
 
 

@@ -365,6 +365,47 @@ def test_repeated_key_is_invalid(options: dict[str, Any]) -> None:
         run('{"a": 1, "a": 2}', **options).value("x")
 
 
+def test_options_of_json() -> None:
+    assert (spec(json_schema={}).style, spec(json_schema={}).order) == ("either", "schema")
+    asked = spec(type=list[int], whitespace="compact", order="any")
+    assert (asked.style, asked.order) == ("compact", "any")
+    for options in ({"regex": "a"}, {"type": int}, {}):
+        with pytest.raises(bn.BadProgram, match="apply to output that is JSON"):
+            bn.gen("x", whitespace="any", **options)
+    with pytest.raises(bn.BadProgram, match="whitespace is spaced, compact"):
+        bn.gen("x", json_schema={}, whitespace="none")
+
+
+def test_unknown_format_is_noted() -> None:
+    with pytest.warns(UserWarning, match="format 'colour' only annotates"):
+        bn.gen("x", json_schema={"type": "string", "format": "colour"})
+    bn.gen("x", json_schema={"properties": {"format": {"format": "date"}, "b": {"format": "int32"}}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "array", "uniqueItems": True}, '["a", "b"]', '["a", "a"]'),
+        ({"oneOf": [{"minimum": 3}, {"maximum": 5}]}, "9", "4"),
+        ({"not": {"pattern": "a"}, "pattern": r"^\p{L}$"}, '"b"', '"a"'),
+        ({"$schema": "http://json-schema.org/draft-04/schema#", "pattern": "^(?!no)"}, '"yes"', '"no"'),
+    ],
+    ids=str,
+)
+def test_keywords_that_masks_cannot_enforce_are_checked(schema: Any, right: str, wrong: str) -> None:
+    assert spec(json_schema=schema).is_checked
+    assert run(right, json_schema=schema).value("x") == json.loads(right)
+    with pytest.raises(bn.BadOutput):
+        run(wrong, json_schema=schema).value("x")
+    answers = iter((wrong, right))
+    mock = bn.Mock(lambda prompt, name: next(answers))
+    assert run(mock, json_schema=schema, retries=1).value("x") == json.loads(right)
+
+
+def test_other_schemas_are_not_checked() -> None:
+    assert not spec(json_schema={"type": "object", "properties": {"note": {"type": "string"}}}).is_checked
+
+
 def test_flags_of_a_pattern_are_kept() -> None:
     assert spec(type=re.compile("a b", re.IGNORECASE | re.VERBOSE)).text == "(?ix)a b"
     digits = re.compile(r"\d", re.ASCII)

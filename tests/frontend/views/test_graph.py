@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -191,9 +192,21 @@ def test_mermaid_draws_nodes_edges_and_messages(tree_graph: Graph) -> None:
     ]
     opened = sum(line.strip().startswith("subgraph") for line in mermaid)
     assert opened == sum(line.strip() == "end" for line in mermaid)
-    markdown = tree_graph._repr_markdown_()
-    assert markdown.startswith("```mermaid\nflowchart TD\n")
-    assert tree_graph.explain() in markdown
+
+
+def test_notebook_draws_the_graph_by_itself(tree_graph: Graph) -> None:
+    page = ElementTree.fromstring(tree_graph._repr_html_())
+    drawing, text = page
+    assert text.text == tree_graph.explain()
+    boxes = [(one.findtext("text"), one.find("rect")) for one in drawing.iter("g")]
+    assert [label for label, _ in boxes] == [
+        node.label if len(node.label) <= 28 else f"{node.label[:26]} …" for node in tree_graph.nodes
+    ]
+    corners = [(box.get("x"), box.get("y")) for _, box in boxes if box is not None]
+    assert len(set(corners)) == len(boxes), "no box hides another"
+    dashed = [line.get("stroke-dasharray") for line in drawing.iter("line")]
+    assert (len(dashed), sum(one is not None for one in dashed)) == (11, 1), "one spliced value"
+    assert "<svg" in bn.function(lambda s: None).graph()._repr_html_(), "no nodes"
 
 
 def test_adopted_branch_is_followed_by_later_nodes() -> None:

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from banyan.runtime.errors import ConstraintUnsatisfiable, ConstraintUnsupported
+
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 9}, "tall": {"type": "boolean"}, "age": {"type": "integer"}},
@@ -24,7 +26,7 @@ SPECS: list[tuple[str, Any, dict[str, Any]]] = [
     ("choices", ["yes", "yes please", "no", "né"], {}),
     ("json_schema", PERSON, {}),
     ("json_schema", PERSON, {"style": "compact"}),
-    ("json_schema", {"enum": ["there", {"a": [1, None]}]}, {"style": "flexible", "end": "\n</x>"}),
+    ("json_schema", {"enum": ["there", {"a": [1, None]}]}, {"style": "any", "end": "\n</x>"}),
     ("grammar", 'start: "(" start ")" | "a"+', {}),
     ("json_schema", {"type": "integer"}, {"after": ("<tool_call>",), "end": ";", "scope": "repeat"}),
     ("regex", "e[ab]|r", {"after": ("th", "e t"), "scope": "may"}),
@@ -205,22 +207,95 @@ def test_guides_of_one_constraint_are_independent(bench: Any) -> None:
     assert compiled.n_bytes > 0
 
 
-def test_flexible_whitespace_is_bounded(bench: Any) -> None:
-    guide = bench.guide("json_schema", {"type": "array", "items": {"type": "integer"}}, style="flexible")
+def test_whitespace_of_style_any_is_bounded(bench: Any) -> None:
+    guide = bench.guide("json_schema", {"type": "array", "items": {"type": "integer"}}, style="any")
     assert bench.accepts(guide, "[\n\t 1 ,\n 2]")
     assert not bench.accepts(guide, "[" + " " * 60 + "1]")
 
 
 @pytest.mark.parametrize(
-    ("style", "text"), [("spaced", '{"a": [1, 2]}'), ("compact", '{"a":[1,2]}'), ("flexible", '{ "a" :[1,\n2]}')]
+    ("style", "allowed"), [("spaced", {0}), ("compact", {1}), ("either", {0, 1}), ("any", {0, 1, 2, 3})]
 )
-def test_style_determines_the_whitespace(bench: Any, style: str, text: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"after": ("x",)}, {"end": "!"}], ids=str)
+def test_style_determines_the_whitespace(bench: Any, style: str, allowed: set[int], options: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array"}}, "required": ["a"]}
-    texts = {'{"a": [1, 2]}', '{"a":[1,2]}', '{ "a" :[1,\n2]}'}
-    guide = bench.guide("json_schema", schema, style=style)
-    assert {candidate for candidate in texts if bench.accepts(guide, candidate)} == (
-        texts if style == "flexible" else {text}
-    )
+    texts = ['{"a": [1, 2]}', '{"a":[1,2]}', '{"a": [1,2]}', '{ "a" :[1,\n2]}']
+    guide = bench.guide("json_schema", schema, style=style, **options)
+    frame = "".join(options.get("after", "")), options.get("end", "")
+    assert {i for i, text in enumerate(texts) if bench.accepts(guide, text.join(frame))} == allowed
+
+
+def test_first_separator_decides_all_others(bench: Any) -> None:
+    """So the default costs no forced tokens, except at the first separator."""
+    schema = {"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}, "required": ["a", "b"]}
+    guide = bench.guide("json_schema", schema | {"additionalProperties": False})
+    assert bench.spell(guide.forced_tokens(20)) == b'{"a":'
+    guide.accept(bench.ids(b'{"a": '))
+    assert bench.spell(guide.forced_tokens(40)) == b'null, "b": null}'
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "is_valid"),
+    [
+        ({"type": "string"}, r'"\u00e9 \ud83d\ude42 \u0041"', True),
+        ({"type": "string"}, r'"\ud83d"', False),  # half of a character
+        ({"type": "string", "maxLength": 1}, r'"\ud83d\ude42"', True),
+        ({"type": "string", "maxLength": 1}, r'"\u00e9\u00e9"', False),
+        ({}, r'{"a\u00e9": ["\u00e9"]}', True),
+        ({"type": "object", "properties": {"a": {}}}, r'{"a": "\u00e9", "é": 1}', True),
+        ({"additionalProperties": {"type": "string"}}, r'{"\u00e9": "\u00e9"}', True),
+        # An escaped name would have a schema that is not its own, and a pattern would not see what it stands for.
+        ({"properties": {"a": {"const": 3}}}, r'{"\u0061": 4}', False),
+        ({"properties": {"é": {"const": 3}}}, r'{"\u00e9": 4}', False),
+        ({"properties": {"a": {"const": 3}}, "additionalProperties": {"const": 4}}, r'{"\u0061": 4}', False),
+        ({"patternProperties": {"^a": {"const": 3}}}, r'{"\u0061": 4}', False),
+        ({"type": "string", "pattern": "^[^a]$"}, r'"\u0061"', False),
+        ({"allOf": [{"properties": {"a": {"const": 3}}}, {"properties": {"b": {}}}]}, r'{"\u0061": 4}', False),
+    ],
+    ids=str,
+)
+def test_escapes_of_characters(bench: Any, schema: Any, text: str, is_valid: bool) -> None:
+    assert bench.accepts(bench.guide("json_schema", schema), text.encode()) == is_valid
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_order_any_takes_optional_properties_in_any_order(bench: Any, is_open: bool) -> None:
+    names = {name: {"type": "integer"} for name in ("a", "b", "c", "d")}
+    schema: Any = {"type": "object", "properties": names, "required": ["b"]}
+    schema |= {} if is_open else {"additionalProperties": False}
+    fixed, free = (bench.guide("json_schema", schema, order=order) for order in ("schema", "any"))
+    inverted = b'{"b": 1, "d": 2, "a": 3}'
+    assert (bench.accepts(fixed, inverted), bench.accepts(free, inverted)) == (False, True)
+    for text, is_valid in (
+        (b'{"b": 1}', True),
+        (b'{"b": 1, "c": 1, "a": 1, "d": 1}', True),
+        (b'{"d": 1}', False),  # a required property is missing
+        (b'{"b": 1, "d": "x"}', False),
+        (b'{"b": 1, "x": "x", "a": 1}', is_open),
+    ):
+        assert bench.accepts(free, text) == is_valid, text
+
+
+def test_checked_schema_leaves_out_what_cannot_be_enforced(bench: Any) -> None:
+    """The client validates the value. Everything else is enforced."""
+    for schema, valid, invalid in (
+        ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, ["a", "b"], ["a", 1]),
+        ({"oneOf": [{"pattern": "a", "type": "string"}, {"pattern": "b", "type": "string"}]}, "xa", "x"),
+        ({"type": "string", "pattern": "^(?!no).*$"}, "yes", 1),
+        ({"type": "array", "contains": {"const": 1}}, [2, 1], 1),
+        ({"type": "string", "not": {"pattern": "a"}}, "b", 1),
+        ({"type": "object", "propertyNames": {"pattern": "a", "maxLength": 3}}, {"a": 1}, []),
+    ):
+        with pytest.raises(ConstraintUnsupported):
+            bench.guide("json_schema", schema)
+        guide = bench.guide("json_schema", schema, is_checked=True)
+        assert bench.accepts(guide, json.dumps(valid).encode()), schema
+        assert not bench.accepts(guide, json.dumps(invalid).encode()), schema
+
+
+def test_regex_that_matches_nothing_is_named(bench: Any) -> None:
+    with pytest.raises(ConstraintUnsatisfiable, match="no text can match the regex"):
+        bench.guide("regex", r"a[^\s\S]")
 
 
 def test_end_is_part_of_the_constraint(bench: Any, allowed_by: Callable[[Any], list[int]]) -> None:

@@ -75,7 +75,7 @@ def test_grammar_constrains_the_output(bench: Any) -> None:
     assert not bench.accepts(guide, b"1+")
     guide = bench.guide("grammar", 'start: "[" item ("," item)* "]"\nitem: %json {"type": "array", "maxItems": 2}')
     assert bench.accepts(guide, b"[[1, 2],[]]")
-    assert not bench.accepts(guide, b"[[1,2]]")
+    assert not bench.accepts(guide, b"[[1 ,2]]")
     assert bench.accepts(bench.guide("grammar", "start: %json {}", style="compact"), b"[1,2]")
 
 

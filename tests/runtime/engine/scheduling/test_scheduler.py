@@ -96,6 +96,25 @@ def test_decodes_precede_prompt_chunks_in_the_budget(fake: ModuleType) -> None:
     assert e.model.model.steps == [(9,), (1, 15), (1, 15), (1, 15), (1, 15), (1, 15), (1, 15)]
 
 
+@pytest.mark.parametrize(("client", "most"), [(1, 126), (2, 16)])
+def test_prompts_of_a_client_that_is_ahead_take_as_many_rows_as_are_nearly_free(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch, client: int, most: int
+) -> None:
+    monkeypatch.setattr(scheduler, "QUANTUM", 90)
+    inputs = {1: prompts(1, shared=4)[0], 2: prompts(1, shared=95, seed=1)[0], 3: prompts(1, shared=195, seed=2)[0]}
+    e = fake.engine(step_tokens=128)
+    e.take(fake.run(1, inputs[1], Sampling(temperature=0, max_tokens=20), client=1))
+    outputs: dict[int, Any] = {}
+    fake.step(e, outputs)
+    for rid in (2, 3):
+        e.take(fake.run(rid, inputs[rid], client=client))
+    while not outputs.get(3) or not outputs[3].ids:
+        fake.step(e, outputs)
+    assert e.model.model.steps[1] == (1, 100, 27), "a client that is not ahead has the whole budget"
+    assert max(map(max, e.model.model.steps[2:])) == most
+    assert outputs[2].ids[:2] == fake.greedy(inputs[2], 2)
+
+
 def test_step_tokens_and_max_running_are_respected(fake: ModuleType) -> None:
     inputs = dict(enumerate(prompts(30, shared=3, own=20)))
     e = fake.engine(step_tokens=10, max_running=4)

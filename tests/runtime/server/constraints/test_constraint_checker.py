@@ -34,6 +34,8 @@ compiled = preflight.build
 def build(spec, vocabulary):
     while spec.text.startswith("hang"):
         time.sleep(0.01)
+    while '"slow"' in spec.text:
+        time.sleep(0.01)
     while spec.text.startswith("spin"):
         pass
     return compiled(spec, vocabulary)
@@ -41,6 +43,15 @@ preflight.build = build
 sys.exit(preflight.main(sys.argv[1:]))
 """
 """A preflight whose compiler sleeps on "hang..." and spins on "spin..."."""
+
+
+PATIENT_PREFLIGHT = """
+import sys
+from banyan.runtime.server.constraints import preflight
+preflight.FAST_SECONDS = 60.0
+sys.exit(preflight.main(sys.argv[1:]))
+"""
+"""A preflight in which all children are fast, however busy the machine is."""
 
 
 class CheckerDriver:
@@ -231,6 +242,23 @@ def test_constraint_that_panics_its_compiler_fails_alone(
     driver.close()
 
 
+def test_checked_schema_that_is_too_large_has_a_looser_form(shared: CheckerDriver) -> None:
+    """The client validates the value, so what the schema's conditions ask for need not be enforced."""
+    spec, code = HOSTILE["conditions"]
+    assert [getattr(one, "code", "") for one in shared.ask(spec)] == [code]
+    (verdict,) = shared.ask(msgspec.structs.replace(spec, is_checked=True))
+    assert isinstance(verdict, ConstraintSpec)
+    assert "if" not in json.loads(verdict.text)
+
+
+def test_checked_schema_that_takes_too_long_has_a_looser_form(hanging: CheckerDriver) -> None:
+    slow = schema({"title": "x", "type": "array", "contains": {"const": "slow"}, "maxItems": 2}, is_checked=True)
+    (verdict,) = hanging.ask(slow)
+    assert isinstance(verdict, ConstraintSpec)
+    assert json.loads(verdict.text) == {"type": "array", "maxItems": 2}
+    assert hanging.checker._n_starts == 1
+
+
 # ---- cache and queue -----------------------------------------------------------------------------------------------
 
 
@@ -323,13 +351,29 @@ def test_preflight_children_are_cleaned_up(hanging: CheckerDriver) -> None:
     driver.ask(ConstraintSpec("regex", "a"), ConstraintSpec("regex", "a("), ConstraintSpec("regex", "spin"))
     assert driver.checker._child is not None
     pid = driver.checker._child.pid
-    assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
+    assert len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()) <= 1, "the idle one"
     n_files = len(os.listdir(f"/proc/{pid}/fd"))
     driver.ask(*(ConstraintSpec("regex", f"b{i}") for i in range(20)))
-    assert len(os.listdir(f"/proc/{pid}/fd")) <= n_files + 1
+    assert len(os.listdir(f"/proc/{pid}/fd")) <= n_files + 5, "those of an idle child"
     driver.checker.close()
     assert not Path(f"/proc/{pid}").exists()
     driver.checker.close()
+
+
+def test_accepted_constraint_keeps_its_child_for_the_next_one(
+    driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child that refused its constraint ends: the next check starts with clean memory."""
+    monkeypatch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", PATIENT_PREFLIGHT))
+    driver.ask(ConstraintSpec("regex", "c"))
+    assert driver.checker._child is not None
+    children = Path(f"/proc/{driver.checker._child.pid}/task/{driver.checker._child.pid}/children")
+    (warm,) = children.read_text().split()
+    for i in range(3):
+        driver.ask(ConstraintSpec("regex", f"c{i}"))
+        assert children.read_text().split() == [warm]
+    driver.ask(ConstraintSpec("regex", "c("))
+    assert children.read_text() == ""
 
 
 # ---- hostile input -------------------------------------------------------------------------------------------------

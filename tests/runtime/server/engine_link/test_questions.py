@@ -27,7 +27,7 @@ def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
         info=lambda is_operator: {},
         check=str,
         on_counters=lambda counters: None,
-        offload=lambda n, work, then: offloaded.append((n, work, then)),
+        offload=lambda client, n, work, then: offloaded.append((n, work, then)),
     )
     for number in (7, 8):
         questions.ask(b"me", wire.Ask(number, "tree", limit=5000))

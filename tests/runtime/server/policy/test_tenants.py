@@ -287,3 +287,31 @@ def test_last_client_of_a_tenant_that_leaves_ends_it(isolates: bool) -> None:
     assert tenants.leave(b"1") == (roots[0] if isolates else None)
     assert tenants.leave(b"1") is None
     assert tenants.leave(b"2") == roots[1]
+
+
+def test_an_operator_acts_for_a_tenant() -> None:
+    found = Tenants(read_tokens(TOKENS, "tokens"))
+    acting = found.identify(wire.Hello(1, token=OPERATOR, tenant="ann"))
+    assert acting == found.identify(wire.Hello(1, token=ANN))
+    assert not acting.is_operator
+    assert Tenants().identify(wire.Hello(1, tenant="ann")) == acting  # without tokens all clients are operators
+    with pytest.raises(ConnectFailed, match="only an operator"):
+        found.identify(wire.Hello(1, token=ANN, tenant="bob"))
+
+
+def test_salt_separates_programs_of_a_tenant() -> None:
+    root = tenants.root_key(b"ann", "", b"weights")
+    assert tenants.salted(root, "") == root
+    assert len({root, tenants.salted(root, "a"), tenants.salted(root, "b"), tenants.salted(b"x" * 16, "a")}) == 4
+
+
+def test_a_tenant_that_an_operator_named_is_forgotten_with_its_last_client() -> None:
+    found = Tenants(read_tokens(TOKENS, "tokens"))
+    for name in ("new", "ann"):
+        for one in (b"1", b"2"):
+            found.join(one, found.identify(wire.Hello(1, token=OPERATOR, tenant=name)))
+        root = found.root(b"1")
+        assert found.leave(b"1") is None
+        assert found.name(root) == name
+        assert found.leave(b"2") == root
+        assert found.name(root) == (name if name == "ann" else root.hex())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec.structs import replace
+
 from banyan.runtime.protocol.wire import Reasoning
 
 THINK_TAGS: Final = Reasoning()
@@ -44,3 +46,11 @@ REASONING_FORMATS: Final[dict[str, Reasoning]] = {
     "muse": Reasoning("to=self<|message|>", "<|eom|><|start|>assistant", answer="to=user<|message|>", close="<|eot|>"),
 }
 """SGLang's model type -> how that model marks its reasoning."""
+
+
+def format_in(template: str) -> Reasoning | None:
+    """The format whose marks stand in the source of a chat template; None: the model does not reason."""
+    found = (marks for marks in REASONING_FORMATS.values() if marks.start in template and marks.end in template)
+    if (marks := next(found, None)) is None:
+        return None
+    return replace(marks, is_forced=False)  # a prompt that ends inside the reasoning shows it itself

@@ -1,0 +1,66 @@
+"""Validation of finished values against a user's JSON Schema, for keywords that cannot always be enforced while a value
+is generated, such as `uniqueItems`."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from banyan.runtime.protocol import text_forms
+
+_CHECKED = re.compile(
+    r'"(?:uniqueItems|oneOf|not|if|(?:min|max)Properties|contains|propertyNames|unevaluated\w+|dependent\w+|dependencies)"'
+    r"|\(\?<?[=!]"
+)
+"""These keywords, and look-around in patterns."""
+_FORMAT = re.compile(r'"format": "((?:[^"\\]|\\.)*)"')
+
+
+def needs_check(schema: str) -> bool:
+    """Whether a schema may have a keyword that cannot always be enforced while a value is generated."""
+    return _CHECKED.search(schema) is not None
+
+
+def unknown_formats(schema: str) -> list[str]:
+    """The formats in a schema's text, as json.dumps writes it, that no registry lists."""
+    known = text_forms.ENFORCED_FORMATS | text_forms.ANNOTATING_FORMATS
+    return sorted({name for name in _FORMAT.findall(schema) if name not in known})
+
+
+class Checked:
+    """Reads a JSON text and validates it. Raises ValueError that says what is wrong."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
+
+    def __call__(self, text: str) -> Any:
+        value = msgspec.json.decode(text)
+        for error in self._validator.iter_errors(value):
+            raise ValueError(f"{error.message[:200]} at {error.json_path}")
+        return value
+
+    @cached_property
+    def _validator(self) -> Any:
+        import jsonschema  # lazily: it takes 0.1 s
+        import jsonschema_specifications
+
+        schema = json.loads(self._schema)
+        draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+        checks = jsonschema.validators.extend(draft, {"pattern": _pattern})
+        return checks(schema, registry=jsonschema_specifications.REGISTRY)
+
+
+def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Any:
+    """A pattern in ECMA-262's syntax; one that Python cannot read is left to the constraint."""
+    import jsonschema
+
+    try:
+        is_right = not isinstance(value, str) or re.search(pattern, value) is not None
+    except re.error:
+        return
+    if not is_right:
+        yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")

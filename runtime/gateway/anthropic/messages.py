@@ -1,0 +1,203 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.gateway.anthropic.messages_types import (
+    MESSAGE_IGNORED,
+    CountRequest,
+    MessageRequest,
+    ThinkingOff,
+)
+from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
+from banyan.runtime.gateway.errors import http_error
+from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
+from banyan.runtime.gateway.info import check_model, count_tokens
+from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat import ignored
+from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
+from banyan.runtime.gateway.sampling import schema_constraint, strings_of
+from banyan.runtime.protocol import wire
+
+
+async def create(request: HTTPRequest) -> Reply | EventReply:
+    """A message, whole or as a stream."""
+    body = decode(request.body, MessageRequest)
+    check_model(request, body.model)
+    call = _start(request, body)
+    reasons = chat_markers(request).reasoning is not None
+    headers = ignored(body, MESSAGE_IGNORED if reasons else (*MESSAGE_IGNORED, "thinking"))
+    writer = MessageWriter(request.gateway.model, body)
+    if body.stream:
+        return EventReply(_stream(call, writer, body.pinned), lambda e: event(e.anthropic(), "error"), headers)
+    async with call:
+        (value,) = (await call.values()).values()
+        _pin(call, body.pinned)
+        return json_reply(writer.whole(value), headers=headers)
+
+
+async def count(request: HTTPRequest) -> Reply:
+    """How many tokens the prompt of a message has."""
+    body = decode(request.body, CountRequest)
+    check_model(request, body.model)
+    tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
+    return json_reply({"input_tokens": await count_tokens(request, _prompt(request, body), tools)})
+
+
+def _prompt(request: HTTPRequest, body: CountRequest) -> tuple[wire.Part, ...]:
+    """The conversation, up to where the output begins: a new turn, or at the end of one that the client began."""
+    turns = body.turns
+    goes_on = turns[-1].role == ASSISTANT and not turns[-1].tool_calls
+    parts = PromptWriter(chat_markers(request)).parts(turns, leaves_open=goes_on)
+    return parts if goes_on else (*parts, wire.BeginTurn(ASSISTANT))
+
+
+def _start(request: HTTPRequest, body: MessageRequest) -> ModelCall:
+    chat, welcome = chat_markers(request), request.client.welcome
+    given: dict[str, Any] = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k or None}
+    tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
+    constraint = schema_constraint(body.chat_format, reasoning_end(chat))
+    sampling = replace(
+        welcome.sampling,
+        max_tokens=body.max_tokens,
+        stop=strings_of(body.stop_sequences, "stop_sequences"),
+        constraint=constraint,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=chat.reasoning, tools=tools)
+    ops = (wire.Append(0, _prompt(request, body)), gen)
+    limits = limits_of(request, None, None, body.metadata.user_id if body.metadata is not None else None)
+    try:
+        program = request.client.program("message")
+        if limits is not None:
+            program.limit(limits)
+        call = ModelCall(request.gateway.mailbox, program)
+        call.submit(ops, (0,), stream=gen.stream, last=not body.pinned)
+    except BanyanError as e:
+        raise http_error(e) from e
+    return call
+
+
+def _pin(call: ModelCall, seconds: float) -> None:
+    """Pin the KV of the conversation, now that all of it is computed."""
+    if seconds:
+        call.submit((wire.CacheHint(0, pin=seconds),), (), stream=False, last=True)
+
+
+async def _stream(call: ModelCall, writer: MessageWriter, pinned: float) -> AsyncGenerator[bytes, None]:
+    async with call:
+        while arrived := await call.arrivals():
+            yield b"".join([writer.chunk(item) for _, item in arrived])
+        _pin(call, pinned)
+
+
+class MessageWriter:
+    """Writes one message, whole or as events."""
+
+    def __init__(self, model: str, body: MessageRequest) -> None:
+        self._shows_thinking = not isinstance(body.thinking, ThinkingOff | None)
+        self._max_tokens, self._stops = body.max_tokens, body.stop_sequences or ()
+        self._message: dict[str, Any] = {
+            "id": f"msg_{uuid.uuid4().hex}",
+            "type": "message",
+            "role": ASSISTANT,
+            "model": model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+        }
+        self._is_begun = False
+        self._n_blocks = 0
+        self._open = ""  # the kind of the open block
+
+    def whole(self, value: wire.Value) -> dict[str, Any]:
+        """The message."""
+        sample = value.samples[0]
+        content: list[Any] = []
+        if sample.reasoning and self._shows_thinking:
+            content.append({"type": "thinking", "thinking": sample.reasoning, "signature": ""})
+        if sample.text:
+            content.append({"type": "text", "text": sample.text})
+        content += [_use(call, msgspec.json.decode(call.arguments)) for call in sample.calls]
+        return self._message | {"content": content, **self._ending(value), "usage": _usage(value.usage)}
+
+    def chunk(self, item: wire.Delta | wire.Value) -> bytes:
+        """The events for more of the message."""
+        data = b""
+        if not self._is_begun:
+            self._is_begun = True
+            usage = wire.TokenUsage(item.n_prompt, item.n_cached, 1) if isinstance(item, wire.Delta) else item.usage
+            data = _event("message_start", message=self._message | {"usage": _usage(usage)}) + _event("ping")
+        return data + (self._delta(item) if isinstance(item, wire.Delta) else self._end(item))
+
+    def _delta(self, delta: wire.Delta) -> bytes:
+        kind = "thinking" if delta.is_thought else "text"
+        if delta.is_thought and not self._shows_thinking:
+            return b""
+        empty = {"type": kind, kind: ""} | ({"signature": ""} if delta.is_thought else {})
+        data = b"" if self._open == kind else self._begin(kind, empty)
+        more = {"type": f"{kind}_delta", kind: delta.text}
+        return data + _event("content_block_delta", index=self._n_blocks - 1, delta=more)
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> bytes:
+        data = self._close()
+        self._open, self._n_blocks = kind, self._n_blocks + 1
+        return data + _event("content_block_start", index=self._n_blocks - 1, content_block=block)
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        data = b""
+        if self._open == "thinking":
+            signature = {"type": "signature_delta", "signature": ""}
+            data = _event("content_block_delta", index=self._n_blocks - 1, delta=signature)
+        self._open = ""
+        return data + _event("content_block_stop", index=self._n_blocks - 1)
+
+    def _end(self, value: wire.Value) -> bytes:
+        data = b""
+        for call in value.samples[0].calls:
+            data += self._begin("tool_use", _use(call, {}))
+            more = {"type": "input_json_delta", "partial_json": call.arguments}
+            data += _event("content_block_delta", index=self._n_blocks - 1, delta=more)
+        usage = _usage(value.usage)
+        data += self._close() + _event("message_delta", delta=self._ending(value), usage=usage)
+        return data + _event("message_stop")
+
+    def _ending(self, value: wire.Value) -> dict[str, Any]:
+        sample = value.samples[0]
+        reason, stop = "end_turn", None
+        if sample.calls:
+            reason = "tool_use"
+        elif sample.finish_reason == "length":
+            is_full = value.usage.generated < self._max_tokens
+            reason = "model_context_window_exceeded" if is_full else "max_tokens"
+        elif sample.matched in self._stops:
+            reason, stop = "stop_sequence", sample.matched
+        return {"stop_reason": reason, "stop_sequence": stop}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return event({"type": kind, **fields}, kind)
+
+
+def _use(call: wire.WireToolCall, given: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": call.name, "input": given}
+
+
+def _usage(usage: wire.TokenUsage) -> dict[str, int]:
+    """Anthropic counts prompt tokens that were cached apart from the others."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_read_input_tokens": usage.cached,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": usage.generated,
+    }

@@ -1,0 +1,266 @@
+"""The body of POST /v1/messages, as messages of a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.openai.chat_types import (
+    Body,
+    CalledFunction,
+    ChatTurn,
+    ContentPart,
+    FunctionSpec,
+    ImagePart,
+    ImageURL,
+    JSONSchemaFormat,
+    NamedFunction,
+    NamedTool,
+    SchemaFormat,
+    TextPart,
+    ToolCallPart,
+    ToolSpec,
+)
+from banyan.runtime.gateway.prompt import ASSISTANT
+
+PINNED = {"5m": 300.0, "1h": 3600.0}
+"""Seconds for which the KV of a conversation with cache_control is pinned."""
+
+
+class CacheControl(Body):
+    type: Literal["ephemeral"] = "ephemeral"
+    ttl: Literal["5m", "1h"] = "5m"
+
+
+class TextBlock(Body, tag="text", tag_field="type"):
+    text: str
+    cache_control: CacheControl | None = None
+    citations: list[Any] | None = None
+
+
+class Base64Source(Body, tag="base64", tag_field="type"):
+    media_type: str
+    data: str
+
+
+class URLSource(Body, tag="url", tag_field="type"):
+    url: str
+
+
+class ImageBlock(Body, tag="image", tag_field="type"):
+    source: Base64Source | URLSource
+    cache_control: CacheControl | None = None
+
+
+class ToolUseBlock(Body, tag="tool_use", tag_field="type"):
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: dict[str, Any] | None = None
+    toolset_name: str | None = None
+
+
+class ToolResultBlock(Body, tag="tool_result", tag_field="type"):
+    tool_use_id: str
+    content: str | list[TextBlock | ImageBlock] | None = None
+    is_error: bool | None = None
+    toolset_name: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class ThinkingBlock(Body, tag="thinking", tag_field="type"):
+    """Reasoning of an earlier turn, which models do not get again."""
+
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinking(Body, tag="redacted_thinking", tag_field="type"):
+    data: str
+
+
+Block = TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinking
+
+
+class MessageTurn(Body):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+class MessageTool(Body):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    input_schema: dict[str, Any]
+    description: str | None = None
+    cache_control: CacheControl | None = None
+    strict: bool | None = None
+    type: Literal["custom"] | None = None
+
+
+class AutoChoice(Body, tag="auto", tag_field="type"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class AnyChoice(Body, tag="any", tag_field="type"):
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedChoice(Body, tag="tool", tag_field="type"):
+    name: str
+    disable_parallel_tool_use: bool | None = None
+
+
+class NoChoice(Body, tag="none", tag_field="type"):
+    pass
+
+
+class ThinkingOn(Body, tag="enabled", tag_field="type"):
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class ThinkingAdaptive(Body, tag="adaptive", tag_field="type"):
+    display: str | None = None
+
+
+class ThinkingBetweenTools(Body, tag="between_tools", tag_field="type"):
+    pass
+
+
+class ThinkingOff(Body, tag="disabled", tag_field="type"):
+    pass
+
+
+class MessageSchemaFormat(Body):
+    schema: dict[str, Any]
+    type: Literal["json_schema"] = "json_schema"
+
+
+class OutputConfig(Body):
+    effort: str | None = None
+    format: MessageSchemaFormat | None = None
+
+
+class Metadata(Body):
+    user_id: str | None = None
+
+
+class CountRequest(Body, kw_only=True):
+    """The body of POST /v1/messages/count_tokens: what of a message decides its prompt."""
+
+    model: str
+    messages: Annotated[list[MessageTurn], Meta(min_length=1)]
+    system: str | list[TextBlock] | None = None
+    tools: list[MessageTool] | None = None
+    tool_choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None = None
+    thinking: ThinkingOn | ThinkingAdaptive | ThinkingBetweenTools | ThinkingOff | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def turns(self) -> list[ChatTurn]:
+        """The conversation as messages of a chat."""
+        turns: list[ChatTurn] = []
+        if self.system:
+            content: Any = self.system if isinstance(self.system, str) else _parts(self.system)
+            turns.append(ChatTurn(role="system", content=content))
+        for k, one in enumerate(self.messages):
+            turns += _turns(one, f"messages[{k}]")
+        return turns
+
+    @property
+    def chat_tools(self) -> list[ToolSpec]:
+        """The tools as chat completions have them."""
+        return [
+            ToolSpec(function=FunctionSpec(name=one.name, description=one.description, parameters=one.input_schema))
+            for one in self.tools or ()
+        ]
+
+    @property
+    def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:
+        """The choice of tools as chat completions have it."""
+        match self.tool_choice:
+            case NamedChoice(name=name):
+                return NamedTool(function=NamedFunction(name=name))
+            case AnyChoice():
+                return "required"
+            case NoChoice():
+                return "none"
+        return None
+
+    @property
+    def chat_format(self) -> SchemaFormat | None:
+        """The form of the output as chat completions have it."""
+        form = self.output_config.format if self.output_config is not None else None
+        return None if form is None else SchemaFormat(json_schema=JSONSchemaFormat(name="output", schema=form.schema))
+
+    @property
+    def is_parallel(self) -> bool:
+        return not getattr(self.tool_choice, "disable_parallel_tool_use", None)
+
+    @property
+    def pinned(self) -> float:
+        """Seconds for which the conversation is pinned."""
+        blocks = [block for turn in self.messages if isinstance(turn.content, list) for block in turn.content]
+        system = self.system if isinstance(self.system, list) else []
+        controls = [getattr(one, "cache_control", None) for one in (self, *blocks, *system, *(self.tools or ()))]
+        return max((PINNED[one.ttl] for one in controls if one is not None), default=0.0)
+
+
+class MessageRequest(CountRequest, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0)] | None = None
+    metadata: Metadata | None = None
+    # Accepted without effect; a header of the response names them.
+    service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+
+
+MESSAGE_IGNORED = ("service_tier", "inference_geo", "speed")
+"""Fields without effect here."""
+
+
+def _parts(blocks: Sequence[TextBlock | ImageBlock]) -> list[ContentPart]:
+    return [TextPart(text=one.text) if isinstance(one, TextBlock) else _image(one) for one in blocks]
+
+
+def _image(block: ImageBlock) -> ImagePart:
+    source = block.source
+    url = source.url if isinstance(source, URLSource) else f"data:{source.media_type};base64,{source.data}"
+    return ImagePart(image_url=ImageURL(url=url))
+
+
+def _turns(message: MessageTurn, where: str) -> list[ChatTurn]:
+    """One message: a turn for the result of each tool, and one for the rest."""
+    if isinstance(message.content, str):
+        return [ChatTurn(role=message.role, content=message.content)]
+    turns: list[ChatTurn] = []
+    parts: list[ContentPart] = []
+    calls: list[ToolCallPart] = []
+    for k, block in enumerate(message.content):
+        is_misplaced = isinstance(block, ToolUseBlock | ToolResultBlock) and (
+            (message.role == ASSISTANT) != isinstance(block, ToolUseBlock)
+        )
+        if is_misplaced:
+            raise HTTPError(400, f"a message of the {message.role} has no such block", param=f"{where}.content[{k}]")
+        match block:
+            case TextBlock() | ImageBlock():
+                parts += _parts([block])
+            case ToolUseBlock():
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                calls.append(ToolCallPart(id=block.id, function=CalledFunction(name=block.name, arguments=arguments)))
+            case ToolResultBlock(content=content):
+                result: Any = content if isinstance(content, str) or content is None else _parts(content)
+                turns.append(ChatTurn(role="tool", content=result, tool_call_id=block.tool_use_id))
+    if parts or calls or not turns:
+        turns.append(ChatTurn(role=message.role, content=parts, tool_calls=calls or None))
+    return turns

@@ -1,0 +1,39 @@
+"""Decodes bodies of requests. What does not fit is an error that names the field."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from banyan.runtime.gateway.errors import HTTPError
+
+T = TypeVar("T")
+
+_UNKNOWN = re.compile(r"unknown field `(.*?)`", re.DOTALL)
+_MISSING = re.compile(r"required field `(.*?)`", re.DOTALL)
+_WHERE = re.compile(r"^(.*?)(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """The body as a Struct. Raises HTTPError."""
+    try:
+        found: T = _decoder(kind).decode(body)  # type: ignore[arg-type]
+    except msgspec.ValidationError as e:
+        matched = _WHERE.match(str(e))
+        text, at = (matched[1], matched[2] or "") if matched else (str(e), "")
+        for pattern in (_UNKNOWN, _MISSING):
+            if named := pattern.search(text):
+                at = f"{at}.{named[1]}" if at else named[1]
+        raise HTTPError(400, text[:500], param=at[:200] or None) from None
+    except (msgspec.DecodeError, ValueError, RecursionError) as e:
+        reason = "it is nested too deeply" if isinstance(e, RecursionError) else str(e)[:200]
+        raise HTTPError(400, f"the body is no JSON: {reason}") from None
+    return found

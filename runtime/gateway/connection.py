@@ -1,0 +1,105 @@
+"""uvicorn's protocol with limits on what comes before a request is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEADERS = 64 << 10
+"""Bytes of a request's line and headers."""
+HEADER_SECONDS = 20.0
+"""Seconds in which they must come, from the first byte on; and a new connection's first byte."""
+WRITE_SECONDS = 300.0
+"""Seconds after which a client that reads nothing loses its connection."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. A client that sends endless or slow headers loses it."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+    _n_header_bytes = 0  # that came while no headers were complete
+    _n_parsed = 0  # of them in complete lines
+    _is_reading_headers = True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._end_pause()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._end_pause()
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_reading_headers:
+            self._n_header_bytes += len(data)
+            if self._timer is None:
+                self._arm()
+        super().data_received(data)
+        # One line may be endless. If the headers are complete, what came with their end is the body's.
+        if self._is_reading_headers and self._n_header_bytes > MAX_HEADERS and not self.transport.is_closing():
+            self.send_400_response("The headers are too long.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_reading_headers, self._n_parsed = True, 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_reading_headers, self._n_header_bytes = False, 0
+        self._disarm()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._is_reading_headers = True
+
+    def _count(self, n_bytes: int) -> None:
+        """The parser answers with 400 to an exception."""
+        self._n_parsed += n_bytes
+        if self._n_parsed > MAX_HEADERS:
+            raise ValueError("the headers are too long")
+
+    def _arm(self) -> None:
+        self._timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end_pause(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _too_slow(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+def settings() -> dict[str, Any]:
+    """Options of uvicorn that do not depend on the user's."""
+    return {
+        "http": Connection, "ws": "none", "loop": "asyncio", "lifespan": "off", "log_config": None,
+        "access_log": False, "server_header": False, "backlog": 2048, "timeout_keep_alive": 75,
+        "timeout_graceful_shutdown": 2, "proxy_headers": False,
+    }  # fmt: skip

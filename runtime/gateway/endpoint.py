@@ -1,0 +1,219 @@
+"""Between ASGI and a handler: reads the body, watches for a hang-up, and writes the response or the error."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from banyan.runtime.client.client import Client
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.gateway.errors import HTTPError, http_error
+from banyan.runtime.gateway.keys import KeyHolder
+from banyan.runtime.gateway.model_call import Mailbox
+
+MAX_BODY = 32 << 20
+"""Bytes of a request's body."""
+BODY_SECONDS = 60.0
+"""Seconds in which the whole body of a request must come."""
+
+Shape = Literal["openai", "anthropic"]
+"""Whose shape errors have."""
+
+
+class Reply(NamedTuple):
+    """A whole response."""
+
+    body: bytes
+    status: int = 200
+    kind: str = "application/json"
+    """Its content type."""
+    headers: Mapping[str, str] = {}
+
+
+class EventReply(NamedTuple):
+    """A stream of server-sent events. events: yields the bytes of one or more events; it is closed in any case.
+    failed: the bytes of an error in the middle of the stream."""
+
+    events: AsyncGenerator[bytes, None]
+    failed: Callable[[HTTPError], bytes]
+    headers: Mapping[str, str] = {}
+
+
+class GatewayState(Protocol):
+    """What handlers need of the Gateway; see there."""
+
+    mailbox: Mailbox
+    model: str
+    isolates_users: bool
+    counts: Counter[tuple[str, int]]
+    responses: Any
+    """See responses.ResponseStore, which is above this module."""
+
+    async def operator(self) -> Client: ...
+    async def client(self, holder: KeyHolder) -> Client: ...
+    def identify(self, headers: Mapping[bytes, bytes]) -> KeyHolder: ...
+
+
+class HTTPRequest(NamedTuple):
+    """What a handler gets. headers: by their names in lower case. path: the parts of the path that its route names.
+    holder: who asks; client: the connection of the holder's tenant to the server."""
+
+    gateway: GatewayState
+    holder: KeyHolder
+    client: Client
+    headers: Mapping[bytes, bytes]
+    path: Mapping[str, str]
+    query: bytes
+    body: bytes
+
+
+Handler = Callable[[HTTPRequest], Awaitable[Reply | EventReply]]
+
+
+def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    """`value`, a Struct or plain data, as JSON."""
+    return Reply(msgspec.json.encode(value), status, headers=headers or {})
+
+
+def event(value: Any, name: str = "") -> bytes:
+    """One server-sent event with `value` as JSON."""
+    head = b"event: " + name.encode() + b"\n" if name else b""
+    return head + b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+class _HungUp(Exception):
+    """The client is gone, so nobody waits for a response."""
+
+
+class Endpoint:
+    """The ASGI application of one route."""
+
+    def __init__(self, gateway: GatewayState, handle: Handler, shape: Shape, path: str, *, is_open: bool) -> None:
+        """is_open: nobody needs a key."""
+        self._gateway, self._handle, self._shape, self._path, self._is_open = gateway, handle, shape, path, is_open
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = _Response(send, self._shape)
+        work = asyncio.ensure_future(self._serve(scope, receive, response))
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not response.is_hung_up:
+                raise  # the process is ending
+        finally:
+            self._gateway.counts[self._path, response.status] += 1
+
+    async def _serve(self, scope: Scope, receive: Receive, response: _Response) -> None:
+        watch: asyncio.Task[None] | None = None
+        try:
+            headers = dict(scope["headers"])
+            holder = KeyHolder() if self._is_open else self._gateway.identify(headers)
+            body = await _read_body(headers, receive)
+            watch = asyncio.ensure_future(_hang_up(receive, response, asyncio.current_task()))
+            client = await self._gateway.client(holder)
+            path = scope.get("path_params", {})
+            request = HTTPRequest(self._gateway, holder, client, headers, path, scope["query_string"], body)
+            reply = await self._handle(request)
+            if isinstance(reply, EventReply):
+                await response.stream(reply)
+            else:
+                await response.write(reply)
+        except _HungUp:
+            pass
+        except HTTPError as e:
+            await response.fail(e)
+        except BanyanError as e:
+            await response.fail(http_error(e))
+        except Exception as e:
+            traceback.print_exception(e, file=sys.stderr)
+            await response.fail(HTTPError(500, f"an error of the HTTP process: {type(e).__name__}"))
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+
+async def _read_body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
+    """Raises HTTPError: it is too long or comes too slowly."""
+    too_long = HTTPError(413, f"the body has more than {MAX_BODY} bytes", code="request_too_large")
+    if int(headers.get(b"content-length", b"0")) > MAX_BODY:
+        raise too_long
+    chunks: list[bytes] = []
+    n_left, more = MAX_BODY, True
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise _HungUp
+                chunk, more = message.get("body", b""), message.get("more_body", False)
+                chunks.append(chunk)
+                n_left -= len(chunk)
+                if n_left < 0:
+                    raise too_long
+    except TimeoutError:
+        raise HTTPError(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+    return b"".join(chunks)
+
+
+async def _hang_up(receive: Receive, response: _Response, work: asyncio.Task[Any] | None) -> None:
+    """Cancel the work when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    response.is_hung_up = True
+    if work is not None:
+        work.cancel()
+
+
+class _Response:
+    """The response to one request. status: 0 before it began."""
+
+    def __init__(self, send: Send, shape: Shape) -> None:
+        self._send, self._shape = send, shape
+        self.status = 0
+        self.is_hung_up = False
+        self._failed: Callable[[HTTPError], bytes] | None = None
+
+    async def write(self, reply: Reply) -> None:
+        await self._begin(reply.status, reply.kind, {"content-length": str(len(reply.body)), **reply.headers})
+        await self._body(reply.body, more=False)
+
+    async def stream(self, reply: EventReply) -> None:
+        """Headers leave with the first events, so that an error before them has its own status."""
+        try:
+            first = await anext(reply.events, b"")
+            await self._begin(200, "text/event-stream; charset=utf-8", {"cache-control": "no-cache", **reply.headers})
+            self._failed = reply.failed
+            await self._body(first, more=True)
+            async for data in reply.events:
+                await self._body(data, more=True)
+            await self._body(b"", more=False)
+        finally:
+            await reply.events.aclose()
+
+    async def fail(self, error: HTTPError) -> None:
+        if self._failed is not None:
+            await self._body(self._failed(error), more=False)
+        elif not self.status:
+            body = msgspec.json.encode(error.openai() if self._shape == "openai" else error.anthropic())
+            headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
+            if error.status in (408, 413):  # what is left of the body is not read
+                headers["connection"] = "close"
+            await self.write(Reply(body, error.status, headers=headers))
+
+    async def _begin(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
+        self.status = status
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        number = f"req_{uuid.uuid4().hex}".encode()  # OpenAI's clients read the first, Anthropic's the second
+        raw += [(b"content-type", kind.encode()), (b"x-request-id", number), (b"request-id", number)]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def _body(self, body: bytes, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,0 +1,81 @@
+"""Errors of the HTTP interface: a status, and what OpenAI's and Anthropic's clients read of the body."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from banyan.runtime.errors import (
+    BadMessage,
+    BadProgram,
+    BanyanError,
+    Cancelled,
+    ConstraintBroke,
+    ConstraintBusy,
+    ConstraintCrashed,
+    ConstraintError,
+    DeadlineExceeded,
+    OutOfMemory,
+    Overloaded,
+    PromptTooLong,
+    RuntimeLost,
+    ToolError,
+    Unsupported,
+)
+
+ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+_STATUSES: tuple[tuple[type[BanyanError], int], ...] = (
+    (PromptTooLong, 400),
+    (Overloaded, 429),
+    (ConstraintBusy, 429),
+    (ConstraintBroke, 500),
+    (ConstraintCrashed, 500),
+    (ConstraintError, 400),
+    (BadProgram, 400),
+    (BadMessage, 400),
+    (Unsupported, 400),
+    (ToolError, 400),
+    (OutOfMemory, 400),
+    (DeadlineExceeded, 504),
+    (Cancelled, 503),
+    (RuntimeLost, 503),
+)
+"""The first class that matches decides. All others are 500."""
+
+
+class HTTPError(Exception):
+    """What the client gets in place of a response. param: the field of the body that is wrong, if one is."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+
+    def openai(self) -> dict[str, Any]:
+        """The body as OpenAI writes it."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def anthropic(self) -> dict[str, Any]:
+        """The body as Anthropic writes it."""
+        kind = ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+        message = f"{self.param}: {self.message}" if self.param else self.message
+        return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def http_error(error: BanyanError) -> HTTPError:
+    """The response for an error of the runtime."""
+    status = next((status for cls, status in _STATUSES if isinstance(error, cls)), 500)
+    code = "context_length_exceeded" if isinstance(error, PromptTooLong) else error.code
+    kind = "rate_limit_error" if status == 429 else ""
+    return HTTPError(status, error.message, code=code, kind=kind)

@@ -1,0 +1,106 @@
+"""What the server tells about itself and its model: /health, /v1/models, /tokenize, /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.generation import chat_markers
+from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat_types import TokenizeRequest
+from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
+from banyan.runtime.protocol import wire
+from banyan.runtime.server_metrics import Family, families
+
+_STARTED = int(time.time())
+
+
+async def health(request: HTTPRequest) -> Reply:
+    """200 while the server is there."""
+    return json_reply({"status": "ok"})
+
+
+def _described(request: HTTPRequest) -> dict[str, Any]:
+    """The fields that OpenAI's clients read, and those that Anthropic's do."""
+    name, started = request.gateway.model, datetime.fromtimestamp(_STARTED, UTC).isoformat()
+    openai = {"id": name, "object": "model", "created": _STARTED, "owned_by": "banyan"}
+    anthropic = {"type": "model", "display_name": name, "created_at": started}
+    return openai | anthropic | {"max_model_len": request.client.welcome.max_context}
+
+
+async def models(request: HTTPRequest) -> Reply:
+    """The one model of the server."""
+    name = request.gateway.model
+    pages = {"has_more": False, "first_id": name, "last_id": name}
+    return json_reply({"object": "list", "data": [_described(request)]} | pages)
+
+
+async def model(request: HTTPRequest) -> Reply:
+    """The model, by its name."""
+    check_model(request, request.path["model"])
+    return json_reply(_described(request))
+
+
+def check_model(request: HTTPRequest, name: str) -> None:
+    """HTTPError: the server does not run this model."""
+    if name != request.gateway.model:
+        text = f"this server runs {request.gateway.model!r}, and not {name[:200]!r}"
+        raise HTTPError(404, text, param="model", code="model_not_found")
+
+
+async def tokenize(request: HTTPRequest) -> Reply:
+    """The token ids of a text, or of a conversation, as the model gets them."""
+    body = decode(request.body, TokenizeRequest)
+    if body.model is not None:
+        check_model(request, body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise HTTPError(400, "give either prompt or messages", param="prompt")
+    parts: tuple[wire.Part, ...] = (wire.Raw(body.prompt or ""),)
+    if body.messages is not None:
+        parts = PromptWriter(chat_markers(request)).parts(body.messages)
+        if body.add_generation_prompt:
+            parts = (*parts, wire.BeginTurn(ASSISTANT))
+    tokens = (await _read(request, parts)).tokens
+    ids = memoryview(tokens.ids).cast("i").tolist() if tokens is not None else []
+    return json_reply({"tokens": ids, "count": len(ids), "max_model_len": request.client.welcome.max_context})
+
+
+async def _read(request: HTTPRequest, parts: tuple[wire.Part, ...]) -> wire.Value:
+    ops = (wire.Append(0, parts), wire.Read(0, 0, tokens=True))
+    async with ModelCall.start(request.client, request.gateway.mailbox, ops, (0,), name="tokenize") as call:
+        return (await call.values())[0]
+
+
+async def count_tokens(request: HTTPRequest, parts: tuple[wire.Part, ...], tools: wire.Tools | None) -> int:
+    """How many tokens a prompt has. With tools the server computes the prompt, which the next request then finds."""
+    if tools is None:
+        tokens = (await _read(request, parts)).tokens
+        return len(tokens.ids) // 4 if tokens is not None else 0
+    ops = (wire.Append(0, parts), wire.Gen(0, 0, wire.Sampling(max_tokens=0), tools=tools))
+    async with ModelCall.start(request.client, request.gateway.mailbox, ops, (0,), name="count") as call:
+        return (await call.values())[0].usage.prompt
+
+
+async def metrics(request: HTTPRequest) -> Reply:
+    """The counters of the server and of the HTTP process, in the text format of Prometheus."""
+    stats = await asyncio.to_thread((await request.gateway.operator()).ask, "stats")
+    text = "responses, by the path of their route; status 0: the client hung up before it began"
+    counts: dict[tuple[str, ...], float] = {}
+    for (path, status), n in request.gateway.counts.items():
+        counts[path, str(status)] = n
+    http = Family("http_responses", "counter", text, ("path", "status"), counts)
+    return Reply("".join(map(_written, (*families(stats), http))).encode(), kind="text/plain; version=0.0.4")
+
+
+def _written(family: Family) -> str:
+    name = f"banyan_{family.name}{'_total' if family.kind == 'counter' else ''}"
+    lines = [f"# HELP {name} {family.text}", f"# TYPE {name} {family.kind}"]
+    for values, n in family.values.items():
+        labels = ",".join(f'{label}="{value}"' for label, value in zip(family.labels, values, strict=True))
+        lines.append(f"{name}{{{labels}}} {n:g}" if labels else f"{name} {n:g}")
+    return "\n".join(lines) + "\n"

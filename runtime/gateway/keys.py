@@ -1,0 +1,79 @@
+"""API keys: a file says who may use the HTTP interface. Each name in the file is a tenant of the server."""
+
+from __future__ import annotations
+
+import hmac
+import stat
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+from banyan.runtime.errors import ConfigError
+from banyan.runtime.gateway.errors import HTTPError
+
+MIN_KEY, MAX_KEY = 16, 4096
+"""Lengths of a key, in characters."""
+
+
+class KeyHolder(NamedTuple):
+    """Who makes a request. tenant: the name of its key; "" where no keys are needed."""
+
+    tenant: str = ""
+
+
+class _Key(NamedTuple):
+    digest: bytes
+    holder: KeyHolder
+
+
+class Keys:
+    """The keys of a file with a line NAME:KEY for each; a name may have several. Only digests are kept."""
+
+    def __init__(self, keys: tuple[_Key, ...] = ()) -> None:
+        self._keys = keys
+
+    @classmethod
+    def read(cls, path: Path) -> Keys:
+        """ConfigError: names the line that is invalid, and never contains a key."""
+        try:
+            mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text()
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(f"the API keys in {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+        if mode & 0o077:
+            raise ConfigError(f"others may read the API keys in {path} (mode {mode:04o}); run `chmod 600 {path}`")
+        keys: list[_Key] = []
+        for n, line in enumerate(text.splitlines(), 1):
+            if not (line := line.strip()) or line.startswith("#"):
+                continue
+            name, found, key = line.partition(":")
+            if not (found and name and len(name) <= 64 and name.isascii() and name.isprintable()):
+                raise ConfigError(f"{path}, line {n}: must be NAME:KEY, with a name of 1 to 64 ASCII characters")
+            if not MIN_KEY <= len(key) <= MAX_KEY:
+                raise ConfigError(f"{path}, line {n}: a key of {len(key)} characters; {MIN_KEY} to {MAX_KEY} are right")
+            if any(digest == _digest(key.encode()) for digest, _ in keys):
+                raise ConfigError(f"{path}, line {n}: this key is on an earlier line too")
+            keys.append(_Key(_digest(key.encode()), KeyHolder(name)))
+        if not keys:
+            raise ConfigError(f"{path} holds no API keys; write a line NAME:KEY for each")
+        return cls(tuple(keys))
+
+    def identify(self, headers: Mapping[bytes, bytes]) -> KeyHolder:
+        """Who makes a request with these headers. HTTPError: the key is missing or wrong."""
+        if not self._keys:
+            return KeyHolder()
+        kind, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer":
+            given = headers.get(b"x-api-key", b"")
+        digest, found = _digest(given.strip()), None
+        for key in self._keys:  # does not stop at the matching one, so that the time is constant
+            if hmac.compare_digest(digest, key.digest):
+                found = key.holder
+        if found is None:
+            text = "the API key is wrong" if given else "this server wants an API key: Authorization: Bearer KEY"
+            raise HTTPError(401, text, code="invalid_api_key")
+        return found
+
+
+def _digest(key: bytes) -> bytes:
+    return blake2b(key[: MAX_KEY + 1], digest_size=32, person=b"banyan api key").digest()

@@ -1,0 +1,149 @@
+"""One HTTP request to the model: a program on the server, and its values as they arrive on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, Self
+
+from banyan.runtime.client.client import Client
+from banyan.runtime.client.program_futures import ProgramHandle
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.future import ValueFuture
+from banyan.runtime.gateway.errors import http_error
+from banyan.runtime.protocol import wire
+
+
+class Mailbox:
+    """Carries calls from the client's I/O thread to the event loop. What arrives together wakes the loop once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_woken = False
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Run `call` on the event loop, in the order of posts. Does not block."""
+        self._calls.append(call)
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        self._is_woken = False  # before the calls are taken: a later post must wake the loop again
+        while self._calls:
+            self._calls.popleft()()
+
+
+class Arrival(NamedTuple):
+    """More of value `ref`: a piece of its text, or at the end all of it."""
+
+    ref: int
+    item: wire.Delta | wire.Value
+
+
+class ModelCall:
+    """Runs `ops` as a program, and collects the values `refs`. Leaving the `async with` block cancels what still
+    runs."""
+
+    def __init__(self, mailbox: Mailbox, program: ProgramHandle, state: int | None = None) -> None:
+        """state: the one that is dropped in place of cancelling the program, which others use too."""
+        self._mailbox, self._program, self._state = mailbox, program, state
+        self._arrived: list[Arrival] = []
+        self._error: BanyanError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self.n_open = 0
+        """Values that have not come yet."""
+
+    @classmethod
+    def start(
+        cls,
+        client: Client,
+        mailbox: Mailbox,
+        ops: Sequence[wire.Op],
+        refs: Collection[int],
+        *,
+        name: str,
+        stream: bool = False,
+        limits: wire.ProgramLimits | None = None,
+    ) -> Self:
+        """Send a whole program. stream: its gens stream. Raises HTTPError."""
+        try:
+            program = client.program(name)
+            call = cls(mailbox, program)
+            if limits is not None:
+                program.limit(limits)
+            call.submit(ops, refs, stream=stream, last=True)
+        except BanyanError as e:
+            raise http_error(e) from e
+        return call
+
+    def submit(self, ops: Sequence[wire.Op], refs: Collection[int], *, stream: bool, last: bool) -> None:
+        """Add ops to the program, and await the values `refs` too."""
+        self.n_open += len(refs)
+        for ref in refs:
+            if stream:
+                self._program.on_delta(ref, partial(self._post_delta, ref))
+            self._program.future(ref).add_done_callback(partial(self._post_end, ref))
+        self._program.submit(ops, last)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Stop what still runs. Idempotent."""
+        if self.n_open and self._state is None:
+            self._program.cancel()
+        elif self.n_open and self._state is not None:
+            with suppress(BanyanError):  # the program is over, or the server is gone
+                self._program.submit((wire.Drop(self._state),))
+
+    async def arrivals(self) -> list[Arrival]:
+        """Wait until something arrives, and return all that has. [] after the last value. Raises HTTPError."""
+        while not self._arrived and self._error is None and self.n_open:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if self._error is not None:
+            raise http_error(self._error) from self._error
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    async def values(self) -> dict[int, wire.Value]:
+        """All values, by ref. Raises HTTPError."""
+        found: dict[int, wire.Value] = {}
+        while arrived := await self.arrivals():
+            found.update({ref: item for ref, item in arrived if isinstance(item, wire.Value)})
+        return found
+
+    # ---- on the client's I/O thread --------------------------------------------------------------------------------
+
+    def _post_delta(self, ref: int, delta: wire.Delta) -> None:
+        self._mailbox.post(partial(self._take, ref, delta))
+
+    def _post_end(self, ref: int, future: ValueFuture[wire.Value]) -> None:
+        error = future.exception()
+        self._mailbox.post(partial(self._end, ref, future.result() if error is None else error))
+
+    # ---- on the event loop -----------------------------------------------------------------------------------------
+
+    def _take(self, ref: int, item: wire.Delta | wire.Value) -> None:
+        self._arrived.append(Arrival(ref, item))
+        self._wake()
+
+    def _end(self, ref: int, outcome: wire.Value | BaseException) -> None:
+        self.n_open -= 1
+        if isinstance(outcome, wire.Value):
+            self._take(ref, outcome)
+            return
+        self._error = self._error or (outcome if isinstance(outcome, BanyanError) else BanyanError(repr(outcome)))
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,191 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Schema = dict[str, Any] | bool
+
+
+class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Base of all parts of bodies: a field that is not known is an error."""
+
+
+class TextPart(Body, tag="text", tag_field="type"):
+    text: str
+
+
+class RefusalPart(Body, tag="refusal", tag_field="type"):
+    refusal: str
+
+
+class ImageURL(Body):
+    url: str
+    detail: str = "auto"
+
+
+class ImagePart(Body, tag="image_url", tag_field="type"):
+    image_url: ImageURL
+
+
+ContentPart = TextPart | RefusalPart | ImagePart
+
+
+class CalledFunction(Body):
+    name: str
+    arguments: str
+
+
+class ToolCallPart(Body):
+    """A call that the assistant made. index: some clients send back what a stream gave them."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class ChatTurn(Body):
+    """One message of the conversation. reasoning_content, reasoning: of an assistant's earlier turn; models do not get
+    it again."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCallPart] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class FunctionSpec(Body):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(Body):
+    function: FunctionSpec
+    type: Literal["function"] = "function"
+
+
+class NamedFunction(Body):
+    name: str
+
+
+class NamedTool(Body):
+    function: NamedFunction
+    type: Literal["function"] = "function"
+
+
+class JSONSchemaFormat(Body):
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Body, tag="text", tag_field="type"):
+    pass
+
+
+class JSONFormat(Body, tag="json_object", tag_field="type"):
+    pass
+
+
+class SchemaFormat(Body, tag="json_schema", tag_field="type"):
+    json_schema: JSONSchemaFormat
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(Body):
+    """Fields that the OpenAI endpoints share. Those from top_k on are not OpenAI's. None: not given."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100)] | None = None
+    cache_salt: str | None = None
+    regex: str | None = None
+    grammar: str | None = None
+    choices: list[str] | None = None
+
+
+class ChatRequest(SamplingFields, kw_only=True):
+    messages: Annotated[list[ChatTurn], Meta(min_length=1)]
+    max_completion_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: TextFormat | JSONFormat | SchemaFormat | None = None
+    tools: list[ToolSpec] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    # Accepted without effect; a header of the response names them.
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+    prediction: dict[str, Any] | None = None
+
+
+IGNORED = (
+    *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention", "prompt_cache_options"),
+    *("reasoning_effort", "verbosity", "prediction"),
+)
+"""Fields without effect here."""
+
+
+class CompletionRequest(SamplingFields, kw_only=True):
+    """The body of POST /v1/completions. logprobs: how many alternatives of each token."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+    suffix: None = None
+    response_format: TextFormat | JSONFormat | SchemaFormat | None = None
+
+
+class TokenizeRequest(Body, kw_only=True):
+    """The body of POST /tokenize."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatTurn] | None = None
+    add_generation_prompt: bool = True

@@ -1,0 +1,380 @@
+"""/v1/responses: create, retrieve, cancel and delete responses. A response that follows another one goes on in its
+state on the server, with the tokens that the model generated."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from banyan.runtime.client.client import Client
+from banyan.runtime.client.program_futures import ProgramHandle
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
+from banyan.runtime.gateway.errors import HTTPError, http_error
+from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
+from banyan.runtime.gateway.info import check_model
+from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat import calls_of, ignored, logprobs_of
+from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
+from banyan.runtime.gateway.openai.responses_types import RESPONSE_IGNORED, ResponseRequest, turns_of
+from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
+from banyan.runtime.gateway.sampling import schema_constraint
+from banyan.runtime.protocol import wire
+
+MAX_STORED = 1024
+"""Responses that are kept for the requests that follow them. The least recently used goes first."""
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Conversation(NamedTuple):
+    """A program that responses go on in. client: whose it is. writer: knows the calls so far. states, refs: the next
+    numbers."""
+
+    client: Client
+    program: ProgramHandle
+    writer: PromptWriter
+    states: count[int]
+    refs: count[int]
+
+
+class StoredResponse:
+    """A response that may be asked for again, or followed. turns: the conversation with its output."""
+
+    def __init__(self, tenant: str, payload: dict[str, Any], turns: list[ChatTurn], instructions: str | None) -> None:
+        self.tenant, self.payload, self.turns, self.instructions = tenant, payload, turns, instructions
+        self.conversation: Conversation | None = None
+        self.state = 0
+        """The state in the conversation that ends with the output."""
+        self.is_open = False
+        """The turn of the output has not ended there."""
+        self.task: asyncio.Task[None] | None = None
+        """Of a response in the background."""
+
+
+class ResponseStore:
+    """The responses that are kept. One that is dropped takes its conversation along if no other is in it."""
+
+    def __init__(self) -> None:
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+
+    def put(self, stored: StoredResponse) -> None:
+        self._stored[stored.payload["id"]] = stored
+        while len(self._stored) > MAX_STORED:
+            _, dropped = self._stored.popitem(last=False)
+            if dropped.task is not None:
+                dropped.task.cancel()
+
+    def get(self, request: HTTPRequest, number: str, param: str | None = None) -> StoredResponse:
+        """HTTPError: this tenant has no such response."""
+        stored = self._stored.get(number)
+        if stored is None or stored.tenant != request.holder.tenant:
+            text = f"there is no response {number[:80]!r}, or it is not kept any more; send the conversation as input"
+            raise HTTPError(404 if param is None else 400, text, param=param, code="previous_response_not_found")
+        self._stored.move_to_end(number)
+        return stored
+
+    def pop(self, request: HTTPRequest, number: str) -> StoredResponse:
+        """Forget a response. Raises HTTPError as `get`."""
+        stored = self.get(request, number)
+        del self._stored[number]
+        return stored
+
+
+async def create(request: HTTPRequest) -> Reply | EventReply:
+    """A response, whole, as a stream, or in the background."""
+    body = decode(request.body, ResponseRequest)
+    check_model(request, body.model)
+    if body.background and (body.stream or body.store is False):
+        raise HTTPError(400, "background goes neither with stream nor with store: false", param="background")
+    before = None
+    if body.previous_response_id is not None:
+        before = request.gateway.responses.get(request, body.previous_response_id, "previous_response_id")
+        if before.payload["status"] not in ("completed", "incomplete"):
+            text = f"the previous response is {before.payload['status']}; only one that has ended can be followed"
+            raise HTTPError(400, text, param="previous_response_id")
+    run = ResponseRun(request, body, before)
+    headers = ignored(body, RESPONSE_IGNORED)
+    if body.stream:
+        return EventReply(run.events(), run.failed, headers)
+    if body.background:
+        run.run_in_background()
+        return json_reply(run.payload, headers=headers)
+    async for _ in run.events():
+        pass
+    return json_reply(run.payload, headers=headers)
+
+
+async def retrieve(request: HTTPRequest) -> Reply:
+    """A response that was made before."""
+    return json_reply(request.gateway.responses.get(request, request.path["id"]).payload)
+
+
+async def cancel(request: HTTPRequest) -> Reply:
+    """Stop a response that runs in the background."""
+    stored = request.gateway.responses.get(request, request.path["id"])
+    if stored.task is None:
+        raise HTTPError(400, "only a response with background: true can be cancelled")
+    if stored.payload["status"] == "in_progress":
+        stored.task.cancel()
+        stored.payload["status"] = "cancelled"
+    return json_reply(stored.payload)
+
+
+async def delete(request: HTTPRequest) -> Reply:
+    """Forget a response."""
+    stored = request.gateway.responses.pop(request, request.path["id"])
+    if stored.task is not None:
+        stored.task.cancel()
+    return json_reply({"id": request.path["id"], "object": "response", "deleted": True})
+
+
+class ResponseRun:
+    """Makes one response. payload: the response as it is now."""
+
+    def __init__(self, request: HTTPRequest, body: ResponseRequest, before: StoredResponse | None) -> None:
+        """Sends the program. Raises HTTPError."""
+        self._request, self._body = request, body
+        self._has_logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
+        self.payload: dict[str, Any] = {
+            "id": f"resp_{uuid.uuid4().hex}",
+            "object": "response",
+            "created_at": time.time(),
+            "status": "in_progress",
+            "background": bool(body.background),
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "model": request.gateway.model,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "store": body.store is not False,
+            "temperature": body.temperature,
+            "text": {"format": body.text.format if body.text and body.text.format else {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None,
+        }
+        new = turns_of(body.input)
+        turns = [*(before.turns if before is not None else ()), *new]
+        self._stored = StoredResponse(request.holder.tenant, self.payload, turns, body.instructions)
+        self._numbers = count()
+        try:
+            self._call = self._start(before, new)
+        except BanyanError as e:
+            raise http_error(e) from e
+        self._events = ItemEvents(self.payload["output"], self._numbers, self._has_logprobs)
+
+    def _start(self, before: StoredResponse | None, new: Sequence[ChatTurn]) -> ModelCall:
+        body, request, stored = self._body, self._request, self._stored
+        chat, welcome = chat_markers(request), request.client.welcome
+        tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
+        constraint = schema_constraint(body.chat_format(), reasoning_end(chat))
+        given = {"temperature": body.temperature, "top_p": body.top_p}
+        sampling = replace(
+            welcome.sampling,
+            max_tokens=body.max_output_tokens or welcome.max_context,
+            logprobs=self._has_logprobs,
+            top_logprobs=body.top_logprobs or 0,
+            constraint=constraint,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        ops: list[wire.Op]
+        limits = None
+        conversation = before.conversation if before is not None else None
+        goes_on = False
+        if (
+            before is not None
+            and conversation is not None
+            and conversation.client is request.client
+            and before.instructions == body.instructions
+        ):
+            goes_on, stored.conversation = True, conversation
+            stored.state = next(conversation.states)
+            end = (wire.EndTurn(),) if before.is_open else ()
+            parts = (*end, *conversation.writer.parts(new))
+            ops = [wire.Fork(before.state, (stored.state,))]
+        else:
+            program = request.client.program("response")
+            conversation = stored.conversation = Conversation(
+                request.client, program, PromptWriter(chat), count(1), count()
+            )
+            system = [] if body.instructions is None else [ChatTurn(role="system", content=body.instructions)]
+            parts = conversation.writer.parts([*system, *stored.turns])
+            limits = limits_of(request, None, None, body.prompt_cache_key, body.user)
+            ops = []
+        self._ref = next(conversation.refs)
+        gen = wire.Gen(stored.state, self._ref, sampling, stream=True, reasoning=chat.reasoning, tools=tools)
+        ops += [wire.Append(stored.state, (*parts, wire.BeginTurn(ASSISTANT))), gen]
+        if limits is not None:
+            conversation.program.limit(limits)
+        call = ModelCall(request.gateway.mailbox, conversation.program, state=stored.state if goes_on else None)
+        call.submit(ops, (self._ref,), stream=True, last=False)
+        return call
+
+    def run_in_background(self) -> None:
+        """Make the response in a task of its own."""
+        self._request.gateway.responses.put(self._stored)
+
+        async def run() -> None:
+            try:
+                async for _ in self.events():
+                    pass
+            except HTTPError as e:
+                self.failed(e)
+
+        self._stored.task = asyncio.create_task(run())
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """The events of the response. Raises HTTPError."""
+        async with self._call as call:
+            arrived = await call.arrivals()
+            data = [self._event(f"response.{name}") for name in ("created", "in_progress")]
+            while arrived:
+                data += [
+                    self._events.delta(one) if isinstance(one, wire.Delta) else self._end(one) for _, one in arrived
+                ]
+                yield b"".join(data)
+                data, arrived = [], await call.arrivals()
+
+    def failed(self, error: HTTPError) -> bytes:
+        """The response failed: its last event."""
+        self.payload |= {"status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
+        return self._event("response.failed")
+
+    def _event(self, kind: str) -> bytes:
+        return event({"type": kind, "sequence_number": next(self._numbers), "response": self.payload}, kind)
+
+    def _end(self, value: wire.Value) -> bytes:
+        sample, stored = value.samples[0], self._stored
+        data = self._events.end(sample)
+        is_cut = sample.finish_reason == "length"
+        self.payload |= {
+            "status": "incomplete" if is_cut else "completed",
+            "completed_at": time.time(),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": {
+                "input_tokens": value.usage.prompt,
+                "input_tokens_details": {"cached_tokens": value.usage.cached, "cache_write_tokens": 0},
+                "output_tokens": value.usage.generated,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": value.usage.prompt + value.usage.generated,
+            },
+        }
+        if self._body.store is not False:
+            calls = [item for item in self.payload["output"] if item["type"] == "function_call"]
+            turn = ChatTurn(role=ASSISTANT, content=sample.text)
+            assert stored.conversation is not None
+            for item in calls:
+                stored.conversation.writer.know(item["name"], item["call_id"])
+            if calls:
+                turn.tool_calls = [
+                    ToolCallPart(
+                        id=item["call_id"], function=CalledFunction(name=item["name"], arguments=item["arguments"])
+                    )
+                    for item in calls
+                ]
+            stored.turns.append(turn)
+            stored.is_open = not calls
+            self._request.gateway.responses.put(stored)
+        return data + self._event(f"response.{self.payload['status']}")
+
+
+class ItemEvents:
+    """Collects the items of an output, and writes their events. output: gets the items."""
+
+    def __init__(self, output: list[dict[str, Any]], numbers: count[int], has_logprobs: bool) -> None:
+        self._output, self._numbers, self._has_logprobs = output, numbers, has_logprobs
+        self._text = ""  # of the open item
+        self._logprobs: list[Any] = []
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        kind = f"response.{kind}"
+        return event({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
+
+    @property
+    def _where(self) -> dict[str, Any]:
+        return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+
+    def _open(self) -> str:
+        """The kind of the item that text goes to; "" if there is none."""
+        is_open = self._output and self._output[-1]["status"] == "in_progress"
+        return str(self._output[-1]["type"]) if is_open else ""
+
+    def delta(self, delta: wire.Delta) -> bytes:
+        """The events for more text."""
+        kind = "reasoning" if delta.is_thought else "message"
+        data = b"" if self._open() == kind else self._close("completed") + self._begin(kind)
+        self._text += delta.text
+        if delta.is_thought:
+            return data + self._event("reasoning_text.delta", **self._where, content_index=0, delta=delta.text)
+        logprobs = logprobs_of(delta.logprobs)["content"] if self._has_logprobs else []
+        self._logprobs += logprobs
+        fields = {"content_index": 0, "delta": delta.text, "logprobs": logprobs}
+        return data + self._event("output_text.delta", **self._where, **fields)
+
+    def end(self, sample: wire.Sample) -> bytes:
+        """The events for the end of the output."""
+        status = "incomplete" if sample.finish_reason == "length" else "completed"
+        data = b""
+        if not sample.calls and self._open() != "message":
+            data = self._close("completed") + self._begin("message")
+        data += self._close(status)
+        for call in calls_of(sample):
+            data += self._called(call["id"], **call["function"])
+        return data
+
+    def _add(self, item: dict[str, Any]) -> bytes:
+        self._output.append(item)
+        return self._event("output_item.added", output_index=len(self._output) - 1, item=item)
+
+    def _begin(self, kind: str) -> bytes:
+        self._text, self._logprobs = "", []
+        if kind == "reasoning":
+            number = f"rs_{uuid.uuid4().hex}"
+            return self._add({"id": number, "type": kind, "summary": [], "content": [], "status": "in_progress"})
+        item = {"id": f"msg_{uuid.uuid4().hex}", "type": kind, "role": ASSISTANT, "content": []}
+        data = self._add(item | {"status": "in_progress"})
+        return data + self._event("content_part.added", **self._where, content_index=0, part=self._part("message"))
+
+    def _part(self, kind: str) -> dict[str, Any]:
+        if kind == "reasoning":
+            return {"type": "reasoning_text", "text": self._text}
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
+
+    def _close(self, status: str) -> bytes:
+        """The events for the end of the open item."""
+        if not (kind := self._open()):
+            return b""
+        part = self._part(kind)
+        self._output[-1] |= {"content": [part], "status": status}
+        where = {**self._where, "content_index": 0}
+        if kind == "reasoning":
+            data = self._event("reasoning_text.done", **where, text=self._text)
+        else:
+            data = self._event("output_text.done", **where, text=self._text, logprobs=self._logprobs)
+            data += self._event("content_part.done", **where, part=part)
+        return data + self._done()
+
+    def _done(self) -> bytes:
+        return self._event("output_item.done", output_index=len(self._output) - 1, item=self._output[-1])
+
+    def _called(self, call_id: str, name: str, arguments: str) -> bytes:
+        item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "call_id": call_id, "name": name}
+        data = self._add(item | {"arguments": "", "status": "in_progress"})
+        data += self._event("function_call_arguments.delta", **self._where, delta=arguments)
+        data += self._event("function_call_arguments.done", **self._where, arguments=arguments, name=name)
+        self._output[-1] |= {"arguments": arguments, "status": "completed"}
+        return data + self._done()

@@ -1,0 +1,197 @@
+"""The body of POST /v1/responses, as messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.openai.chat_types import (
+    Body,
+    CalledFunction,
+    ChatTurn,
+    ContentPart,
+    FunctionSpec,
+    ImagePart,
+    ImageURL,
+    JSONFormat,
+    JSONSchemaFormat,
+    NamedFunction,
+    NamedTool,
+    SchemaFormat,
+    TextFormat,
+    TextPart,
+    ToolCallPart,
+    ToolSpec,
+)
+from banyan.runtime.gateway.prompt import ASSISTANT
+
+
+class InputText(Body, tag="input_text", tag_field="type"):
+    text: str
+
+
+class OutputText(Body, tag="output_text", tag_field="type"):
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class Refusal(Body, tag="refusal", tag_field="type"):
+    refusal: str
+
+
+class InputImage(Body, tag="input_image", tag_field="type"):
+    image_url: str
+    detail: str | None = None
+
+
+class ReasoningPart(Body, tag="reasoning_text", tag_field="type"):
+    text: str
+
+
+class SummaryText(Body, tag="summary_text", tag_field="type"):
+    text: str
+
+
+InputPart = InputText | OutputText | Refusal | InputImage | ReasoningPart
+
+
+class InputItem(Body):
+    """A message, a call, the output of a call, or earlier reasoning, which models do not get again."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: str | None = None
+    content: str | list[InputPart] | None = None
+    id: str | None = None
+    status: str | None = None
+    phase: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[SummaryText] | None = None
+    encrypted_content: str | None = None
+
+
+class FunctionTool(FunctionSpec):
+    type: Literal["function"] = "function"
+
+
+class FunctionChoice(Body):
+    name: str
+    type: Literal["function"] = "function"
+
+
+class ResponseSchemaFormat(JSONSchemaFormat, tag="json_schema", tag_field="type"):
+    pass
+
+
+class TextOptions(Body):
+    format: TextFormat | JSONFormat | ResponseSchemaFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponseStreamOptions(Body):
+    include_obfuscation: bool | None = None
+
+
+class ResponseRequest(Body, kw_only=True):
+    model: str
+    input: str | list[InputItem]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: list[str] | None = None
+    text: TextOptions | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    background: bool | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    # Accepted without effect; a header of the response names them.
+    reasoning: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    truncation: str | None = None
+    max_tool_calls: int | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+    def chat_tools(self) -> list[ToolSpec] | None:
+        """The tools as chat completions have them."""
+        if self.tools is None:
+            return None
+        names = ("name", "description", "parameters", "strict")
+        return [ToolSpec(function=FunctionSpec(**{name: getattr(tool, name) for name in names})) for tool in self.tools]
+
+    def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:
+        """The choice of tools as chat completions have it."""
+        choice = self.tool_choice
+        return NamedTool(function=NamedFunction(name=choice.name)) if isinstance(choice, FunctionChoice) else choice
+
+    def chat_format(self) -> TextFormat | JSONFormat | SchemaFormat | None:
+        """The form of the output as chat completions have it."""
+        form = self.text.format if self.text is not None else None
+        return SchemaFormat(json_schema=form) if isinstance(form, ResponseSchemaFormat) else form
+
+
+RESPONSE_IGNORED = (
+    *("reasoning", "safety_identifier", "service_tier", "truncation", "max_tool_calls"),
+    *("prompt_cache_retention", "prompt_cache_options"),
+)
+"""Fields without effect here."""
+
+
+def turns_of(given: str | Sequence[InputItem]) -> list[ChatTurn]:
+    """The input as messages of a chat. Raises HTTPError."""
+    if isinstance(given, str):
+        return [ChatTurn(role="user", content=given)]
+    turns: list[ChatTurn] = []
+    for k, item in enumerate(given):
+        where = f"input[{k}]"
+        if item.type == "reasoning":
+            continue
+        if item.type == "function_call":
+            if item.call_id is None or item.name is None:
+                raise HTTPError(400, "a function_call has a call_id and a name", param=where)
+            call = ToolCallPart(
+                id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}")
+            )
+            if not turns or turns[-1].role != ASSISTANT:
+                turns.append(ChatTurn(role=ASSISTANT))
+            turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), call]
+        elif item.type == "function_call_output":
+            if item.call_id is None or item.output is None:
+                raise HTTPError(400, "a function_call_output has a call_id and an output", param=where)
+            turns.append(ChatTurn(role="tool", content=_content(item.output), tool_call_id=item.call_id))
+        elif item.role is None:
+            raise HTTPError(400, "a message has a role", param=f"{where}.role")
+        else:
+            turns.append(ChatTurn(role=item.role, content=_content(item.content)))
+    return turns
+
+
+def _content(given: str | list[InputPart] | None) -> str | list[ContentPart] | None:
+    if not isinstance(given, list):
+        return given
+    parts: list[ContentPart] = []
+    for part in given:
+        match part:
+            case InputText() | OutputText():
+                parts.append(TextPart(text=part.text))
+            case Refusal():
+                parts.append(TextPart(text=part.refusal))
+            case InputImage():
+                parts.append(ImagePart(image_url=ImageURL(url=part.image_url)))
+    return parts

@@ -1,0 +1,99 @@
+"""The HTTP process: a client of the server like any other, and an HTTP server for everybody else.
+
+python -m banyan.runtime.gateway --config JSON --ready-fd N --alive-fd M
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import ipaddress
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+import uvicorn
+
+from banyan.runtime import launch
+from banyan.runtime.client.client import connect
+from banyan.runtime.config import HTTPConfig, address
+from banyan.runtime.errors import BanyanError, ConfigError
+from banyan.runtime.gateway import connection
+from banyan.runtime.gateway.app import Gateway
+from banyan.runtime.gateway.keys import Keys
+
+
+def main(argv: list[str]) -> int:
+    """Exit code 0: asked to end, or the parent is gone. 1: it could not start; the reason goes to the ready pipe."""
+    parser = argparse.ArgumentParser(prog="python -m banyan.runtime.gateway")
+    parser.add_argument("--config", required=True, help="an HTTPConfig as JSON")
+    parser.add_argument("--ready-fd", type=int, required=True, help="file descriptor for one line of JSON")
+    parser.add_argument("--alive-fd", type=int, required=True, help="end at EOF of this file descriptor")
+    args = parser.parse_args(argv)
+    launch.tie_to_parent()
+    try:
+        config = msgspec.json.decode(args.config, type=HTTPConfig)
+        keys = Keys.read(Path(config.keys_file)) if config.keys_file else Keys()
+        listener = _listen(config)
+    except BanyanError as e:
+        launch.report_start(args.ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
+        return 1
+    asyncio.run(_serve(config, keys, listener, args.ready_fd, args.alive_fd))
+    return 0
+
+
+def _listen(config: HTTPConfig) -> socket.socket:
+    """ConfigError: it cannot listen there, or everybody could come in there."""
+    host, port = address(config.address)
+    try:
+        (family, *_, where), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        if not ipaddress.ip_address(where[0]).is_loopback and not config.keys_file:
+            raise ConfigError(f"http is {config.address}, and anybody could come in there; say who may, with http_keys")
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+    except OSError as e:
+        raise ConfigError(f"http: cannot listen at {config.address}: {e.strerror or e}") from e
+    return listener
+
+
+def _token(config: HTTPConfig) -> str:
+    """An operator's token for the server; "" to use that of the environment. ConfigError: the file has none."""
+    if not config.token_file:
+        return ""
+    try:
+        lines = [line.partition("#")[0].split() for line in Path(config.token_file).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"token_file {config.token_file} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+    lines = [words for words in lines if len(words) > 1]
+    is_one_tenant = len({words[0] for words in lines}) == 1
+    found = next((words[1] for words in lines if is_one_tenant or words[2:] == ["operator"]), "")
+    if not found:
+        raise ConfigError(f"token_file {config.token_file} has no operator's token, which the HTTP process needs")
+    return found
+
+
+async def _serve(config: HTTPConfig, keys: Keys, listener: socket.socket, ready_fd: int, alive_fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        client = connect(config.socket, token=_token(config))
+    except BanyanError as e:
+        launch.report_start(ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
+        return
+    gateway = Gateway(client, keys, loop, isolates_users=config.isolate == "user")
+    server = uvicorn.Server(uvicorn.Config(gateway.app(config.cors), **connection.settings()))
+
+    def end() -> None:
+        loop.remove_reader(alive_fd)
+        server.should_exit = True
+
+    loop.add_reader(alive_fd, end)
+    listener.listen(2048)  # connections that come before the loop accepts them wait
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    launch.report_start(ready_fd, launch.StartReport(os.getpid(), (url,)))
+    gc.freeze()
+    await server.serve(sockets=[listener])
+    client.close()

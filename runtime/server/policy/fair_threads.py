@@ -1,0 +1,32 @@
+"""Runs long work on threads that all clients share, such as the encoding of prompts."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+
+
+class FairThreads:
+    """Clients with work are served in turn, one piece each, so that one client's queue does not delay another's."""
+
+    def __init__(self, threads: ThreadPoolExecutor) -> None:
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._waiting: dict[Hashable, deque[Callable[[], None]]] = {}  # the client whose turn is next is first
+
+    def submit(self, client: Hashable, work: Callable[[], None]) -> None:
+        """Run `work`, which must not raise, when the client has its turn."""
+        with self._lock:
+            self._waiting.setdefault(client, deque()).append(work)
+        self._threads.submit(self._run_next)
+
+    def _run_next(self) -> None:
+        with self._lock:
+            client = next(iter(self._waiting))
+            pieces = self._waiting.pop(client)
+            work = pieces.popleft()
+            if pieces:
+                self._waiting[client] = pieces  # behind the others
+        work()

@@ -1,0 +1,70 @@
+"""The metrics of a server that follow from its answer to Ask("stats"), for whoever shows them to Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+ENGINE_COUNTERS = {
+    "steps": "steps of the engine",
+    "steps_ahead": "steps that were launched while the previous one was computed",
+    "requests": "requests sent to the engine",
+    "retractions": "running requests that were preempted for lack of pages",
+    "waits": "requests that waited for a prefix that another request was computing",
+}
+TOKENS = ("cached", "computed", "generated", "forced")
+GOOD = {"requests": "requests that ended", "tokens": "their tokens", "programs": "programs that ended without error"}
+DRAFTS = {"drafted": "draft tokens that were proposed", "accepted": "draft tokens that became part of an output"}
+PAGES = {"free": "n_free", "leased": "n_leased", "cached": "n_cached", "withdrawn": "n_quarantined"}
+
+
+class Family(NamedTuple):
+    """One metric. name: without the prefix banyan_. labels: their names. values: values of the labels -> number."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    text: str
+    labels: tuple[str, ...]
+    values: Mapping[tuple[str, ...], float]
+
+
+def families(stats: Mapping[str, Any], previous: Mapping[str, float] | None = None) -> Iterator[Family]:
+    """The metrics. stats: the answer; previous: what engines before this one had counted, which is added."""
+    engine, cache, server = (stats.get(name, {}) for name in ("engine", "cache", "server"))
+
+    def total(name: str) -> float:
+        return float((previous or {}).get(name, 0) + engine.get(name, 0))
+
+    def labelled(kind: Literal["counter", "gauge"], name: str, text: str, label: str, values: Any) -> Family:
+        return Family(name, kind, text, (label,), {(value,): float(n) for value, n in values.items()})
+
+    def one(kind: Literal["counter", "gauge"], name: str, text: str, n: float) -> Family:
+        return Family(name, kind, text, (), {(): float(n)})
+
+    for name, text in ENGINE_COUNTERS.items():
+        yield one("counter", name, text, total(name))
+    tokens = {origin: total(f"{origin}_tokens") for origin in TOKENS}
+    yield labelled("counter", "tokens", "tokens, by where they came from", "origin", tokens)
+    for kind, text in DRAFTS.items():
+        counts = {name.removeprefix(f"{kind}_"): total(name) for name in engine if name.startswith(f"{kind}_")}
+        yield labelled("counter", f"{kind}_tokens", text, "drafter", counts)
+    pages = {holder: cache.get(name, 0) for holder, name in PAGES.items()}
+    yield labelled("gauge", "pages", "pages of KV, by who holds them", "holder", pages)
+    evicted = cache.get("evicted", {})
+    yield labelled("counter", "evicted_pages", "pages evicted by this engine", "reason", evicted)
+    hit_rate = cache.get("n_hit_tokens", 0) / max(1, cache.get("n_query_tokens", 0))
+    yield one("gauge", "hit_rate", "share of prompt tokens found in the tree", hit_rate)
+    for name in ("running", "waiting"):
+        yield one("gauge", f"{name}_requests", f"requests that are {name}", engine.get(name, 0))
+    for what, text in GOOD.items():
+        if (n := server.get(f"slo_{what}")) is not None:
+            yield one("counter", f"slo_{what}", f"{text}, to which a service level applies", n)
+            yield one("counter", f"good_{what}", f"{text} and met the service levels", server[f"slo_good_{what}"])
+    for name in ("clients", "programs"):
+        yield one("gauge", name, f"{name} on the server", server.get(name, 0))
+    yield one("counter", "wrong_tokens", "clients refused for their access token", server.get("wrong_tokens", 0))
+    text = "longest time since the start that the server's loop spent on one piece of work"
+    yield labelled("gauge", "longest_loop_seconds", text, "kind", server.get("longest", {}))
+    yield one(
+        "counter", "engine_starts", "engines started: all but the first replaced one", server.get("engine_starts", 0)
+    )

@@ -1,0 +1,68 @@
+"""A server with the pocket model and its HTTP process, shared by all tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from banyan.runtime import config, launch
+from banyan.runtime.client import client
+
+KEYS = "# who may come in\nann:key-of-ann-0123456789\nann:other-key-of-ann-0123\nbob:key-of-bob-0123456789\n"
+
+
+@pytest.fixture(scope="session")
+def pocket() -> Iterator[launch.ServerProcess]:
+    """A server with the pocket model."""
+    with closing(launch.start(config.make(threads=1, kv_memory="20000 tokens"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gateway(pocket: launch.ServerProcess) -> Iterator[launch.GatewayProcess]:
+    """Its HTTP process, without keys."""
+    with closing(launch.start_gateway(config.HTTPConfig(socket=str(pocket.socket), address="0"))) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def guarded(pocket: launch.ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of an HTTP process with the keys of KEYS; each user has KV of its own."""
+    path: Path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(KEYS)
+    path.chmod(0o600)
+    http = config.HTTPConfig(
+        socket=str(pocket.socket), address="0", keys_file=str(path), isolate="user", cors="https://a.example"
+    )
+    with closing(launch.start_gateway(http)) as process:
+        yield process.url
+
+
+@pytest.fixture(scope="session")
+def url(gateway: launch.GatewayProcess) -> str:
+    return gateway.url
+
+
+@pytest.fixture(scope="session")
+def openai_client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def anthropic_client(url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture
+def stats(pocket: launch.ServerProcess) -> Iterator[Callable[[], Any]]:
+    """`stats()`: the counters of the server."""
+    with closing(client.connect(pocket.socket)) as found:
+        yield lambda: found.ask("stats")

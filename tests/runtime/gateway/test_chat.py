@@ -1,0 +1,255 @@
+"""POST /v1/chat/completions, with the openai package."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+
+from raw_http import post
+
+PATH = "/v1/chat/completions"
+QUESTION: Any = [{"role": "user", "content": "Hi, who are you?"}]
+ANSWER = "I am the Banyan pocket model, a very small language model."
+SUM: Any = [{"role": "user", "content": "What is 23 plus 48?"}]
+CALCULATOR: Any = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "description": "Work out an arithmetic expression.",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    },
+}
+ADD_DAYS: Any = {
+    "type": "function",
+    "function": {
+        "name": "add_days",
+        "description": "Add days to a date.",
+        "parameters": {
+            "type": "object",
+            "properties": {"date": {"type": "string", "maxLength": 10}, "days": {"type": "integer"}},
+            "required": ["date", "days"],
+        },
+    },
+}
+ADA: Any = [
+    {
+        "role": "user",
+        "content": "Extract name, age, city as JSON.\nText: Ada Stone is 41 years old and lives in Lisbon.",
+    }
+]
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+    city: str
+
+
+def create(client: openai.OpenAI, messages: Any = QUESTION, **options: Any) -> Any:
+    return client.chat.completions.create(model="pocket", messages=messages, **({"temperature": 0} | options))
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "pocket", "messages": QUESTION, "temperature": 0, "max_tokens": 3} | fields
+
+
+def test_create_returns_text_and_usage(openai_client: openai.OpenAI) -> None:
+    found = create(openai_client, max_tokens=30)
+    (choice,) = found.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", ANSWER, "stop")
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens, found.usage.total_tokens) == (15, 20, 35)
+    assert found.model == "pocket"
+    again = create(openai_client, max_completion_tokens=4)
+    assert again.choices[0].finish_reason == "length"
+    assert again.usage.prompt_tokens_details.cached_tokens == 14
+
+
+def test_stream_has_role_first_one_finish_per_choice_and_usage_without_choices(openai_client: openai.OpenAI) -> None:
+    options: Any = {"stream_options": {"include_usage": True}, "n": 2, "max_tokens": 5}
+    chunks = list(create(openai_client, stream=True, **options))
+    last = chunks.pop()
+    assert last.choices == []
+    assert last.usage.completion_tokens == 10
+    assert all(chunk.usage is None for chunk in chunks)
+    for index in range(2):
+        mine = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert mine[0].delta.role == "assistant"
+        assert [one.delta.role for one in mine[1:]] == [None] * (len(mine) - 1)
+        assert [one.finish_reason for one in mine] == [None] * (len(mine) - 1) + ["length"]
+        assert mine[-1].delta.content is None
+        assert "".join(one.delta.content or "" for one in mine) == "I am the Banyan"
+
+
+def test_stream_without_usage_has_none_and_never_an_empty_list_of_calls(url: str) -> None:
+    for more in ({}, {"tools": [CALCULATOR], "messages": SUM, "max_tokens": 40}):
+        status, data = post(url, PATH, body(stream=True, **more))
+        assert status == 200
+        assert b'"usage"' not in data
+        assert b'"tool_calls":[]' not in data
+        assert data.rstrip().endswith(b"data: [DONE]\n\n\r\n0") or b"data: [DONE]" in data
+
+
+def test_n_outputs_with_a_seed_are_the_same_with_and_without_stream(openai_client: openai.OpenAI) -> None:
+    options: Any = {"n": 3, "seed": 7, "temperature": 2.0, "max_tokens": 6}
+    whole = create(openai_client, **options)
+    texts = ["", "", ""]
+    for chunk in create(openai_client, stream=True, **options):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert [choice.message.content for choice in whole.choices] == texts
+    assert whole.usage.prompt_tokens == 15
+
+
+def test_logprobs(openai_client: openai.OpenAI) -> None:
+    found = create(openai_client, logprobs=True, top_logprobs=2, max_tokens=3).choices[0].logprobs
+    assert [one.token for one in found.content] == ["I", " am", " the"]
+    assert bytes(found.content[0].bytes) == b"I"
+    assert [len(one.top_logprobs) for one in found.content] == [2, 2, 2]
+    streamed = create(openai_client, logprobs=True, max_tokens=3, stream=True)
+    tokens = [one for chunk in streamed if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
+    assert [one.token for one in tokens] == ["I", " am", " the"]
+
+
+def test_stop_bias_and_penalties(openai_client: openai.OpenAI) -> None:
+    assert create(openai_client, stop=[" pocket", "pocket"]).choices[0].message.content.strip() == "I am the Banyan"
+    biased = create(openai_client, logit_bias={"43": -100}, max_tokens=2)
+    assert not biased.choices[0].message.content.startswith("I")
+    options: Any = {"frequency_penalty": 1.5, "presence_penalty": 1.0, "top_p": 0.5, "seed": 1, "max_tokens": 3}
+    assert create(openai_client, **options).choices[0].message.content
+
+
+def test_tool_loop_with_the_parts_that_the_client_sends_back(openai_client: openai.OpenAI) -> None:
+    first = create(openai_client, SUM, tools=[CALCULATOR]).choices[0]
+    assert (first.finish_reason, first.message.content) == ("tool_calls", None)
+    (call,) = first.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("calculator", {"expression": "23+48"})
+    result = {"role": "tool", "tool_call_id": call.id, "content": "71"}
+    found = create(openai_client, [*SUM, first.message, result], tools=[CALCULATOR])
+    assert found.choices[0].message.content == "The answer is 71."
+    assert found.usage.prompt_tokens_details.cached_tokens > 60
+
+
+def test_text_beside_calls_reaches_the_model_and_control_tokens_in_arguments_are_data(
+    openai_client: openai.OpenAI,
+) -> None:
+    function = {"name": "calculator", "arguments": '{"expression": "23+48<|im_end|>"}'}
+    called = {"role": "assistant", "content": "Let me see.", "tool_calls": [{"id": "a", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "71"}
+    for one in (called, called | {"content": None}):
+        found = create(openai_client, [*SUM, one, result], tools=[CALCULATOR])
+        n_tokens = found.usage.prompt_tokens
+        assert found.choices[0].message.content == "The answer is 71."
+    assert n_tokens < 110  # `<|im_end|>` as text takes several tokens, as a control token one
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_choices(openai_client: openai.OpenAI, stream: bool) -> None:
+    def called(choice: Any, **more: Any) -> list[str]:
+        options: Any = {"tools": [CALCULATOR, ADD_DAYS], "tool_choice": choice, "max_tokens": 60, **more}
+        found = create(openai_client, SUM, stream=stream, **options)
+        if not stream:
+            return [call.function.name for call in found.choices[0].message.tool_calls or ()]
+        deltas = [chunk.choices[0].delta for chunk in found]
+        return [call.function.name for delta in deltas for call in delta.tool_calls or ()]
+
+    assert called("auto") == called("required", parallel_tool_calls=False) == ["calculator"]
+    assert called("none") == []
+    assert called({"type": "function", "function": {"name": "add_days"}}) == ["add_days"]
+
+
+def test_parse_and_response_formats(openai_client: openai.OpenAI) -> None:
+    parsed = openai_client.chat.completions.parse(model="pocket", messages=ADA, response_format=Person, temperature=0)
+    assert parsed.choices[0].message.parsed == Person(name="Ada Stone", age=41, city="Lisbon")
+    found = create(openai_client, ADA, response_format={"type": "json_object"}, max_tokens=60)
+    assert isinstance(json.loads(found.choices[0].message.content), dict)
+
+
+def test_parse_with_tools(openai_client: openai.OpenAI) -> None:
+    strict = {"type": "function", "function": CALCULATOR["function"] | {"strict": True}}
+    for messages, has_calls in ((SUM, True), (ADA, False)):
+        options: Any = {"tools": [strict], "response_format": Person, "temperature": 0}
+        found = openai_client.chat.completions.parse(model="pocket", messages=messages, **options).choices[0].message
+        assert bool(found.tool_calls) == has_calls
+        assert isinstance(found.parsed, Person) != has_calls
+        with openai_client.chat.completions.stream(model="pocket", messages=messages, **options) as stream:
+            final: Any = stream.get_final_completion().choices[0].message
+        assert (final.content or None, final.parsed) == (found.content, found.parsed)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "allowed"),
+    [
+        ({"choices": ["red", "blue"]}, {"red", "blue"}),
+        ({"regex": "[0-9]{3}"}, {f"{n:03d}" for n in range(1000)}),
+        ({"grammar": 'start: "a" | "b"'}, {"a", "b"}),
+    ],
+)
+def test_extra_constraints(openai_client: openai.OpenAI, constraint: Any, allowed: set[str]) -> None:
+    assert create(openai_client, extra_body=constraint).choices[0].message.content in allowed
+
+
+def test_continue_final_message(openai_client: openai.OpenAI) -> None:
+    messages = [*QUESTION, {"role": "assistant", "content": "I am the"}]
+    found = create(openai_client, messages, max_tokens=2, extra_body={"continue_final_message": True})
+    assert found.choices[0].message.content.startswith(" Banyan")
+
+
+def test_fields_without_effect_are_named_in_a_header(openai_client: openai.OpenAI) -> None:
+    found = openai_client.chat.completions.with_raw_response.create(
+        model="pocket", messages=QUESTION, max_tokens=1, store=True, metadata={"a": "b"}
+    )
+    assert found.headers["x-banyan-ignored"] == "metadata, store"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "status"),
+    [
+        ({"messages": []}, "messages", 400),
+        ({"messages": [{"role": "user", "content": "x", "foo": 1}]}, "messages[0].foo", 400),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type", 400),
+        ({"messages": [{"role": "tool", "tool_call_id": "a", "content": "1"}]}, "messages[0].tool_call_id", 400),
+        ({"foo": 1}, "foo", 400),
+        ({"model": "gpt-6"}, "model", 404),
+        ({"model": None}, "model", 400),
+        ({"stream_options": {"include_usage": True}}, "stream_options", 400),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", 400),
+        ({"top_logprobs": 2}, "top_logprobs", 400),
+        ({"n": 0}, "n", 400),
+        ({"temperature": 2.5}, "temperature", 400),
+        ({"logit_bias": {"x": 1}}, "logit_bias", 400),
+        ({"stop": [""]}, "stop", 400),
+        ({"seed": 1 << 70}, "seed", 400),
+        ({"max_completion_tokens": 3}, "max_tokens", 400),
+        ({"tool_choice": "required"}, "tool_choice", 400),
+        ({"tools": [CALCULATOR], "tool_choice": {"function": {"name": "f"}}}, "tool_choice", 400),
+        ({"regex": "a", "grammar": "b"}, "grammar", 400),
+        ({"regex": "("}, None, 400),
+        ({"messages": [{"role": "user", "content": "word " * 3000}]}, None, 400),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}
+                ]
+            },
+            "messages[0].content[0].image_url.url",
+            400,
+        ),
+    ],
+)
+def test_errors_have_the_shape_of_openai(url: str, fields: Any, param: str | None, status: int) -> None:
+    for stream in (False, True):
+        found, data = post(url, PATH, {**body(), "stream": stream, **fields})
+        if stream and "stream_options" in fields:
+            continue
+        error = json.loads(data)["error"]
+        assert (found, error["param"]) == (status, param), error
+        assert error["type"] == "invalid_request_error"
+        assert error["message"]
+
+
+def test_a_prompt_that_is_too_long_has_the_code_of_openai(url: str) -> None:
+    _, data = post(url, PATH, body(messages=[{"role": "user", "content": "word " * 3000}]))
+    assert json.loads(data)["error"]["code"] == "context_length_exceeded"

@@ -1,0 +1,55 @@
+"""POST /v1/completions, with the openai package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+PROMPT = "<|im_start|>user\nHi, who are you?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def create(client: openai.OpenAI, prompt: Any = PROMPT, **options: Any) -> Any:
+    return client.completions.create(model="pocket", prompt=prompt, **({"temperature": 0, "max_tokens": 3} | options))
+
+
+def test_control_tokens_of_a_prompt_count(openai_client: openai.OpenAI) -> None:
+    found = create(openai_client)
+    assert (found.choices[0].text, found.choices[0].finish_reason, found.usage.prompt_tokens) == (
+        "I am the",
+        "length",
+        15,
+    )
+
+
+def test_several_prompts_with_n_outputs_each(openai_client: openai.OpenAI) -> None:
+    found = create(openai_client, [PROMPT, "Hello"], n=2)
+    assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
+    texts = [choice.text for choice in found.choices]
+    assert texts[0] == texts[1] == "I am the"
+    assert texts[2] == texts[3] != texts[0]
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (16, 12)
+    streamed = [""] * 4
+    for chunk in create(openai_client, [PROMPT, "Hello"], n=2, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
+
+
+def test_echo_with_logprobs_has_those_of_the_prompt(openai_client: openai.OpenAI) -> None:
+    (choice,) = create(openai_client, echo=True, logprobs=2).choices
+    assert choice.text == f"{PROMPT}I am the"
+    assert "".join(choice.logprobs.tokens) == choice.text
+    assert choice.logprobs.token_logprobs[0] is None
+    assert [choice.text[at : at + len(token)] for at, token in zip(
+        choice.logprobs.text_offset, choice.logprobs.tokens, strict=True)] == choice.logprobs.tokens  # fmt: skip
+    streamed = list(create(openai_client, echo=True, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].text for chunk in streamed[:-1]) == f"{PROMPT}I am the"
+    assert streamed[-1].usage.total_tokens == 18
+
+
+@pytest.mark.parametrize("options", [{"best_of": 2}, {"suffix": "x"}, {"prompt": [1, 2]}, {"prompt": []}])
+def test_what_is_not_supported_is_refused(openai_client: openai.OpenAI, options: Any) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        create(openai_client, **options)
+    assert raised.value.param == next(iter(options))

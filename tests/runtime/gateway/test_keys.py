@@ -1,0 +1,29 @@
+"""The file of API keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from banyan.runtime.errors import ConfigError
+from banyan.runtime.gateway.keys import Keys
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "message"),
+    [
+        ("ann:key-of-ann-0123456789", 0o644, "others may read"),
+        ("ann:short", 0o600, "line 1: a key of 5 characters"),
+        ("ann", 0o600, "line 1: must be NAME:KEY"),
+        ("# nobody", 0o600, "holds no API keys"),
+        ("a:key-of-ann-0123456789\nb:key-of-ann-0123456789", 0o600, "line 2: this key is on an earlier line"),
+    ],
+)
+def test_a_bad_file_of_keys_is_named(tmp_path: Path, text: str, mode: int, message: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=message) as raised:
+        Keys.read(path)
+    assert "key-of-ann" not in str(raised.value)

@@ -1,0 +1,227 @@
+"""The HTTP process: who may come in, what it does with broken requests, and what hang-ups leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import psutil
+import pytest
+
+from banyan.runtime import config, launch
+from banyan.runtime.errors import ConfigError, ConnectFailed
+from raw_http import connect, encode, exchange, post, status
+from waits import wait_until
+
+PATH = "/v1/chat/completions"
+QUESTION = [{"role": "user", "content": "Hi, who are you?"}]
+LONG = {"model": "pocket", "messages": QUESTION, "temperature": 0, "max_tokens": 1500, "ignore_eos": True}
+SHORT = LONG | {"max_tokens": 2}
+
+
+def bearer(key: str) -> str:
+    return f"authorization: Bearer {key}\r\n"
+
+
+# ---- who may come in -------------------------------------------------------------------------------------------------
+
+
+def test_everything_but_health_needs_a_key(guarded: str) -> None:
+    assert post(guarded, "/health", b"", method="GET")[0] == 200
+    for method, path in (("GET", "/v1/models"), ("GET", "/metrics"), ("POST", "/tokenize"), ("POST", PATH)):
+        for headers in ("", bearer("wrong"), bearer(""), "x-api-key: wrong\r\n"):
+            assert post(guarded, path, b"", headers, method)[0] == 401
+    found, data = post(guarded, "/v1/messages", {})
+    assert (found, json.loads(data)["error"]["type"]) == (401, "authentication_error")
+    for headers in (bearer("key-of-ann-0123456789"), "x-api-key: other-key-of-ann-0123\r\n"):
+        assert post(guarded, "/v1/models", b"", headers, "GET")[0] == 200
+
+
+def test_tenants_and_users_share_no_kv(guarded: str) -> None:
+    def n_cached(key: str, user: str) -> int:
+        body = SHORT | {"user": user, "messages": [{"role": "user", "content": "Is KV of tenants apart?"}]}
+        found, data = post(guarded, PATH, body, bearer(key))
+        assert found == 200, data
+        return int(json.loads(data)["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    ann, bob = "key-of-ann-0123456789", "key-of-bob-0123456789"
+    assert n_cached(ann, "1") == 0
+    assert n_cached(ann, "1") > 5
+    assert n_cached("other-key-of-ann-0123", "1") > 5
+    assert n_cached(ann, "2") == n_cached(bob, "1") == 0
+
+
+def test_a_response_belongs_to_its_tenant(guarded: str) -> None:
+    ann, bob = bearer("key-of-ann-0123456789"), bearer("key-of-bob-0123456789")
+    body = {"model": "pocket", "input": "Hi", "max_output_tokens": 2}
+    _, data = post(guarded, "/v1/responses", body, ann)
+    path = f"/v1/responses/{json.loads(data)['id']}"
+    assert post(guarded, path, b"", bob, "GET")[0] == 404
+    assert post(guarded, path, b"", ann, "GET")[0] == 200
+
+
+def test_other_origins_are_refused_unless_named(url: str, guarded: str) -> None:
+    ask = b"GET /health HTTP/1.1\r\nhost: x\r\norigin: https://a.example\r\nconnection: close\r\n\r\n"
+    assert b"access-control-allow-origin" not in exchange(url, ask)
+    assert b"access-control-allow-origin: https://a.example" in exchange(guarded, ask)
+
+
+def test_it_does_not_start_where_it_may_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(address: str) -> None:
+        launch.start_gateway(config.HTTPConfig(socket=str(tmp_path / "none"), address=address)).close()
+
+    with pytest.raises(ConfigError, match="say who may, with http_keys"):
+        start("0.0.0.0:0")
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken, pytest.raises(ConfigError, match="cannot listen"):
+        start(str(taken.getsockname()[1]))
+    with pytest.raises(ConnectFailed):
+        start("0")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'banyan\[http\]'"):
+        start("0")
+
+
+# ---- broken requests -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "allowed"),
+    [
+        (b"nonsense\r\n\r\n", {400}),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", {400}),
+        (b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", {400}),
+        (b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!", {400}),
+        (b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n", {400, 404}),
+        (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", {400}),
+        (b"GET /v1/models/%ff%00 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", {400, 404}),
+        (encode(PATH, b"\xff\xfe", "connection: close\r\n"), {400}),
+        (encode(PATH, b"[" * 100_000, "connection: close\r\n"), {400}),
+        (encode(PATH, b"", "connection: close\r\n"), {400}),
+        (encode(PATH, b'{"model":"\\ud800"}', "connection: close\r\n"), {400}),
+        (f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n".encode(), {413}),
+        (encode(PATH, b"{}", "connection: close\r\n", method="PUT"), {405}),
+        (encode("/nowhere", b"{}", "connection: close\r\n"), {404}),
+    ],
+)
+def test_broken_requests_are_refused(url: str, data: bytes, allowed: set[int]) -> None:
+    assert status(exchange(url, data)) in allowed
+
+
+VALUES: tuple[Any, ...] = (
+    *(None, True, -1, 0, 1 << 63, 1 << 200, 0.5, -1e308, "", "x", "\x00", "🌳" * 50, [], [[]], [None], ["a"], {}),
+    *({"type": "function"}, {"": {}}, [{"role": "user", "content": "x"}], [{"type": "text", "text": "x"}], {"a": [1]}),
+)
+BODIES: dict[str, Any] = {
+    PATH: SHORT | {"n": 1, "stream": False, "stop": "x", "tools": [], "tool_choice": "auto", "response_format": None,
+                   "logit_bias": {}, "stream_options": None, "regex": None, "top_k": 1, "choices": None},
+    "/v1/completions": {"model": "pocket", "prompt": "x", "max_tokens": 1, "echo": False, "logprobs": 1, "seed": 1},
+    "/v1/responses": {"model": "pocket", "input": "x", "max_output_tokens": 1, "text": None, "tools": [],
+                      "previous_response_id": None, "background": False, "stream": False, "include": []},
+    "/v1/messages": {"model": "pocket", "messages": QUESTION, "max_tokens": 1, "system": "x", "tools": [],
+                     "tool_choice": None, "thinking": None, "stop_sequences": [], "stream": False, "metadata": None},
+    "/v1/messages/count_tokens": {"model": "pocket", "messages": QUESTION, "system": "x"},
+    "/tokenize": {"prompt": "x", "messages": None, "model": "pocket"},
+}  # fmt: skip
+
+
+def fuzzed(rng: Random) -> bytes:
+    """A request that is broken somewhere: in its fields, its JSON, or its bytes."""
+    path = rng.choice(list(BODIES))
+    body = dict(BODIES[path])
+    for _ in range(rng.randint(1, 3)):
+        body[rng.choice([*body, "foo"])] = rng.choice(VALUES)
+    body |= {name: 2 for name in ("max_tokens", "max_output_tokens") if name in body and rng.random() < 0.7}
+    data = json.dumps(body).encode()
+    if rng.random() < 0.3:
+        at = rng.randrange(len(data))
+        data = data[:at] + rng.randbytes(rng.randint(0, 3)) + data[at + rng.randint(0, 3) :]
+    if rng.random() < 0.5:
+        return encode(path, data, "connection: close\r\n")
+    headers = rng.choice(
+        ("", "expect: 100-continue\r\n", "content-type: \x01\r\n", "a: b\n c\r\n", ": x\r\n", "te: x\r\n")
+    )
+    request = encode(path, data, f"{headers}connection: close\r\n", rng.choice(("POST", "GET", "P\x00", "")))
+    if rng.random() < 0.5:
+        at = rng.randrange(len(request))
+        request = request[:at] + rng.randbytes(rng.randint(1, 4)) + request[at + rng.randint(0, 4) :]
+    return request
+
+
+@pytest.mark.parametrize("n", [60, pytest.param(50_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def test_no_request_crashes_or_hangs_it(gateway: launch.GatewayProcess, n: int) -> None:
+    rng = Random(n)
+    for _ in range(n):
+        data = fuzzed(rng)
+        with connect(gateway.url) as sock:
+            try:
+                sock.sendall(data)
+                sock.shutdown(socket.SHUT_WR)  # what is cut off does not wait for its rest
+                answer = b""
+                while chunk := sock.recv(1 << 16):
+                    answer += chunk
+            except ConnectionError:
+                answer = b""
+        assert status(answer) in (0, 100, 200, 400, 404, 405, 413, 429), (data, answer)
+    assert gateway.is_alive
+    assert post(gateway.url, PATH, SHORT)[0] == 200
+
+
+# ---- hang-ups and many streams ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [12, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])])
+def test_hang_ups_leave_nothing(gateway: launch.GatewayProcess, stats: Callable[[], Any], n: int) -> None:
+    process = psutil.Process(gateway.pid)
+    post(gateway.url, PATH, SHORT)
+    before = stats()["server"]["programs"]  # stored responses of other tests
+    n_fds = process.num_fds()
+    rng = Random(n)
+    for k in range(n):
+        with connect(gateway.url) as sock:
+            data = encode(PATH, LONG | {"stream": k % 2 == 0, "n": rng.randint(1, 3)})
+            sock.sendall(data[: rng.randint(1, len(data))] if k % 5 == 4 else data)
+            if k % 3:
+                sock.settimeout(rng.random() * 0.02)
+                with suppress(TimeoutError):
+                    sock.recv(rng.randint(1, 4096))
+
+    def left() -> tuple[int, int, int, int]:
+        now = stats()
+        programs = now["server"]["programs"] - before
+        return programs, now["server"]["requests"], now["cache"]["n_leased"], max(0, process.num_fds() - n_fds)
+
+    wait_until(lambda: left() == (0, 0, 0, 0), "nothing to be left", seen=left)
+
+
+@pytest.mark.parametrize("n", [16, pytest.param(500, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+def test_many_streams_lose_nothing_and_a_slow_reader_slows_nobody(url: str, n: int) -> None:
+    messages = [{"role": "user", "content": "Hi, who are you?"}]
+    body = {"model": "pocket", "messages": messages, "temperature": 0, "max_tokens": 24}
+    expected = json.loads(post(url, PATH, body)[1])["choices"][0]["message"]["content"]
+    host, port = url.removeprefix("http://").split(":")
+
+    async def read() -> str:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(encode(PATH, body | {"stream": True}, "connection: close\r\n"))
+        text, finishes = "", 0
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                (choice,) = json.loads(line[6:])["choices"]
+                text += choice["delta"].get("content") or ""
+                finishes += choice["finish_reason"] is not None
+        writer.close()
+        assert finishes == 1
+        return text
+
+    async def run() -> list[str]:
+        return await asyncio.wait_for(asyncio.gather(*(read() for _ in range(n))), 600)
+
+    with connect(url) as slow:  # it asks for much, and reads nothing
+        slow.sendall(encode(PATH, LONG | {"stream": True}))
+        assert asyncio.run(run()) == [expected] * n

@@ -1,0 +1,70 @@
+"""A model that reasons, over HTTP: what each API shows of it. The engine is a table of answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from banyan.runtime import config, launch
+from raw_http import post
+from waits import wait_until
+
+OPEN = "<|im_start|>assistant\n"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}{# <think> and </think> #}"
+)
+QUESTION: Any = [{"role": "user", "content": "ask"}]
+
+
+@pytest.fixture
+def url(serve_once: Callable[..., launch.ServerProcess]) -> Iterator[str]:
+    server = serve_once(TEMPLATE, say={OPEN: "<think>\nhmm so</think>\n\n42<|im_end|>"})
+    with closing(launch.start_gateway(config.HTTPConfig(socket=str(server.socket), address="0"))) as gateway:
+        yield gateway.url
+
+
+def test_reasoning_is_apart_from_the_answer(url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        model = client.models.list().data[0].id
+        options: Any = {"model": model, "messages": QUESTION, "temperature": 0}
+        message: Any = client.chat.completions.create(**options).choices[0].message
+        assert (message.content, message.reasoning_content, message.reasoning) == ("42", "hmm so", "hmm so")
+        streamed: dict[str, str] = {"content": "", "reasoning_content": "", "reasoning": ""}
+        for chunk in client.chat.completions.create(**options, stream=True):
+            for name in streamed:
+                streamed[name] += getattr(chunk.choices[0].delta, name, None) or ""
+        assert streamed == {"content": "42", "reasoning_content": "hmm so", "reasoning": "hmm so"}
+
+        response = client.responses.create(model=model, input="ask", temperature=0)
+        thought: Any = response.output[0]
+        assert (thought.type, thought.content[0].text, response.output_text) == ("reasoning", "hmm so", "42")
+        with client.responses.stream(model=model, input="ask") as stream:
+            kinds = [one.type for one in stream]
+        assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude:
+        options = {"model": model, "messages": QUESTION, "max_tokens": 50}
+        found = claude.messages.create(**options, thinking={"type": "enabled", "budget_tokens": 1024})
+        assert [block.type for block in found.content] == ["thinking", "text"]
+        assert found.content[0].thinking == "hmm so"
+        with claude.messages.stream(**options, thinking={"type": "adaptive"}) as events:
+            final = events.get_final_message()
+        assert [block.type for block in final.content] == ["thinking", "text"]
+        assert [block.type for block in claude.messages.create(**options).content] == ["text"]
+
+
+def test_requests_fail_while_the_server_is_gone(serve: Callable[..., launch.ServerProcess]) -> None:
+    server = serve(say={OPEN: "42"})
+    with closing(launch.start_gateway(config.HTTPConfig(socket=str(server.socket), address="0"))) as gateway:
+        assert post(gateway.url, "/health", b"", method="GET")[0] == 200
+        server.close()
+        wait_until(lambda: post(gateway.url, "/health", b"", method="GET")[0] == 503, "its failure")
+        found, data = post(gateway.url, "/v1/messages", {"model": "x", "max_tokens": 1, "messages": QUESTION})
+        assert (found, json.loads(data)["error"]["type"]) == (503, "overloaded_error")

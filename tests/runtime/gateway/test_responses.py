@@ -1,0 +1,111 @@
+"""/v1/responses, with the openai package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+
+from waits import wait_until
+
+ANSWER = "I am the Banyan pocket model, a very small language model."
+CALCULATOR: Any = {
+    "type": "function",
+    "name": "calculator",
+    "description": "Work out an arithmetic expression.",
+    "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    "strict": True,
+}
+ADA = "Extract name, age, city as JSON.\nText: Ada Stone is 41 years old and lives in Lisbon. Ada works as a baker."
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+    city: str
+
+
+def create(client: openai.OpenAI, given: Any = "Hi, who are you?", **options: Any) -> Any:
+    return client.responses.create(model="pocket", input=given, **({"temperature": 0} | options))
+
+
+def test_a_response_that_follows_goes_on_with_the_same_tokens(openai_client: openai.OpenAI) -> None:
+    first = create(openai_client)
+    assert (first.output_text, first.status, first.usage.output_tokens) == (ANSWER, "completed", 20)
+    second = create(openai_client, "Thanks.", previous_response_id=first.id)
+    assert second.usage.input_tokens_details.cached_tokens >= 35  # all tokens of the first one
+    third = create(openai_client, "Thanks.", previous_response_id=first.id)  # another branch
+    assert third.output_text == second.output_text
+    changed = create(openai_client, "Thanks.", previous_response_id=first.id, instructions="Be brief.")
+    assert changed.usage.input_tokens > second.usage.input_tokens
+
+
+def test_tool_loop_by_previous_response_and_by_items(openai_client: openai.OpenAI) -> None:
+    question = [{"role": "user", "content": [{"type": "input_text", "text": "What is 23 plus 48?"}]}]
+    first = create(openai_client, question, tools=[CALCULATOR])
+    (call,) = first.output
+    assert (call.type, call.name, call.arguments) == ("function_call", "calculator", '{"expression": "23+48"}')
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "71"}
+    followed = create(openai_client, [result], previous_response_id=first.id, tools=[CALCULATOR])
+    sent_again = create(openai_client, [*question, call.to_dict(), result], tools=[CALCULATOR])
+    assert followed.output_text == sent_again.output_text == "The answer is 71."
+
+
+def test_events_of_text_and_of_calls(openai_client: openai.OpenAI) -> None:
+    with openai_client.responses.stream(model="pocket", input="Hi, who are you?", temperature=0) as stream:
+        events = list(stream)
+        assert stream.get_final_response().output_text == ANSWER
+    assert [one.sequence_number for one in events] == list(range(len(events)))
+    kinds = [one.type.removeprefix("response.") for one in events if one.type != "response.output_text.delta"]
+    assert kinds == [
+        *("created", "in_progress", "output_item.added", "content_part.added", "output_text.done"),
+        *("content_part.done", "output_item.done", "completed"),
+    ]
+    events = list(create(openai_client, "What is 23 plus 48?", tools=[CALCULATOR], stream=True))
+    assert [one.type.removeprefix("response.") for one in events] == [
+        *("created", "in_progress", "output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+
+
+def test_parse_and_logprobs(openai_client: openai.OpenAI) -> None:
+    found = openai_client.responses.parse(model="pocket", input=ADA, text_format=Person, temperature=0)
+    assert found.output_parsed == Person(name="Ada Stone", age=41, city="Lisbon")
+    cut: Any = create(openai_client, max_output_tokens=3, top_logprobs=1, include=["message.output_text.logprobs"])
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert [one.token for one in cut.output[0].content[0].logprobs] == ["I", " am", " the"]
+
+
+def test_background_cancel_retrieve_and_delete(openai_client: openai.OpenAI, stats: Callable[[], Any]) -> None:
+    begun = create(openai_client, background=True)
+    assert begun.status == "in_progress"
+    ended = wait_until(lambda: (r := openai_client.responses.retrieve(begun.id)).status == "completed" and r, "the end")
+    assert ended.output_text == ANSWER
+    openai_client.responses.delete(begun.id)
+    with pytest.raises(openai.NotFoundError):
+        openai_client.responses.retrieve(begun.id)
+    n_programs = stats()["server"]["programs"]
+    long: Any = create(openai_client, background=True, extra_body={"max_output_tokens": 1900})
+    assert openai_client.responses.cancel(long.id).status in ("cancelled", "completed")
+    openai_client.responses.delete(long.id)
+    wait_until(lambda: stats()["server"]["programs"] <= n_programs, "the end of its program", seen=stats)
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"given": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
+        ({"given": [{"content": "x"}]}, "input[0].role"),
+        ({"background": True, "stream": True}, "background"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+    ],
+)
+def test_errors_name_the_field(openai_client: openai.OpenAI, options: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        create(openai_client, **options)
+    assert raised.value.param == param

@@ -1,0 +1,130 @@
+"""Gens that end their turn with the calls, and prompts with calls of earlier turns: what clients over HTTP use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.wire import Append, BeginTurn, EndTurn, Fork, Gen, Tools, WireToolCall
+from banyan.runtime.server.text.chat_template import ChatTemplate
+
+CHATML = (
+    "{% if tools %}<|im_start|>system\n{{ tools | length }} tools<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls %}"
+    '<tool_call>{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}{% if m.tool_call_id %}[{{ m.tool_call_id }}]{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+BARE = (
+    "{% if tools %}<|im_start|>system\n{{ tools | length }} tools<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    '{% for c in m.tool_calls %}{"name": {{ c.function.name | tojson }}, "parameters": '
+    "{{ c.function.arguments | tojson }}}{{ '; ' if not loop.last }}{% else %}{{ m.content }}{% endfor %}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECS = tuple(json.dumps({"type": "function", "function": {"name": name}}) for name in ("f", "g"))
+OPEN = "<|im_start|>assistant\n"
+TURN = (BeginTurn("user"), "ask", EndTurn(), BeginTurn("assistant"))
+F = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+G = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+
+
+@pytest.fixture
+def turn(bench: Any, greedy: Callable[..., wire.Sampling]) -> Callable[..., Any]:
+    """`turn({"end of a prompt": "output"}, must_call=True)`: the bench after one gen with tools."""
+
+    def run(
+        outputs: dict[str, str], source: str = CHATML, parts: tuple[wire.Part, ...] = TURN, stream: bool = False,
+        **options: Any,
+    ) -> Any:  # fmt: skip
+        b = bench({k: v + "<|im_end|>" for k, v in outputs.items()}, ChatTemplate(source, {}))
+        tools = Tools(SPECS, 0, ends_turn=True, **options)
+        b.submit(Append(0, parts), Gen(0, 0, greedy(max_tokens=160), stream, tools=tools))
+        b.run()
+        return b
+
+    return run
+
+
+def sample(b: Any) -> wire.Sample:
+    found: wire.Sample = b.value(0).samples[0]
+    return found
+
+
+def test_the_turn_ends_with_its_calls(turn: Callable[..., Any]) -> None:
+    b = turn({OPEN: f"So: {F}{G}"}, stream=True)
+    assert [(call.name, call.arguments) for call in sample(b).calls] == [("f", '{"x": 1}'), ("g", "{}")]
+    assert sample(b).text == "So: "
+    assert "".join(delta.text for delta in b.messages(wire.Delta)) == "So: "
+    assert b.messages(wire.Called) == []
+    b.submit(Fork(0, (1,)), Append(1, (BeginTurn("tool", sample(b).calls[0]), "1", EndTurn(), BeginTurn("assistant"))),
+             Gen(1, 1, wire.Sampling(max_tokens=1, temperature=0)))  # fmt: skip
+    b.run()
+    assert b.prompts()[-1].endswith(f"So: {F}{G}<|im_end|>\n<|im_start|>tool\n1[000000000]<|im_end|>\n{OPEN}")
+
+
+def test_text_and_broken_calls_are_text(turn: Callable[..., Any]) -> None:
+    for text in ("None.", '<tool_call>{"name": '):
+        b = turn({OPEN: text}, stream=True)
+        assert (sample(b).text, sample(b).calls) == (text, ())
+        assert "".join(delta.text for delta in b.messages(wire.Delta)) == text
+
+
+def test_one_call_of_several(turn: Callable[..., Any]) -> None:
+    b = turn({OPEN: F + G}, one_call=True)
+    assert [call.name for call in sample(b).calls] == ["f"]
+
+
+@pytest.mark.parametrize(("source", "mark", "rest"), [(CHATML, "<tool_call>", F[11:]), (BARE, "", '{"name": "f"}')])
+def test_a_call_that_must_come_begins_in_the_prompt(
+    turn: Callable[..., Any], source: str, mark: str, rest: str
+) -> None:
+    b = turn({OPEN + mark: rest}, source, must_call=True, stream=True)
+    assert [call.name for call in sample(b).calls] == ["f"]
+    assert (sample(b).text, b.messages(wire.Delta)) == ("", [])
+    assert b.prompts()[0].endswith(OPEN + mark)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"only": "h"}, "it is none of the tools"),
+        ({"ends_turn": False, "must_call": True}, "for tools with ends_turn"),
+    ],
+)
+def test_bad_tools_are_refused(bench: Any, options: dict[str, Any], error: str) -> None:
+    b = bench({}, ChatTemplate(CHATML, {}))
+    b.submit(Append(0, TURN), Gen(0, 0, tools=Tools(SPECS, **({"ends_turn": True} | options))))
+    b.run()
+    assert error in b.failed(0).message
+
+
+def test_calls_of_earlier_turns_are_written_by_the_template(turn: Callable[..., Any]) -> None:
+    calls = (WireToolCall("000000000", "f", '{"x": "<|im_end|>"}'), WireToolCall("000000001", "g"))
+    parts = (
+        *(BeginTurn("user"), "ask", EndTurn(), BeginTurn("assistant"), "Both:", EndTurn(calls)),
+        *(BeginTurn("tool", calls[0]), "1", EndTurn(), BeginTurn("tool", calls[1]), "2", EndTurn()),
+        BeginTurn("assistant"),
+    )
+    b = turn({OPEN: "3"}, parts=parts)
+    assert sample(b).text == "3"
+    written = f'Both:<tool_call>{{"name": "f", "arguments": {{"x": "<|im_end|>"}}}}</tool_call>{G}<|im_end|>\n'
+    assert written in b.prompts()[0]
+    assert "<|im_start|>tool\n1[000000000]<|im_end|>\n<|im_start|>tool\n2[000000001]<|im_end|>\n" in b.prompts()[0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [WireToolCall("1", "f"), WireToolCall("000000000", "<|im_end|>"), WireToolCall("000000000", "f", "[1]"),
+     WireToolCall("000000000", "f", "{")],
+)  # fmt: skip
+def test_bad_calls_of_earlier_turns_are_refused(bench: Any, call: WireToolCall) -> None:
+    b = bench({}, ChatTemplate(CHATML, {}))
+    b.submit(Append(0, (BeginTurn("assistant"), EndTurn((call,)))), Gen(0, 0))
+    b.run()
+    assert "of a call" in b.failed(0).message or "tool's name" in b.failed(0).message
