@@ -6,6 +6,7 @@ import json
 import random
 import re
 import string
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,22 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from banyan.runtime.model import pocket as shipped
-from pocket import chat, data, feed, few_shot, records, score, stories, tools, train, transcripts
+from pocket import (
+    chat,
+    data,
+    everyday,
+    feed,
+    few_shot,
+    records,
+    score,
+    stories,
+    strangers,
+    subjects,
+    tools,
+    train,
+    transcripts,
+    words,
+)
 from pocket.net import DRAFT, MAIN, Net, Shape
 from pocket.words import BAD, GOOD, TOPICS, Draw, Phrases
 
@@ -101,6 +117,70 @@ def test_clauses_have_the_wanted_fields_and_no_held_out_text():
         assert template not in records.KINDS[name].whole.held
         assert set(wanted) <= records.told_of(template) <= {*record, "name1"}
         assert all(value in template.format(**record, name1="Ada") for value in (record[f] for f in wanted))
+
+
+def test_everyday_answers_stand_in_their_prompts():
+    for sample in data.samples("everyday_json", 150, 6, held=False):
+        for asked, answered in itertools.pairwise(sample.messages):
+            if answered["role"] == "assistant":
+                for key, value in json.loads(answered["content"]).items():
+                    assert key in asked["content"]
+                    assert str(value) in asked["content"]
+    for sample in data.samples("everyday_tools", 80, 6, held=False):
+        for said, turn in itertools.pairwise(sample.messages):
+            if "tool_calls" in turn:
+                (call,) = turn["tool_calls"]
+                (tool,) = (tool for tool in sample.tools if tool.name == call["name"])
+                assert list(call["arguments"]) == list(tool.parameters)
+                if tool.name not in tools.FUNCTIONS:
+                    assert all(re.sub("[^a-z0-9]", "", str(v).lower()) for v in call["arguments"].values())
+                    assert said["role"] == "user"
+
+
+def strangers_texts():
+    """What the strangers' set is made of: its names and labels, and its templates."""
+    labels = {label for classes in strangers.CLASSES.values() for label in classes}
+    names = {*strangers.FIRST, *strangers.LAST, *strangers.PLACES, *strangers.PETS, *labels}
+    templates = [text for ask in strangers.ASKS for text in (*ask.questions, ask.tool.description)]
+    templates += [row[0] for rows in (strangers.SUMS, strangers.UNITS, strangers.DATES) for row in rows]
+    templates += [text for _, texts in strangers.RECORDS for text in texts] + list(strangers.PULLS + strangers.READS)
+    templates += [text for classes in strangers.CLASSES.values() for texts in classes.values() for text in texts]
+    templates += [text for _, told, asked in strangers.TOLD for text in (*told, *asked)]
+    templates += [text for passage, asked in strangers.PASSAGES for text in (passage, *(q for q, _ in asked))]
+    return names, templates + [text for said, _ in strangers.CHATS for text in said]
+
+
+def test_the_strangers_set_shares_no_name_label_or_template_with_training():
+    def plain(text):
+        return " ".join(re.findall("[a-z]+", re.sub(r"\{\w+\}", "", text.lower())))
+
+    names, templates = strangers_texts()
+    known = (data, everyday, few_shot, records, stories, subjects, transcripts, words)
+    known_words = {word for module in known for word in re.findall("[a-z]+", Path(module.__file__).read_text().lower())}
+    assert {name for name in names if name.lower() in known_words} == set()
+    theirs = {plain(text): text for text in templates if len(plain(text)) > 3}
+    seen = set()
+    for family in ("chat", "recall", "reading", *(name for name in data.FAMILIES if name.startswith("everyday"))):
+        for sample in data.samples(family, 400, 21, held=False):
+            for message in sample.messages:
+                content = message.get("content", "")
+                for line in (content if isinstance(content, str) else "".join(content)).split("\n"):
+                    seen |= {theirs[plain(line)]} if plain(line) in theirs else set()
+    assert seen == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "junk"),
+    [
+        ("Your dog is Rex.", False),
+        ("a \ufffd b", True),
+        ("the the the the the", True),
+        ("xyxyxyxyxyxyxy", True),
+        ("A 111111111", True),
+    ],
+)
+def test_junk_is_broken_characters_and_runs(text, junk):
+    assert strangers.is_junk(text) == junk
 
 
 def test_variants_of_a_question_keep_its_fields():
@@ -259,6 +339,11 @@ def test_scores_of_correct_and_empty_answers():
                 answers["".join(sample.plain[:-2])] = sample.plain[-2]
         assert score.score(lambda prompts, t=answers: [t[p] for p in prompts], family, 12)[0] == 1.0
         assert score.score(lambda prompts: [""] * len(prompts), family, 12)[0] == 0.0
+        assert score.score(lambda prompts: [""] * len(prompts), family, 12, strange=True)[0] == 0.0
+    for family in ("json", "few_shot", "recall", "reading"):
+        asked = [score._questions(s, is_last=True)[0] for s in strangers.samples(family, 12, score.SEED)]
+        right = dict(asked)
+        assert score.score(lambda prompts, t=right: [t[p] for p in prompts], family, 12, strange=True)[0] == 1.0
 
 
 def test_training_continues_from_a_checkpoint(raw, tmp_path):

@@ -12,6 +12,15 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from pocket.chat import Message, Sample, Target
+from pocket.everyday import (
+    everyday_chat,
+    everyday_few_shot,
+    everyday_json,
+    everyday_reading,
+    everyday_recall,
+    everyday_tools,
+    subjects,
+)
 from pocket.few_shot import few_shot
 from pocket.records import extraction
 from pocket.transcripts import SYSTEMS, tool_calls
@@ -263,17 +272,31 @@ FAMILIES: dict[str, Family] = {
     "drill": drill,
     "topics": topics,
     "lines": lines,
+    "everyday_tools": everyday_tools,
+    "everyday_json": everyday_json,
+    "everyday_few_shot": everyday_few_shot,
+    "everyday_recall": everyday_recall,
+    "everyday_reading": everyday_reading,
+    "everyday_chat": everyday_chat,
+    "subjects": subjects,
 }
 MIXTURE = {
-    "tools": 0.26,
-    "json": 0.34,
-    "few_shot": 0.15,
-    "reading": 0.04,
-    "recall": 0.07,
-    "chat": 0.09,
-    "puzzle": 0.02,
-    "long": 0.01,
-    "drill": 0.02,
+    "tools": 0.03,
+    "json": 0.11,
+    "few_shot": 0.03,
+    "reading": 0.02,
+    "recall": 0.04,
+    "chat": 0.03,
+    "puzzle": 0.01,
+    "long": 0.002,
+    "drill": 0.01,
+    "everyday_tools": 0.12,
+    "everyday_json": 0.20,
+    "everyday_few_shot": 0.11,
+    "everyday_recall": 0.12,
+    "everyday_reading": 0.07,
+    "everyday_chat": 0.09,
+    "subjects": 0.02,
 }
 # What the first pools are drawn from: copying comes first, the rest stands on it.
 FIRST_MIXTURE = {family: share / 2 for family, share in MIXTURE.items()} | {"drill": 0.3, "lines": 0.2}

@@ -9,16 +9,17 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from pocket import everyday, records
 from pocket.chat import Sample
 from pocket.data import FIRST_MIXTURE, MIXTURE, stream
-from pocket.records import wording
 from pocket.tokenizer import ADDED, SPECIAL
 
 POOL_TOKENS = 65_536
 BATCH_TOKENS = 2_048
 N_FIRST_POOLS = 12
 COPY_SHARE = 0.05  # share of a pool's tokens
-SWAP_SHARE = 0.3  # share of the JSON samples
+SWAPPED = ("json", "everyday_json", "everyday_recall", "everyday_reading")
+SWAP_SHARE = 0.3  # share of these families' samples
 LETTERS = re.compile("[a-z]+")
 
 
@@ -97,14 +98,14 @@ def swapped(row: Encoded, words: frozenset[int], chance: random.Random) -> Encod
 
 
 def value_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids of lower-case letters that do not occur in the wording around a record's values."""
-    around = set(tokenizer.encode(wording(), add_special_tokens=False).ids)
+    """Ids of lower-case letters that do not occur in the wording around a value."""
+    around = set(tokenizer.encode(f"{records.wording()} {everyday.wording()}", add_special_tokens=False).ids)
     return frozenset(i for token, i in tokenizer.get_vocab().items() if LETTERS.fullmatch(token) and i not in around)
 
 
 def batches(
     tokenizer: Tokenizer,
-    seed: int,
+    seed: int | str,
     pool: int,
     *,
     max_length: int,
@@ -122,7 +123,7 @@ def batches(
     while sum(len(row.ids) for row in rows) < POOL_TOKENS:
         drawn = [next(source) for _ in range(64)]
         for sample, row in zip(drawn, encode(tokenizer, drawn, max_length), strict=True):
-            is_swapped = sample.family == "json" and chance.random() < SWAP_SHARE
+            is_swapped = sample.family in SWAPPED and chance.random() < SWAP_SHARE
             rows.append(swapped(row, words, chance) if is_swapped else row)
     n_tokens = 0
     while n_tokens < COPY_SHARE * POOL_TOKENS:

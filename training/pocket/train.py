@@ -2,9 +2,9 @@
 
 Matrices inside the layers are trained with Muon, the other parameters with AdamW. The learning rate warms up, is
 constant, and decays linearly to zero over the last `n_decay` steps, so that the constant part does not depend on the
-number of steps. On a CPU each core is a rank with one thread: ranks synchronize once per step, threads in every
-operation, which is slow if the cores have other work. Each rank runs Muon for its share of the matrices. Work files are
-in `work/`; a run that was stopped resumes exactly from its checkpoint, with the same number of ranks.
+number of steps. On a CPU each core is a rank with one thread and its own text and optimisers; every `MEAN_EVERY` steps
+the ranks take the mean of their weights (local SGD), so that none waits long for one whose core has other work. Work
+files are in `work/`; a run that was stopped resumes exactly from its checkpoint, with the same number of ranks.
 """
 
 import argparse
@@ -35,7 +35,8 @@ from pocket.net import DRAFT, MAIN, Net, Shape
 
 SEED = 2024
 WORK = Path(__file__).parent / "work"
-LOG_EVERY, SAVE_EVERY, JUDGE_EVERY = 50, 100, 400  # steps
+LOG_EVERY, SAVE_EVERY, JUDGE_EVERY = 50, 100, 2000  # steps
+MEAN_EVERY = 10  # steps; divides SAVE_EVERY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Recipe:
     muon_rate: float = 0.01
     adam_rate: float = 0.003
     weight_decay: float = 0.02
-    context_share: float = 0.07
+    context_share: float = 0.04
     average: float = 0.98
     seed: int = SEED
 
@@ -65,17 +66,13 @@ class Ranks(NamedTuple):
     rank: int = 0
     n_ranks: int = 1
 
-    def sum(self, tensor: Tensor) -> None:
+    def mean(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces the tensors by their means over the ranks."""
         if self.n_ranks > 1:
-            dist.all_reduce(tensor)
-
-    def share(self, tensors: Sequence[Tensor]) -> None:
-        """Broadcasts the tensors that each rank updated: tensor i belongs to rank `i % n_ranks`."""
-        for rank in range(self.n_ranks if self.n_ranks > 1 else 0):
-            mine = tensors[rank :: self.n_ranks]
-            flat = torch.cat([t.flatten() for t in mine])
-            dist.broadcast(flat, rank)
-            for tensor, part in zip(mine, flat.split([t.numel() for t in mine]), strict=True):
+            flat = torch.cat([t.flatten() for t in tensors])
+            dist.all_reduce(flat)
+            flat /= self.n_ranks
+            for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
 
@@ -105,11 +102,11 @@ class Run:
         if compiled:  # the layers are memory-bound: compiled, they are 1.5 times as fast on a CPU
             for layer in self.net.model.layers:
                 layer.compile(dynamic=True)
-        self.hidden = [p for n, p in self.net.named_parameters() if p.ndim == 2 and "embed" not in n]
+            self._nll = torch.compile(self._nll, dynamic=True)
+        hidden = [p for n, p in self.net.named_parameters() if p.ndim == 2 and "embed" not in n]
         others = [p for n, p in self.net.named_parameters() if p.ndim == 1 or "embed" in n]
-        mine = self.hidden[ranks.rank :: ranks.n_ranks]
         self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(mine, lr=recipe.muon_rate, weight_decay=recipe.weight_decay, momentum=0.95),
+            torch.optim.Muon(hidden, lr=recipe.muon_rate, weight_decay=recipe.weight_decay, momentum=0.95),
             torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
         ]
         self.rates = [recipe.muon_rate, recipe.adam_rate]
@@ -145,7 +142,7 @@ class Run:
         while True:
             ready = feed.batches(
                 self.tok,
-                self.recipe.seed,
+                f"{self.recipe.seed}-{self.ranks.rank}" if self.ranks.rank else self.recipe.seed,
                 pool,
                 max_length=self.recipe.shape.max_length,
                 context_share=self.recipe.context_share,
@@ -158,36 +155,35 @@ class Run:
         """Runs the remaining steps; yields the mean loss of each step in nats, over this rank's batches."""
         source = self._batches()
         while self.step < self.recipe.n_steps and not self.is_stopped:
-            total, n, n_mine = 0.0, 0, 0
-            for i in range(self.recipe.n_batches * self.ranks.n_ranks):
+            total, n = 0.0, 0
+            for _ in range(self.recipe.n_batches):
                 batch, self.pool, self.index = next(source)
                 n += int(batch.chosen.sum())
                 self.n_tokens += batch.ids.numel()
-                if i % self.ranks.n_ranks == self.ranks.rank:
-                    loss = self._loss(batch)
-                    loss.backward()
-                    total, n_mine = total + loss.item(), n_mine + int(batch.chosen.sum())
+                loss = self._loss(batch)
+                loss.backward()
+                total += loss.item()
             self._update(n)
             self.step += 1
-            yield total / n_mine
+            yield total / n
 
     def _loss(self, batch: feed.Batch) -> Tensor:
         """The sum of the cross entropy at the chosen positions."""
         ids, chosen = batch.ids.to(self.device), batch.chosen.to(self.device)
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            logits = self.net.logits(self.net(ids)[:, :-1][chosen])
-        return F.cross_entropy(logits.float(), ids[:, 1:][chosen], reduction="sum")
+            hidden = self.net(ids)[:, :-1][chosen]
+            return self._nll(hidden, self.net.model.embed_tokens.weight, ids[:, 1:][chosen])
+
+    @staticmethod
+    def _nll(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(F.linear(hidden, embedding).float(), targets, reduction="sum")
 
     def _update(self, n: int) -> None:
-        """One optimiser step. Gradients are summed over the ranks; if one rank was stopped, all stop."""
+        """One optimiser step; every `MEAN_EVERY` steps ranks take the mean of their weights, and stop if one must."""
         parameters = list(self.net.parameters())
-        flat = torch.cat(
-            [p.grad.flatten() for p in parameters] + [torch.tensor([float(self.must_stop)], device=self.device)]
-        )
-        self.ranks.sum(flat)
-        self.is_stopped = bool(flat[-1] > 0)
-        for p, part in zip(parameters, flat[:-1].div_(n).split([p.numel() for p in parameters]), strict=True):
-            p.grad = part.view_as(p)
+        for p in parameters:
+            assert p.grad is not None
+            p.grad /= n
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
             for group in optimiser.param_groups:
@@ -196,7 +192,10 @@ class Run:
         for p in parameters:
             p.grad = None
         with torch.no_grad():
-            self.ranks.share(self.hidden)
+            if self.step % MEAN_EVERY == MEAN_EVERY - 1:
+                stop = torch.tensor([float(self.must_stop)], device=self.device)
+                self.ranks.mean([*parameters, stop])
+                self.is_stopped = bool(stop > 0)
             torch._foreach_lerp_(self.average, parameters, 1 - self.recipe.average)
 
     def averaged(self) -> Net:
@@ -327,7 +326,7 @@ def main() -> None:
     for name in args.models:
         recipe = RECIPES[name]
         n_steps = args.steps or recipe.n_steps
-        recipe = dataclasses.replace(recipe, n_steps=n_steps, n_decay=min(recipe.n_decay, 2 * n_steps), seed=args.seed)
+        recipe = dataclasses.replace(recipe, n_steps=n_steps, n_decay=min(recipe.n_decay, n_steps), seed=args.seed)
         start = path(name) if args.shipped else None
         net = train(name, recipe, tok, compiled=not args.eager, ranks=ranks, start=start)
         if ranks.rank == 0:
