@@ -45,7 +45,7 @@ async def ask(url: str, body: dict[str, object]) -> tuple[int, int]:
     reader, writer = await asyncio.open_connection(host, int(port))
     data = json.dumps(body).encode()
     writer.write(
-        f"POST {PATH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode()
+        f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode()
     )
     writer.write(data)
     answer = await reader.read()

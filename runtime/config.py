@@ -23,6 +23,8 @@ Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
 
 TOKEN = "BANYAN_TOKEN"
 """Environment variable with a client's token. If it is set, a server without a token_file requires this token."""
+API_KEY = "BANYAN_API_KEY"
+"""Environment variable with the API key for servers at a URL."""
 SERVER_KEY = "BANYAN_SERVER_KEY"
 """Environment variable with the public key of a server at tcp://, or with the path of the file that holds the key."""
 

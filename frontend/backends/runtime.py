@@ -199,9 +199,9 @@ def connect(
 ) -> RuntimeEndpoint:
     """Connect to the server that listens at `socket`: a path, tcp://HOST:PORT, or http://HOST:PORT.
 
-    token: the client's token, or its API key over HTTP; None: the value of BANYAN_TOKEN. server_key: for tcp://, the
-    server's public key or the path of a file that holds the key; None: the value of BANYAN_SERVER_KEY. ConnectFailed:
-    no answer within `timeout` seconds, or the token or the key is wrong.
+    token: the client's token, or its API key over HTTP; None: the value of BANYAN_TOKEN, or over HTTP of
+    BANYAN_API_KEY. server_key: for tcp://, the server's public key or the path of a file that holds the key; None: the
+    value of BANYAN_SERVER_KEY. ConnectFailed: no answer within `timeout` seconds, or the token or the key is wrong.
     """
     endpoint: RuntimeEndpoint = RuntimeEndpoint(socket, timeout=timeout, token=token, server_key=server_key)
     return endpoint

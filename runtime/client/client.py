@@ -24,7 +24,7 @@ import zmq
 
 from banyan.runtime.client import splitting
 from banyan.runtime.client.program_futures import ProgramFutures, ProgramHandle
-from banyan.runtime.config import SERVER_KEY, TOKEN
+from banyan.runtime.config import API_KEY, SERVER_KEY, TOKEN
 from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import ipc, tcp_auth, wire
@@ -42,15 +42,17 @@ def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key
     call makes the connection.
 
     token: the access token, or over HTTP the API key, if the server asks for one. server_key: for tcp:// only, the
-    server's public key or the file that contains it. Defaults: the environment variables BANYAN_TOKEN and
-    BANYAN_SERVER_KEY. tenant: an operator's connection for this tenant (wire.Hello). ConnectFailed says what is wrong.
+    server's public key or the file that contains it. Defaults: the environment variables BANYAN_TOKEN, or over HTTP
+    BANYAN_API_KEY, and BANYAN_SERVER_KEY. tenant: an operator's connection for this tenant (wire.Hello). ConnectFailed
+    says what is wrong.
     """
-    token = token or os.environ.get(TOKEN, "")
+    is_url = str(path).startswith(HTTP)
+    token = token or os.environ.get(API_KEY if is_url else TOKEN, "")
     if str(path).startswith("tcp://"):
         address = ServerAddress(str(path), token, server_key or os.environ.get(SERVER_KEY, ""), tenant)
     elif server_key:
         raise ConnectFailed(f"server_key is for tcp:// only, and not for {path}")
-    elif str(path).startswith(HTTP):
+    elif is_url:
         address = ServerAddress(str(path).rstrip("/").removesuffix("/v1"), token)
     else:
         address = ServerAddress(Path(path).absolute(), token, tenant=tenant)

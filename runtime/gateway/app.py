@@ -21,7 +21,7 @@ from banyan.runtime.gateway import info
 from banyan.runtime.gateway.anthropic import messages
 from banyan.runtime.gateway.endpoint import Endpoint, Handler, Shape, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.keys import KeyHolder, Keys
+from banyan.runtime.gateway.keys import KeyHolder, Keys, check_site
 from banyan.runtime.gateway.model_call import Mailbox
 from banyan.runtime.gateway.openai import chat, completions, responses
 from banyan.runtime.gateway.page import endpoints as page
@@ -80,11 +80,18 @@ class Gateway:
     """
 
     def __init__(
-        self, client: Client, keys: Keys, loop: asyncio.AbstractEventLoop, *, isolates_users: bool = False
+        self,
+        client: Client,
+        keys: Keys,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        isolates_users: bool = False,
+        cors: str = "",
     ) -> None:
         """client: the gateway's own connection to the server; those of tenants are made when they are needed.
-        isolates_users: see HTTPConfig.isolate."""
+        isolates_users, cors: see HTTPConfig."""
         self._clients, self._keys, self.isolates_users = {"": client}, keys, isolates_users
+        self._origins = [origin.strip() for origin in cors.split(",") if origin.strip()]
         self._connecting = asyncio.Lock()
         self.responses = responses.ResponseStore()
         self.mailbox = Mailbox(loop)
@@ -95,7 +102,10 @@ class Gateway:
 
     def identify(self, headers: Mapping[bytes, bytes]) -> KeyHolder:
         """Who makes a request. Raises HTTPError."""
-        return self._keys.identify(headers)
+        holder = self._keys.identify(headers)
+        if not holder.tenant:
+            check_site(headers, self._origins)
+        return holder
 
     async def client(self, holder: KeyHolder) -> Client:
         """The connection of the holder's tenant. Raises BanyanError."""
@@ -111,19 +121,18 @@ class Gateway:
         """The gateway's own connection, which may ask for the data of all tenants. Raises BanyanError."""
         return await self.client(KeyHolder())
 
-    def app(self, cors: str = "") -> Starlette:
-        """The ASGI application. cors: see HTTPConfig."""
+    def app(self) -> Starlette:
+        """The ASGI application."""
         routes = [
             Route(one.path, Endpoint(self, one.handle, one.shape, one.path, is_open=one.is_open), methods=[one.method])
             for one in ROUTES
         ]
-        origins = [origin.strip() for origin in cors.split(",") if origin.strip()]
-        headers = ["*"]
-        middleware = [Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=headers)]
+        every = ["*"]
+        middleware = [Middleware(CORSMiddleware, allow_origins=self._origins, allow_methods=every, allow_headers=every)]
         return Starlette(
             routes=routes,
             exception_handlers={404: _no_route, 405: _no_route},
-            middleware=middleware if origins else [],
+            middleware=middleware if self._origins else [],
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -77,16 +77,22 @@ class Keys:
         return found
 
 
-def check_host(holder: KeyHolder, headers: Mapping[bytes, bytes]) -> None:
-    """Without keys, refuse a request to a foreign name: a page that points its own name at this machine would be the
-    same origin, and could read what the server tells. HTTPError."""
+def check_site(headers: Mapping[bytes, bytes], origins: Collection[str]) -> None:
+    """Refuse a request that a browser sends for the page of another site, where no key says who asks. HTTPError.
+
+    Host: a site that points its own name at this machine would be the same origin, and could read each response.
+    Origin: any page may send a POST, although it cannot read the response. origins: whose pages may.
+    """
     host = headers.get(b"host", b"").decode("latin-1")
     try:
         name = urlsplit(f"//{host}").hostname or ""
-        if not (holder.tenant or name == "localhost" or name.endswith(".localhost")):
+        if host and name != "localhost" and not name.endswith(".localhost"):
             ipaddress.ip_address(name)
     except ValueError:
         raise HTTPError(403, f"{host[:200]!r} is no name of this machine; use 127.0.0.1, or API keys") from None
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    if origin and origin.partition("://")[2] != host and not {origin, "*"} & set(origins):
+        raise HTTPError(403, f"pages of {origin[:200]!r} may not call this server; --http-cors allows it")
 
 
 def _digest(key: bytes) -> bytes:

@@ -83,8 +83,8 @@ async def _serve(config: HTTPConfig, keys: Keys, listener: socket.socket, ready_
     except BanyanError as e:
         launch.report_start(ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
         return
-    gateway = Gateway(client, keys, loop, isolates_users=config.isolate == "user")
-    server = uvicorn.Server(uvicorn.Config(gateway.app(config.cors), **connection.settings()))
+    gateway = Gateway(client, keys, loop, isolates_users=config.isolate == "user", cors=config.cors)
+    server = uvicorn.Server(uvicorn.Config(gateway.app(), **connection.settings()))
 
     def end() -> None:
         loop.remove_reader(alive_fd)

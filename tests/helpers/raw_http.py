@@ -16,7 +16,9 @@ def connect(url: str, timeout: float = 30.0) -> socket.socket:
 def encode(path: str, body: Any, headers: str = "", method: str = "POST") -> bytes:
     """A request. body: bytes, or what becomes JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n{headers}\r\n".encode() + data
+    return (
+        f"{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n{headers}\r\n".encode() + data
+    )
 
 
 def exchange(url: str, data: bytes, timeout: float = 30.0) -> bytes:

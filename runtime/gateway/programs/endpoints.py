@@ -14,7 +14,6 @@ import msgspec
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.keys import check_host
 from banyan.runtime.gateway.programs.json_program import JSONProgram, ProgramRequest
 from banyan.runtime.gateway.programs.sessions import Session
 from banyan.runtime.protocol import http_frames, wire
@@ -22,7 +21,6 @@ from banyan.runtime.protocol import http_frames, wire
 
 async def begin(request: HTTPRequest) -> EventReply:
     """Open a session, and stream what comes of it."""
-    check_host(request.holder, request.headers)
     if _is_binary(request):
         return await _begin_binary(request)
     program = JSONProgram(request.client.welcome.max_message)

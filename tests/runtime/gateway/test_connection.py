@@ -43,7 +43,7 @@ async def run(after: str) -> str:
     if after == "part of the headers":
         made.data_received(b"GET / HTTP/1.1\r\nhost:")
     elif after == "writing was paused":
-        made.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        made.data_received(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
         made.pause_writing()
     await wait_until_async(lambda: transport.ended, "its end")
     made.connection_lost(None)

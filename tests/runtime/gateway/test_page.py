@@ -8,7 +8,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +107,22 @@ def test_published_run_is_shown_by_its_link_without_rights(url: str) -> None:
         get(f"{url}/pages/{'0' * 32}")
 
 
-@pytest.mark.parametrize("path", ["/v1/stats", "/v1/tree", "/v1/programs", "/v1/pages"])
-def test_foreign_name_for_this_machine_is_refused(path: str, url: str) -> None:
-    for host, is_ours in (("evil.example", False), ("localhost:1", True), ("[::1]:80", True), ("127.0.0.1", True)):
-        request = urllib.request.Request(url + path, headers={"host": host})
-        if is_ours:
-            urllib.request.urlopen(request, timeout=30).close()
-        else:
-            with pytest.raises(urllib.error.HTTPError, match="403"):
-                urllib.request.urlopen(request, timeout=30)
+@pytest.mark.parametrize("path", ["/v1/stats", "/v1/tree", "/v1/programs", "/v1/pages", "/v1/models", "/metrics"])
+@pytest.mark.parametrize(
+    ("headers", "is_refused"),
+    [
+        ({"host": "evil.example"}, True),
+        ({"host": "localhost:1"}, False),
+        ({"host": "[::1]:80"}, False),
+        ({"host": "127.0.0.1", "origin": "http://127.0.0.1"}, False),
+        ({"host": "127.0.0.1", "origin": "http://evil.example"}, True),
+        ({"host": "127.0.0.1", "origin": "null"}, True),
+    ],
+)
+def test_pages_of_other_sites_are_refused(path: str, headers: dict[str, str], is_refused: bool, url: str) -> None:
+    request = urllib.request.Request(url + path, headers=headers)
+    with pytest.raises(urllib.error.HTTPError, match="403") if is_refused else nullcontext():
+        urllib.request.urlopen(request, timeout=30).close()
 
 
 def test_publishing_needs_http(over_socket: bn.RuntimeEndpoint) -> None:

@@ -67,7 +67,7 @@ def test_a_response_belongs_to_its_tenant(guarded: str) -> None:
 
 
 def test_other_origins_are_refused_unless_named(url: str, guarded: str) -> None:
-    ask = b"GET /health HTTP/1.1\r\nhost: x\r\norigin: https://a.example\r\nconnection: close\r\n\r\n"
+    ask = b"GET /health HTTP/1.1\r\nhost: localhost\r\norigin: https://a.example\r\nconnection: close\r\n\r\n"
     assert b"access-control-allow-origin" not in exchange(url, ask)
     assert b"access-control-allow-origin: https://a.example" in exchange(guarded, ask)
 
@@ -94,17 +94,20 @@ def test_it_does_not_start_where_it_may_not(tmp_path: Path, monkeypatch: pytest.
     ("data", "allowed"),
     [
         (b"nonsense\r\n\r\n", {400}),
-        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n", {400}),
-        (b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", {400}),
-        (b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!", {400}),
-        (b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n", {400, 404}),
-        (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", {400}),
-        (b"GET /v1/models/%ff%00 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n", {400, 404}),
+        (b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n", {400}),
+        (
+            b"POST /x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+            {400},
+        ),
+        (b"POST /x HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!", {400}),
+        (b"POST /x HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n", {400, 404}),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", {400}),
+        (b"GET /v1/models/%ff%00 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n", {400, 404}),
         (encode(PATH, b"\xff\xfe", "connection: close\r\n"), {400}),
         (encode(PATH, b"[" * 100_000, "connection: close\r\n"), {400}),
         (encode(PATH, b"", "connection: close\r\n"), {400}),
         (encode(PATH, b'{"model":"\\ud800"}', "connection: close\r\n"), {400}),
-        (f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\n".encode(), {413}),
+        (f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999999999\r\n\r\n".encode(), {413}),
         (encode(PATH, b"{}", "connection: close\r\n", method="PUT"), {405}),
         (encode("/nowhere", b"{}", "connection: close\r\n"), {404}),
     ],
