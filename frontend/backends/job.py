@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from banyan.lang.sampling import RENAMED
 from banyan.runtime.errors import BadProgram, BanyanError, ProgramError, Unsupported
 from banyan.runtime.executor.generation import Generation
-from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, Attempt, Done, GenOutcome, Prompt
+from banyan.runtime.executor.generator import N_TAIL, Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.reasoning import ReasoningParser
 
 CHATML = wire.ChatMarkers(

@@ -15,6 +15,7 @@ from banyan.backends.base import OpenProgram, Question
 from banyan.runtime import config as configs
 from banyan.runtime.errors import ConfigError, RuntimeLost, Unsupported
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.http_frames import SCHEMES, server_url
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.sglang.server_options import translate
 from banyan.sglang.unsupported import FixedChatTemplate
@@ -132,7 +133,7 @@ class ServerBackend:
         """Put a page, such as `state.show()`, on the server's HTTP process, which keeps the newest ones in memory.
         Returns its link; whoever knows the link can read the page. Unsupported: the connection is not one of HTTP."""
         url = str(self._path)
-        if not url.startswith(("http://", "https://")):
+        if not url.startswith(SCHEMES):
             raise Unsupported(f"publish: {self!r} is no connection over HTTP; page.save(path) writes a file")
         from banyan.runtime.client.http_transport import post_json  # here: programs do not need it
 
@@ -168,7 +169,7 @@ class RuntimeEndpoint(ServerBackend):
     ) -> Any:
         """ConnectFailed: no answer within `timeout` seconds."""
         where = str(base_url).removeprefix("ipc://")
-        is_url = where.startswith(("http://", "https://"))
+        is_url = where.startswith(SCHEMES)
         if api_key is not None and not is_url:
             raise Unsupported("api_key: a socket has a token")
         if verify is not None:
@@ -184,7 +185,7 @@ class RuntimeEndpoint(ServerBackend):
             return self
         from banyan.runtime.client.http_transport import NotBanyan  # here: it loads zmq
 
-        url = where.rstrip("/").removesuffix("/v1")
+        url = server_url(where)
         try:
             self._join(url, timeout, api_key or token, server_key)
         except NotBanyan:

@@ -28,10 +28,10 @@ from banyan.runtime.config import API_KEY, SERVER_KEY, TOKEN
 from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import ipc, tcp_auth, wire
+from banyan.runtime.protocol.http_frames import SCHEMES, server_url
 from banyan.runtime.protocol.limits import MAX_NAME
 from banyan.runtime.protocol.op_template import ProgramTemplate
 
-HTTP = ("http://", "https://")
 RECONNECT_TIMEOUT = 120.0
 """Seconds that durable programs wait for their server to come back."""
 _RECONNECT_HANDSHAKE, _RECONNECT_PAUSE = 5.0, 0.2  # seconds for one attempt, and between two
@@ -46,14 +46,14 @@ def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key
     BANYAN_API_KEY, and BANYAN_SERVER_KEY. tenant: an operator's connection for this tenant (wire.Hello). ConnectFailed
     says what is wrong.
     """
-    is_url = str(path).startswith(HTTP)
+    is_url = str(path).startswith(SCHEMES)
     token = token or os.environ.get(API_KEY if is_url else TOKEN, "")
     if str(path).startswith("tcp://"):
         address = ServerAddress(str(path), token, server_key or os.environ.get(SERVER_KEY, ""), tenant)
     elif server_key:
         raise ConnectFailed(f"server_key is for tcp:// only, and not for {path}")
     elif is_url:
-        address = ServerAddress(str(path).rstrip("/").removesuffix("/v1"), token)
+        address = ServerAddress(server_url(str(path)), token)
     else:
         address = ServerAddress(Path(path).absolute(), token, tenant=tenant)
     with _connecting:
@@ -99,7 +99,7 @@ class Client:
         self._n_unanswered = 0  # heartbeats since the last message of the server
         if isinstance(address.path, Path):
             self.socket, self.monitor = ipc.connect(loop.context, address.path)
-        elif address.path.startswith(HTTP):
+        elif address.path.startswith(SCHEMES):
             from banyan.runtime.client import http_transport  # here: it loads http.client and ssl
 
             self.socket, self.monitor = http_transport.connect(loop.context, address.path, address.token, timeout)

@@ -1,4 +1,4 @@
-"""A server's socket over HTTP, for a Client that knows nothing of it.
+"""Carries the messages of a Client over HTTP. The Client uses it as it uses the socket of ipc.connect.
 
 `connect` returns a pair of sockets like those of ipc.connect, whose other ends belong to a thread of their own. The
 thread posts what the Client sends, and passes on what one long response brings. The session ends with that response.
@@ -37,7 +37,7 @@ class NotBanyan(ConnectFailed):
 
 
 class _ClientEnd(zmq.Socket[bytes]):
-    """The socket that the Client uses. The thread learns of its end."""
+    """The socket that the Client uses. Its `close` tells the thread to end the session."""
 
     def close(self, linger: int | None = None) -> None:
         if not self.closed:
@@ -69,11 +69,12 @@ def _pair(context: ipc.Context, kind: Callable[..., ipc.Socket]) -> tuple[ipc.So
 
 
 def post_json(url: str, token: str, path: str, body: object, timeout: float = 30.0) -> Any:
-    """The answer to one request of its own. RuntimeLost: nobody answers. BanyanError: the server refuses."""
-    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
+    """POST `body` as JSON on a new connection, and return the answer. RuntimeLost: nobody answers. BanyanError: the
+    server refuses."""
     connection = _connection(url, timeout)
     try:
-        connection.request("POST", f"{urlsplit(url).path}{path}", json.dumps(body).encode(), headers)
+        data, headers = json.dumps(body).encode(), _headers("application/json", token)
+        connection.request("POST", f"{urlsplit(url).path}{path}", data, headers)
         response = connection.getresponse()
         answer = json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as e:
@@ -85,8 +86,13 @@ def post_json(url: str, token: str, path: str, body: object, timeout: float = 30
     return answer
 
 
+def _headers(kind: str, token: str) -> dict[str, str]:
+    """Those of a request with a body of this content type. token: the API key, or ""."""
+    return {"content-type": kind} | ({"authorization": f"Bearer {token}"} if token else {})
+
+
 def _connection(url: str, timeout: float) -> http.client.HTTPConnection:
-    """Not connected yet. ConnectFailed: the URL has an invalid port."""
+    """A connection for `url`, which the first request opens. ConnectFailed: the URL has an invalid port."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -103,11 +109,11 @@ class _Session:
     def __init__(self, url: str, token: str, timeout: float) -> None:
         self._url = url
         self._path = f"{urlsplit(url).path}{PATH}"
-        self._headers = {"content-type": KIND} | ({"authorization": f"Bearer {token}"} if token else {})
+        self._headers = _headers(KIND, token)
         self._posts, self._stream = _connection(url, _POST_SECONDS), _connection(url, timeout)
         try:
             self._response = self._begin()
-            self._socket.settimeout(None)  # silence is the heartbeat's matter
+            self._socket.settimeout(None)  # the Client's heartbeat detects a silent server
         except BaseException:
             self._stream.close()
             raise

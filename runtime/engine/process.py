@@ -34,7 +34,7 @@ from banyan.runtime.protocol.flight_record import FlightRecord
 from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, Notice, encode
 
 PATIENCE = 2.0
-"""Seconds of warming up a GPU that are not worth a word."""
+"""Seconds of warming up a GPU after which a Notice says that kernels are compiled."""
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_ORDERS = 256  # taken between two steps: about 3 ms

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 from msgspec.structs import replace
 
 from banyan.runtime.errors import BadProgram, BanyanError, BudgetExceeded, ToolError, Unsupported
-from banyan.runtime.executor.generator import ASSISTANT, Attempt, GenOutcome, Prompt
+from banyan.runtime.executor.generator import Attempt, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import ASSISTANT
 
 NextStep: TypeAlias = GenOutcome | BanyanError | wire.Called | None
 """An outcome ends the generation; a Called goes to the client, whose Results it waits for; None: try again."""

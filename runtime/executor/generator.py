@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
 
-ASSISTANT = "assistant"
-
 N_TAIL = 80
 """Characters of a prompt that an error shows."""
 

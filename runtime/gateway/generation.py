@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from banyan.runtime.gateway.endpoint import HTTPRequest
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import NamedTool, ToolSpec
-from banyan.runtime.gateway.prompt import ASSISTANT
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME, MAX_SPEC, MAX_TOOLS
+from banyan.runtime.protocol.roles import ASSISTANT
 
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 

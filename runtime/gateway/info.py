@@ -13,8 +13,9 @@ from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import chat_markers
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import TokenizeRequest
-from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
+from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.server_metrics import Family, families
 
 _STARTED = int(time.time())

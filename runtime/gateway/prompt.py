@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import ChatTurn, ContentPart, ImagePart, TextPart
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import ASSISTANT
 
-ASSISTANT = "assistant"
 _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,", re.IGNORECASE)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from banyan.runtime.errors import BadMessage
 
+SCHEMES = ("http://", "https://")
 PATH = "/v1/programs"
 KIND = "application/x-banyan"
 """The content type of such a body."""
@@ -15,6 +16,11 @@ MAX_BODY = 32 << 20
 """Bytes of a request's body. An HTTP server may read no more of it."""
 MAX_MESSAGE = MAX_BODY - 4
 _LENGTH = 4
+
+
+def server_url(url: str) -> str:
+    """The URL of a server, to which PATH is appended. Clients of OpenAI's API write it with /v1."""
+    return url.rstrip("/").removesuffix("/v1")
 
 
 def pack(messages: Iterable[bytes]) -> bytes:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol.wire import WireToolCall
 
+ASSISTANT = "assistant"
 _TOOL = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID = re.compile(r"[0-9]{9}")
 _ROLE = re.compile(r"[A-Za-z0-9_ .-]{1,64}")

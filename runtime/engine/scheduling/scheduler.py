@@ -43,11 +43,13 @@ _rank = attrgetter("key")
 
 
 class PromptRows:
-    """The rows that prompts may take of one step.
+    """The rows (tokens) that prompts may take in one step.
 
-    budget: in all. n_beside: of these, those of clients that are more than QUANTUM tokens ahead of another client with
-    `decodes` in the step. So many rows cost about as much as the fixed part of a step, so these prompts at most double
-    the time between two tokens, and get half of the engine.
+    budget    rows for all prompts
+    n_beside  rows for the prompts of clients that were served over QUANTUM tokens more than another client that decodes
+              in the step. These rows cost about as much as the fixed part of a step, so the prompts at most double the
+              time between two tokens of the other client, and get half of the engine
+    decodes   the works of the step that decode
     """
 
     def __init__(self, budget: int, n_beside: int, decodes: Sequence[Work]) -> None:

@@ -23,9 +23,10 @@ from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning
 from banyan.runtime.gateway.info import check_model, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat import ignored
-from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
+from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import schema_constraint, strings_of
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import ASSISTANT
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:

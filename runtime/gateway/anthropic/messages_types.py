@@ -25,7 +25,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     ToolCallPart,
     ToolSpec,
 )
-from banyan.runtime.gateway.prompt import ASSISTANT
+from banyan.runtime.protocol.roles import ASSISTANT
 
 PINNED = {"5m": 300.0, "1h": 3600.0}
 """Seconds for which the KV of a conversation with cache_control is pinned."""

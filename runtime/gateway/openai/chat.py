@@ -17,9 +17,10 @@ from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, rea
 from banyan.runtime.gateway.info import check_model
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import IGNORED, ChatRequest, SamplingFields
-from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
+from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import ASSISTANT
 
 DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode

@@ -25,9 +25,10 @@ from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat import calls_of, ignored, logprobs_of
 from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
 from banyan.runtime.gateway.openai.responses_types import RESPONSE_IGNORED, ResponseRequest, turns_of
-from banyan.runtime.gateway.prompt import ASSISTANT, PromptWriter
+from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import schema_constraint
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import ASSISTANT
 
 MAX_STORED = 1024
 """Responses that are kept for the requests that follow them. The least recently used goes first."""

@@ -26,7 +26,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     ToolCallPart,
     ToolSpec,
 )
-from banyan.runtime.gateway.prompt import ASSISTANT
+from banyan.runtime.protocol.roles import ASSISTANT
 
 
 class InputText(Body, tag="input_text", tag_field="type"):

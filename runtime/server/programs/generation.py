@@ -26,8 +26,9 @@ from banyan.runtime.errors import (
 )
 from banyan.runtime.executor import select_scoring
 from banyan.runtime.executor.generation import Generation, Retries, ToolLoop, add_usage
-from banyan.runtime.executor.generator import ASSISTANT, Attempt, Done, GenOutcome, Prompt
+from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.server.engine_link.requests import (
     EngineRequest,
     EngineRequests,

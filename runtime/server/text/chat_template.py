@@ -14,9 +14,9 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from banyan.runtime.errors import BadModel, BadProgram
-from banyan.runtime.executor.generator import ASSISTANT
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.reasoning_formats import format_in
+from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.template_sandbox import (
     BASE,

@@ -20,9 +20,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from banyan.runtime.errors import BadProgram, Unsupported
-from banyan.runtime.executor.generator import ASSISTANT, N_TAIL, GenOutcome, Prompt
+from banyan.runtime.executor.generator import N_TAIL, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.roles import check_calls, check_role
+from banyan.runtime.protocol.roles import ASSISTANT, check_calls, check_role
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer

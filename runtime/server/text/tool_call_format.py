@@ -16,8 +16,8 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from banyan.runtime.errors import BadProgram, ToolError
-from banyan.runtime.executor.generator import ASSISTANT
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
@@ -53,7 +53,7 @@ class Form(NamedTuple):
 
         shown: its text. spelled: its text with control tokens. n_before: earlier calls in the conversation, for ids.
         """
-        text = (spelled if self.is_hidden else shown).rpartition("</think>")[2]
+        text = self._answer(shown, spelled)
         found = self._marked(text) if self.mark else self._bare(text)
         return tuple(
             call._replace(id=f"{n_before + k:09d}").message(k >= N_CALLS) for k, call in enumerate(found)
@@ -61,9 +61,12 @@ class Form(NamedTuple):
 
     def text_before(self, shown: str, spelled: str) -> str:
         """The text of a turn before its first call. shown, spelled: as for `read`."""
-        text = (spelled if self.is_hidden else shown).rpartition("</think>")[2]
-        before = text.partition(self.mark)[0] if self.mark else ""
+        before = self._answer(shown, spelled).partition(self.mark)[0] if self.mark else ""
         return before if before.strip() else ""
+
+    def _answer(self, shown: str, spelled: str) -> str:
+        """The text of a turn after its reasoning, in which calls stand. shown, spelled: as for `read`."""
+        return (spelled if self.is_hidden else shown).rpartition("</think>")[2]
 
     def constraint(
         self, specs: tuple[str, ...], since: str, is_strict: bool, scope: Scope = "repeat"

@@ -44,6 +44,17 @@ def guarded(pocket: launch.ServerProcess, tmp_path_factory: pytest.TempPathFacto
         yield process.url
 
 
+@pytest.fixture
+def two_tenants(pocket: launch.ServerProcess, tmp_path: Path) -> Iterator[str]:
+    """The URL of an HTTP process with the keys of two tenants: 20 times "1" and 20 times "2"."""
+    keys = tmp_path / "keys"
+    keys.write_text(f"one:{'1' * 20}\ntwo:{'2' * 20}\n")
+    keys.chmod(0o600)
+    http = config.HTTPConfig(socket=str(pocket.socket), address="0", keys_file=str(keys))
+    with closing(launch.start_gateway(http)) as process:
+        yield process.url
+
+
 @pytest.fixture(scope="session")
 def url(gateway: launch.GatewayProcess) -> str:
     return gateway.url

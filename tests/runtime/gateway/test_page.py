@@ -8,14 +8,14 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import banyan as bn
-from banyan.runtime import config, launch
+from banyan.runtime import launch
 from waits import wait_until
 
 STATIC = Path(launch.__file__).parent / "gateway" / "page" / "static"
@@ -130,20 +130,15 @@ def test_publishing_needs_http(over_socket: bn.RuntimeEndpoint) -> None:
         over_socket.publish(judge.run(backend=over_socket).show())
 
 
-def test_tenants_see_neither_figures_nor_pages_of_others(pocket: launch.ServerProcess, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(f"one:{'1' * 20}\ntwo:{'2' * 20}\n")
-    keys.chmod(0o600)
-    http = config.HTTPConfig(socket=str(pocket.socket), address="0", keys_file=str(keys))
-    with closing(launch.start_gateway(http)) as gateway:
-        for what in ("stats", "tree", "programs"):
-            for key, status in (("", "401"), ("1" * 20, "403")):
-                with pytest.raises(urllib.error.HTTPError, match=status):
-                    read(f"{gateway.url}/v1/{what}", key)
-        with bn.connect(gateway.url, token="1" * 20) as one:
-            one.publish(judge.run(backend=one).show())
-        assert len(read(f"{gateway.url}/v1/pages", "1" * 20)["data"]) == 1
-        assert read(f"{gateway.url}/v1/pages", "2" * 20)["data"] == []
+def test_tenants_see_neither_figures_nor_pages_of_others(two_tenants: str) -> None:
+    for what in ("stats", "tree", "programs"):
+        for key, status in (("", "401"), ("1" * 20, "403")):
+            with pytest.raises(urllib.error.HTTPError, match=status):
+                read(f"{two_tenants}/v1/{what}", key)
+    with bn.connect(two_tenants, token="1" * 20) as one:
+        one.publish(judge.run(backend=one).show())
+    assert len(read(f"{two_tenants}/v1/pages", "1" * 20)["data"]) == 1
+    assert read(f"{two_tenants}/v1/pages", "2" * 20)["data"] == []
 
 
 @pytest.mark.long

@@ -8,8 +8,6 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ import pytest
 import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client.client import Client, connect
+from banyan.runtime.client.program_futures import ProgramHandle
 from banyan.runtime.protocol import wire
 from waits import wait_until
 
@@ -139,24 +138,22 @@ def running(backend: bn.RuntimeEndpoint) -> list[str]:
 
 
 def test_cancel_reaches_the_server(over_http: bn.RuntimeEndpoint, over_socket: bn.RuntimeEndpoint) -> None:
-    program = over_http.client.program("long")
-    program.submit((wire.Append(0, ("x",)), wire.Gen(0, 0, wire.Sampling(max_tokens=4000, ignore_eos=True))), last=True)
-    wait_until(lambda: "long" in running(over_socket), "the program")
+    program = held(over_http.client, last=True)
+    wait_until(lambda: "held" in running(over_socket), "the program")
     program.cancel()
     with pytest.raises(bn.Cancelled):
         program.future(0).result()
-    wait_until(lambda: "long" not in running(over_socket), "its end")
+    wait_until(lambda: "held" not in running(over_socket), "its end")
 
 
 def test_closed_client_and_lost_connection_end_the_session(url: str, over_socket: bn.RuntimeEndpoint) -> None:
     client = connect(url.replace("127.0.0.1", "localhost") + "/")
-    program = client.program("long")
-    program.submit((wire.Append(0, ("x",)), wire.Gen(0, 0, wire.Sampling(max_tokens=4000, ignore_eos=True))), last=True)
-    wait_until(lambda: "long" in running(over_socket), "the program")
+    program = held(client, last=True)
+    wait_until(lambda: "held" in running(over_socket), "the program")
     client.close()
     with pytest.raises(bn.RuntimeLost):
         program.future(0).result()
-    wait_until(lambda: "long" not in running(over_socket), "its end")
+    wait_until(lambda: "held" not in running(over_socket), "its end")
 
 
 def test_forked_child_leaves_the_session_to_its_parent(over_http: bn.RuntimeEndpoint) -> None:
@@ -171,7 +168,7 @@ def test_forked_child_leaves_the_session_to_its_parent(over_http: bn.RuntimeEndp
 def test_end_of_the_http_process_is_a_lost_runtime(pocket: launch.ServerProcess) -> None:
     gateway = launch.start_gateway(config.HTTPConfig(socket=str(pocket.socket), address="0"))
     client = connect(gateway.url)
-    future = hold(client)
+    future = held(client).future(0)
     gateway.close()
     with pytest.raises(bn.RuntimeLost, match="is gone"):
         future.result()
@@ -179,29 +176,24 @@ def test_end_of_the_http_process_is_a_lost_runtime(pocket: launch.ServerProcess)
         bn.connect(gateway.url)
 
 
-def hold(client: Client) -> Any:
-    """The future of a value that does not come soon."""
+def held(client: Client, *, last: bool = False) -> ProgramHandle:
+    """A program whose value 0 does not come soon."""
     program = client.program("held")
-    program.submit((wire.Append(0, ("x",)), wire.Gen(0, 0, wire.Sampling(max_tokens=4000, ignore_eos=True))))
-    return program.future(0)
+    program.submit((wire.Append(0, ("x",)), wire.Gen(0, 0, wire.Sampling(max_tokens=4000, ignore_eos=True))), last=last)
+    return program
 
 
-def test_session_needs_the_key_that_opened_it(pocket: launch.ServerProcess, tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text(f"one:{'1' * 20}\ntwo:{'2' * 20}\n")
-    keys.chmod(0o600)
-    http = config.HTTPConfig(socket=str(pocket.socket), address="0", keys_file=str(keys))
-    with closing(launch.start_gateway(http)) as gateway:
-        for wrong in ("", "wrong" * 5):
-            with pytest.raises(bn.ConnectFailed, match="API key"):
-                bn.connect(gateway.url, token=wrong)
-        with bn.RuntimeEndpoint(gateway.url, api_key="1" * 20) as one:
-            assert streamed.run(backend=one)["x"]
-            assert one.ask("info").get("pid") is None, "a tenant, and no operator"
-        with post(gateway.url, begin(last=False), key="1" * 20) as response:
-            session = first_event(response)["id"]
-            with pytest.raises(urllib.error.HTTPError, match="404"):
-                post(gateway.url, begin(), f"/{session}", key="2" * 20)
+def test_session_needs_the_key_that_opened_it(two_tenants: str) -> None:
+    for wrong in ("", "wrong" * 5):
+        with pytest.raises(bn.ConnectFailed, match="API key"):
+            bn.connect(two_tenants, token=wrong)
+    with bn.RuntimeEndpoint(two_tenants, api_key="1" * 20) as one:
+        assert streamed.run(backend=one)["x"]
+        assert one.ask("info").get("pid") is None, "a tenant, and no operator"
+    with post(two_tenants, begin(last=False), key="1" * 20) as response:
+        session = first_event(response)["id"]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            post(two_tenants, begin(), f"/{session}", key="2" * 20)
 
 
 # ---- JSON ----------------------------------------------------------------------------------------------------------
@@ -296,4 +288,4 @@ def test_hung_up_reader_frees_its_program(url: str, over_socket: bn.RuntimeEndpo
     wait_until(lambda: "long" in running(over_socket), "the program")
     response.fp.raw._sock.shutdown(socket.SHUT_RDWR)
     response.close()
-    wait_until(lambda: "long" not in running(over_socket), "its end")
+    wait_until(lambda: "held" not in running(over_socket), "its end")
