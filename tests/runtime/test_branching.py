@@ -13,12 +13,14 @@ import pytest
 import banyan as bn
 from waits import wait_until
 
+LONG = 3000
+"""Tokens of a branch that a busy machine does not finish before the test stops it."""
 CHOICES = ["a", "bb", "the other"]
 
 
 @pytest.fixture(scope="module")
 def runtime(tiny_model: Callable[..., Path]) -> Iterator[bn.Runtime]:
-    with bn.Runtime(tiny_model(), threads=1) as backend:
+    with bn.Runtime(tiny_model(max_position_embeddings=4096), threads=1) as backend:
         yield backend
 
 
@@ -33,12 +35,12 @@ def wait_until_idle(backend: bn.Runtime) -> dict[str, Any]:
 
 
 def long_and_short(s: bn.State) -> Any:
-    """Four branches of 400 tokens, except the third with 3, and two branches of the first."""
+    """Four branches of LONG tokens, except the third with 3, and two branches of the first."""
     s += bn.user("hello there")
     forks = s.fork(4)
-    forks += lambda i: bn.assistant(bn.gen("a", max_tokens=3 if i == 2 else 400, ignore_eos=True))
+    forks += lambda i: bn.assistant(bn.gen("a", max_tokens=3 if i == 2 else LONG, ignore_eos=True))
     inner = forks[0].fork(2)
-    inner += bn.user("x") + bn.assistant(bn.gen("b", max_tokens=400, ignore_eos=True))
+    inner += bn.user("x") + bn.assistant(bn.gen("b", max_tokens=LONG, ignore_eos=True))
     return forks, inner
 
 
@@ -47,7 +49,7 @@ def test_losing_branches_stop_and_free_their_pages(runtime: bn.Runtime) -> None:
         forks, inner = long_and_short(s)
         assert forks.first() is forks[2]
         stats = wait_until_idle(runtime)
-        assert stats["engine"]["generated_tokens"] - before["engine"]["generated_tokens"] < 3 * 400
+        assert stats["engine"]["generated_tokens"] - before["engine"]["generated_tokens"] < 3 * LONG
         assert stats["server"]["programs"] == 1, "the program is still open"
         assert (stats["cache"]["n_leases"], stats["cache"]["n_leased"]) == (0, 0)
         for branch, name in ((forks[0], "a"), (forks[3], "a"), (inner[1], "b")):
@@ -146,7 +148,7 @@ def test_select_with_temperature_samples_by_score(runtime: bn.Runtime) -> None:
 def test_join_collects_the_error_of_a_failed_branch(runtime: bn.Runtime) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(3)
-        forks += lambda i: ("x " * 600 if i == 1 else "short") + bn.gen("a", max_tokens=2)
+        forks += lambda i: ("x " * 4096 if i == 1 else "short") + bn.gen("a", max_tokens=2)
         forks.join(on_error="collect")
 
     first, error, last = bn.function(body).run(backend=runtime)["a"]

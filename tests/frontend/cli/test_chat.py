@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,12 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 
+    def interrupt(self) -> None:
+        """Press Ctrl-C when the chat sleeps: `input` sees a signal that came before its select() at the next key."""
+        while Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)
+        self.type("\x03")
+
 
 def _own_terminal() -> None:
     """Make stdin the controlling terminal of this process, so that Ctrl-C reaches it."""
@@ -157,9 +164,11 @@ def test_terminal_has_editing_history_and_ctrl_c(terminal: Terminal, tmp_path: P
     terminal.until("> ")
     terminal.type("please stay\n")
     terminal.until("under way")
-    terminal.type("\x03")
+    terminal.interrupt()
     assert "stopped" in terminal.until("> ")
-    terminal.type("dropped\x03")
+    terminal.type("dropped")
+    terminal.until("dropped")
+    terminal.interrupt()
     assert "Ctrl-D leaves" in terminal.until("\n> ")
     terminal.type("\x1b[A\x1b[A!\n")  # twice up: the first message, with one more letter
     terminal.until("first!")
