@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -141,7 +142,7 @@ class EngineLoop:
         while True:
             try:
                 is_idle = self.scheduler.is_idle and ahead is None and not deferred
-                for order in (*deferred, *link.drain(block=is_idle)):
+                for order in chain(deferred, link.drain(block=is_idle)):
                     self.take(order)
                 step = self.sample(ahead or self.launch())
                 ahead, deferred = None, []
