@@ -36,12 +36,12 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
     program = find(target)
     read, write = _format(rows, "--in")[0], _format(out, "--out")[1]
     columns, unused = arguments(program, read)
+    items = Items(program, read, columns)
     if unused:
         print(f"columns of {rows} that {program.name} does not take: {', '.join(unused)}", file=sys.stderr)
     checkpoint = out if out.suffix == ".jsonl" else out.with_name(out.name + ".jsonl")
 
     def run(backend: Any, concurrency: int | None) -> int:
-        items = (convert(program, {name: row.get(name) for name in columns}, i) for i, row in enumerate(read()))
         status = 0
         try:
             records = program.run_batch(
@@ -90,28 +90,49 @@ def arguments(program: Program[..., Any], read: Callable[[], Iterator[Row]]) -> 
     return [name for name in names if name in first], [name for name in first if name not in names]
 
 
-def convert(program: Program[..., Any], row: Row, i: int) -> Row:
-    """The row with each value as its parameter's type: text files have no numbers."""
-    for name, p in inspect.signature(program.func, eval_str=True).parameters.items():
-        if name in row and p.annotation in (int, float, bool):
-            try:
-                row[name] = msgspec.convert(row[name], p.annotation, strict=False)
-            except msgspec.ValidationError as e:
-                raise ConfigError(f"row {i}: {name} is {row[name]!r}: {e}") from None
-    return row
+class Items:
+    """The rows as arguments of the program, read anew by each loop over them. Text files have no numbers, so a value
+    becomes what its parameter's annotation says. ConfigError: a row does not fit; all are read once, before any runs.
+    """
+
+    def __init__(self, program: Program[..., Any], read: Callable[[], Iterator[Row]], columns: list[str]) -> None:
+        parameters = inspect.signature(program.func, eval_str=True).parameters
+        kinds = {name: parameters[name].annotation for name in columns if name in parameters}
+        self._kinds = {name: kind for name, kind in kinds.items() if kind in (int, float, bool)}
+        self._read, self._columns = read, columns
+        self._n = sum(1 for _ in self)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __iter__(self) -> Iterator[Row]:
+        for i, row in enumerate(self._read()):
+            if missing := self._columns - row.keys():
+                raise ConfigError(f"row {i} has no {missing.pop()}")
+            item = {name: row[name] for name in self._columns}
+            for name, kind in self._kinds.items():
+                try:
+                    item[name] = msgspec.convert(item[name], kind, strict=False)
+                except msgspec.ValidationError as e:
+                    raise ConfigError(f"row {i}: {name} is {item[name]!r}: {e}") from None
+            yield item
 
 
 def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
     """Each row with its results as further columns, which are None if it failed. All have the columns of the first."""
     done: Iterator[BatchRecord | None] = iter(records)
     record = next(done, None)
-    columns = [] if record is None else [*record.values, "ret_value"]
+    columns = [] if record is None else [*_results(record)]
     for i, row in enumerate(rows):
         row |= dict.fromkeys(columns)
         if record is not None and record.index == i:
-            row |= record.values | {"ret_value": record.ret_value}
+            row |= _results(record)
             record = next(done, None)
         yield row
+
+
+def _results(record: BatchRecord) -> Row:
+    return record.values | ({} if record.ret_value is None else {"ret_value": record.ret_value})
 
 
 # ---- formats -------------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class BatchFile(Sequence[BatchRecord]):
         """Note which items have a record, and cut a torn line off the end."""
         with open(self.path, "rb") as lines:
             for number, line in enumerate(lines, 1):
-                if not line.endswith(b"\n"):
+                if not line.endswith(b"\n") and line[: len(_START)] == _START[: len(line)]:
                     self._file.truncate(self._end)
                     break
                 try:
@@ -134,6 +134,7 @@ class BatchFile(Sequence[BatchRecord]):
                     yield _DECODER.decode(lines.readline())
 
 
+_START = b'{"index":'
 _DECODER = msgspec.json.Decoder(BatchRecord)
 
 

@@ -92,7 +92,8 @@ def test_failed_rows_are_named_and_have_no_results(
         ("rows.csv", 'text\n"x\n', "line 1 of .*: unexpected end of data"),
         ("rows.jsonl", '{"text": "x"}\n[1]\n', "line 2 of .* is not a JSON object"),
         ("rows.jsonl", '{"text": "x"}\n{"text\n', "line 2 of "),
-        ("rows.csv", "text,n\nx,two\n", "row 0: n is 'two'"),
+        ("rows.csv", "text,n\nx,1\nx,two\n", "row 1: n is 'two'"),
+        ("rows.jsonl", '{"text": "x", "n": 1}\n{"text": "x"}\n', "row 1 has no n"),
     ],
 )
 def test_rows_that_do_not_fit(rows: str, text: str | None, message: str, program: Path, tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_rows_that_do_not_fit(rows: str, text: str | None, message: str, program
         (tmp_path / rows).write_text(text)
     with pytest.raises(bn.ConfigError, match=message):
         run(program, tmp_path / rows, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_program_is_found_by_name(program: Path, tmp_path: Path) -> None:

@@ -106,6 +106,10 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(bn.ConfigError, match=r"line 1 of .* is no record of a batch"):
         BatchFile(path)
     assert path.read_text() == "what was here before\n"
+    path.write_text("without the end of the line")
+    with pytest.raises(bn.ConfigError, match="line 1 of"):
+        BatchFile(path)
+    assert path.read_text() == "without the end of the line"
     with pytest.raises(bn.ConfigError, match="cannot be opened: Is a directory"):
         BatchFile(tmp_path)
 
