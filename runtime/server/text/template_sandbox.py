@@ -160,7 +160,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        def paid(node: nodes.Expr, name: str) -> nodes.Expr:
+        def paid(node: Any, name: str) -> Any:
             return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=self)
 
         for loop in source.find_all(nodes.For):
@@ -376,11 +376,11 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return limited
 
 
-def _limited_test(name: str, function: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+def _limited_test(name: str, function: Any) -> Callable[[Any, Any], Any]:
     """A test that compares, and pays."""
 
     @functools.wraps(function)
-    def limited(value: Any, other: Any) -> bool:
+    def limited(value: Any, other: Any) -> Any:
         _pay_for_search(value, other if name == "in" else ())
         return function(value, other)
 
