@@ -38,6 +38,10 @@ from banyan.runtime.model.load import Model
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
 
+WALKS, SHORT_WALK = 20.0, 1.0
+"""A question that walked the tree is answered again after this multiple of its seconds, less SHORT_WALK: at once if the
+tree is small, and in 10 s if it has 100,000 nodes."""
+
 
 class Link(Protocol):
     """The connection to the server; see process.ServerLink."""
@@ -101,6 +105,7 @@ class EngineLoop:
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order
         self._last_end = 0.0  # of the last step, by the stopwatch
+        self._walks: dict[str, tuple[float, wire.Answer | None]] = {}  # question -> until when it has which answer
         self.answers: list[wire.Answer | wire.Pong] = []
         self.failed: list[wire.Failed] = []
 
@@ -252,6 +257,8 @@ class EngineLoop:
         match order:
             case wire.Ping():
                 self.answers.append(wire.Pong())
+            case wire.Ask(what="tree" | "check"):
+                self.answers.append(self._answer_by_walk(order))
             case wire.Ask():
                 self.answers.append(self.answer(order))
             case wire.SetVocabulary():
@@ -273,6 +280,16 @@ class EngineLoop:
                     self.scheduler.take(run)  # so that it is aborted there, like any other
                 self.scheduler.take(order)
 
+    def _answer_by_walk(self, ask: wire.Ask) -> wire.Answer:
+        """The answer to a question that walks the whole tree between two steps. If that took long, the same answer is
+        given for a while."""
+        start = self.clock()
+        until, answer = self._walks.get(ask.what, (start, None))
+        if answer is None or start >= until:
+            answer = self.answer(ask)
+            self._walks[ask.what] = self.clock() + WALKS * (self.clock() - start) - SHORT_WALK, answer
+        return msgspec.structs.replace(answer, id=ask.id)
+
     def answer(self, ask: wire.Ask) -> wire.Answer:
         """See `Ask` for the questions."""
         result: object = {}
@@ -286,6 +303,7 @@ class EngineLoop:
                     return wire.Answer(ask.id, False, message.encode())
             case "flush":
                 self.cache.reset()
+                self._walks.clear()
             case "tree":
                 result = snapshot(self.cache, ask.limit)
             case "events":
