@@ -45,7 +45,7 @@ def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", 
         command = shlex.split(server) if isinstance(server, str) else [os.fspath(word) for word in server]
         if not command:
             raise BadProgram("the command of the MCP server is empty")
-        label = shlex.join(command)
+        label = f"{' '.join(shlex.join(command).split()):.100}"
         parameters = StdioServerParameters(command=command[0], args=command[1:], env=dict(env or {}))
         # sys.stderr may be an object without a file, as in a notebook.
         return MCPConnection(lambda: Client(stdio_client(parameters, sys.__stderr__)), label, prefix, timeout)
@@ -64,7 +64,7 @@ class MCPConnection:
 
     def __init__(self, make_client: Callable[[], Any], label: str, prefix: str, timeout: float) -> None:
         """make_client: returns an `mcp.Client`. label: what messages call the server."""
-        self._make_client, self._label, self._prefix, self._timeout = make_client, f"{label:.100}", prefix, timeout
+        self._make_client, self._label, self._prefix, self._timeout = make_client, label, prefix, timeout
         self._task: Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class MCPConnection:
         """Close the connection, or no longer open it. The result is there when it is closed."""
         assert self._task is not None
         self._check_process()
-        if not self._opened.done():
+        if self._opened.cancelled() or not self._opened.done():
             self._task.cancel()
         self._loop.call_soon_threadsafe(self._closing.set)
         return self._task

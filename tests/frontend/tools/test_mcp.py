@@ -5,20 +5,21 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import psutil
 import pytest
 
 import banyan as bn
-from waits import join, wait_until
+from waits import join, wait_until, wait_until_async
 
 pytest.importorskip("mcp", reason="the extra mcp is not installed")
 import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.shared.memory import create_client_server_memory_streams
 
 COMMAND = """
 import json, sys, os
@@ -167,6 +168,40 @@ def test_a_call_that_hangs_or_whose_server_dies_is_an_error_for_the_model() -> N
 )
 def test_a_server_that_does_not_answer_is_an_error(server: Any, why: str) -> None:
     with pytest.raises(bn.ConnectFailed, match=why), bn.mcp(server, timeout=0.3 if "within" in why else 60):
+        pass
+
+
+def test_a_wait_for_a_connection_can_be_cancelled(run_loop: Callable[[Awaitable[Any]], Any]) -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    @asynccontextmanager
+    async def silent() -> AsyncIterator[Any]:
+        async with create_client_server_memory_streams() as (client, _):
+            began.set()
+            try:
+                yield client
+            finally:
+                ended.set()
+
+    async def main() -> None:
+        entering = asyncio.create_task(bn.mcp(silent(), timeout=1000).__aenter__())
+        await wait_until_async(began.is_set, "the connection")
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+
+    run_loop(main())
+    wait_until(ended.is_set, "the end of the transport")
+
+
+def test_a_server_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def endless(_: Any) -> AsyncIterator[None]:
+        yield
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("banyan.tools.mcp.CLOSE_TIMEOUT", 0.1)
+    with pytest.raises(bn.RuntimeLost, match="at the end: no answer"), bn.mcp(MCPServer("x", lifespan=endless)):
         pass
 
 
