@@ -153,13 +153,13 @@ class MCPConnection:
                 raise RuntimeError(text)
             return text if result.content else result.structured_content
 
-        name = re.sub("[^A-Za-z0-9_-]", "_", self._prefix + described.name)
+        name = re.sub("[^A-Za-z0-9_-]", "_", self._prefix + described.name)[:64]
         return Tool(call, name, described.description or described.title or name, described.input_schema)
 
 
 def _text(block: Any) -> str:
     """A part of a result, for the model."""
-    text = getattr(block, "text", None) or getattr(getattr(block, "resource", None), "text", None)
+    text = getattr(getattr(block, "resource", block), "text", None)
     return text if isinstance(text, str) else f"[a part of type {block.type}, which is left out]"
 
 

@@ -44,7 +44,8 @@ for line in sys.stdin:
         case "tools/call", name:
             text = str(os.getpid()) if name == "pid" else json.dumps(dict(os.environ))
             image = {"type": "image", "data": "", "mimeType": "a/b"}
-            answer["result"] = {"content": [{"type": "text", "text": text}, image]}
+            file = {"type": "resource", "resource": {"uri": "file:///a", "text": "inside"}}
+            answer["result"] = {"content": [{"type": "text", "text": one} for one in (text, "")] + [image, file]}
         case _ if "id" in message:
             answer["error"] = {"code": -32601, "message": "no such method"}
         case _:
@@ -143,7 +144,7 @@ def test_a_command_gets_few_variables_and_ends_with_the_block() -> None:
         text, _, left_out = call(tools, "environment_of").result.partition("\n")
         assert '"KEY": "1"' in text
         assert "PYTEST" not in text
-        assert left_out == "[a part of type image, which is left out]"
+        assert left_out == "\n[a part of type image, which is left out]\ninside"
         pid = int(call(tools, "pid").result.split()[0])
     assert not psutil.pid_exists(pid)
 
