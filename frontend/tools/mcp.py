@@ -24,7 +24,7 @@ CLOSE_TIMEOUT = 10.0
 """Seconds. The package gives a process 4.5 s to end before it kills it."""
 
 
-def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", timeout: float = 30.0) -> MCPConnection:
+def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", timeout: float = 60.0) -> MCPConnection:
     """The tools of an MCP server: `with bn.mcp(server) as tools:`, or `async with`, and inside `gen(tools=tools)`.
 
     server: a command, as one text or as a list, which is started and talks on its stdin and stdout; the URL of a server
