@@ -254,7 +254,10 @@ class Runtime(ServerBackend):
             if log_level not in _LOG_LEVELS:
                 raise ConfigError(f"log_level is {log_level!r}; it is one of {', '.join(_LOG_LEVELS)}")
             options.setdefault("log", _LOG_LEVELS[log_level])
-        self._server = launch.start(configs.make(**translate(options)), launch_timeout)
+        options = translate(options)
+        if isinstance(adapters := options.get("adapters"), Mapping):
+            options["adapters"] = {name: str(Path(path).expanduser().absolute()) for name, path in adapters.items()}
+        self._server = launch.start(configs.make(**options), launch_timeout)
         try:
             self._join(self._server.socket, 10.0)
         except BaseException:

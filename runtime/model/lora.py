@@ -122,10 +122,10 @@ def _layers(
     layers: list[list[list[LowRank]]] = [[[] for _ in LINEARS] for _ in range(c.num_hidden_layers)]
     names = {(match[1], match[4]): name for name in tensors.tensors if (match := _TENSOR.fullmatch(name))}
     for module, match in sorted(found.items()):
-        rank, scale, place = config.rank(module), config.scale(module), places[match[3]]
+        rank, place = config.rank(module), places[match[3]]
         if not 1 <= rank <= MAX_RANK:
             raise Unsupported(f"{module} has rank {rank} in {CONFIG}; adapters have a rank of 1 to {MAX_RANK}")
-        if not math.isfinite(scale):
+        if not math.isfinite(scale := config.scale(module)):
             raise BadModel(f"{module} has a scale that is not finite")
         for part in "AB":
             if (module, part) not in names:

@@ -87,7 +87,7 @@ class Checkpoint:
         if stored is None:
             raise BadModel(f"{self.path} has no tensor {name}; the checkpoint is incomplete or of another architecture")
         if shape and stored.shape != shape:
-            raise BadModel(f"{name} has shape {list(stored.shape)}, but config.json makes it {list(shape)}")
+            raise BadModel(f"{name} has shape {list(stored.shape)}, but the configuration makes it {list(shape)}")
         tensor = self._read(name, stored)
         if name not in self._taken:
             self._taken.add(name)

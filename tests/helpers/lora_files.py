@@ -19,17 +19,29 @@ def shapes(model: Path) -> dict[str, tuple[int, int]]:
     """(n_out, n_in) of each projection of the model in a directory, by its module's name."""
     c = json.loads((model / "config.json").read_text())
     dim = c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
-    q, kv, hidden, mid = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim, c["hidden_size"], c["intermediate_size"]
-    sizes = dict(zip(ALL, [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q), (mid, hidden), (mid, hidden), (hidden, mid)], strict=True))
+    q, kv, hidden, mid = (
+        c["num_attention_heads"] * dim,
+        c["num_key_value_heads"] * dim,
+        c["hidden_size"],
+        c["intermediate_size"],
+    )
+    sizes = dict(
+        zip(
+            ALL,
+            [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q), (mid, hidden), (mid, hidden), (hidden, mid)],
+            strict=True,
+        )
+    )
     return {f"model.layers.{i}.{name}": size for i in range(c["num_hidden_layers"]) for name, size in sizes.items()}
 
 
 def write(
-    path: Path, model: Path, targets: Sequence[str] = ALL, *, r: int = 3, alpha: float = 6, seed: int = 0, size: float = 1.0,
-    ranks: dict[str, int] | None = None, alphas: dict[str, float] | None = None, rslora: bool = False, **fields: Any,
+    path: Path, model: Path, targets: Sequence[str] = ALL, *, r: int = 3, alpha: float = 6, seed: int = 0,
+    size: float = 1.0, ranks: dict[str, int] | None = None, alphas: dict[str, float] | None = None,
+    rslora: bool = False, **fields: Any,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """Write an adapter of rank r for the projections `targets`. ranks, alphas: of single modules. size: of what it adds,
-    about, relative to the weights. Returns what it adds to each module's weight."""
+    """Write an adapter of rank r for the projections `targets`. ranks, alphas: of single modules. size: of what it
+    adds, about, relative to the weights. Returns what it adds to each module's weight."""
     generator = torch.Generator().manual_seed(seed)
     tensors, added = {}, {}
     for module, (n_out, n_in) in shapes(model).items():

@@ -27,7 +27,7 @@ VALUES = {
     "constraint_engine": "outlines_core", "token_file": "tokens", "deterministic": True, "isolate": "connection",
     "durable_bytes": "1GiB", "slo": "ttft=1s,itl=50ms", "traces": "console",
     "bind": "tcp://127.0.0.1:7100", "curve_key": "server.key_secret", "draft_model": "org/small",
-    "sampling_defaults": "openai",
+    "sampling_defaults": "openai", "adapters": {"poems": "/adapters/poems"},
 }  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_unknown_option_is_refused_with_a_suggestion() -> None:
         ("kv_memory", "a lot"), ("device", "tpu"), ("dtype", "int3"), ("cache", "maybe"), ("log", "loud"),
         ("schedule", "random"), ("socket", "/x" * 60), ("model", 7), ("eviction", "mru"), ("host_memory", "some"),
         ("host_file", "/tmp/x"), ("speculate", "on"), ("speculate", "tree,oracle"), ("speculate", ""),
-        ("speculate", "tree,model"),
+        ("speculate", "tree,model"), ("adapters", {"": "/x"}), ("adapters", {"a b": "/x"}), ("adapters", {"a": ""}),
     ],
 )  # fmt: skip
 def test_invalid_option_value_is_refused(name: str, value: object) -> None:

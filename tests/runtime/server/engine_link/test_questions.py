@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.questions import Questions
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
@@ -29,6 +30,8 @@ def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
         check=str,
         on_counters=lambda counters: None,
         offload=lambda client, n, work, then: offloaded.append((n, work, then)),
+        adapters=AdapterNames(),
+        log=print,
     )
     for number in (7, 8):
         questions.ask(b"me", wire.Ask(number, "tree", limit=5000))
