@@ -69,13 +69,19 @@ def test_unknown_option_is_refused_with_a_suggestion() -> None:
         ("kv_memory", "a lot"), ("device", "tpu"), ("dtype", "int3"), ("cache", "maybe"), ("log", "loud"),
         ("schedule", "random"), ("socket", "/x" * 60), ("model", 7), ("eviction", "mru"), ("host_memory", "some"),
         ("host_file", "/tmp/x"), ("speculate", "on"), ("speculate", "tree,oracle"), ("speculate", ""),
-        ("speculate", "tree,model"), ("adapters", {"": "/x"}), ("adapters", {"a b": "/x"}), ("adapters", {"a": ""}),
+        ("speculate", "tree,model"),
     ],
 )  # fmt: skip
 def test_invalid_option_value_is_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as e:
         make(**{name: value})
     assert name in str(e.value) or str(value)[:8] in str(e.value)
+
+
+@pytest.mark.parametrize("adapters", [{"": "/x"}, {"a b": "/x"}, {"a" * 129: "/x"}, {"a": ""}, ["a=/x"]])
+def test_adapter_without_a_name_or_directory_is_refused(adapters: object) -> None:
+    with pytest.raises(ConfigError, match=r"adapter's name|no directory|Expected `object`"):
+        make(adapters=adapters)
 
 
 @pytest.mark.parametrize(

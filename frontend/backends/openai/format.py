@@ -112,6 +112,8 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
     without the prompt."""
     op = job.op
     assert isinstance(op, wire.Select)
+    if op.adapter:
+        refuse("adapter", kind)
     if kind == "chat":
         if op.method == "unconditional_likelihood_normalized":
             refuse(op.method, kind)

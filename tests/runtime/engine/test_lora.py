@@ -79,22 +79,34 @@ class Bench:
         {"step_tokens": 7},
         {"speculate": "auto"},
         {"deterministic": True, "step_tokens": 16},
-        {"n_pages": 14},
-        {"n_pages": 14, "n_host": 40, "host_memory": "1MiB"},
+        {"n_pages": 8},
+        {"n_pages": 8, "n_host": 40, "host_memory": "1MiB"},
         {"kv_dtype": "auto", "page": 4},
     ],
     ids=str,
 )
 def test_outputs_equal_those_of_merged_weights(options: dict[str, Any], fake: ModuleType, world: World) -> None:
-    """Cold and warm; with forks of one prompt; in mixed batches; with drafts, retractions and a second tier."""
+    """Cold and warm; with forks of one prompt; in mixed batches; with drafts, evictions and a second tier."""
     bench = Bench(fake, world, **options)
     for first in (0, 100):
         assert bench.outputs(first) == world.want
     stats = bench.e.scheduler.stats()
     if options.get("cache", True) and "n_pages" not in options:
         assert stats["cached_tokens"] > 3 * 37 * 3, "prompts are found again, for each adapter"
-    if options == {"n_pages": 14}:
-        assert stats["retractions"]
+
+
+def test_retracted_request_goes_on_with_its_adapter(fake: ModuleType, world: World) -> None:
+    bench = Bench(fake, world, cache=False)
+    outputs: dict[int, Any] = {}
+    for rid, name in enumerate("ab"):
+        bench.e.take(bench.run(rid, name, PROMPTS[0]))
+    for _ in range(4):
+        fake.step(bench.e, outputs)
+    for request in tuple(bench.e.scheduler.running):
+        bench.e.scheduler._retract(request)
+    fake.drive(bench.e, [], outputs, check=True)
+    assert [outputs[rid].ids for rid in (0, 1)] == [world.want[name][0] for name in "ab"]
+    assert bench.e.scheduler.stats()["retractions"] == 2
 
 
 def test_drafts_are_verified_with_the_adapter(fake: ModuleType, world: World) -> None:
