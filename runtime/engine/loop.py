@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -319,7 +320,8 @@ class EngineLoop:
                 except BanyanError as e:
                     return wire.Answer(ask.id, False, e.message.encode())
             case "unload_adapter":
-                self.adapters.unload(bytes.fromhex(ask.name))
+                with suppress(ValueError):  # no digest
+                    self.adapters.unload(bytes.fromhex(ask.name))
                 self._free_adapters()
             case "info":
                 result = {"model": self.spec, "config": self.config, "resolved": self.resolved}
