@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -43,12 +44,10 @@ class AdapterWeights:
         return sum(x.nbytes for x in tensors)
 
 
-class AdapterTasks(NamedTuple):
-    """The rows of a step, in tasks of few rows of one adapter: task i has rows[starts[i]:starts[i + 1]]."""
+class NativeRows(ctypes.Structure):
+    """Mirrors `AdaptedRows` of native/lora.h."""
 
-    adapters: np.ndarray  # int64 [n_tasks]
-    starts: np.ndarray  # int64 [n_tasks + 1]
-    rows: np.ndarray  # int64
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("adapters", "starts", "rows")), ("n_tasks", ctypes.c_int64))
 
 
 class AdaptedRows:
@@ -80,10 +79,12 @@ class AdaptedRows:
         return np.stack([adapter.table for adapter in self.adapters])
 
     @cached_property
-    def tasks(self) -> AdapterTasks:
+    def native(self) -> NativeRows:
+        """The rows in tasks of at most _TASK_ROWS with the same adapter."""
         parts = [
             (i, own[at : at + _TASK_ROWS]) for i, own in enumerate(self._rows) for at in range(0, len(own), _TASK_ROWS)
         ]
         starts = np.cumsum([0, *(len(own) for _, own in parts)])
         rows = [row for _, own in parts for row in own]
-        return AdapterTasks(*(np.array(x, np.int64) for x in ([i for i, _ in parts], starts, rows)))
+        self._arrays = [np.array(x, np.int64) for x in ([i for i, _ in parts], starts, rows)]  # keeps them alive
+        return NativeRows(*(x.ctypes.data for x in self._arrays), len(parts))

@@ -72,7 +72,8 @@ void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
             multiply<T>(p, w, x, out);
             if (!p.adapted.n_tasks) return;
             const LowRank* parts = p.low_rank + ((l - all) * N_LINEARS + which) * MAX_PARTS;
-            add_lora<T>(parts, n_layers * N_LINEARS * MAX_PARTS, p.adapted, x, w.n_in, out, w.n_out, p.n_threads);
+            add_lora<T>(parts, n_layers * N_LINEARS * MAX_PARTS, p.adapted, x, w.n_in, out, w.n_out, p.product_work,
+                        p.n_threads);
         };
         add_and_norm(l->attention_norm);
         linear(0, l->qkv, p.h, p.qkv);

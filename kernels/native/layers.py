@@ -18,7 +18,7 @@ from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import Pool, address, are_native, native_kind, pointers
 from banyan.kernels.linear.packed import Packed
-from banyan.kernels.lora.adapted import AdaptedRows
+from banyan.kernels.lora.adapted import AdaptedRows, NativeRows
 from banyan.kernels.native import threads
 
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -47,10 +47,6 @@ class _AttentionPlan(ctypes.Structure):
     )
 
 
-class _AdaptedRows(ctypes.Structure):
-    _fields_ = (*((name, _P) for name in ("adapters", "starts", "rows")), ("n_tasks", _N))
-
-
 class _Pass(ctypes.Structure):
     _fields_ = (
         *((name, _P) for name in ("x", "h", "qkv", "q", "attended", "gate_up", "gated", "cos", "sin", "slots", "last")),
@@ -59,8 +55,8 @@ class _Pass(ctypes.Structure):
         ("eps", ctypes.c_float),
         ("n_threads", _I),
         ("low_rank", _P),
-        ("adapted", _AdaptedRows),
-        ("last_adapted", _AdaptedRows),
+        ("adapted", NativeRows),
+        ("last_adapted", NativeRows),
     )
 
 
@@ -141,8 +137,8 @@ class Layers:
         sizes = (n, n_last, last_plan, *self.sizes, cos.shape[1], threads.ROW_NUMBERS, threads.PRODUCT_WORK)
         call = _Pass(*map(address, tensors), *sizes, self.eps, threads.n_max())
         if adapted is not None:
-            call.low_rank, call.adapted = adapted.table.ctypes.data, _adapted(adapted)
-            call.last_adapted = _adapted(adapted.last)
+            call.low_rank = adapted.table.ctypes.data
+            call.adapted, call.last_adapted = adapted.native, adapted.last.native
         self.library.banyan_layers(
             x.dtype == torch.bfloat16, self._kind, ctypes.addressof(call), ctypes.addressof(self._layers),
             len(self._layers), ctypes.addressof(plan_array),
@@ -173,10 +169,6 @@ def fused(
         if not all(vector.dtype == dtype and vector.is_contiguous() for vector in vectors):
             return None
     return Layers(library, weights, n_heads, n_kv_heads, dim, eps)
-
-
-def _adapted(rows: AdaptedRows) -> _AdaptedRows:
-    return _AdaptedRows(*(part.ctypes.data for part in rows.tasks), len(rows.tasks.adapters))
 
 
 def _weight(linear: tuple[Tensor | Packed, Tensor | None]) -> _Weight:

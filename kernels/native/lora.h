@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int MAX_RANK = 512, RANK_STEP = 4, MAX_PARTS = 3, N_LINEARS = 4;
-constexpr int TASK_ROWS = 16, COLUMNS = 256;
+constexpr int TASK_ROWS = 16, COLUMNS = 256, USUAL_RANK = 16;
 
 struct LowRank {  // of some columns of a linear layer; rank 0: the adapter does not change them
     const void *down, *up;  // [rank, n_in], [rank, n_out]
@@ -43,6 +43,7 @@ void add_low_rank(const LowRank& w, const int64_t* rows, int n, const T* x, int6
     alignas(64) float low[TASK_ROWS * MAX_RANK], c[TASK_ROWS * COLUMNS];
     const T *down = (const T*)w.down, *up = (const T*)w.up, *b[MAX_RANK];
     const int rank = int(w.rank);
+    for (int64_t i = 0; i < w.rank * w.n_out; i += 64 / sizeof(T)) __builtin_prefetch(up + i, 0, 2);  // -20 % of the time
     for (int k = 0; k < rank; k += RANK_STEP)
         for (int r = 0; r < n; r++) dots(x + rows[r] * n_in, down + k * n_in, n_in, low + r * rank + k);
     for (int64_t at = 0; at < w.n_out; at += COLUMNS) {
@@ -64,7 +65,9 @@ void add_low_rank(const LowRank& w, const int64_t* rows, int n, const T* x, int6
 // all: the parts of each adapter for one linear layer; those of the next adapter are s_adapter further
 template <class T>
 void add_lora(const LowRank* all, int64_t s_adapter, const AdaptedRows& a, const void* x, int64_t n_in, void* y,
-              int64_t s_y, int n_threads) {
+              int64_t s_y, int64_t product_work, int n_threads) {
+    const int64_t n_rows = a.n_tasks ? a.starts[a.n_tasks] : 0;
+    if (n_rows * USUAL_RANK * (n_in + s_y) < product_work) n_threads = 1;
     ThreadPool::instance().run(a.n_tasks * MAX_PARTS, n_threads, [&](int64_t i) {
         const int64_t task = i / MAX_PARTS, start = a.starts[task];
         const LowRank& w = all[a.adapters[task] * s_adapter + i % MAX_PARTS];

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from banyan.kernels import ops
 from banyan.kernels.lora.adapted import LINEARS, AdaptedRows
-from banyan.kernels.lora.reference import add_lora
 from banyan.kernels.native import build as native
 from banyan.kernels.native.layers import Layers, Weights, fused
 from banyan.kernels.ops import Pool, Ragged
@@ -93,7 +92,7 @@ class Decoder:
             linear: Linear = getattr(self.layers[i], which)
             y = linear(x)
             if adapted is not None:
-                add_lora(y, x, adapted, i, LINEARS.index(which), product)
+                ops.add_lora(y, x, adapted, i, LINEARS.index(which), product)
             return y
 
         h = torch.zeros_like(x)
