@@ -43,7 +43,6 @@ void add_low_rank(const LowRank& w, const int64_t* rows, int n, const T* x, int6
     alignas(64) float low[TASK_ROWS * MAX_RANK], c[TASK_ROWS * COLUMNS];
     const T *down = (const T*)w.down, *up = (const T*)w.up, *b[MAX_RANK];
     const int rank = int(w.rank);
-    for (int64_t i = 0; i < w.rank * w.n_out; i += 64 / sizeof(T)) __builtin_prefetch(up + i, 0, 2);  // -20 % of the time
     for (int k = 0; k < rank; k += RANK_STEP)
         for (int r = 0; r < n; r++) dots(x + rows[r] * n_in, down + k * n_in, n_in, low + r * rank + k);
     for (int64_t at = 0; at < w.n_out; at += COLUMNS) {
