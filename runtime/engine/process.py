@@ -98,6 +98,8 @@ def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
         fingerprint=weights.fingerprint(path) + suffix.encode(),
         draft_model=drafters.read(source, resolved, model) if source else None,
     )  # fmt: skip
+    for name, directory in config.adapters.items():
+        engine.adapters.names[name] = engine.adapters.load(directory, name)
     with _compiling_on(hardware.gpu if resolved.device == "cuda" else None):
         engine.warm_up()
     return engine

@@ -35,6 +35,7 @@ from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectF
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
+from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.link import EngineLink
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.requests import EngineRequests
@@ -176,7 +177,10 @@ class Server:
         )
         undo.callback(self.constraints.close)
         check = self.constraints.check
-        generator = EngineGenerator(self.tokenizer, template, self.requests, self._offload, Random(), check)
+        self.adapters = AdapterNames()
+        generator = EngineGenerator(
+            self.tokenizer, template, self.requests, self._offload, Random(), check, self.adapters
+        )
         self.timers = Timers()
         self._throttle = TokenThrottle(self.timers, partial(self._log, "info"))
         self.programs = Programs(
@@ -201,6 +205,8 @@ class Server:
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
             offload=self._offload,
+            adapters=self.adapters,
+            log=partial(self._log, "quiet"),
         )
         self.chat = generator.with_call_format(template.chat_markers()) if template else None
 
@@ -485,6 +491,7 @@ class Server:
         ready = self.link.ready
         known = {
             "model": self.name,
+            "adapters": list(self.adapters),
             "protocol": wire.VERSION,
             "engine": {"page": ready.page, "max_context": ready.max_context} if ready else None,
             "limits": quota.QuotaLimits.of(self.config)._asdict() | {"max_message": self.config.max_message},
@@ -541,6 +548,8 @@ class Server:
             case wire.Ready():
                 self._n_failed_starts = 0
                 self.tenants.weights = report.weights
+                for name, digest in report.adapters.items():
+                    self.adapters.add(name, self.config.adapters[name], digest)
                 self.programs.generator.set_context(report.max_context)
                 lines = (*report.report, *self.listeners.report)
                 for line in lines:
@@ -569,6 +578,7 @@ class Server:
         self._log("quiet", f"{lost.message}; starting another")
         self.link.start()
         self._make_poller()
+        self.questions.reload_adapters()
         self.requests.replay(death)
 
 

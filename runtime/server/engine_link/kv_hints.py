@@ -79,7 +79,7 @@ class _Fork:
 
 
 class _StateKV:
-    """The KV of one state. name, namespace: those of its program."""
+    """The KV of one state. name: of its program. namespace: of its last generation, and before it of its program."""
 
     def __init__(self, name: str, namespace: bytes, parent: _StateKV | None = None, fork: _Fork | None = None) -> None:
         self.name, self.namespace = name, namespace
@@ -132,6 +132,7 @@ class KVHintSender:
             if state.fork is not None and not state.prompt:
                 state.fork.started(run.ids)
             state.prompt, state.output = run.ids, b""
+            state.namespace = run.namespace  # another one for each adapter
 
     def ended(self, run: wire.Run, output: bytearray) -> None:
         """A request has ended, for any reason, with `output` (int32 ids)."""
@@ -223,7 +224,7 @@ class KVHintSender:
         source, state = states.get(child), states.get(number)
         if source is None or state is None or not source.prompt:
             return
-        state.prompt, state.output = source.prompt, source.output
+        state.prompt, state.output, state.namespace = source.prompt, source.output, source.namespace
         source.prompt = source.output = b""
 
     def drop(self, serial: int, number: int) -> None:
