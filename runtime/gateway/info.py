@@ -30,8 +30,9 @@ def _described(request: HTTPRequest) -> dict[str, Any]:
     """The fields that OpenAI's clients read, and those that Anthropic's do."""
     name, started = request.gateway.model, datetime.fromtimestamp(_STARTED, UTC).isoformat()
     openai = {"id": name, "object": "model", "created": _STARTED, "owned_by": "banyan"}
-    anthropic = {"type": "model", "display_name": name, "created_at": started}
-    return openai | anthropic | {"max_model_len": request.client.welcome.max_context}
+    n_most = request.client.welcome.max_context
+    anthropic = {"type": "model", "display_name": name, "created_at": started, "lifecycle": "active"}
+    return openai | anthropic | {"max_input_tokens": n_most, "max_model_len": n_most}
 
 
 async def models(request: HTTPRequest) -> Reply:

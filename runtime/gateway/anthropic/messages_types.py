@@ -23,6 +23,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     SchemaFormat,
     TextPart,
     ToolCallPart,
+    ToolChoice,
     ToolSpec,
 )
 from banyan.runtime.protocol.roles import ASSISTANT
@@ -181,7 +182,7 @@ class CountRequest(Body, kw_only=True):
         ]
 
     @property
-    def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:
+    def chat_choice(self) -> ToolChoice:
         """The choice of tools as chat completions have it."""
         match self.tool_choice:
             case NamedChoice(name=name):

@@ -554,8 +554,12 @@ class ToolTurn(GenAttempt):
             return outcome
         if self.op.tools.ends_turn:
             calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
+        # max_tokens may cut the call that must come; what is there of it is no text
+        is_cut = self.op.tools.must_call and not calls and outcome.samples[0].finish_reason == "length"
         if self._filter is not None:
-            self._filter.end(bool(calls))
+            self._filter.end(bool(calls) or is_cut)
+        if is_cut:
+            return outcome._replace(samples=(msgspec.structs.replace(outcome.samples[0], text=""),))
         if not calls:
             return outcome
         if self.op.tools.ends_turn:

@@ -62,13 +62,14 @@ def url(gateway: launch.GatewayProcess) -> str:
 
 @pytest.fixture(scope="session")
 def openai_client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
+    """Each response must have all fields of the package's types."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def anthropic_client(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as found:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as found:
         yield found
 
 

@@ -224,7 +224,7 @@ def test_fields_without_effect_are_named_in_a_header(openai_client: openai.OpenA
         ({"seed": 1 << 70}, "seed", 400),
         ({"max_completion_tokens": 3}, "max_tokens", 400),
         ({"tool_choice": "required"}, "tool_choice", 400),
-        ({"tools": [CALCULATOR], "tool_choice": {"function": {"name": "f"}}}, "tool_choice", 400),
+        ({"tools": [CALCULATOR], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", 400),
         ({"regex": "a", "grammar": "b"}, "grammar", 400),
         ({"regex": "("}, None, 400),
         ({"messages": [{"role": "user", "content": "word " * 3000}]}, None, 400),
