@@ -11,6 +11,7 @@ import anthropic
 import openai
 import pytest
 
+import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
 
@@ -58,6 +59,18 @@ def two_tenants(pocket: launch.ServerProcess, tmp_path: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def url(gateway: launch.GatewayProcess) -> str:
     return gateway.url
+
+
+@pytest.fixture(scope="module")
+def over_socket(pocket: launch.ServerProcess) -> Iterator[bn.RuntimeEndpoint]:
+    with bn.connect(pocket.socket) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def over_http(url: str) -> Iterator[bn.RuntimeEndpoint]:
+    with bn.connect(url) as backend:
+        yield backend
 
 
 @pytest.fixture(scope="session")

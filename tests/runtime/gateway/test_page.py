@@ -7,7 +7,6 @@ import re
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,6 @@ from banyan.runtime import launch
 from waits import wait_until
 
 STATIC = Path(launch.__file__).parent / "gateway" / "page" / "static"
-
-
-@pytest.fixture(scope="module")
-def over_socket(pocket: launch.ServerProcess) -> Iterator[bn.RuntimeEndpoint]:
-    with bn.connect(pocket.socket) as backend:
-        yield backend
 
 
 @bn.function

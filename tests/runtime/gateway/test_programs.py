@@ -28,18 +28,6 @@ from wire_fuzz import SURROGATE, ClientModel, Values
 from wire_fuzz import encode as pack_message
 
 
-@pytest.fixture(scope="module")
-def over_socket(pocket: launch.ServerProcess) -> Iterator[bn.RuntimeEndpoint]:
-    with bn.connect(pocket.socket) as backend:
-        yield backend
-
-
-@pytest.fixture(scope="module")
-def over_http(url: str) -> Iterator[bn.RuntimeEndpoint]:
-    with bn.connect(url) as backend:
-        yield backend
-
-
 @bn.tool
 def add(a: int, b: int) -> int:
     "Add two numbers."
