@@ -194,11 +194,12 @@ def _use(call: wire.WireToolCall, given: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": call.name, "input": given}
 
 
-def _usage(usage: wire.TokenUsage) -> dict[str, int]:
+def _usage(usage: wire.TokenUsage) -> dict[str, Any]:
     """Anthropic counts prompt tokens that were cached apart from the others."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,
         "cache_creation_input_tokens": 0,
         "output_tokens": usage.generated,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning},
     }

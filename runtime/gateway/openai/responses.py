@@ -301,7 +301,7 @@ class ResponseRun:
                 "input_tokens": value.usage.prompt,
                 "input_tokens_details": {"cached_tokens": value.usage.cached, "cache_write_tokens": 0},
                 "output_tokens": value.usage.generated,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": value.usage.reasoning},
                 "total_tokens": value.usage.prompt + value.usage.generated,
             },
         }

@@ -435,7 +435,8 @@ class GenAttempt(EngineAttempt):
             samples = (wire.Sample("", "length", logprobs=samples[0].logprobs),) * self.op.sampling.n
             usage = msgspec.structs.replace(usage, generated=0)
         elif self._reasoning is not None:
-            samples, pieces = self._reasoning.end(samples, first)
+            samples, pieces, n_reasoning = self._reasoning.end(samples, self.requests)
+            usage = msgspec.structs.replace(usage, reasoning=n_reasoning)
         else:
             n_kept, n_chars = first.text.kept()
             text = first.text.text
