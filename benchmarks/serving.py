@@ -12,7 +12,8 @@ a Markdown file, and a plot next to it.
 
 `--http` adds the same server through its HTTP process: `programs`, the same programs with a RuntimeEndpoint, and
 `completions`, where each call is a streamed request to /v1/completions with its whole prompt, as clients of other
-servers send it.
+servers send it. `--server` adds such a server of another system, which runs the same model and keeps its cache: no two
+runs have the same texts.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import statistics
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,23 +148,52 @@ class OverHTTP:
     def run(self, name: str, seed: int) -> Run:
         if self._kind == "programs":
             return self._ours.run(name, seed, self._backend)
-        calls = work(name, self._ours.vocabulary, seed)
         self._ours.runtime.flush_cache()
-        started = time.perf_counter()
-        answers = asyncio.run(complete_all(self._gateway.url, self._backend.get_model_name(), calls))
-        wall = time.perf_counter() - started
-        return Run(
-            wall,
-            sum(one.usage["completion_tokens"] for one in answers),
-            sum(one.usage["prompt_tokens"] - one.usage["prompt_tokens_details"]["cached_tokens"] for one in answers),
-            [one.first for one in answers],
-            [(one.last - one.first) / (one.usage["completion_tokens"] - 1) for one in answers],
-            [one.text for one in answers],
-        )
+        return run_completions(self._gateway.url, work(name, self._ours.vocabulary, seed))
 
     def close(self) -> None:
         self._backend.close()
         self._gateway.close()
+
+
+class Server:
+    """Another system's OpenAI server, which is stopped except while it runs."""
+
+    def __init__(self, url: str, pid: int, vocabulary: list[str]) -> None:
+        self._url, self._tree, self._vocabulary = url.rstrip("/"), ProcessTree(pid), vocabulary
+        self._tree.signal(signal.SIGSTOP)
+
+    @property
+    def peak(self) -> int:
+        return self._tree.peak
+
+    def run(self, name: str, seed: int) -> Run:
+        self._tree.signal(signal.SIGCONT)
+        try:
+            return run_completions(self._url, work(name, self._vocabulary, seed))
+        finally:
+            self._tree.signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self._tree.signal(signal.SIGCONT)
+
+
+def run_completions(url: str, calls: list[Call]) -> Run:
+    """Run the calls on an OpenAI server, on its first model."""
+    with urllib.request.urlopen(f"{url}/v1/models") as answer:
+        model = json.load(answer)["data"][0]["id"]
+    started = time.perf_counter()
+    answers = asyncio.run(complete_all(url, model, calls))
+    wall = time.perf_counter() - started
+    cached = [(one.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0) for one in answers]
+    return Run(
+        wall,
+        sum(one.usage["completion_tokens"] for one in answers),
+        sum(one.usage["prompt_tokens"] for one in answers) - sum(cached),
+        [one.first for one in answers],
+        [(one.last - one.first) / (one.usage["completion_tokens"] - 1) for one in answers],
+        [one.text for one in answers],
+    )
 
 
 class Answer(NamedTuple):
@@ -186,7 +218,7 @@ async def complete(url: str, body: dict[str, Any]) -> Answer:
     async for line in reader:
         if line.startswith(b"data: {"):
             found = json.loads(line[6:])
-            usage = found["usage"] or usage
+            usage = found.get("usage") or usage
             if found["choices"] and found["choices"][0]["text"]:
                 text += found["choices"][0]["text"]
                 times.append(time.perf_counter() - started)
@@ -238,7 +270,7 @@ def median(runs: list[Run]) -> Run:
     return sorted(runs, key=lambda run: run.wall)[(len(runs) - 1) // 2]
 
 
-System = Ours | OverHTTP | Peer
+System = Ours | OverHTTP | Server | Peer
 
 
 def measure(systems: dict[str, System], names: list[str], n_times: int) -> dict[str, dict[str, list[Run]]]:
@@ -360,6 +392,7 @@ def main() -> None:
     for peer, what in PEERS.items():
         options.add_argument(f"--{peer}", type=Path, help=f"the {what} of an environment that has it")
     options.add_argument("--http", action="store_true", help="also through the HTTP process")
+    options.add_argument("--server", nargs=3, action="append", default=[], metavar=("NAME", "URL", "PID"))
     options.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
     options.add_argument("--times", type=int, default=3)
     options.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="options of bn.Runtime")
@@ -375,12 +408,15 @@ def main() -> None:
     try:
         for kind in sorted(HTTP) if args.http else ():
             systems[kind] = OverHTTP(banyan, kind)
+        for name, url, pid in args.server:
+            systems[name] = Server(url, int(pid), banyan.vocabulary)
         for peer in PEERS:
             if place := getattr(args, peer):
                 systems[peer] = Peer(peer, place, args.model, dtype)
         runs = measure(systems, args.workloads, args.times)
         for name, driver in systems.items():
-            report.row(f"start of {name}", "s", driver.startup)
+            if not isinstance(driver, Server):
+                report.row(f"start of {name}", "s", driver.startup)
             report.row(f"peak memory of {name}", "MiB", driver.peak / 2**20)
     finally:
         for system in reversed(systems.values()):
