@@ -18,7 +18,7 @@ from banyan.runtime.gateway.anthropic.messages_types import (
 )
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
-from banyan.runtime.gateway.errors import http_error
+from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import check_model, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
@@ -33,6 +33,10 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     """A message, whole or as a stream."""
     body = decode(request.body, MessageRequest)
     check_model(request, body.model)
+    if body.thread is not None:  # the code tells Anthropic's tool runner to go on without
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        text = "conversations are not kept; send all messages"
+        raise HTTPError(400, text, param="thread", details=details)
     call = _start(request, body)
     reasons = chat_markers(request).reasoning is not None
     headers = ignored(body, MESSAGE_IGNORED if reasons else (*MESSAGE_IGNORED, "thinking"))

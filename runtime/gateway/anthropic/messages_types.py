@@ -220,6 +220,7 @@ class MessageRequest(CountRequest, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None
+    thread: dict[str, Any] | None = None
     # Accepted without effect; a header of the response names them.
     service_tier: str | None = None
     inference_geo: str | None = None
