@@ -86,7 +86,7 @@ class CompletionWriter:
             "created": int(time.time()),
             "model": model,
         }
-        self._sent: dict[int, int] = {}  # choice -> characters sent
+        self._offsets: dict[int, int] = {}  # choice -> characters of the tokens so far; text may wait for a stop
         self._usages: dict[int, wire.TokenUsage] = {}
 
     def _event(self, index: int, text: str, logprobs: Any, finish: str | None) -> bytes:
@@ -96,14 +96,13 @@ class CompletionWriter:
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
         """The events for more of choice `index`."""
         data = b""
-        if index not in self._sent:
-            self._sent[index] = 0
+        if index not in self._offsets:
+            self._offsets[index] = 0
             if self._echo:
-                text = self._prompts[index // self._n]
-                data, self._sent[index] = self._event(index, text, None, None), len(text)
+                data = self._event(index, self._prompts[index // self._n], None, None)
         if isinstance(item, wire.Delta):
-            logprobs = self._logprobs(item.logprobs, self._sent[index])
-            self._sent[index] += len(item.text)
+            logprobs = self._logprobs(item.logprobs, self._offsets[index])
+            self._offsets[index] += sum(len(one.text) for one in item.logprobs)
             return data + self._event(index, item.text, logprobs, None)
         self._usages[index] = item.usage
         return data + self._event(index, "", None, finish_reason(item.samples[0]))

@@ -345,6 +345,33 @@ def logit_biases(server: Server) -> None:
     refused(lambda: server.chat(logit_bias={"1": "not_a_number"}), "logit_bias[...]")
 
 
+@case(
+    "vllm chat_completion/test_chat_stop_token_ids_validation.py",
+    *("chat_stop_token_ids_valid", "chat_stop_token_ids_out_of_vocab", "chat_stop_token_ids_negative"),
+)
+def stop_tokens(server: Server) -> None:
+    assert server.chat(extra_body={"stop_token_ids": [4095]}).choices[0].message.content
+    for token in (4097, -1):
+        text = refused(lambda token=token: server.chat(extra_body={"stop_token_ids": [token]}))
+        assert str(token) in text
+        assert "4095" in text
+
+
+@case(
+    "vllm chat_completion/test_cache_accounting.py",
+    *("cache_accounting_non_streaming", "cache_accounting_streaming"),
+    differs=True,
+)
+def cached_tokens_have_the_name_of_openai(server: Server) -> None:
+    messages = [{"role": "user", "content": "Which tree is the oldest of the counted ones?"}]
+    usages = [server.chat(messages).usage, server.chat(messages).usage]
+    usages.append([*server.chat(messages, stream=True, stream_options={"include_usage": True})][-1].usage)
+    cached = [one.prompt_tokens_details.cached_tokens for one in usages]
+    assert cached[0] < 5
+    assert min(cached[1:]) > 10
+    assert not hasattr(usages[0], "cache_read_input_tokens")
+
+
 @case("vllm chat_completion/test_non_object_body_validation.py", "chat_completion_request_rejects_non_object_body")
 def bodies_that_are_no_objects(server: Server) -> None:
     for body in ('"text"', '["not", "an", "object"]', "42", "null"):
@@ -425,6 +452,26 @@ def choices_that_name_no_tool(server: Server) -> None:
     refused(lambda: server.chat(tool_choice=named), "tool_choice")
     refused(lambda: server.chat(tools=[CALCULATOR], tool_choice=named), "tool_choice")
     refused(lambda: server.chat(tools=[CALCULATOR], tool_choice={}), "tool_choice.type")
+
+
+NULL = "vllm chat_completion/test_tool_choice_null.py"
+
+
+@case(
+    NULL,
+    *("null_tool_choice_defaults_to_auto_like_an_absent_one", "explicit_none_tool_choice_is_untouched"),
+    *("null_tool_choice_without_tools_matches_an_absent_one",),
+    "null_tool_choice_does_not_conflict_with_structured_outputs",
+)
+@case(NULL, "invalid_tool_choice_is_still_rejected", differs=True)
+def choice_that_is_null(server: Server) -> None:
+    options: Any = {"max_tokens": 60, "extra_body": {"tool_choice": None}}
+    assert server.chat(SUM, tools=[CALCULATOR], **options).choices[0].message.tool_calls
+    assert server.chat(SUM, tools=[CALCULATOR], tool_choice="none").choices[0].message.tool_calls is None
+    assert server.chat(**options).choices[0].message.content == ANSWER
+    assert json.loads(server.chat(ADA, response_format={"type": "json_object"}, **options).choices[0].message.content)
+    refused(lambda: server.chat(tools=[CALCULATOR], tool_choice="bogus"), "tool_choice")
+    assert server.chat(tool_choice="auto").choices[0].message.content
 
 
 @case(VLLM_TOOLS, "max_tokens_with_tool_choice_required")
@@ -526,6 +573,14 @@ def echo_with_logprobs(server: Server) -> None:
             assert "".join(found.tokens) == choice.text
             assert found.token_logprobs[0] is found.top_logprobs[0] is None
             assert all(max(n, 1) <= len(one) <= n + 1 for one in found.top_logprobs[1:])
+
+
+@case("vllm completion/test_completion_text_offset.py", "stream_text_offset_matches_non_stream_with_stop_holdback")
+def offsets_of_a_stream_whose_text_waits_for_a_stop(server: Server) -> None:
+    options: Any = {"logprobs": 0, "stop": ["the Banyan tree"], "max_tokens": 12}
+    streamed = [one.choices[0].logprobs for one in server.complete(**options, stream=True)]
+    offsets = [at for one in streamed if one is not None for at in one.text_offset]
+    assert offsets == server.complete(**options).choices[0].logprobs.text_offset
 
 
 @case("vllm completion/test_prompt_validation.py", "empty_prompt")
