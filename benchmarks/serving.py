@@ -211,10 +211,10 @@ async def complete(url: str, body: dict[str, Any]) -> Answer:
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     data = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
-    )
-    writer.write(head.encode() + data)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n"
+    writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + data)
+    if b" 200 " not in (status := await reader.readline()):
+        raise SystemExit(f"{url}: {status.decode()}{(await reader.read()).decode()}")
     async for line in reader:
         if line.startswith(b"data: {"):
             found = json.loads(line[6:])
