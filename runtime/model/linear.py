@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
+from banyan.kernels.linear.grouped import Grouped
 from banyan.runtime.errors import ConfigError
 
 TILE = 64
@@ -27,17 +28,13 @@ class Linear:
 
     __slots__ = ("bias", "is_onednn", "is_tiled", "weight")
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False, is_int8: bool = False
-    ) -> None:
-        """deterministic: the bits of a row of y do not depend on the other rows. is_int8: keep the weight in 8 bits
-        with a scale per output. ConfigError: not possible on this machine."""
-        packed = ops.pack(weight, deterministic, is_int8)
-        if packed is None and is_int8:
-            raise ConfigError(
-                "weight_dtype='int8' is for a CPU with a C++ compiler (see `banyan kernels`), in float32 or bfloat16; "
-                f"here it is {weight.dtype} on {weight.device.type} with {weight.shape[1]} inputs; leave it out"
-            )
+    def __init__(self, weight: Tensor | Grouped, bias: Tensor | None = None, deterministic: bool = False,
+                 dtype: torch.dtype = torch.float32) -> None:  # fmt: skip
+        """deterministic: the bits of a row of y do not depend on the other rows. dtype: of x, if the weight is in few
+        bits; where no kernel computes with those, it is dequantised. ConfigError: not possible on this machine."""
+        packed = ops.pack(weight, deterministic, dtype)
+        if isinstance(weight, Grouped):
+            weight = weight.dequantise(dtype) if packed is None else weight.numbers
         self.is_tiled = packed is None and deterministic
         if self.is_tiled and weight.device.type == "cpu":
             n_in, name = weight.shape[1], str(weight.dtype).removeprefix("torch.")

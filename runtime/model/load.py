@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.dispatch_report import why_not_deterministic
+from banyan.kernels.native import build as native
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.errors import ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
@@ -56,7 +57,8 @@ def load(
     max_context   tokens of the longest request, at most the model's own limit (the default); it selects longrope's
                   short or long factors, see `rope`
     deterministic the bits of a row's logits do not depend on the other rows of the batch
-    weight_dtype  auto: as dtype; int8: linear layers in 8 bits with a scale per output
+    weight_dtype  of linear layers. auto: in the few bits that they are stored in, else dtype; int8, int4: rounded to so
+                  many bits in groups of 32, if they are not stored in as few; dtype: always dtype
     progress      called with (bytes read, bytes in total); `weights.bar` makes one
 
     Raises ModelNotFound, BadModel, Unsupported, ConfigError, or OutOfMemory.
@@ -76,18 +78,24 @@ def load(
         )
     if deterministic and device == "cpu" and (reason := why_not_deterministic(device, at[1], spec.head_dim)):
         raise ConfigError(f"deterministic is not possible here: {reason}")
-    is_int8 = weight_dtype == "int8"
-    if is_int8 and spec.dense is None:
-        raise Unsupported(
-            f"weight_dtype='int8' with {spec.name}: {spec.family} runs in transformers' own code; leave it out"
-        )
+    if weight_dtype in ("int8", "int4"):
+        if spec.dense is None:
+            raise Unsupported(
+                f"weight_dtype={weight_dtype!r} with {spec.name}: {spec.family} runs in transformers' own code; leave "
+                "it out"
+            )
+        if device == "cpu" and (native.library() is None or at[1] not in native.DTYPES):
+            raise ConfigError(
+                f"weight_dtype={weight_dtype!r} on a CPU needs a C++ compiler (see `banyan kernels`), and float32 or "
+                f"bfloat16; here dtype is {dtype}; leave it out"
+            )
     try:
         if spec.dense is None:
             from banyan.runtime.model import hf
 
             return hf.build(spec, directory, *at, progress)
         with Checkpoint(directory, progress, at[1]) as weights:
-            return decoder.build(spec, weights, *at, deterministic, is_int8)
+            return decoder.build(spec, weights, *at, deterministic, weight_dtype)
     except RuntimeError as e:
         if not isinstance(e, torch.OutOfMemoryError) and "can't allocate memory" not in str(e):
             raise
