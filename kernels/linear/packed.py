@@ -11,6 +11,7 @@ from banyan.kernels.kv_layout import address
 from banyan.kernels.linear.grouped import Grouped
 
 GROUP, COLUMNS = 32, 16  # of native/grouped.h
+HALF = 16
 
 
 class Packed(NamedTuple):
@@ -26,6 +27,20 @@ class Packed(NamedTuple):
     scale: Tensor | None = None  # float16 [panels, groups, 16]
     minimum: Tensor | None = None  # likewise
     factor: Tensor | None = None  # float32 [panels * 16]
+
+
+class GroupedRows(NamedTuple):
+    """A weight in few bits for linear/kernel.py. Inputs are padded to a multiple of 32. In 4 bits, a byte holds two
+    numbers that are HALF inputs apart."""
+
+    numbers: Tensor  # 8 bits: int8 [n_out, n_in]; 4 bits: uint8 [n_out, n_in / 2]
+    scale: Tensor  # float32 [n_out, n_groups]
+    minimum: Tensor | None  # likewise
+    n_in: int
+    n_bits: int
+
+
+AnyWeight = Tensor | Packed | GroupedRows
 
 
 class Weight(ctypes.Structure):
@@ -79,3 +94,16 @@ def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool) -> Pa
         panels.flatten(2).contiguous(), n_out, n_in, dtype, deterministic, n_bits, part(scale),
         None if minimum is None else part(minimum), F.pad(factor, (0, -n_out % COLUMNS)),
     )  # fmt: skip
+
+
+def pack_rows(weight: Grouped) -> GroupedRows:
+    """Lays out a weight for linear/kernel.py, on its device."""
+    numbers, scale, minimum, n_bits = weight
+    n_out, n_in = numbers.shape
+    padded = F.pad(numbers, (0, -n_in % (2 * HALF)))
+    if n_bits == 4:
+        zero = 8 if minimum is None else 0
+        low, high = (padded.view(n_out, -1, 2, HALF) + zero).to(torch.uint8).unbind(2)
+        padded = (low | high << 4).flatten(1)
+    minimum = None if minimum is None else minimum.contiguous()
+    return GroupedRows(padded.contiguous(), scale.contiguous(), minimum, n_in, n_bits)

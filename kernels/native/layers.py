@@ -17,7 +17,7 @@ from banyan.kernels.attention.native import MAX_DIM, MAX_ROWS, AttentionCall, pr
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import Pool, address, are_native, native_kind, pointers
-from banyan.kernels.linear.packed import Packed, Weight
+from banyan.kernels.linear.packed import AnyWeight, Packed, Weight
 from banyan.kernels.native import threads
 
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
@@ -61,7 +61,7 @@ class Weights(NamedTuple):
     """
 
     norms: tuple[Tensor | None, ...]
-    linears: tuple[tuple[Tensor | Packed, Tensor | None], ...]
+    linears: tuple[tuple[AnyWeight, Tensor | None], ...]
     window: int
 
 
@@ -75,7 +75,9 @@ class Layers:
         self.library = library
         self.sizes = n_heads, n_kv_heads, dim
         self.eps = eps
-        self.dtype = weights[0].linears[0][0].dtype
+        first, _ = weights[0].linears[0]
+        assert isinstance(first, Packed)
+        self.dtype = first.dtype
         self.windows = sorted({w.window for w in weights})
         self._weights = weights  # keeps alive what the pointers below point to
         self._kv: Sequence[tuple[Pool, Pool]] | None = None
@@ -149,7 +151,8 @@ def fused(
     """The fused layers; None if the library cannot compute them: it needs a CPU, packed weights and one dtype."""
     if INTERPRETED or library is None or dim % 16 or dim > MAX_DIM or n_heads > MAX_ROWS:
         return None
-    dtype = weights[0].linears[0][0].dtype
+    first, _ = weights[0].linears[0]
+    dtype = first.dtype if isinstance(first, Packed) else None
     for w in weights:
         vectors = (vector for vector in (*w.norms, *(bias for _, bias in w.linears)) if vector is not None)
         if not all(isinstance(weight, Packed) and weight.dtype == dtype for weight, _ in w.linears):

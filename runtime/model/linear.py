@@ -35,14 +35,14 @@ class Linear:
         packed = ops.pack(weight, deterministic, dtype)
         if isinstance(weight, Grouped):
             weight = weight.dequantise(dtype) if packed is None else weight.numbers
-        self.is_tiled = packed is None and deterministic
-        if self.is_tiled and weight.device.type == "cpu":
+        self.is_tiled = deterministic and not isinstance(packed, ops.Packed)
+        if self.is_tiled and packed is None and weight.device.type == "cpu":
             n_in, name = weight.shape[1], str(weight.dtype).removeprefix("torch.")
             raise ConfigError(f"deterministic in {name} has no kernel for {n_in} inputs; use dtype='float32'")
         self.is_onednn = packed is None and weight.device.type == "cpu" and _can_pack(weight.dtype)
         if self.is_onednn:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self.weight: Tensor | ops.Packed = weight if packed is None else packed
+        self.weight: ops.AnyWeight = weight if packed is None else packed
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Linear:
         return tiled(x, self.weight, self.bias) if self.is_tiled else ops.linear(x, self.weight, self.bias)
 
 
-def tiled(x: Tensor, weight: Tensor | ops.Packed, bias: Tensor | None) -> Tensor:
+def tiled(x: Tensor, weight: ops.AnyWeight, bias: Tensor | None) -> Tensor:
     """`ops.linear` on tiles of TILE rows, the last one padded. Libraries choose a kernel, and with it the order of
     sums, by the shape of the product. With tiles of one shape they always choose the same kernel."""
     tiles = torch.split(F.pad(x, (0, 0, 0, -len(x) % TILE)), TILE)
