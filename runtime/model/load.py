@@ -19,6 +19,9 @@ from banyan.runtime.model.weights import Checkpoint, Progress
 
 KV = Sequence[tuple[Pool, Pool]]  # per layer K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
 
+N_BITS = {"int8": 8, "int4": 4}
+"""weight_dtype -> the bits that weights are rounded to"""
+
 
 class Model(Protocol):
     """The interface between the engine and a model."""
@@ -78,22 +81,16 @@ def load(
         )
     if deterministic and device == "cpu" and (reason := why_not_deterministic(device, at[1], spec.head_dim)):
         raise ConfigError(f"deterministic is not possible here: {reason}")
-    if weight_dtype in ("int8", "int4"):
-        if spec.dense is None:
-            raise Unsupported(
-                f"weight_dtype={weight_dtype!r} with {spec.name}: {spec.family} runs in transformers' own code; leave "
-                "it out"
-            )
-        if device == "cpu" and (native.library() is None or at[1] not in native.DTYPES):
-            raise ConfigError(
-                f"weight_dtype={weight_dtype!r} on a CPU needs a C++ compiler (see `banyan kernels`), and float32 or "
-                f"bfloat16; here dtype is {dtype}; leave it out"
-            )
+    if weight_dtype in N_BITS and device == "cpu" and (native.library() is None or at[1] not in native.DTYPES):
+        raise ConfigError(
+            f"weight_dtype={weight_dtype!r} on a CPU needs a C++ compiler (see `banyan kernels`), and float32 or "
+            f"bfloat16; here dtype is {dtype}; leave it out"
+        )
     try:
         if spec.dense is None:
             from banyan.runtime.model import hf
 
-            return hf.build(spec, directory, *at, progress)
+            return hf.build(spec, directory, *at, N_BITS.get(weight_dtype, 0), progress)
         with Checkpoint(directory, progress, at[1]) as weights:
             return decoder.build(spec, weights, *at, deterministic, weight_dtype)
     except RuntimeError as e:

@@ -103,11 +103,6 @@ def test_weights_in_few_bits_give_similar_logits(tied, n_bits, least, tiny, tiny
     assert torch.nn.functional.cosine_similarity(actual, expected).min() > least
 
 
-def test_few_bits_are_refused_for_models_of_transformers(tiny_model):
-    with pytest.raises(Unsupported, match="transformers' own code"):
-        load(tiny_model("olmo2"), weight_dtype="int8")
-
-
 def test_few_bits_are_refused_where_no_kernel_computes_with_them(tiny_model):
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler.* here dtype is float16"):
         load(tiny_model(), weight_dtype="int4", dtype="float16")
