@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 
-import torch
 from torch import Tensor
 
 from banyan.kernels.attention.ragged import AttentionOptions
@@ -20,10 +19,8 @@ from banyan.kernels.device import INTERPRETED
 from banyan.kernels.draw.rows import Rows
 from banyan.kernels.kv_layout import Pool as Pool
 from banyan.kernels.linear.cpu import linear as cpu_linear
-from banyan.kernels.linear.cpu import pack as cpu_pack
-from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.linear.cpu import pack as pack
 from banyan.kernels.linear.packed import AnyWeight as AnyWeight
-from banyan.kernels.linear.packed import GroupedRows, pack_rows
 from banyan.kernels.linear.packed import Packed as Packed
 from banyan.kernels.linear.reference import linear as reference_linear
 from banyan.kernels.rope_kv.reference import Norms
@@ -210,16 +207,6 @@ def draw(logits: Tensor, rows: Rows) -> Tensor:
     """Draws one token from each row of logits; may overwrite the logits. See `draw/reference.py`."""
     tokens: Tensor = implementation("draw", logits.device.type)(logits, rows)
     return tokens
-
-
-def pack(
-    weight: Tensor | Grouped, deterministic: bool = False, dtype: torch.dtype = torch.float32
-) -> Packed | GroupedRows | None:
-    """Prepares a weight for `linear`; see `linear/cpu.py`, and for one in few bits on a GPU `linear/kernel.py`. dtype:
-    of the rows, if the weight is in few bits. None: the weight is used as it is."""
-    if isinstance(weight, Grouped) and (weight.numbers.is_cuda or INTERPRETED):
-        return pack_rows(weight)
-    return cpu_pack(weight, deterministic, dtype)
 
 
 def linear(x: Tensor, weight: AnyWeight, bias: Tensor | None = None) -> Tensor:

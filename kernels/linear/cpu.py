@@ -12,26 +12,32 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import address
 from banyan.kernels.linear import packed, reference
 from banyan.kernels.linear.grouped import Grouped
-from banyan.kernels.linear.packed import Packed, Weight
+from banyan.kernels.linear.packed import GroupedRows, Packed, Weight
 from banyan.kernels.native import build, threads
 
 
-def pack(weight: Tensor | Grouped, deterministic: bool = False, dtype: torch.dtype = torch.float32) -> Packed | None:
-    """Packs `weight` [n_out, n_in] for the library; None if the library cannot compute on it, or oneDNN is faster.
+def pack(
+    weight: Tensor | Grouped, deterministic: bool = False, dtype: torch.dtype = torch.float32
+) -> Packed | GroupedRows | None:
+    """Packs `weight` [n_out, n_in] for the library; one in few bits on a GPU for its kernel. None if the library cannot
+    compute on it, or oneDNN is faster.
 
     With `deterministic`, the library is used even if oneDNN is faster: it sums each row separately, in the order of its
-    columns, so a row has the same bits in any batch. A weight in few bits does that always; dtype is that of its rows.
+    columns, so a row has the same bits in any batch. dtype: of the rows, for a weight in few bits.
     """
     library = build.library()
-    tensor, dtype = (weight.numbers, dtype) if isinstance(weight, Grouped) else (weight, weight.dtype)
-    if library is None or tensor.device.type != "cpu" or dtype not in build.DTYPES:
-        return None
     if isinstance(weight, Grouped):
-        return packed.pack_grouped(weight, dtype, deterministic)
-    if dtype == torch.bfloat16 and (weight.shape[1] % 2 or (_has_matrix_unit() and not deterministic)):
+        if weight.numbers.is_cuda or INTERPRETED:
+            return packed.pack_rows(weight)
+        is_served = library is not None and weight.numbers.device.type == "cpu" and dtype in build.DTYPES
+        return packed.pack_grouped(weight, dtype, deterministic) if is_served else None
+    if library is None or weight.device.type != "cpu" or weight.dtype not in build.DTYPES:
+        return None
+    if weight.dtype == torch.bfloat16 and (weight.shape[1] % 2 or (_has_matrix_unit() and not deterministic)):
         return None
     return packed.pack(weight, library.banyan_panel())
 
