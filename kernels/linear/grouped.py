@@ -22,6 +22,10 @@ class Grouped(NamedTuple):
             groups += self.minimum[:, :, None]
         return groups.flatten(1).to(dtype)
 
+    def to(self, device: torch.device) -> "Grouped":
+        numbers, scale, minimum, n_bits = self
+        return Grouped(numbers.to(device), scale.to(device), None if minimum is None else minimum.to(device), n_bits)
+
 
 def quantise(weight: Tensor, n_bits: int, group: int = 32) -> Grouped:
     """Rounds `weight` [n_out, n_in] to the nearest numbers. A group's largest number becomes -8, or 127 in 8 bits. If

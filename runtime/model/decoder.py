@@ -130,7 +130,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         """known: its weights in `dtype`."""
         stored = weights.take_grouped(f"{name}.weight", n_out, n_in) if n_bits else None
         if stored is not None and stored.n_bits <= n_bits:
-            return stored
+            return stored.to(device)
         weight = take((name, n_out), rest=(n_in,)) if known is None else known
         return weight if weight_dtype in ("auto", "dtype") else quantise(weight, n_bits)
 
