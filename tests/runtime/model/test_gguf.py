@@ -60,8 +60,10 @@ def test_logits_of_each_format_equal_those_of_the_dequantised_weights(as_gguf, t
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("quantization", sorted(FORMATS.keys() - {"F32", "F16", "BF16"}))
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(
+    ("quantization", "deterministic"),
+    [("Q4_1", True), *((name, False) for name in FORMATS if name.startswith("Q"))],
+)
 def test_weights_stay_in_the_bits_that_they_are_stored_in(as_gguf, tiny, quantization, deterministic):
     file, same = as_gguf("llama", quantization, WIDE)
     kept = load(file, deterministic=deterministic)
