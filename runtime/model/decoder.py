@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
+from banyan.kernels.linear.grouped import Grouped, concatenate, quantise
 from banyan.kernels.lora.adapted import LINEARS, AdaptedRows
 from banyan.kernels.native import build as native
 from banyan.kernels.native.layers import Layers, Weights, fused
@@ -125,9 +126,9 @@ class Decoder:
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,
-          deterministic: bool = False, is_int8: bool = False) -> Decoder:  # fmt: skip
-    """Build a dense model from its checkpoint. At most one layer is in memory twice at any time. is_int8: keep the
-    weights of linear layers and of the head in 8 bits; embeddings are not quantized."""
+          deterministic: bool = False, weight_dtype: str = "auto") -> Decoder:  # fmt: skip
+    """Build a dense model from its checkpoint. At most one layer is in memory twice at any time. weight_dtype: of the
+    linear layers and the head, see `load`; embeddings are in `dtype`."""
     c = spec.dense
     assert c is not None
 
@@ -136,10 +137,21 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         file."""
         return torch.cat([weights.take(f"{name}.{of}", n, *rest).to(device, dtype) for name, n in names])
 
+    n_bits = {"auto": 8, "int8": 8, "int4": 4, "dtype": 0}[weight_dtype]  # of a stored weight that is kept, at most
+
+    def matrix(name: str, n_out: int, n_in: int, known: Tensor | None = None) -> Tensor | Grouped:
+        """known: its weights in `dtype`."""
+        stored = weights.take_grouped(f"{name}.weight", n_out, n_in) if n_bits else None
+        if stored is not None and stored.n_bits <= n_bits:
+            return stored.to(device)
+        weight = take((name, n_out), rest=(n_in,)) if known is None else known
+        return weight if weight_dtype in ("auto", "dtype") else quantise(weight, n_bits)
+
     def linear(n_in: int, has_bias: bool, *parts: tuple[str, int]) -> Linear:
         """One matrix of the projections (name, n_out) of n_in features."""
         bias = take(*parts, of="bias") if has_bias else None
-        return Linear(take(*parts, rest=(n_in,)), bias, deterministic, is_int8)
+        weight = concatenate([matrix(name, n_out, n_in) for name, n_out in parts], dtype)
+        return Linear(weight, bias, deterministic, dtype)
 
     def layer(i: int) -> Layer:
         base = f"model.layers.{i}"
@@ -161,11 +173,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     embed = take(("model.embed_tokens", c.vocab_size), rest=(c.hidden_size,))
     layers = [layer(i) for i in range(c.num_hidden_layers)]
     norm = take(("model.norm", c.hidden_size))
-    head = (
-        Linear(embed, None, deterministic, is_int8)
-        if c.tie_word_embeddings
-        else linear(c.hidden_size, False, ("lm_head", c.vocab_size))
-    )
+    name, known = ("model.embed_tokens", embed) if c.tie_word_embeddings else ("lm_head", None)
+    head = Linear(matrix(name, c.vocab_size, c.hidden_size, known), None, deterministic, dtype)
     # older checkpoints have rope tables, and a head that is tied
     weights.finish(ignore=lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight")
     inv_freq, scale = frequencies(c.rope, c.dim, max_context)
