@@ -153,6 +153,7 @@ EXCEPTIONS = {
         f"{RUNTIME}.model.families": "`banyan models` lists the families of the native decoder; without torch",
         f"{RUNTIME}.model.spec": "`banyan models` reads headers of local models; without torch",
     },
+    f"{RUNTIME}.model.quantised.config": {"re2": "a checkpoint brings patterns, which must not take for ever"},
     f"{RUNTIME}.server.worker": {f"{RUNTIME}.model.spec": "a hub id is resolved before the engine starts"},
     f"{RUNTIME}.server.telemetry.traces": dict.fromkeys(
         (

@@ -19,6 +19,8 @@ from banyan.kernels.native import build as native
 from banyan.kernels.native.layers import Layers, Weights, fused
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.model.linear import Linear
+from banyan.runtime.model.quantised.layer import ACTIVATIONS
+from banyan.runtime.model.quantised.readers import floats, read_linear, stack
 from banyan.runtime.model.rope import frequencies
 from banyan.runtime.model.spec import ModelSpec
 from banyan.runtime.model.weights import Checkpoint
@@ -126,7 +128,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     def linear(n_in: int, has_bias: bool, *parts: tuple[str, int]) -> Linear:
         """One matrix of the projections (name, n_out) of n_in features."""
         bias = take(*parts, of="bias") if has_bias else None
-        return Linear(take(*parts, rest=(n_in,)), bias, deterministic, is_int8)
+        weight = stack([read_linear(weights, spec.quantisation, name, n_out, n_in) for name, n_out in parts], dtype)
+        return Linear(floats(weight, dtype).to(device), bias, deterministic, is_int8)
 
     def layer(i: int) -> Layer:
         base = f"model.layers.{i}"
@@ -154,7 +157,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         else linear(c.hidden_size, False, ("lm_head", c.vocab_size))
     )
     # older checkpoints have rope tables, and a head that is tied
-    weights.finish(ignore=lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight")
+    unused = ("rotary_emb.inv_freq", *ACTIVATIONS)
+    weights.finish(ignore=lambda name: name.endswith(unused) or name == "lm_head.weight")
     inv_freq, scale = frequencies(c.rope, c.dim, max_context)
     name = str(dtype).removeprefix("torch.")
     return Decoder(msgspec.structs.replace(spec, dtype=name), embed, layers, norm, head, (inv_freq.to(device), scale))

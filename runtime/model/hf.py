@@ -24,6 +24,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from banyan.kernels import ops
@@ -31,6 +32,8 @@ from banyan.kernels.kv_layout import Pool, Quantized
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
 from banyan.runtime.model.families import ModelSpec, dtype_name
+from banyan.runtime.model.quantised.config import Quantisation
+from banyan.runtime.model.quantised.readers import state_dict
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
@@ -289,16 +292,20 @@ def _check(config: Any, family: str) -> None:
 def build(
     spec: ModelSpec, path: Path, device: torch.device, dtype: torch.dtype, context: int, progress: Progress | None
 ) -> HfModel:
-    """Load the weights with transformers (which also renames and fuses them), then probe the model."""
+    """Load the weights with transformers (which also renames and fuses them), then probe the model. Weights in few bits
+    become floats first."""
     model: Any
     info: dict[str, Any]
     n_bytes = Checkpoint(path).n_bytes
+    options = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
     with _reported(progress, n_bytes):
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(  # returns a pair, with the info
-                path, dtype=dtype, attn_implementation="eager", use_safetensors=True, local_files_only=True,
-                trust_remote_code=False, output_loading_info=True,
-            )  # fmt: skip
+            if spec.quantisation is not None:
+                model, info = _from_few_bits(path, spec.quantisation, **options)
+            else:
+                model, info = AutoModelForCausalLM.from_pretrained(  # returns a pair, with the info
+                    path, use_safetensors=True, local_files_only=True, trust_remote_code=False, **options
+                )
         except (RuntimeError, ValueError, OSError) as e:
             raise BadModel(f"{path}: transformers cannot load it: {e}") from e
     if missing := sorted(info["missing_keys"]):
@@ -312,6 +319,22 @@ def build(
     hf_model = HfModel(msgspec.structs.replace(spec, dtype=str(dtype).removeprefix("torch.")), model, context)
     hf_model.probe()
     return hf_model
+
+
+def _from_few_bits(path: Path, quantisation: Quantisation, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """As from_pretrained, which would ask for the package that wrote the checkpoint, and often for a GPU."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    del config.quantization_config
+    with Checkpoint(path) as weights:
+        tensors = state_dict(weights, quantisation, options["dtype"])
+    model, info = AutoModelForCausalLM._model_mapping[type(config)].from_pretrained(
+        None, config=config, state_dict=tensors, **options
+    )
+    if any(isinstance(module, Conv1D) for module in model.modules()):
+        raise Unsupported(
+            f"{config.model_type} stores its weights transposed, which is not supported in few bits; load it in 16 bits"
+        )
+    return model, info
 
 
 def _freeze_rope(model: nn.Module, context: int) -> None:
