@@ -123,7 +123,9 @@ def _parser() -> Parser:
     keys = add("keys", _keys, "create the keys of a server that listens on TCP", "  banyan keys ~/.banyan/keys", " DIR")
     keys.add_argument("folder", metavar="DIR", type=Path, help="the directory for them; created with mode 0700")
 
-    add("models", _show, "list the models that this machine can run", "  banyan models")
+    text = "list the models that this machine can run"
+    models = add("models", _show, text, "  banyan models\n  banyan models ~/models/Qwen3-0.6B-GPTQ", " [MODEL ...]")
+    models.add_argument("places", nargs="*", metavar="MODEL", help="only these: names, directories or .gguf files")
     add("kernels", _show, "list the ops and their implementations on this machine", "  banyan kernels")
 
     text = "check every invariant of a runtime and print what it runs on"
@@ -371,7 +373,8 @@ def _keys(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     """`banyan models` and `banyan kernels`."""
-    return int(import_module(f"banyan.cli.{options.name}").show())
+    named = [options.places] if "places" in options else []
+    return int(import_module(f"banyan.cli.{options.name}").show(*named))
 
 
 def _check(options: argparse.Namespace) -> int:

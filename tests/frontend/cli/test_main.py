@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import few_bits
 from banyan import Mock
 from banyan.cli import check as cli_check
 from banyan.cli import main as cli
@@ -256,6 +257,20 @@ def test_models_lists_bundled_and_cached_models(
     assert any("someone/tiny" in line and line.endswith("temperature 0.6, top_k 20") for line in lines)
     assert any("someone/broken" in line and "cannot be run" in line for line in lines)
     assert any(line.startswith("Native: llama, mistral") for line in lines)
+
+
+def test_models_describes_those_that_are_named(
+    tmp_path: Path,
+    tiny_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few_bits.write(tiny_model("llama"), tmp_path / "small", "gptq")
+    monkeypatch.setenv("COLUMNS", "300")
+    assert cli.main(["models", str(tmp_path / "small"), str(tmp_path / "none")]) == 0
+    _, small, none = capsys.readouterr().out.splitlines()
+    assert small.rstrip().split(None, 4)[1:] == ["llama", "0.1", "M", "512  GPTQ, 4 bits in groups of 16"]
+    assert "cannot be run: there is no model directory" in none
 
 
 # ---- serve ---------------------------------------------------------------------------------------------------------
