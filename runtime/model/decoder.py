@@ -156,9 +156,14 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         if c.tie_word_embeddings
         else linear(c.hidden_size, False, ("lm_head", c.vocab_size))
     )
-    # older checkpoints have rope tables, and a head that is tied
-    unused = ("rotary_emb.inv_freq", *ACTIVATIONS)
-    weights.finish(ignore=lambda name: name.endswith(unused) or name == "lm_head.weight")
+
+    def has_no_effect(name: str) -> bool:
+        """Older checkpoints have rope tables, a head that is tied, and of GPTQ biases of zeros."""
+        if name.endswith(("rotary_emb.inv_freq", *ACTIVATIONS)) or name == "lm_head.weight":
+            return True
+        return spec.quantisation is not None and name.endswith(".bias") and not weights.take(name).any()
+
+    weights.finish(ignore=has_no_effect)
     inv_freq, scale = frequencies(c.rope, c.dim, max_context)
     name = str(dtype).removeprefix("torch.")
     return Decoder(msgspec.structs.replace(spec, dtype=name), embed, layers, norm, head, (inv_freq.to(device), scale))

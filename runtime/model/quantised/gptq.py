@@ -17,11 +17,14 @@ from banyan.runtime.model.quantised.layer import StoredLayer, grouped, unpack
 def read(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
     n_words, n_out = layer.shape("qweight")
     n_groups = layer.shape("scales")[0]
-    n_bits, per_word = scheme.n_bits, 32 // scheme.n_bits
+    index = layer.take("g_idx", dtype="I32")
+    n_bits = 32 * n_words // max(1, index.numel())  # with `dynamic`, layers differ
+    if n_bits not in (4, 8) or index.shape != (32 // n_bits * n_words,):
+        raise layer.broken(f"g_idx has shape {list(index.shape)} for {n_words} words of {scheme.n_bits} bits")
+    per_word = 32 // n_bits
     numbers = unpack(layer.take("qweight", n_words, n_out, dtype="I32").T, n_bits)
     zero = unpack(layer.take("qzeros", n_groups, -(-n_out // per_word), dtype="I32"), n_bits)[:, :n_out].T
     if scheme.format == "gptq":
         zero = zero + 1 & (1 << n_bits) - 1
     scale = layer.take("scales", n_groups, n_out).T.float()
-    index = layer.take("g_idx", n_words * per_word, dtype="I32")
     return grouped(layer, numbers, scale, zero, n_bits, index=index)

@@ -74,7 +74,7 @@ def grouped(layer: StoredLayer, numbers: Tensor, scale: Tensor, zero: Tensor | N
     Returns  float32 [n_out, n_in] if the groups are not of one size, or do not lie one after the other
     """
     n_in, n_groups, middle = numbers.shape[1], scale.shape[1], 1 << n_bits - 1
-    in_order = torch.arange(n_in) // (n_in if group < 0 else group)
+    in_order = torch.arange(n_in) // (n_in if group < 0 else min(group, n_in))
     index = in_order if index is None else index.long()
     first, last = int(index.min()), int(index.max())
     if first < 0 or last >= n_groups or (index is in_order and last < n_groups - 1):

@@ -67,7 +67,8 @@ def state_dict(weights: Checkpoint, quantisation: Quantisation, dtype: torch.dty
             if end == EXPERTS[0]:
                 found[f"{module}.{stem}"] = _experts(weights, f"{module}.{stem}", dtype)
             elif end != EXPERTS[1] or f"{stem}{EXPERTS[0]}" not in names:
-                found[full] = weights.take(full, dtype=weights.tensors[full].dtype)
+                stored = weights.tensors[full].dtype
+                found[full] = weights.take(full, dtype=None if stored in ("I8", "F8_E4M3") else stored)
     return found
 
 

@@ -33,6 +33,7 @@ CASES = {
     "gptq 8 bits symmetric": ("gptq", {"n_bits": 8, "symmetric": True}, {"bits": 8}, True),
     "gptq act order": ("gptq", {"act_order": True}, {"desc_act": True}, False),
     "gptq one group": ("gptq", {"group": -1}, {"group_size": -1}, True),
+    "awq one group": ("awq", {"group": -1}, {"group_size": 10**30}, True),
     "gptq uneven groups": ("gptq", {"group": 48}, {"group_size": 48}, False),
     "awq": ("awq", {}, {}, True),
     "awq of older versions": ("awq", {}, {"bits": None, "w_bit": 4, "q_group_size": 16, "version": "GEMM"}, True),
@@ -93,6 +94,22 @@ def test_families_with_biases_and_layers_in_floats(kind, family, pack, tiny):
         del held[name]
     save_file(held | {f"{Q}.weight": plain[f"{Q}.weight"]}, path / "model.safetensors")
     torch.testing.assert_close(logits(tiny, path), logits(tiny, same), rtol=1e-4, atol=1e-4)
+
+
+def test_gptq_with_layers_of_other_bits_and_biases_of_zeros(tiny_model, pack, tiny, tmp_path):
+    path, same = pack("gptq")
+    few_bits.write(tiny_model("llama", **WIDE), tmp_path / "8", "gptq", n_bits=8)
+    other = [load_file(tmp_path / name / "model.safetensors") for name in ("8", "8-floats")]
+    for folder, tensors in zip((path, same), other, strict=True):
+        held = load_file(folder / "model.safetensors")
+        held |= {name: tensor for name, tensor in tensors.items() if name.startswith(Q)}
+        save_file(held, folder / "model.safetensors")
+    held = load_file(path / "model.safetensors") | {f"{Q}.bias": torch.zeros(64)}
+    save_file(held, path / "model.safetensors")
+    torch.testing.assert_close(logits(tiny, path), logits(tiny, same), rtol=1e-4, atol=1e-4)
+    save_file(held | {f"{Q}.bias": torch.ones(64)}, path / "model.safetensors")
+    with pytest.raises(Unsupported, match=r"does not use: .*q_proj\.bias"):
+        load(path)
 
 
 def test_rows_of_several_weights_become_one():
@@ -224,6 +241,7 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
         ("gptq", {}, drop("g_idx"), BadModel, "no tensor .*g_idx"),
         ("gptq", {}, replace("qzeros", lambda t: t[:1]), BadModel, "qzeros has shape"),
         ("gptq", {}, replace("g_idx", lambda t: t[1:]), BadModel, "g_idx has shape"),
+        ("gptq", {}, replace("g_idx", lambda t: t[:0]), BadModel, "g_idx has shape"),
         ("gptq", {}, replace("g_idx", lambda t: t + 1), BadModel, "groups 1 to 4 of 4"),
         ("gptq", {}, replace("g_idx", lambda t: t - 1), BadModel, "groups -1 to 2 of 4"),
         ("gptq", {}, replace("qweight", lambda t: t[:4]), BadModel, "g_idx has shape"),
