@@ -127,11 +127,13 @@ def make_tiny(path: Path, family: str = "llama", *, vocab: int = VOCAB, seed: in
     random too, so that a decoder that forgets one of them is wrong. Returns `path`.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     fields = {"vocab_size": vocab, "bos_token_id": None, "eos_token_id": IM_END, "pad_token_id": None}
     config = AutoConfig.for_model(family, **(fields | TINY[family] | overrides))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    is_text = type(config) in AutoModelForCausalLM._model_mapping
+    auto = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+    model = auto.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -16,7 +16,7 @@ class Grouped(NamedTuple):
 
     def dequantise(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [n_out, n_in], computed in float32."""
-        groups = self.numbers.unflatten(1, (self.scale.shape[1], -1)).float() * self.scale[:, :, None]
+        groups = self.numbers.view(*self.scale.shape, -1).float() * self.scale[:, :, None]
         if self.minimum is not None:
             groups += self.minimum[:, :, None]
         return groups.flatten(1).to(dtype)

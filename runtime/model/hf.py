@@ -3,6 +3,9 @@
 transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). Ours writes K and V to the pools and
 reads them through the page table. Everything else (norms, experts, positions, logit caps) remains transformers' code.
 
+A layer whose heads are fewer or smaller than the pages' (layers that differ, values shorter than keys as in multi-head
+latent attention) is padded with zeros, which changes no score and no output. On a CPU, linear layers become `Linear`.
+
 The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
 function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the function by which transformers would build the layer's mask,
 finds the window in it, and passes the window to the layer in place of a mask. Then the logits are compared with those
@@ -22,7 +25,15 @@ import msgspec
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from torch.nn import functional as F
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
@@ -32,12 +43,15 @@ from banyan.kernels.kv_layout import Pool, Quantized
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
 from banyan.runtime.model.families import ModelSpec, dtype_name
+from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.quantised.config import Quantisation
 from banyan.runtime.model.quantised.readers import state_dict
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
-_KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+_KNOWN_LAYERS = {"attention", "full_attention", "sliding_attention"}
+_HEAD_DIMS = ("head_dim", "qk_head_dim", "v_head_dim", "global_head_dim", "swa_head_dim", "swa_v_head_dim")
+_KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # their count, by family
 _PROBE = 24  # tokens of the comparison
 _PROBE_PAGE = 16
@@ -94,24 +108,28 @@ class HfModel:
         logits: Tensor = out.logits[0].float()
         return logits
 
-    def probe(self) -> None:
-        """Find the rule of each layer and compare the logits with the model's eager code. Unsupported if they
-        differ."""
+    def probe(self, is_int8: bool = False) -> None:
+        """Find the rule of each layer, pack the linear layers, and compare the logits with the model's eager code.
+        Unsupported if they differ. is_int8: see `Linear`."""
         try:
-            self._probe()
+            self._probe(is_int8)
         except (BanyanError, torch.OutOfMemoryError):
             raise
         except Exception as e:  # transformers' code was not written for this, so any failure means unsupported
             raise Unsupported(f"{self.spec.family} cannot run over pages: {type(e).__name__}: {e}") from e
 
-    def _probe(self) -> None:
-        s, device, is_exact = self.spec, self._model.device, self._model.dtype == torch.float32
+    def _probe(self, is_int8: bool) -> None:
+        s, device = self.spec, self._model.device
+        is_exact = self._model.dtype == torch.float32 and not is_int8
         n = min(_PROBE, s.max_context)
         first = torch.arange(n, device=device) * 7919 % s.vocab_size
         second = (torch.arange(-(-n // 4), device=device) * 104729 + 17) % s.vocab_size
         self._model.set_attn_implementation("eager")
-        with torch.inference_mode():
+        with torch.inference_mode(), _called(self._model) as called:
             want = torch.cat([self._model(input_ids=ids[None], use_cache=False).logits[0] for ids in (first, second)])
+        _drop_unused(self._model, called)
+        if device.type == "cpu":
+            _pack(self._model, called, is_int8)
 
         n_chunk, n_pages = -(-n // 3), -(-n // _PROBE_PAGE)
         shape = (2 * n_pages, _PROBE_PAGE, s.n_kv_heads, s.head_dim)
@@ -147,6 +165,48 @@ class HfModel:
                 self.rules[layer] = rule._replace(window=0)  # a window that hides nothing needs no mask
 
 
+@contextmanager
+def _called(model: nn.Module) -> Iterator[set[nn.Module]]:
+    """Collects the modules that run."""
+    called: set[nn.Module] = set()
+    hooks = [module.register_forward_hook(lambda own, *_: called.add(own)) for module in model.modules()]
+    try:
+        yield called
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _drop_unused(model: nn.Module, called: set[nn.Module]) -> None:
+    """Free the towers for pictures and sound: parts with a config of their own of which no module ran."""
+    for part in [*model.modules()]:
+        if part is not model and isinstance(part, PreTrainedModel) and called.isdisjoint(part.modules()):
+            for tensor in (*part.parameters(), *part.buffers()):
+                tensor.data = tensor.data.new_empty(0)
+
+
+class _PackedLinear(nn.Module):
+    """`Linear` in the place of an nn.Linear."""
+
+    def __init__(self, linear: nn.Linear, is_int8: bool) -> None:
+        super().__init__()
+        bias = None if linear.bias is None else linear.bias.data
+        self.packed = Linear(linear.weight.data, bias, is_int8=is_int8)
+        self.weight = linear.weight.data.new_empty(0)  # some code reads its dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.packed(x.reshape(-1, x.shape[-1]).contiguous())
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _pack(model: nn.Module, called: set[nn.Module], is_int8: bool) -> None:
+    """Replace each nn.Linear that ran. One that did not may be read without a call, as by a head that is tied to it."""
+    for parent in [*model.modules()]:
+        for name, child in [*parent.named_children()]:
+            if type(child) is nn.Linear and child in called:
+                setattr(parent, name, _PackedLinear(child, is_int8))
+
+
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
@@ -156,26 +216,36 @@ def _attention(
     rule = step.rules.get(layer)
     if rule is None or attention_mask is not None:
         rule = step.rules[layer] = _rule(module, query, key, value, attention_mask, options, step)
-    q, k, v = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))  # [n_rows, heads, head_dim]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [n_rows, heads, head_dim]
+    n_heads, n_kv_heads, v_dim, sinks = q.shape[1], k.shape[1], v.shape[2], options.get("s_aux")
     k_pool, v_pool = step.kv[layer]
+    n_pool, dim = k_pool.shape[2:]
+    if (n_kv_heads, k.shape[2], v_dim) != (n_pool, dim, dim):
+        more = n_pool - n_kv_heads
+        q = F.pad(q.reshape(len(q), n_kv_heads, -1, q.shape[2]), (0, dim - q.shape[2], 0, 0, 0, more)).flatten(1, 2)
+        k, v = (F.pad(x, (0, dim - x.shape[2], 0, more)) for x in (k, v))
+        sinks = sinks if sinks is None else F.pad(sinks, (0, q.shape[1] - n_heads))
     dtype = q.dtype if isinstance(k_pool, Quantized) else k_pool.dtype
-    ops.write_kv(k.to(dtype), v.to(dtype), k_pool, v_pool, step.ragged.slots)
+    q, k, v = (x.contiguous().to(dtype) for x in (q, k, v))
+    ops.write_kv(k, v, k_pool, v_pool, step.ragged.slots)
     scale = options.get("scaling")
     out = ops.attention(
-        q.to(dtype),
+        q,
         k_pool,
         v_pool,
         step.ragged,
-        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
         softcap=rule.softcap,
         window=rule.window,
-        sinks=options.get("s_aux"),
-    )
+        sinks=sinks,
+    )[:, :n_heads, :v_dim]
     return out[None].to(query.dtype), None
 
 
 # Options of attention calls that we pass on, that the rule covers, or that only other kernels read.
-_KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", "position_ids", "dropout"}
+_KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", "position_ids", "dropout"} | {
+    "logits_to_keep"
+}
 
 
 def _rule(
@@ -183,13 +253,11 @@ def _rule(
 ) -> AttentionRule:
     """The rule of a layer, from its call to attention. Unsupported names what paged attention cannot do."""
     name = type(module).__name__
-    if v.shape != k.shape:
-        raise Unsupported(f"{name}: its values have another shape than its keys ({list(v.shape)}, {list(k.shape)})")
-    pool = step.kv[module.layer_idx][0]
-    if k.shape[1::2] != pool.shape[2:]:
+    n_pool, dim = step.kv[module.layer_idx][0].shape[2:]
+    if k.shape[1] > n_pool or max(k.shape[3], v.shape[3]) > dim or k.shape[1] != v.shape[1]:
         raise Unsupported(
-            f"{name}: layer {module.layer_idx} has {k.shape[1]} key-value heads of {k.shape[3]}, but config.json says "
-            f"{pool.shape[2]} of {pool.shape[3]}; layers of different shapes are not supported"
+            f"{name}: layer {module.layer_idx} has {k.shape[1]} key-value heads of {k.shape[3]} and {v.shape[3]}, but "
+            f"from config.json at most {n_pool} of {dim} were expected"
         )
     if unknown := [key for key, value in options.items() if key not in _KNOWN_OPTIONS and _is_set(value)]:
         raise Unsupported(f"{name}: its attention takes {', '.join(unknown)}, which paged attention does not know")
@@ -244,53 +312,81 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         if family not in transformers.CONFIG_MAPPING:
             raise Unsupported(f"transformers {transformers.__version__} knows no model_type {family!r}") from e
         raise BadModel(f"{path / 'config.json'}: {e}") from e
-    _check(config, family)
-    n_heads = config.num_attention_heads
-    n_kv_heads = 1 if getattr(config, "multi_query", False) else getattr(config, "num_key_value_heads", None) or n_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // n_heads
+    text = config.get_text_config()
+    _check(config, text, family)
+    n_heads = _largest(text, "num_attention_heads")
+    head_dim = max(_largest(text, name) for name in _HEAD_DIMS) or text.hidden_size // n_heads
+    if getattr(text, "kv_lora_rank", None):  # latents become keys and values of all heads before attention
+        n_kv_heads, head_dim = n_heads, max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
+    elif getattr(text, "multi_query", False):
+        n_kv_heads = 1
+    else:
+        n_kv_heads = max(_largest(text, name) for name in _KV_HEADS) or n_heads
     return ModelSpec(
-        n_layers=config.num_hidden_layers,
+        n_layers=text.num_hidden_layers,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
-        hidden=config.hidden_size,
-        vocab_size=config.vocab_size,
-        max_context=config.max_position_embeddings,
-        dtype=dtype_name(config.dtype),
+        hidden=text.hidden_size,
+        vocab_size=text.vocab_size,
+        max_context=text.max_position_embeddings,
+        dtype=dtype_name(config.dtype or text.dtype),
         tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
-        n_experts=_n_experts(config),
+        n_experts=_n_experts(text),
         **common,
     )
+
+
+def _largest(config: Any, name: str) -> int:
+    """A number in the config; where it differs by layer, the largest; 0 if there is none."""
+    try:
+        return getattr(config, name, None) or 0
+    except Exception:  # transformers refuses the attribute of the whole model if it differs by layer
+        return max(getattr(layer, name, None) or 0 for layer in config.per_layer_config)
 
 
 def _n_experts(config: Any) -> int:
     return next((int(n) for name in _EXPERTS if (n := getattr(config, name, None))), 0)
 
 
-def _check(config: Any, family: str) -> None:
-    try:
-        architecture = AutoModelForCausalLM._model_mapping[type(config)]
-    except KeyError:
-        raise Unsupported(f"{family} is not a causal language model in transformers") from None
-    kinds = set(getattr(config, "layer_types", None) or ())
+def auto_class(config: Any) -> Any:
+    """The class of transformers that makes the model; None if it is no language model. A model that also takes pictures
+    is one: its towers are not used."""
+    return next(
+        (auto for auto in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in auto._model_mapping),
+        None,
+    )
+
+
+def _check(config: Any, text: Any, family: str) -> None:
+    if (auto := auto_class(config)) is None:
+        raise Unsupported(f"{family} is not a causal language model in transformers")
+    kinds = set(getattr(text, "layer_types", None) or ())
+    is_stateful = getattr(auto._model_mapping[type(config)], "_is_stateful", False) and not (
+        kinds and kinds <= _KNOWN_LAYERS
+    )
     unsupported = {
-        "its layers keep a recurrent state": getattr(architecture, "_is_stateful", False),
+        "its layers keep a recurrent state": is_stateful,
         f"layers of kind {', '.join(sorted(kinds - _KNOWN_LAYERS))}": kinds - _KNOWN_LAYERS,
-        "multi-head latent attention (kv_lora_rank)": getattr(config, "kv_lora_rank", None),
-        "attention in chunks (attention_chunk_size)": getattr(config, "attention_chunk_size", None),
-        "several models in one (" + ", ".join(config.sub_configs) + ")": config.sub_configs,
+        "attention in chunks (attention_chunk_size)": getattr(text, "attention_chunk_size", None),
     }
     for what, is_present in unsupported.items():
         if is_present:
-            experts = "a mixture-of-experts model; " if _n_experts(config) else ""
+            experts = "a mixture-of-experts model; " if _n_experts(text) else ""
             raise Unsupported(f"{family}: {experts}{what} is not supported; `banyan models` lists what is")
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings"):
-        if not isinstance(getattr(config, name, None), int):
+        if not _largest(text, name):
             raise Unsupported(f"{family}: its config has no {name}")
 
 
 def build(
-    spec: ModelSpec, path: Path, device: torch.device, dtype: torch.dtype, context: int, progress: Progress | None
+    spec: ModelSpec,
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    context: int,
+    is_int8: bool,
+    progress: Progress | None,
 ) -> HfModel:
     """Load the weights with transformers (which also renames and fuses them), then probe the model. Weights in few bits
     become floats first."""
@@ -300,10 +396,12 @@ def build(
     options = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
     with _reported(progress, n_bytes):
         try:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+            auto = auto_class(config)
             if spec.quantisation is not None:
-                model, info = _from_few_bits(path, spec.quantisation, **options)
+                model, info = _from_few_bits(auto, config, path, spec.quantisation, options)
             else:
-                model, info = AutoModelForCausalLM.from_pretrained(  # returns a pair, with the info
+                model, info = auto.from_pretrained(  # returns a pair, with the info
                     path, use_safetensors=True, local_files_only=True, trust_remote_code=False, **options
                 )
         except (RuntimeError, ValueError, OSError) as e:
@@ -317,19 +415,18 @@ def build(
     model.eval()
     _freeze_rope(model, context)
     hf_model = HfModel(msgspec.structs.replace(spec, dtype=str(dtype).removeprefix("torch.")), model, context)
-    hf_model.probe()
+    hf_model.probe(is_int8)
     return hf_model
 
 
-def _from_few_bits(path: Path, quantisation: Quantisation, **options: Any) -> tuple[Any, dict[str, Any]]:
+def _from_few_bits(
+    auto: Any, config: Any, path: Path, quantisation: Quantisation, options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """As from_pretrained, which would ask for the package that wrote the checkpoint, and often for a GPU."""
-    config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    del config.quantization_config
+    config.__dict__.pop("quantization_config", None)
     with Checkpoint(path) as weights:
         tensors = state_dict(weights, quantisation, options["dtype"])
-    model, info = AutoModelForCausalLM._model_mapping[type(config)].from_pretrained(
-        None, config=config, state_dict=tensors, **options
-    )
+    model, info = auto._model_mapping[type(config)].from_pretrained(None, config=config, state_dict=tensors, **options)
     if any(isinstance(module, Conv1D) for module in model.modules()):
         raise Unsupported(
             f"{config.model_type} stores its weights transposed, which is not supported in few bits; load it in 16 bits"

@@ -77,15 +77,11 @@ def load(
     if deterministic and device == "cpu" and (reason := why_not_deterministic(device, at[1], spec.head_dim)):
         raise ConfigError(f"deterministic is not possible here: {reason}")
     is_int8 = weight_dtype == "int8"
-    if is_int8 and spec.dense is None:
-        raise Unsupported(
-            f"weight_dtype='int8' with {spec.name}: {spec.family} runs in transformers' own code; leave it out"
-        )
     try:
         if spec.dense is None:
             from banyan.runtime.model import hf
 
-            return hf.build(spec, directory, *at, progress)
+            return hf.build(spec, directory, *at, is_int8, progress)
         with Checkpoint(directory, progress, at[1]) as weights:
             return decoder.build(spec, weights, *at, deterministic, is_int8)
     except RuntimeError as e:

@@ -248,11 +248,9 @@ def _check(config: dict[str, Any]) -> None:
     quantised.parse(config)
     if config.get("is_encoder_decoder"):
         raise Unsupported(f"{config['model_type']} is an encoder-decoder model; {_DECODERS}")
-    for part in ("vision_config", "audio_config", "text_config"):
-        if config.get(part):
-            raise Unsupported(f"{config['model_type']} has a {part}: multimodal models are not supported")
     architectures = config.get("architectures") or []
-    if architectures and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in architectures):
+    ends = ("ForCausalLM", "LMHeadModel", *(["ForConditionalGeneration"] if config.get("text_config") else []))
+    if architectures and not any(name.endswith(ends) for name in architectures):
         kind = next(
             (kind for end, kind in _HEADS.items() if architectures[0].endswith(end)), "no causal language model"
         )

@@ -92,19 +92,26 @@ def test_half_precision_is_close(tiny, tiny_model, reference):
     assert ((actual - expected).norm() / expected.norm()) < 0.1
 
 
+def test_linear_layers_in_8_bits(tiny, tiny_model, reference):
+    path = tiny_model("gemma2")
+    model = load(path, weight_dtype="int8")
+    packed = [m for m in model._model.modules() if type(m).__name__ == "_PackedLinear"]
+    assert len(packed) == 2 * 7 + 1
+    assert all(m.packed.weight.panels.dtype == torch.int8 for m in packed)
+    ids = random_ids(40)
+    actual, expected = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
+    assert 1e-4 < ((actual - expected).norm() / expected.norm()) < 0.1
+
+
 TINY = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
 MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 4}
-DEEPSEEK = TINY | {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
-                   "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
-                   "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 2}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
         ("mamba", MAMBA, "recurrent state"),
-        ("deepseek_v3", DEEPSEEK, "multi-head latent attention"),
         ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4}, "max_position_embeddings"),
         ("bert", TINY, "neither causal nor a causal window"),
         ("doge", TINY, "makes its own attention mask"),

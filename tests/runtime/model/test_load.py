@@ -102,11 +102,6 @@ def test_int8_weights_give_similar_logits(tied, tiny, tiny_model):
     assert torch.nn.functional.cosine_similarity(actual, expected).min() > 0.99
 
 
-def test_int8_weights_are_refused_for_models_of_transformers(tiny_model):
-    with pytest.raises(Unsupported, match="transformers' own code"):
-        load(tiny_model("olmo2"), weight_dtype="int8")
-
-
 def test_context_beyond_the_model_is_refused_with_both_numbers(tiny_model):
     with pytest.raises(ConfigError, match=r"context is 4096.*at most 512"):
         load(tiny_model(), max_context=4096)
