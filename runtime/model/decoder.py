@@ -71,7 +71,7 @@ class Decoder:
         if self.fused is not None and self.fused.bind(kv):
             h, x = self.fused(x, *cos_sin, ragged, last)
         else:
-            h, x = self._layer_by_layer(x, cos_sin, ragged, kv, last)
+            h, x = self.layer_by_layer(x, cos_sin, ragged, kv, last)
         if self.features is None:
             h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x, rows=rows if last is None else None)
             return self.head(h).float()
@@ -79,7 +79,7 @@ class Decoder:
         self.features[ragged.slots] = h
         return self.head(h[rows]).float()
 
-    def _layer_by_layer(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged,
+    def layer_by_layer(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged,
                         kv: Sequence[tuple[Pool, Pool]], last: Tensor | None) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Runs the layers with one op after the other. Returns the output of the last MLP and the residual stream to
         which the caller must add it, both [n, hidden]. last: indexes of the n rows of `ragged.tail`. The last layer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from banyan.kernels.linear.grouped import Grouped
 from banyan.runtime.errors import BadModel, Unsupported
@@ -60,6 +61,12 @@ def unpack(words: Tensor, n_bits: int) -> Tensor:
     """int32 or uint8 [n, n_words] -> uint8 [n, numbers]; the first number of a word is in its lowest bits."""
     numbers = words.contiguous().view(torch.uint8)
     return numbers if n_bits == 8 else torch.stack((numbers & 15, numbers >> 4), -1).flatten(1)
+
+
+def pack(numbers: Tensor, n_bits: int) -> Tensor:
+    """The opposite of `unpack`, in int32: the last word of a row is filled with zeros."""
+    numbers = F.pad(numbers, (0, -numbers.shape[1] % (32 // n_bits)))
+    return (numbers if n_bits == 8 else numbers[:, ::2] | numbers[:, 1::2] << 4).contiguous().view(torch.int32)
 
 
 def grouped(layer: StoredLayer, numbers: Tensor, scale: Tensor, zero: Tensor | None, n_bits: int, group: int = -1,

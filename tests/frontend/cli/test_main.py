@@ -273,6 +273,22 @@ def test_models_describes_those_that_are_named(
     assert "cannot be run: there is no model directory" in none
 
 
+def test_quantise_writes_a_model_and_says_what_it_costs(
+    tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    command = ["quantise", str(tiny_model("llama")), str(tmp_path / "q"), "--text", str(tmp_path / "text")]
+    assert cli.main([*command, "--bits", "8", "--group", "16", "--method", "rtn"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"8 bits in groups of 16, by rtn on \d+ tokens on \d+ other tokens: perplexity", printed)
+    assert cli.main(["models", str(tmp_path / "q")]) == 0
+    assert cli.main(command) == 2
+    assert "is there already" in capsys.readouterr().err
+    (tmp_path / "text").write_text("a")
+    assert cli.main([*command[:2], str(tmp_path / "other"), *command[3:]]) == 2
+    assert "some thousand" in capsys.readouterr().err
+
+
 # ---- serve ---------------------------------------------------------------------------------------------------------
 
 
