@@ -27,7 +27,7 @@ def write(source: Path, target: Path, kind: str, **options: Any) -> Path:
     tensors, floats = {}, {}
     generator = torch.Generator().manual_seed(1)
     for name, tensor in load_file(source / "model.safetensors").items():
-        if tensor.ndim == 2 and ".layers." in name:
+        if tensor.ndim == 2 and ".layers." in name and not name.endswith(".gate.weight"):  # routers stay in floats
             packed, floats[name] = pack(tensor, generator, **options)
             tensors |= {f"{name.removesuffix('weight')}{suffix}": t.contiguous() for suffix, t in packed.items()}
         else:

@@ -10,6 +10,7 @@ import random
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_configs import tiny_config
 
 import few_bits
 from banyan.kernels.linear.grouped import Grouped
@@ -63,7 +64,9 @@ def pack(tiny_model, tmp_path):
 
     def make(kind, family="llama", fields=None, **options):
         target = tmp_path / "few-bits"
-        return target, few_bits.write(tiny_model(family, **(fields or WIDE)), target, kind, **options)
+        return target, few_bits.write(
+            tiny_model(family, **(WIDE if fields is None else fields)), target, kind, **options
+        )
 
     return make
 
@@ -388,6 +391,13 @@ def test_fallback_families_are_computed_in_floats(kind, family, pack, tiny):
     path, same = pack(kind, family)
     torch.testing.assert_close(logits(tiny, path), logits(tiny, same), rtol=1e-4, atol=1e-4)
     assert read_spec(path).kind.startswith(read_spec(path).quantisation.title)
+
+
+@pytest.mark.parametrize(("kind", "family"), [("fp8", "deepseek_v3"), ("awq", "qwen3_vl")])
+def test_latent_attention_and_models_with_towers(kind, family, pack, tiny, monkeypatch):
+    monkeypatch.setitem(tiny.TINY, family, tiny_config(family))
+    path, same = pack(kind, family, {})
+    torch.testing.assert_close(logits(tiny, path), logits(tiny, same), rtol=1e-4, atol=1e-4)
 
 
 def test_experts_in_mxfp4(tiny_model, tiny, tmp_path):
