@@ -218,7 +218,7 @@ SIGNATURES = {
     "Program.run_async": ["self", "*args", "*opts", "**kwargs"],
     "Program.run_batch": [
         *["self", "batch_kwargs", "*num_threads", "*concurrency", "*progress_bar", "*generator_style", "*ordered"],
-        *["*on_error", "*timeout", "*budget", "*deadline", "*opts", "**kwargs"],
+        *["*on_error", "*timeout", "*budget", "*deadline", "*checkpoint", "*opts", "**kwargs"],
     ],
     "Program.run_batch_async": [
         *["self", "batch_kwargs", "*concurrency", "*progress_bar", "*ordered", "*on_error", "*timeout", "*budget"],

@@ -41,6 +41,9 @@ SERVE_EXAMPLES = """  banyan serve --socket ~/.banyan/s                         
 RUN_EXAMPLES = """  banyan run program.py                        # on a private runtime with the pocket model
   banyan run --model Qwen/Qwen3-0.6B program.py its arguments
   banyan run --socket ~/.banyan/s program.py   # on the server there"""
+BATCH_EXAMPLES = """  banyan batch classify.py --in tickets.csv --out labels.jsonl
+  banyan batch classify.py:label --in tickets.parquet --out labels.csv --socket ~/.banyan/s"""
+FORMATS = (".jsonl", ".csv", ".parquet")
 CHAT_EXAMPLES = """  banyan chat
   banyan chat Qwen/Qwen3-0.6B --system "Answer in one sentence." --temperature 0.7
   banyan chat --socket ~/.banyan/s
@@ -112,6 +115,19 @@ def _parser() -> Parser:
     run.add_argument("program", metavar="PROGRAM", help=text)
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the program as sys.argv[1:]")
     _add_config(run, socket_help=_JOIN)
+
+    text = "run a program on each row of a file; an interrupted batch goes on where it was"
+    batch = add("batch", _batch, text, BATCH_EXAMPLES, " PROGRAM[:NAME] --in ROWS --out RESULTS")
+    text = "a Python file; NAME is the program in it, if there are several"
+    batch.add_argument("program", metavar="PROGRAM[:NAME]", help=text)
+    formats = ", ".join(FORMATS)
+    text = f"the rows ({formats}); a program takes the columns that its parameters name"
+    batch.add_argument("--in", dest="rows", required=True, type=Path, metavar="ROWS", help=text)
+    text = f"the results ({formats}); .jsonl is written as rows finish, the others at the end, from RESULTS.jsonl"
+    batch.add_argument("--out", required=True, type=Path, metavar="RESULTS", help=text)
+    text = "the most rows that run at once (default: 256)"
+    batch.add_argument("--concurrency", type=_positive, metavar="N", help=text)
+    _add_config(batch, socket_help=_JOIN)
 
     chat = add("chat", _chat, "talk to a model in this terminal", CHAT_EXAMPLES, " [MODEL]")
     _add_model(chat)
@@ -367,6 +383,14 @@ def _run(options: argparse.Namespace) -> int:
         sys.path.insert(0, str(path.absolute().parent))
         runpy.run_path(options.program, run_name="__main__")
     return 0
+
+
+def _batch(options: argparse.Namespace) -> int:
+    from banyan.cli import batch
+
+    run = batch.prepare(options.program, options.rows, options.out)
+    with backend(options) as runtime:
+        return run(runtime, options.concurrency)
 
 
 def _chat(options: argparse.Namespace) -> int:

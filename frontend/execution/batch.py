@@ -33,13 +33,15 @@ OnError = Literal["raise", "return"]
 
 class BatchPlan(NamedTuple):
     """What a batch runs. start(i, limits): creates the run of item i. concurrency: the most programs at once; None:
-    MAX_IN_FLIGHT. limits: the arguments of BatchLimits. title: of the progress bar on stderr; None: no bar."""
+    MAX_IN_FLIGHT. limits: the arguments of BatchLimits. title: of the progress bar on stderr; None: no bar. bar: one
+    that is shown already, instead."""
 
     n: int
     start: Callable[[int, BatchLimits], ProgramRun[Any]]
     concurrency: int | None
     limits: tuple[Any, ...]
     title: str | None
+    bar: Bar | None = None
 
     @property
     def n_running(self) -> int:
@@ -48,11 +50,14 @@ class BatchPlan(NamedTuple):
 
     def progress_bar(self) -> AbstractContextManager[Bar | None]:
         """Show the progress bar while the block runs."""
-        if self.title is None:
-            return nullcontext()
-        from banyan.execution.progress import bar  # lazily: it imports rich
+        return nullcontext(self.bar) if self.title is None else bar(self.title, self.n)
 
-        return bar(self.title, self.n)
+
+def bar(title: str, n: int | None) -> AbstractContextManager[Bar]:
+    """A progress bar on stderr; n: the number of runs, if it is known."""
+    from banyan.execution import progress  # lazily: it imports rich
+
+    return progress.bar(title, n)
 
 
 class BatchRun:

@@ -86,6 +86,10 @@ class Bar:
         """A run starts. record: its ProgramRecord, whose values are counted as they arrive."""
         record.counters.append(self._meter.count)
 
+    def skip(self, n: int) -> None:
+        """`n` runs had ended before."""
+        self._shown.advance(self._task, n)
+
     def end(self, failed: bool) -> None:
         """A run has ended."""
         self._meter.n_failed += failed
@@ -93,8 +97,8 @@ class Bar:
 
 
 @contextmanager
-def bar(title: str, total: int, console: Console | None = None) -> Iterator[Bar]:
-    """Show a progress bar for `total` runs while the block runs, on stderr or in the notebook."""
+def bar(title: str, total: int | None, console: Console | None = None) -> Iterator[Bar]:
+    """Show a progress bar while the block runs, on stderr or in the notebook. total: of the runs; None: unknown."""
     meter = Meter()
     columns = (
         progress.TextColumn("{task.description}"),

@@ -7,6 +7,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -26,6 +27,7 @@ from msgspec import structs
 from banyan.backends.base import Backend
 from banyan.backends.default import find
 from banyan.execution.batch import BatchPlan, BatchRun, OnError
+from banyan.execution.batch_file import BatchFile, run_to_file
 from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread, with_state
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
@@ -39,6 +41,7 @@ from banyan.runtime.protocol import wire
 
 if TYPE_CHECKING:
     from banyan.execution.async_batch import AsyncBatch
+    from banyan.execution.progress import Bar
     from banyan.templates.recorder import Recording
     from banyan.templates.tracing import Trace
     from banyan.views.graph import Graph
@@ -184,6 +187,14 @@ class Program(Typed[Args, R_co]):
     @overload
     def run_batch(
         self,
+        batch_kwargs: Iterable[Any],
+        *,
+        checkpoint: str | Path,
+        **options: Unpack[BatchOptions],
+    ) -> BatchFile: ...
+    @overload
+    def run_batch(
+        self,
         batch_kwargs: Batch,
         *,
         generator_style: bool = False,
@@ -203,9 +214,10 @@ class Program(Typed[Args, R_co]):
         timeout: float | None = None,
         budget: int | None = None,
         deadline: float | None = None,
+        checkpoint: str | Path | None = None,
         opts: Options | None = None,
         **kwargs: Any,
-    ) -> list[State] | Iterator[State]:
+    ) -> list[State] | Iterator[State] | BatchFile:
         """Run the body once for each item: a dict of arguments, or a tuple of them in the order of the parameters.
 
         Returns the finished states in order. generator_style: returns an iterator instead, which yields each state when
@@ -218,14 +230,29 @@ class Program(Typed[Args, R_co]):
         failed item is returned too. progress_bar: show one, on stderr or in the notebook. timeout, budget: seconds and
         tokens for the whole batch; when they run out, the unfinished items fail. deadline: seconds until the batch
         should be done (see Options). Other keywords, and `opts`, are options of each run.
+
+        checkpoint: a file to which the variables of each finished item are appended, a JSON line each. Items that the
+        file has are not run again, so a batch that was interrupted goes on where it was; failed items have no line.
+        Then items can be any iterable and are read as the runs start, and the result is the file's records.
         """
         self._refuse_to_block("run_batch")
-        items = self._items(batch_kwargs, opts, kwargs)
         if num_threads != "auto" and num_threads < 1:
             raise BadProgram(f"num_threads is {num_threads}; it must be at least 1, or 'auto'")
         limits = {"timeout": timeout, "budget": budget, "deadline": deadline}
-        plan = self._plan_batch(State, items, progress_bar, on_error, concurrency, limits)
-        batch = BatchRun(plan, min(64, plan.n) if num_threads == "auto" else num_threads)
+
+        def start(items: _Items, has_bar: bool, shown: Bar | None = None) -> BatchRun:
+            plan = self._plan_batch(State, items, has_bar, on_error, concurrency, limits)._replace(bar=shown)
+            return BatchRun(plan, min(64, plan.n) if num_threads == "auto" else num_threads)
+
+        if checkpoint is not None:
+            if given := [name for name, value in limits.items() if value is not None]:
+                raise Unsupported(f"{given[0]}: a batch with a checkpoint can take several processes; leave it out")
+            if generator_style or not ordered:
+                raise Unsupported("a batch with a checkpoint returns the file's records; leave generator_style out")
+            title, options = self.name if progress_bar else None, self._batch_options(opts, kwargs)
+            indexed = partial(self._indexed, options)
+            return run_to_file(batch_kwargs, BatchFile(checkpoint), indexed, start, title, on_error)
+        batch = start(self._items(batch_kwargs, opts, kwargs), progress_bar)
         return batch.results(on_error, ordered) if generator_style or not ordered else batch.all(on_error)
 
     def run_batch_async(
@@ -368,14 +395,21 @@ class Program(Typed[Args, R_co]):
         raise TypeError(f"item {i} of the batch is a {type(item).__name__}; it must be a dict or a tuple of arguments")
 
     def _items(self, batch_kwargs: Iterable[Any], opts: Options | None, kwargs: Mapping[str, Any]) -> _Items:
+        return self._indexed(self._batch_options(opts, kwargs), dict(enumerate(batch_kwargs)))
+
+    def _indexed(self, options: Options, items: Mapping[int, Any]) -> _Items:
+        """items: by their index in the batch."""
+        arguments = [self._arrange_item(i, item) for i, item in items.items()]
+        return _Items(arguments, find(options.backend), options, list(items))
+
+    def _batch_options(self, opts: Options | None, kwargs: Mapping[str, Any]) -> Options:
         if unknown := kwargs.keys() - RUN_OPTIONS:
             name = unknown.pop()
             raise TypeError(f"run_batch has no option {name!r}{near(name, RUN_OPTIONS)}")
         options = _options(kwargs, opts, self._defaults)
         if options.stream:
             raise Unsupported("stream: a batch returns finished states; use generator_style=True, or run(stream=True)")
-        arguments = [self._arrange_item(i, item) for i, item in enumerate(batch_kwargs)]
-        return _Items(arguments, find(options.backend), options)
+        return options
 
     def _plan_batch(
         self,
@@ -399,7 +433,7 @@ class Program(Typed[Args, R_co]):
         return lambda state: self.func(state, *arguments.args, **arguments.kwargs)
 
     def _begin(self, state_class: type[P], items: _Items, i: int, batch: BatchLimits | None = None) -> ProgramRun[P]:
-        body, index = self._body(items.arguments[i]), None if batch is None else i
+        body, index = self._body(items.arguments[i]), items.indices[i] if items.indices else None
         run = ProgramRun(self.name, body, items.backend, items.options, state_class, batch, index)
         if self.num_api_spec_tokens is not None:
             run.record.program.generate_ahead(self.num_api_spec_tokens)
@@ -434,11 +468,12 @@ class AsyncProgram(Program[Args, R_co]):
 
 
 class _Items(NamedTuple):
-    """The arguments of each run, and the backend and options of all of them."""
+    """The arguments of each run, and the backend and options of all of them. indices: of the items in their batch."""
 
     arguments: list[inspect.BoundArguments]
     backend: Backend
     options: Options
+    indices: Sequence[int] = ()
 
 
 def _options(given: Mapping[str, Any], opts: Options | None, defaults: Options | None) -> Options:

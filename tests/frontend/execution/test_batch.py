@@ -114,21 +114,21 @@ def test_straight_programs_are_in_flight_concurrently_up_to_a_bound(monkeypatch:
 
 
 def test_waiting_bodies_get_threads_up_to_num_threads(mock: bn.Mock) -> None:
-    lock, max_running, n_running = threading.Lock(), [0], [0]
-
     @bn.function
-    def slow(s: bn.State) -> None:
-        with lock:
+    def waiting(s: bn.State, n_wanted: int) -> None:
+        with running:
             n_running[0] += 1
             max_running[0] = max(max_running[0], n_running[0])
-        time.sleep(0.03)
-        with lock:
+            running.notify_all()
+            running.wait_for(lambda: max_running[0] >= n_wanted, 20)
             n_running[0] -= 1
 
-    slow.run_batch([()] * 24, num_threads=6)
+    running, n_running, max_running = threading.Condition(), [0], [0]
+    waiting.run_batch([(6,)] * 24, num_threads=6)
     assert max_running[0] == 6
-    slow.run_batch([()] * 64)
-    assert max_running[0] > 6
+    max_running[0] = 0
+    waiting.run_batch([(7,)] * 64)
+    assert max_running[0] >= 7
 
 
 @pytest.mark.parametrize("n", [1, 2])

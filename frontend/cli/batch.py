@@ -1,0 +1,216 @@
+"""`banyan batch`: runs a program on each row of a file, and writes the results to another one."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from banyan.cli.parser import suggestion
+from banyan.execution.batch_file import BatchFile, BatchRecord
+from banyan.lang.program import Program
+from banyan.runtime.errors import BatchError, ConfigError
+
+Row = dict[str, Any]
+N_SHOWN = 5
+"""Errors of rows that are printed; the others are counted."""
+N_GROUP = 10_000
+"""Rows of Parquet that are in memory at a time."""
+
+
+def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], int]:
+    """Find the program and check that the rows fit it. Returns what runs it on a backend, with a concurrency.
+
+    ConfigError: a file is missing or has another format, or the columns do not fit.
+    """
+    program = find(target)
+    read, write = _format(rows, "--in")[0], _format(out, "--out")[1]
+    columns, unused = arguments(program, read)
+    items = Items(program, read, columns)
+    if unused:
+        print(f"columns of {rows} that {program.name} does not take: {', '.join(unused)}", file=sys.stderr)
+    checkpoint = out if out.suffix == ".jsonl" else out.with_name(out.name + ".jsonl")
+
+    def run(backend: Any, concurrency: int | None) -> int:
+        status = 0
+        try:
+            records = program.run_batch(
+                items, checkpoint=checkpoint, backend=backend, concurrency=concurrency, progress_bar=True
+            )
+        except BatchError as e:
+            records, status = e.results, 1  # type: ignore[assignment]
+            for i, error in islice(e.errors.items(), N_SHOWN):
+                print(f"row {i}: {error}", file=sys.stderr)
+            print(f"banyan: {e.message}", file=sys.stderr)
+        if write is not None:
+            write(joined(read(), records))
+        print(f"{len(records)} rows in {out}", file=sys.stderr)
+        return status
+
+    return run
+
+
+def find(target: str) -> Program[..., Any]:
+    """The program FILE.py or FILE.py:NAME. The file runs like a module that is imported."""
+    path, _, name = target.partition(":")
+    if not Path(path).is_file():
+        raise ConfigError(f"there is no program file {path}")
+    sys.path.insert(0, str(Path(path).absolute().parent))
+    names = runpy.run_path(path, run_name="__batch__")
+    programs = {key: value for key, value in names.items() if isinstance(value, Program)}
+    if name and name not in programs:
+        raise ConfigError(f"{path} has no program {name!r}{suggestion(name, programs)}")
+    if not name and len(programs) != 1:
+        have = f"has the programs {', '.join(programs)}: name one as {path}:NAME" if programs else "has no program"
+        raise ConfigError(f"{path} {have}")
+    return programs[name] if name else next(iter(programs.values()))
+
+
+def arguments(program: Program[..., Any], read: Callable[[], Iterator[Row]]) -> tuple[list[str], list[str]]:
+    """The columns that the program takes, and the others. ConfigError: a column is missing, or there is no row."""
+    if (first := next(read(), None)) is None:
+        raise ConfigError("--in: the file has no rows")
+    parameters = list(inspect.signature(program.func).parameters.values())[1:]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return list(first), []
+    names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
+    if missing := [p.name for p in parameters if p.name in names and p.default is p.empty and p.name not in first]:
+        have = ", ".join(first)
+        raise ConfigError(f"--in: {program.name} takes {missing[0]!r}, and the file has no such column, but {have}")
+    return [name for name in names if name in first], [name for name in first if name not in names]
+
+
+class Items:
+    """The rows as arguments of the program, read anew by each loop over them. Text files have no numbers, so a value
+    becomes what its parameter's annotation says. ConfigError: a row does not fit; all are read once, before any runs.
+    """
+
+    def __init__(self, program: Program[..., Any], read: Callable[[], Iterator[Row]], columns: list[str]) -> None:
+        parameters = inspect.signature(program.func, eval_str=True).parameters
+        kinds = {name: parameters[name].annotation for name in columns if name in parameters}
+        self._kinds = {name: kind for name, kind in kinds.items() if kind in (int, float, bool)}
+        self._read, self._columns = read, columns
+        self._n = sum(1 for _ in self)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __iter__(self) -> Iterator[Row]:
+        for i, row in enumerate(self._read()):
+            if missing := self._columns - row.keys():
+                raise ConfigError(f"row {i} has no {missing.pop()}")
+            item = {name: row[name] for name in self._columns}
+            for name, kind in self._kinds.items():
+                try:
+                    item[name] = msgspec.convert(item[name], kind, strict=False)
+                except msgspec.ValidationError as e:
+                    raise ConfigError(f"row {i}: {name} is {item[name]!r}: {e}") from None
+            yield item
+
+
+def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
+    """Each row with its results as further columns, which are None if it failed. All have the columns of the first."""
+    done: Iterator[BatchRecord | None] = iter(records)
+    record = next(done, None)
+    columns = [] if record is None else [*_results(record)]
+    for i, row in enumerate(rows):
+        row |= dict.fromkeys(columns)
+        if record is not None and record.index == i:
+            row |= _results(record)
+            record = next(done, None)
+        yield row
+
+
+def _results(record: BatchRecord) -> Row:
+    return record.values | ({} if record.ret_value is None else {"ret_value": record.ret_value})
+
+
+# ---- formats -------------------------------------------------------------------------------------------------------
+
+
+def _format(path: Path, flag: str) -> tuple[Callable[[], Iterator[Row]], Callable[[Iterator[Row]], None] | None]:
+    """(reads the rows, writes them; None where the checkpoint is the result)"""
+    if flag == "--in" and not path.is_file():
+        raise ConfigError(f"--in: there is no file {path}")
+    match path.suffix:
+        case ".jsonl":
+            return partial(_read_jsonl, path), None
+        case ".csv":
+            return partial(_read_csv, path), partial(_write_csv, path)
+        case ".parquet":
+            try:
+                import_module("pyarrow.parquet")
+            except ImportError:
+                raise ConfigError(f"{flag} {path}: Parquet needs pyarrow; pip install 'banyan[parquet]'") from None
+            return partial(_read_parquet, path), partial(_write_parquet, path)
+    raise ConfigError(f"{flag} {path}: the name must end in .jsonl, .csv or .parquet")
+
+
+def _read_jsonl(path: Path) -> Iterator[Row]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line) if line.strip() else None
+            except ValueError as e:
+                raise ConfigError(f"line {number} of {path}: {e}") from None
+            if not isinstance(row, dict | None):
+                raise ConfigError(f"line {number} of {path} is not a JSON object")
+            if row is not None:
+                yield row
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    with path.open(newline="", encoding="utf-8-sig") as lines:
+        reader = csv.DictReader(lines, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise ConfigError(f"line {reader.line_num} of {path} has not as many fields as the first line")
+                yield row
+        except (csv.Error, UnicodeDecodeError) as e:
+            raise ConfigError(f"line {reader.line_num} of {path}: {e}") from None
+
+
+def _write_csv(path: Path, rows: Iterator[Row]) -> None:
+    """Lists and objects are written as JSON."""
+    first = next(rows)
+    with path.open("w", newline="", encoding="utf-8") as lines:
+        writer = csv.DictWriter(lines, list(first), extrasaction="ignore")
+        writer.writeheader()
+        for row in chain([first], rows):
+            writer.writerow({name: _cell(value) for name, value in row.items()})
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    parquet: Any = import_module("pyarrow.parquet")
+    with parquet.ParquetFile(path) as file:
+        for group in file.iter_batches(N_GROUP):
+            yield from group.to_pylist()
+
+
+def _write_parquet(path: Path, rows: Iterator[Row]) -> None:
+    arrow: Any = import_module("pyarrow")
+    parquet: Any = import_module("pyarrow.parquet")
+    writer: Any = None
+    try:
+        while group := list(islice(rows, N_GROUP)):
+            table = arrow.Table.from_pylist(group, schema=writer and writer.schema)
+            writer = writer or parquet.ParquetWriter(path, table.schema)
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()

@@ -1,0 +1,181 @@
+"""The file of a batch that can be interrupted: a JSON line for each finished item.
+
+A line is written when its item has finished, so the file says what is left to run. A process that is killed leaves at
+most one torn line, which the next one cuts off. So each item has one line in the end. Memory holds 12 bytes an item.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import closing, nullcontext
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, overload
+
+import msgspec
+
+from banyan.execution.batch import BatchRun, OnError, bar
+from banyan.execution.program_run import with_state
+from banyan.lang.state import State
+from banyan.runtime.errors import BatchError, ConfigError, RuntimeLost
+
+if TYPE_CHECKING:
+    from banyan.execution.progress import Bar
+
+CHUNK = 4096
+"""Items in memory at a time. At the end of a chunk, fewer programs run at once than could, as long as one run takes."""
+MAX_ERRORS = 100
+"""Errors that a BatchError has; the others are counted."""
+
+
+class BatchRecord(msgspec.Struct):
+    """A finished item of a batch. values: the state's variables and ret_value, as JSON has them."""
+
+    index: Annotated[int, msgspec.Meta(ge=0)]
+    item: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]  # a digest of the item's arguments
+    values: dict[str, Any]
+    ret_value: Any = None
+
+
+class BatchFile(Sequence[BatchRecord]):
+    """The records of finished items, by index. Also a sequence of them, read from the file one by one.
+
+    ConfigError: the file cannot be opened, is not of a batch, or another process has it open.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise ConfigError(f"checkpoint {path} is open in another process; name another file, or wait") from None
+        except OSError as e:
+            raise ConfigError(f"checkpoint {path} cannot be opened: {e.strerror}") from e
+        self._digests, self._places = array("I"), array("q")
+        self._n_done = 0
+        self._end = 0
+        self._read()
+
+    def _read(self) -> None:
+        """Note which items have a record, and cut a torn line off the end."""
+        with open(self.path, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n") and line[: len(_START)] == _START[: len(line)]:
+                    self._file.truncate(self._end)
+                    break
+                try:
+                    record = _DECODER.decode(line)
+                    self._note(record.index, record.item)
+                except msgspec.DecodeError as e:
+                    self.close()
+                    raise ConfigError(
+                        f"line {number} of {self.path} is no record of a batch ({e}); name another file as checkpoint"
+                    ) from None
+                self._end += len(line)
+
+    def _note(self, index: int, item: int) -> None:
+        if (missing := index + 1 - len(self._places)) > 0:
+            self._digests.extend([0] * missing)
+            self._places.extend([-1] * missing)
+        self._n_done += self._places[index] < 0
+        self._digests[index], self._places[index] = item, self._end
+
+    def has(self, index: int, item: Any) -> bool:
+        """Whether the item has a record. ConfigError: its record is of other arguments."""
+        if index >= len(self._places) or self._places[index] < 0:
+            return False
+        if self._digests[index] != digest(item):
+            raise ConfigError(
+                f"item {index} is not the one that {self.path} has a record of; for other items, name another file"
+            )
+        return True
+
+    def write(self, index: int, item: Any, state: State) -> None:
+        """Add the record of an item that has finished."""
+        values = {name: state[name] for name in state._values}
+        record = BatchRecord(index, digest(item), values, state.ret_value)
+        line = msgspec.json.encode(record, enc_hook=str) + b"\n"
+        os.write(self._file.fileno(), line)
+        self._note(index, record.item)
+        self._end += len(line)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        return self._n_done
+
+    @overload
+    def __getitem__(self, index: int) -> BatchRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[BatchRecord]: ...
+    def __getitem__(self, index: int | slice) -> BatchRecord | list[BatchRecord]:
+        """The record of an item. IndexError: it has none, because it failed."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self._places)))]
+        if not 0 <= index < len(self._places) or self._places[index] < 0:
+            raise IndexError(f"item {index} has no record in {self.path}")
+        with open(self.path, "rb") as lines:
+            lines.seek(self._places[index])
+            return _DECODER.decode(lines.readline())
+
+    def __iter__(self) -> Iterator[BatchRecord]:
+        """The records in the order of their items."""
+        with open(self.path, "rb") as lines:
+            for place in self._places:
+                if place >= 0:
+                    lines.seek(place)
+                    yield _DECODER.decode(lines.readline())
+
+
+_START = b'{"index":'
+_DECODER = msgspec.json.Decoder(BatchRecord)
+
+
+def digest(item: Any) -> int:
+    """32 bits of an item's arguments."""
+    data = msgspec.json.encode(item, enc_hook=lambda value: type(value).__qualname__, order="sorted")
+    return int.from_bytes(blake2b(data, digest_size=4).digest(), "little")
+
+
+def run_to_file(
+    items: Iterable[Any],
+    file: BatchFile,
+    arrange: Callable[[dict[int, Any]], Any],
+    start: Callable[[Any, bool, Bar | None], BatchRun],
+    title: str | None,
+    on_error: OnError,
+) -> BatchFile:
+    """Run the items that the file has no record of, CHUNK at a time, so that memory does not grow with their number.
+
+    arrange: makes the arguments of items, which are given by index. start: the run of a batch, see `Program.run_batch`.
+    title: of the progress bar, None: no bar. BatchError: items failed; RuntimeLost: the server is gone.
+    """
+    n_failed, errors = 0, dict[int, BaseException]()
+    total = len(items) if isinstance(items, Sized) else None
+    with closing(file), nullcontext() if title is None else bar(title, total) as shown:
+        if shown is not None:
+            shown.skip(len(file))
+        left = ((i, item) for i, item in enumerate(items) if not file.has(i, item))
+        while chunk := dict(islice(left, CHUNK)):
+            for state in start(arrange(chunk), False, shown).results("return", ordered=False):
+                assert state.index is not None
+                if (error := state.error()) is None:
+                    file.write(state.index, chunk[state.index], state)
+                    continue
+                if isinstance(error, RuntimeLost):
+                    raise with_state(error, state)
+                n_failed += 1
+                if len(errors) < MAX_ERRORS:
+                    errors[state.index] = error
+    if errors and on_error == "raise":
+        i, first = next(iter(errors.items()))
+        message = f"{n_failed} items failed; run the batch again to repeat them. The first is item {i}: {first}"
+        raise BatchError(message, errors=errors, results=file) from first
+    return file

@@ -1,0 +1,116 @@
+"""`banyan batch`: rows in, results out, in each format."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.cli import batch
+
+PROGRAM = """
+import banyan as bn
+
+@bn.function
+def label(s, text: str, n: int = 2):
+    s += text + bn.gen("label")
+    assert text != "bad"
+    return [n, n + 1]
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+def run(program: Path, rows: Path, out: Path) -> int:
+    return batch.prepare(str(program), rows, out)(bn.Mock("fine"), None)
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".csv":
+        batch._write_csv(path, iter(rows))
+    else:
+        batch._write_parquet(path, iter(rows))
+
+
+@pytest.mark.parametrize("source", [".jsonl", ".csv", ".parquet"])
+@pytest.mark.parametrize("target", [".jsonl", ".csv", ".parquet"])
+def test_formats(source: str, target: str, program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if ".parquet" in (source, target):
+        pytest.importorskip("pyarrow")
+    rows, out = tmp_path / f"rows{source}", tmp_path / f"out{target}"
+    write(rows, [{"text": f"ünd {i}", "n": i, "note": "x"} for i in range(3)])
+    assert run(program, rows, out) == 0
+    assert "columns of" in (err := capsys.readouterr().err)
+    assert "does not take: note" in err
+    if target == ".jsonl":
+        found = [json.loads(line) for line in out.read_text().splitlines()]
+        assert {r["index"]: (r["values"], r["ret_value"]) for r in found} == {
+            i: ({"label": "fine"}, [i, i + 1]) for i in range(3)
+        }
+        return
+    read = batch._format(out, "--in")[0]
+    assert [(r["text"], int(r["n"]), r["note"], r["label"]) for r in read()] == [
+        (f"ünd {i}", i, "x", "fine") for i in range(3)
+    ]
+    last = [*read()][-1]["ret_value"]
+    assert (json.loads(last) if target == ".csv" else last) == [2, 3]
+
+
+def test_failed_rows_are_named_and_have_no_results(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    write(rows, [{"text": "bad"}, {"text": "good"}])
+    assert run(program, rows, out) == 1
+    err = capsys.readouterr().err
+    assert "row 0: " in err
+    assert "1 items failed" in err
+    assert "1 rows in" in err
+    with out.open(newline="") as lines:
+        assert [row["label"] for row in csv.DictReader(lines)] == ["", "fine"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "text", "message"),
+    [
+        ("rows.txt", "x", "must end in .jsonl, .csv or .parquet"),
+        ("none.csv", None, "there is no file"),
+        ("rows.csv", "", "has no rows"),
+        ("rows.csv", "words\nx\n", "label takes 'text', and the file has no such column, but words"),
+        ("rows.csv", "text,n\nx,1,2\n", "line 2 of .* has not as many fields"),
+        ("rows.csv", 'text\n"x\n', "line 1 of .*: unexpected end of data"),
+        ("rows.jsonl", '{"text": "x"}\n[1]\n', "line 2 of .* is not a JSON object"),
+        ("rows.jsonl", '{"text": "x"}\n{"text\n', "line 2 of "),
+        ("rows.csv", "text,n\nx,1\nx,two\n", "row 1: n is 'two'"),
+        ("rows.jsonl", '{"text": "x", "n": 1}\n{"text": "x"}\n', "row 1 has no n"),
+    ],
+)
+def test_rows_that_do_not_fit(rows: str, text: str | None, message: str, program: Path, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / rows).write_text(text)
+    with pytest.raises(bn.ConfigError, match=message):
+        run(program, tmp_path / rows, tmp_path / "out.jsonl")
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_program_is_found_by_name(program: Path, tmp_path: Path) -> None:
+    assert batch.find(str(program)).name == "label"
+    program.write_text(PROGRAM + PROGRAM.replace("def label", "def other"))
+    with pytest.raises(bn.ConfigError, match=r"has the programs label, other: name one as .*program.py:NAME"):
+        batch.find(str(program))
+    assert batch.find(f"{program}:other").name == "other"
+    with pytest.raises(bn.ConfigError, match="no program 'labels'; did you mean label"):
+        batch.find(f"{program}:labels")
+    with pytest.raises(bn.ConfigError, match="there is no program file"):
+        batch.find(str(tmp_path / "nothing.py"))

@@ -1,0 +1,177 @@
+"""Batches with a checkpoint: each item has one record, whatever interrupts the batch."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.execution import batch_file
+from banyan.execution.batch_file import BatchFile
+
+
+@bn.function
+def item(s: bn.State, x: int) -> int:
+    s += f"{x}" + bn.gen("a")
+    return 2 * x
+
+
+def rows(n: int) -> Iterator[dict[str, int]]:
+    return ({"x": i} for i in range(n))
+
+
+def test_records_are_those_of_the_runs(mock: bn.Mock, tmp_path: Path) -> None:
+    records = item.run_batch(rows(10), checkpoint=tmp_path / "out.jsonl")
+    assert len(records) == 10
+    assert [(r.index, r.values, r.ret_value) for r in records] == [(i, {"a": "<a>"}, 2 * i) for i in range(10)]
+    assert records[3].ret_value == 6
+    assert [r.index for r in records[7:]] == [7, 8, 9]
+
+
+def test_finished_items_are_not_run_again(mock: bn.Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_file, "CHUNK", 7)
+    path = tmp_path / "out.jsonl"
+    item.run_batch(rows(20), checkpoint=path)
+    assert len(mock.submits) == 20
+    records = item.run_batch(rows(50), checkpoint=path)
+    assert len(mock.submits) == 50
+    assert [r.ret_value for r in records] == [2 * i for i in range(50)]
+
+
+@pytest.mark.parametrize("cut", [1, 9, 40])
+def test_torn_line_is_cut_and_its_item_runs_again(cut: int, mock: bn.Mock, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    item.run_batch(rows(5), checkpoint=path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-cut])
+    records = item.run_batch(rows(5), checkpoint=path)
+    assert len(mock.submits) == 6
+    assert sorted(path.read_bytes().splitlines()) == sorted(whole.splitlines())
+    assert len(records) == 5
+
+
+def test_failed_items_have_no_record_and_run_again(mock: bn.Mock, tmp_path: Path) -> None:
+    is_broken = True
+
+    @bn.function
+    def program(s: bn.State, x: int) -> int:
+        s += f"{x}" + bn.gen("a")
+        if is_broken and x % 4 == 1:
+            raise ValueError("odd")
+        return s.index
+
+    path = tmp_path / "out.jsonl"
+    with pytest.raises(bn.BatchError, match=r"3 items failed; run the batch again.*item \d+: .*odd") as e:
+        program.run_batch(rows(10), checkpoint=path)
+    assert set(e.value.errors) == {1, 5, 9}
+    with pytest.raises(IndexError, match="item 5 has no record"):
+        e.value.results[5]
+    assert [r.index for r in program.run_batch(rows(10), checkpoint=path, on_error="return")] == [0, 2, 3, 4, 6, 7, 8]
+    is_broken = False
+    assert [r.ret_value for r in program.run_batch(rows(10), checkpoint=path)] == list(range(10))
+
+
+def test_lost_server_ends_the_batch(mock: bn.Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_file, "CHUNK", 4)
+
+    @bn.function
+    def program(s: bn.State, x: int) -> None:
+        if x == 6:
+            raise bn.RuntimeLost("gone")
+
+    with pytest.raises(bn.RuntimeLost, match="gone"):
+        program.run_batch(rows(10**9), checkpoint=tmp_path / "out.jsonl")
+
+
+def test_other_items_are_refused(mock: bn.Mock, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    item.run_batch([{"x": 1}, {"x": 2}], checkpoint=path)
+    with pytest.raises(bn.ConfigError, match=r"item 1 is not the one that .*out.jsonl has a record of"):
+        item.run_batch([{"x": 1}, {"x": 3}], checkpoint=path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"index": -1, "item": 3, "values": {}}\n')
+    with pytest.raises(bn.ConfigError, match=r"line 1 of .* is no record of a batch"):
+        BatchFile(path)
+    path.write_text("what was here before\n")
+    with pytest.raises(bn.ConfigError, match=r"line 1 of .* is no record of a batch"):
+        BatchFile(path)
+    assert path.read_text() == "what was here before\n"
+    path.write_text("without the end of the line")
+    with pytest.raises(bn.ConfigError, match="line 1 of"):
+        BatchFile(path)
+    assert path.read_text() == "without the end of the line"
+    with pytest.raises(bn.ConfigError, match="cannot be opened: Is a directory"):
+        BatchFile(tmp_path)
+
+
+def test_file_that_is_open_elsewhere_is_refused(tmp_path: Path) -> None:
+    first = BatchFile(tmp_path / "out.jsonl")
+    with pytest.raises(bn.ConfigError, match="is open in another process"):
+        BatchFile(tmp_path / "out.jsonl")
+    first.close()
+    BatchFile(tmp_path / "out.jsonl").close()
+
+
+@pytest.mark.parametrize("options", [{"timeout": 1.0}, {"budget": 5}, {"deadline": 1.0}, {"generator_style": True}])
+def test_options_that_a_checkpoint_excludes(options: dict[str, Any], mock: bn.Mock, tmp_path: Path) -> None:
+    with pytest.raises(bn.Unsupported, match="a batch with a checkpoint"):
+        item.run_batch(rows(2), checkpoint=tmp_path / "out.jsonl", **options)
+
+
+KILLED = """
+import os, sys, banyan as bn
+left = int(sys.argv[2])
+@bn.function
+def item(s, x):
+    global left
+    s += f"{x}" + bn.gen("a")
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), 9)
+    return 2 * x
+item.run_batch(({"x": i} for i in range(300)), checkpoint=sys.argv[1], backend=bn.Mock("fine"))
+"""
+
+
+def test_each_item_has_one_record_after_three_kills(tmp_path: Path) -> None:
+    path, draw = tmp_path / "out.jsonl", random.Random(0)
+    statuses = [
+        subprocess.run([sys.executable, "-c", KILLED, str(path), str(left)], timeout=100, check=False).returncode
+        for left in (*(draw.randint(1, 90) for _ in range(3)), -1)
+    ]
+    assert statuses == [-9, -9, -9, 0]
+    file = BatchFile(path)
+    file.close()
+    assert [(r.index, r.ret_value) for r in file] == [(i, 2 * i) for i in range(300)]
+    assert len(path.read_bytes().splitlines()) == 300
+
+
+def test_memory_does_not_grow_with_the_items(mock: bn.Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_file, "CHUNK", 100)
+
+    @bn.function
+    def program(s: bn.State, x: int) -> str:
+        return f"{x}" + "y" * 10_000
+
+    def peak(n: int) -> int:
+        tracemalloc.reset_peak()
+        program.run_batch(rows(n), checkpoint=tmp_path / f"{n}.jsonl")
+        return tracemalloc.get_traced_memory()[1]
+
+    peak(200)
+    tracemalloc.start()
+    try:
+        few = peak(300)
+        assert peak(3000) < few + (10 << 20), "3,000 results are 30 MB"
+    finally:
+        tracemalloc.stop()
