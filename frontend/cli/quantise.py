@@ -22,17 +22,18 @@ def run(model: str, out: Path, text: Path, method: Method, n_bits: int, group: i
 
     source = spec.resolve(model)
     try:
-        words = text.read_text(encoding="utf-8", errors="replace")
+        with text.open(encoding="utf-8", errors="replace") as file:
+            words = file.read(8 * n_tokens)
     except OSError as e:
         raise ConfigError(f"the text cannot be read: {e}") from e
     tokenizer = Tokenizer(source, Files.read(source))
-    ids = tokenizer.encode([TextSpan(words[: 8 * n_tokens])], at_start=True)[: n_tokens * 5 // 4]
+    ids = tokenizer.encode([TextSpan(words)], at_start=True)[: n_tokens * 5 // 4]
     tokenizer.close()
     n_held_out = len(ids) // 5
     if n_held_out < 2:
         raise ConfigError(f"{text} has {len(ids)} tokens; a text of some thousand is needed")
     used, held_out = ids[:-n_held_out], ids[-n_held_out:]
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"{method}, {n_bits} bits", total=None)
         convert.quantise(source, out, used, method, n_bits, group,
