@@ -12,6 +12,7 @@ from banyan.kernels.linear.grouped import Grouped
 
 Method = Literal["rtn", "gptq", "awq"]
 _DAMPING = 0.01  # of the mean of the diagonal, as in the paper
+_BLOCK = 64  # columns whose errors reach the columns after them in one product
 _POWERS = [i / 20 for i in range(20)]
 
 
@@ -24,25 +25,25 @@ def rtn(weight: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
 
 
 def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
-    """Rounds one column after the other and corrects the columns that follow for its error (Frantar et al., GPTQ:
-    accurate post-training quantization for generative pre-trained transformers, 2022). products: x^T x of the layer's
-    inputs, [n_in, n_in]."""
-    weight, n_in = weight.clone(), weight.shape[1]
-    damped = products + torch.eye(n_in) * (_DAMPING * products.diagonal().mean() + 1e-8)
+    """Rounds one column after the other, those of large inputs first, and corrects the columns that follow for its
+    error (Frantar et al., GPTQ: accurate post-training quantization for generative pre-trained transformers, 2022).
+    products: x^T x of the layer's inputs, [n_in, n_in]."""
+    scale = _scale(weight.unfold(1, group, group), n_bits, dtype)
+    size = products.diagonal()
+    order = size.argsort(descending=True)
+    damped = (products + torch.eye(len(size)) * (_DAMPING * size.mean() + 1e-8))[order][:, order]
     factor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
-    numbers, scales = torch.empty_like(weight), []
-    for start in range(0, n_in, group):
-        end = start + group
-        block, rows = weight[:, start:end], factor[start:end]
-        scale = _scale(block, n_bits, dtype)
+    left, scales, numbers = weight[:, order], scale[:, order // group], torch.empty_like(weight)
+    for start in range(0, len(size), _BLOCK):
+        block, rows = left[:, start : start + _BLOCK], factor[start : start + _BLOCK]
         errors = torch.empty_like(block)
-        for i in range(group):
-            numbers[:, start + i] = column = _numbers(block[:, i], scale, n_bits)
-            errors[:, i] = (block[:, i] - column * scale) / rows[i, start + i]
-            block[:, i + 1 :] -= errors[:, i, None] * rows[i, start + i + 1 : end]
-        weight[:, end:] -= errors @ rows[:, end:]
-        scales.append(scale)
-    return Grouped(numbers.to(torch.int8), torch.stack(scales, 1), None, n_bits)
+        for i in range(block.shape[1]):
+            at = start + i
+            numbers[:, order[at]] = column = _numbers(block[:, i], scales[:, at], n_bits)
+            errors[:, i] = (block[:, i] - column * scales[:, at]) / rows[i, at]
+            block[:, i + 1 :] -= errors[:, i, None] * rows[i, at + 1 : start + _BLOCK]
+        left[:, start + _BLOCK :] -= errors @ rows[:, start + _BLOCK :]
+    return Grouped(numbers.to(torch.int8), scale, None, n_bits)
 
 
 def awq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Tensor:
