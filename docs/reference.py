@@ -49,7 +49,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"),
         *("ChoicesSamplingMethod", "ChoicesDecision"),
     ),
-    "Tools": ("tool", "Tool", "ToolCall"),
+    "Tools": ("tool", "Tool", "ToolCall", "mcp"),
     "Backends": (
         *("Backend", "Runtime", "RuntimeEndpoint", "connect", "Engine", "OpenAI", "Mock", "Record", "Replay"),
         *("set_default_backend", "using", "flush_cache", "get_server_info", "global_config"),

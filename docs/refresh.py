@@ -1,7 +1,7 @@
 """Run the examples of README.md and docs/*.md and write their output below them: `make readme`.
 
-In README.md a comment marks an output and the command that prints it: `<!-- output of: COMMAND -->`, or `the above` for
-the Python block before it.
+In README.md and docs/http.md a comment marks an output and the command that prints it: `<!-- output of: COMMAND -->`,
+or `the above` for the Python block before it. Commands of docs/http.md get the URL of a server with the pocket model.
 
 In docs/*.md the Python blocks of a page run in order as one program. A `text` block right after a Python block is its
 output; after `<!-- for example -->` it is one possible output, with numbers and words that change from run to run. A
@@ -22,6 +22,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+import banyan
+from banyan.runtime import launch
+from banyan.runtime.config import HTTPConfig
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("docs/deployment.md", "docs/language.md", "docs/migrating-from-sglang.md")
 MARK = re.compile(r"(?P<mark><!-- output of: (?P<command>.*?) -->\n)(```text\n.*?```\n)?", re.DOTALL)
@@ -32,10 +36,10 @@ BLOCK = re.compile(
 )
 
 
-def output_of(command: str, before: str) -> str:
+def output_of(command: str, before: str, argument: str) -> str:
     """The stdout of a command, or of the last Python block in `before`. CalledProcessError if it fails."""
     python = [sys.executable, "-c", before.rpartition("```python\n")[2].partition("```")[0]]
-    argv = python if command == "the above" else [sys.executable, *shlex.split(command.removeprefix("python "))]
+    argv = python if command == "the above" else [sys.executable, *shlex.split(f"{command} {argument}")[1:]]
     environment = os.environ | {"PYTHONWARNINGS": "error"}
     return subprocess.run(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
@@ -97,14 +101,23 @@ def refresh(path: Path) -> None:
     path.write_text(text)
 
 
-def main() -> None:
-    page = ROOT / "README.md"
-    text = page.read_text()
+def refresh_marked(path: Path, argument: str = "") -> None:
+    """Replace each marked output on the page. argument: of all commands."""
+    text = path.read_text()
 
     def fresh(match: re.Match[str]) -> str:
-        return f"{match['mark']}```text\n{output_of(match['command'], text[: match.start()]).strip()}\n```\n"
+        output = output_of(match["command"], text[: match.start()], argument)
+        return f"{match['mark']}```text\n{output.strip()}\n```\n"
 
-    page.write_text(MARK.sub(fresh, text))
+    path.write_text(MARK.sub(fresh, text))
+
+
+def main() -> None:
+    refresh_marked(ROOT / "README.md")
+    with banyan.Runtime() as server:
+        http = HTTPConfig(socket=str(server.socket), address="0")
+        with contextlib.closing(launch.start_gateway(http)) as gateway:
+            refresh_marked(ROOT / "docs/http.md", gateway.url)
     for name in PAGES:
         refresh(ROOT / name)
 

@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from banyan.templates.compiled import AsyncCompiled as AsyncCompiled
     from banyan.templates.compiled import Compiled as Compiled
     from banyan.templates.compiled import compile as compile
+    from banyan.tools.mcp import mcp as mcp
     from banyan.tools.toolbox import Tool as Tool
     from banyan.tools.toolbox import ToolCall as ToolCall
     from banyan.tools.toolbox import tool as tool

@@ -146,6 +146,7 @@ EXCEPTIONS = {
     "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer returns the transformers tokenizer"},
     "banyan.backends.openai.backend": {"openai": "an extra, loaded when the backend is created"},
     "banyan.backends.openai.bounds": {"openai": "an extra, loaded when the backend is created"},
+    "banyan.tools.mcp": {"mcp": "an extra, loaded by bn.mcp"},
     "banyan.cli.kernels": {
         "banyan.kernels.dispatch_report": "`banyan kernels` reports the kernels in use, which needs torch"
     },

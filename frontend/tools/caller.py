@@ -77,7 +77,7 @@ class Caller(ServerCallback):
         if self.full_text is not None:
             self.full_text.put(called.text[self._n_streamed :])
             self._n_streamed = 0
-        loop = _tool_loop()
+        loop = tool_loop()
         loop.call_soon_threadsafe(self._start_round, loop, called)
 
     def _on_gen_done(self, _: object) -> None:
@@ -85,7 +85,7 @@ class Caller(ServerCallback):
         if self.full_text is not None:
             self.full_text.close()
         if self._running is not None:
-            _tool_loop().call_soon_threadsafe(self._running.cancel)
+            tool_loop().call_soon_threadsafe(self._running.cancel)
 
     # ---- on the event loop of this module --------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ def _parsed(arguments: str) -> dict[str, Any]:
 # ---- the event loop and the threads of this process ----------------------------------------------------------------
 
 
-def _tool_loop() -> asyncio.AbstractEventLoop:
+def tool_loop() -> asyncio.AbstractEventLoop:
     """The event loop of this module, on a thread of its own; the first call starts it."""
     global _loop
     with _starting:

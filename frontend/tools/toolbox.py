@@ -26,11 +26,20 @@ _NOT_BY_NAME = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIO
 class Tool:
     """A function that a model may call, made by `@tool`. Python code can call it like the function itself."""
 
-    def __init__(self, func: Callable[..., Any], name: str | None = None, description: str | None = None) -> None:
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        name: str | None = None,
+        description: str | None = None,
+        schema: dict[str, Any] | None = None,
+    ) -> None:
+        """schema: of the parameters, as one object. Without it, it follows from the type hints. With it, `func` checks
+        the arguments itself."""
         functools.update_wrapper(self, func)
         self.func = func
         self.name = str(name or getattr(func, "__name__", ""))
         self.description = inspect.cleandoc(func.__doc__ or "") if description is None else description
+        self._schema = schema
         self._parameters = list(inspect.signature(func).parameters.values())
         is_method = bool(self._parameters) and self._parameters[0].name == "self"
         if not is_method:
@@ -46,7 +55,7 @@ class Tool:
         """Bind a tool that is a method to its instance. The model does not see the parameter `self`."""
         if instance is None:
             return self
-        return type(self)(self.func.__get__(instance, owner), self.name, self.description)
+        return type(self)(self.func.__get__(instance, owner), self.name, self.description, self._schema)
 
     @property
     def is_async(self) -> bool:
@@ -76,6 +85,8 @@ class Tool:
 
     @cached_property
     def _arguments(self) -> _Arguments:
+        if self._schema is not None:
+            return _Arguments(self._schema, msgspec.json.Decoder(dict[str, Any]).decode)
         try:
             hints = get_type_hints(self.func, include_extras=True)
         except Exception as e:  # evaluating a hint can raise anything

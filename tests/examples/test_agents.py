@@ -201,6 +201,8 @@ def reaches_target(steps: list[str], numbers: tuple[int, ...], target: int) -> b
 def test_example_is_correct_on_the_pocket_model(
     name: str, example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]], pocket: bn.Runtime
 ) -> None:
+    if name == "mcp_tools":
+        pytest.importorskip("mcp", reason="the extra mcp is not installed")
     status, out = run_main(example(name), pocket)
     assert status == 0, out
     prompt, cached, computed = map(int, re.findall(r"prompt (\d+) tokens = (\d+) cached \+ (\d+) computed", out)[-1])

@@ -35,8 +35,11 @@ ContentPart = TextPart | RefusalPart | ImagePart
 
 
 class CalledFunction(Body):
+    """parsed_arguments: what `parse` of the openai package adds, and sends back."""
+
     name: str
     arguments: str
+    parsed_arguments: Any = None
 
 
 class ToolCallPart(Body):
@@ -50,7 +53,7 @@ class ToolCallPart(Body):
 
 class ChatTurn(Body):
     """One message of the conversation. reasoning_content, reasoning: of an assistant's earlier turn; models do not get
-    it again."""
+    it again. parsed: what `parse` of the openai package adds."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -63,6 +66,7 @@ class ChatTurn(Body):
     function_call: None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    parsed: Any = None
 
 
 class FunctionSpec(Body):

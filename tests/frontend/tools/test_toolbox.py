@@ -63,6 +63,17 @@ class Model(pydantic.BaseModel):
     tags: list[str] = []
 
 
+def test_tool_with_a_schema_gets_the_arguments_as_they_are() -> None:
+    def echo(**arguments: Any) -> Any:
+        return arguments
+
+    schema = {"type": "object", "properties": {"x": {"type": "integer", "minimum": 1}}, "required": ["x"]}
+    tool = bn.Tool(echo, "echo", "Give it back.", schema)
+    assert tool.schema == json.loads(tool.spec)["function"]["parameters"] == schema
+    assert single_call({"echo": {"x": 0}}, [tool]).result == '{"x":0}'
+    assert single_call({"echo": [1]}, [tool]).is_error
+
+
 def test_tool_can_be_called_like_its_function() -> None:
     assert add(1, b=2) == 3
     assert (add.__doc__, add.__name__) == ("Add two numbers.", "add")

@@ -20,7 +20,7 @@ KEYS = "# who may come in\nann:key-of-ann-0123456789\nann:other-key-of-ann-0123\
 @pytest.fixture(scope="session")
 def pocket() -> Iterator[launch.ServerProcess]:
     """A server with the pocket model."""
-    with closing(launch.start(config.make(threads=1, kv_memory="20000 tokens"))) as server:
+    with closing(launch.start(config.make(threads=1, kv_memory="20000 tokens", slo="ttft=10s"))) as server:
         yield server
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -130,6 +131,26 @@ def test_tool_loop_with_the_parts_that_the_client_sends_back(openai_client: open
     found = create(openai_client, [*SUM, first.message, result], tools=[CALCULATOR])
     assert found.choices[0].message.content == "The answer is 71."
     assert found.usage.prompt_tokens_details.cached_tokens > 60
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # of the openai package
+def test_parsed_calls_and_outputs_go_back_as_the_client_has_them(openai_client: openai.OpenAI) -> None:
+    class Calculator(pydantic.BaseModel):
+        "Work out an arithmetic expression."
+
+        expression: str
+
+    parse = functools.partial(openai_client.chat.completions.parse, model="pocket", temperature=0)
+    tools = [openai.pydantic_function_tool(Calculator, name="calculator")]
+    ada = parse(messages=ADA, response_format=Person).choices[0].message
+    called = parse(messages=[*ADA, ada, *SUM], tools=tools).choices[0].message
+    (call,) = called.tool_calls or ()
+    assert (ada.parsed, call.function.parsed_arguments) == (
+        Person(name="Ada Stone", age=41, city="Lisbon"),
+        Calculator(expression="23+48"),
+    )
+    result = {"role": "tool", "tool_call_id": call.id, "content": "71"}
+    assert parse(messages=[*ADA, ada, *SUM, called, result], tools=tools).choices[0].message.content
 
 
 def test_text_beside_calls_reaches_the_model_and_control_tokens_in_arguments_are_data(
