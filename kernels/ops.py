@@ -22,6 +22,8 @@ from banyan.kernels.linear.cpu import linear as cpu_linear
 from banyan.kernels.linear.cpu import pack as pack
 from banyan.kernels.linear.packed import Packed as Packed
 from banyan.kernels.linear.reference import linear as reference_linear
+from banyan.kernels.lora.adapted import AdaptedRows
+from banyan.kernels.lora.reference import Product
 from banyan.kernels.rope_kv.reference import Norms
 
 
@@ -45,6 +47,8 @@ class OpSizes(NamedTuple):
     cells: int = 64 * 500  # logits that are edited
     n_pools: int = 2
     slots: int = 64  # that are copied, in each pool
+    adapters: int = 16
+    rank: int = 16
 
 
 Cost = Callable[[OpSizes], float]
@@ -99,6 +103,14 @@ _OPS = (
         lambda s: 2 * s.rows * s.n_in * s.n_out,
         on_gpu="reference",
         folder="linear",
+    ),
+    Op(
+        "add_lora",
+        "y [rows, n_out], x [rows, n_in], adapters of rank r -> y",
+        lambda s: s.size * (s.adapters * s.rank * (s.n_in + s.n_out) + s.rows * (s.n_in + 2 * s.n_out)),
+        lambda s: 2 * s.rows * s.rank * (s.n_in + s.n_out),
+        on_gpu="reference",
+        folder="lora",
     ),
     Op(
         "edit_logits",
@@ -211,6 +223,11 @@ def draw(logits: Tensor, rows: Rows) -> Tensor:
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
     """x times the transposed weight, plus bias; see `linear/reference.py`. `pack` prepares a weight for the CPU."""
     return cpu_linear(x, weight, bias) if isinstance(weight, Packed) else reference_linear(x, weight, bias)
+
+
+def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product) -> None:
+    """Adds to y, in place, what the adapters of rows give for x; see `lora/reference.py`. product: for libraries."""
+    implementation("add_lora", y.device.type)(y, x, adapted, layer, linear, product)
 
 
 @overload

@@ -38,6 +38,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     weight_dtype: Annotated[
         WeightDtype, "dtype of linear weights; int8: 8 bits with a scale per output, CPU only; auto: dtype"
     ] = "auto"
+    adapters: Annotated[
+        dict[str, str],
+        "name and directory of an adapter (LoRA) in peft's format, which gens name; may be given several times",
+    ] = {}
     context: Annotated[int | None, "maximum length of prompt + output, in tokens; default: the model's own"] = None
     kv_dtype: Annotated[
         KVDtype, "dtype of keys and values; int8 or fp8 (e4m3): with a scale per token and head; auto: dtype"
@@ -144,7 +148,7 @@ LIMITS = (
 """The options that limit clients. Limits that are the same for all servers are in protocol/limits.py."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "model": ("model", "device", "dtype", "weight_dtype", "context", "threads", "sampling_defaults"),
+    "model": ("model", "device", "dtype", "weight_dtype", "adapters", "context", "threads", "sampling_defaults"),
     "KV memory": ("kv_memory", "kv_dtype", "page", "cache", "eviction", "host_memory", "host_file"),
     "batches and speculation": (
         *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
@@ -239,6 +243,9 @@ def _check(c: Config) -> None:
     n_host_bytes = parse_bytes(c.host_memory)
     require(n_host_bytes > 0 or not c.host_file, "host_file needs a size; set host_memory too, such as '4GiB'")
     require(n_host_bytes == 0 or c.cache, "host_memory holds what the cache evicts, but the cache is off")
+    for name, path in c.adapters.items():
+        check_adapter_name(name)
+        require(bool(path), f"adapter {name!r} has no directory; write it like NAME=DIR")
     if c.metrics:
         address(c.metrics)
     parse_bytes(c.durable_bytes)
@@ -259,6 +266,12 @@ def _check(c: Config) -> None:
     )
     # The address of a Unix socket holds 108 bytes, including the null byte at its end.
     require(len(os.fsencode(c.socket)) < 108, f"the socket's path is longer than Linux allows (107 bytes): {c.socket}")
+
+
+def check_adapter_name(name: str) -> None:
+    """ConfigError: gens could not give this name."""
+    if not re.fullmatch(r"[\w.-][\w./-]{0,127}", name):
+        raise ConfigError(f"an adapter's name has 1 to 128 letters, digits and ./_-, not {name[:200]!r}")
 
 
 DRAFTERS = ("tree", "ngram", "model", "grammar")

@@ -186,10 +186,10 @@ SIGNATURES = {
     "function": ["func", "num_api_spec_tokens"],
     "gen": [
         *[*GEN, "*max_new_tokens", "*schema", "*whitespace", "*order", "*repetition_penalty", "*logit_bias", "*seed"],
-        *["*timeout", "*budget", "*priority", "*deadline"],
+        *["*adapter", "*timeout", "*budget", "*priority", "*deadline"],
         *["*type", "*grammar", "*retries", "*tools", *LIMITS],
     ],
-    "select": ["name", "choices", "temperature", "choices_method", "*seed", "*timeout"],
+    "select": ["name", "choices", "temperature", "choices_method", "*seed", "*timeout", "*adapter"],
     "role": ["name", "expr"],
     "user": ["expr"],
     "image": ["expr"],

@@ -252,7 +252,7 @@ NAMES = {field: option for option, field in RENAMED.items()}
 ALL = frozenset({
     *(NAMES.get(name, name) for name in wire.Sampling.__struct_fields__ if name != "constraint"),
     *("regex", "json_schema", "grammar", "whitespace", "order", "choices", "tools", "priority", "deadline", "stream"),
-    *("select", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"),
+    *("adapter", "select", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"),
     *("image", "raw", "roles"),
 })  # fmt: skip
 """All names that `features` can yield."""
@@ -268,6 +268,8 @@ def changed(sampling: wire.Sampling) -> list[str]:
 def features(job: Job) -> Iterator[str]:
     """What a gen or select requires of its backend beyond plain text, by the names that users write: the options that
     differ from their defaults, and the kinds of prompt pieces that are not text."""
+    if job.op.adapter:
+        yield "adapter"
     if isinstance(job.op, wire.Select):
         yield from ("select", job.op.method)
     else:

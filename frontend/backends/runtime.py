@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from banyan.views.run_page import Page
 
 
+LOADING = 600.0
+"""The most seconds that an adapter may take to load."""
+
 _holding = threading.Lock()
 _holders: WeakKeyDictionary[Client, WeakSet[ServerBackend]] = WeakKeyDictionary()
 """Connection to a server -> the backends of this process that share it. The connection closes with the last of them."""
@@ -124,6 +127,20 @@ class ServerBackend:
         from banyan.sglang.turn_format import TurnFormat  # here: programs do not need it
 
         return TurnFormat(self.welcome.model, self.welcome.chat)
+
+    def load_adapter(self, name: str, directory: str | Path) -> None:
+        """Load an adapter (LoRA) in peft's format, for `gen(adapter=name)`. directory: on the machine of
+        the server. BanyanError: it cannot be used, the name is taken, or this client is no operator."""
+        self._check()
+        is_local = isinstance(self._path, Path)
+        path = Path(directory).expanduser().absolute() if is_local else directory
+        self.client.ask("load_adapter", LOADING, name=name, path=str(path))
+
+    def unload_adapter(self, name: str) -> None:
+        """Take the name of an adapter away. New gens that use it fail; those that run end first, and then its memory is
+        free. BanyanError: there is no such adapter."""
+        self._check()
+        self.client.ask("unload_adapter", name=name)
 
     def get_server_info(self) -> dict[str, Any]:
         """The model and the limits of the server; for an operator its options too."""
@@ -237,7 +254,10 @@ class Runtime(ServerBackend):
             if log_level not in _LOG_LEVELS:
                 raise ConfigError(f"log_level is {log_level!r}; it is one of {', '.join(_LOG_LEVELS)}")
             options.setdefault("log", _LOG_LEVELS[log_level])
-        self._server = launch.start(configs.make(**translate(options)), launch_timeout)
+        options = translate(options)
+        if isinstance(adapters := options.get("adapters"), Mapping):
+            options["adapters"] = {name: str(Path(path).expanduser().absolute()) for name, path in adapters.items()}
+        self._server = launch.start(configs.make(**options), launch_timeout)
         try:
             self._join(self._server.socket, 10.0)
         except BaseException:
@@ -286,9 +306,10 @@ class Runtime(ServerBackend):
         return_logprob: bool | None = None,
         logprob_start_len: int | None = None,
         top_logprobs_num: int | None = None,
-        lora_path: None = None,
+        lora_path: str | None = None,
     ) -> str:
-        """Complete a prompt. Returns JSON: {"text": ..., "meta_info": ...}; a list for several prompts."""
+        """Complete a prompt. Returns JSON: {"text": ..., "meta_info": ...}; a list for several prompts. lora_path: the
+        name of an adapter."""
         options = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
         return json.dumps(
             self._complete(prompt, sampling_params, lora_path, top_logprobs_num=top_logprobs_num, **options)
@@ -319,9 +340,7 @@ class Runtime(ServerBackend):
     ) -> dict[str, Any] | list[dict[str, Any]]:
         from banyan.sglang.completions import complete  # here: programs do not need it
 
-        if lora_path is not None:
-            raise Unsupported("lora_path: this runtime has no adapters")
-        return complete(self, prompt, sampling_params, **options)
+        return complete(self, prompt, sampling_params, adapter=lora_path, **options)
 
 
 class Engine(Runtime):
@@ -334,10 +353,11 @@ class Engine(Runtime):
         return_logprob: bool | None = None,
         logprob_start_len: int | None = None,
         top_logprobs_num: int | None = None,
-        lora_path: None = None,
+        lora_path: str | None = None,
         stream: bool = False,
     ) -> dict[str, Any] | list[dict[str, Any]] | Iterator[dict[str, Any]]:
-        """Complete a prompt. Returns {"text": ..., "meta_info": ...}; a list for several prompts or samples.
+        """Complete a prompt. Returns {"text": ..., "meta_info": ...}; a list for several prompts or samples. lora_path:
+        the name of an adapter.
 
         stream: for one prompt, returns an iterator instead. Each item has all the text so far.
         """
@@ -348,7 +368,8 @@ class Engine(Runtime):
 
         if not isinstance(prompt, str) or not isinstance(sampling_params, Mapping | None) or return_logprob:
             raise Unsupported("stream: of one prompt, without logprobs; write a program for more")
-        return completions.growing(completions.start(self, prompt, sampling_params or {}, stream=True))
+        params = {**(sampling_params or {}), **({} if lora_path is None else {"adapter": lora_path})}
+        return completions.growing(completions.start(self, prompt, params, stream=True))
 
     async def async_generate(  # type: ignore[override]
         self, prompt: str, sampling_params: Mapping[str, Any] | None = None

@@ -230,6 +230,12 @@ def _add_config(parser: Parser, socket_help: str = "", **own: str) -> None:
                 text = socket_help
             elif "default: " not in text and default != "":
                 text += f" (default: {'yes' if default is True else 'no' if default is False else default})"
+            if name == "adapters":
+                group.add_argument(
+                    "--adapter", action="append", type=_adapter, dest=name, metavar="NAME=DIR", help=text,
+                    default=argparse.SUPPRESS,
+                )  # fmt: skip
+                continue
             arguments: dict[str, Any] = {"dest": name, "help": text, "default": own.get(name, argparse.SUPPRESS)}
             if kind is bool:
                 arguments["action"] = argparse.BooleanOptionalAction
@@ -240,6 +246,14 @@ def _add_config(parser: Parser, socket_help: str = "", **own: str) -> None:
                 arguments["metavar"] = _METAVARS.get(name, "N")
             group.add_argument(f"--{name.replace('_', '-')}", **arguments)
     parser.add_argument_group("limits of one message, the same for all servers", "\n".join(map(str, MESSAGE_LIMITS)))
+
+
+def _adapter(text: str) -> tuple[str, str]:
+    """The name and the directory of NAME=DIR."""
+    name, equals, directory = text.partition("=")
+    if not equals:
+        raise ValueError(text)
+    return name, str(Path(directory).expanduser().absolute()) if directory else ""
 
 
 def _positive(text: str) -> int:
@@ -259,6 +273,10 @@ def _seconds(text: str) -> float:
 def given(options: argparse.Namespace) -> dict[str, Any]:
     """The options of the runtime that the user gave on the command line. ConfigError: one of them is not valid."""
     found = {f.name: getattr(options, f.name) for f in msgspec.structs.fields(Config) if hasattr(options, f.name)}
+    if adapters := found.get("adapters"):
+        found["adapters"] = dict(adapters)
+        if len(found["adapters"]) < len(adapters):
+            raise ConfigError("two adapters have the same name")
     model = getattr(options, "positional_model", "")
     if model and found.setdefault("model", model) != model:
         raise ConfigError(f"two models are named: {model} and --model {found['model']}; give one")

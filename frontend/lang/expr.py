@@ -113,6 +113,7 @@ class SelectExpr(_Node, frozen=True):
     seed: int | None = None
     timeout: float | None = None
     decide: Any = None
+    adapter: str | None = None
 
 
 class Seq(_Node, frozen=True):
@@ -178,6 +179,7 @@ def gen(
     repetition_penalty: float | None = None,
     logit_bias: dict[int, float] | None = None,
     seed: int | None = None,
+    adapter: str | None = None,
     timeout: float | None = None,
     budget: int | None = None,
     priority: int | None = None,
@@ -236,7 +238,11 @@ def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
         if spare := [key for key in asked if key in _SPARE]:
             warn(f"gen with choices ignores {', '.join(spare)}: a choice is scored, not generated")
             asked = {key: value for key, value in asked.items() if key not in _SPARE}
-        options = {key: asked.pop(key) for key in ("temperature", "choices_method", "seed", "timeout") if key in asked}
+        options = {
+            key: asked.pop(key)
+            for key in ("temperature", "choices_method", "seed", "timeout", "adapter")
+            if key in asked
+        }
         if asked:
             raise BadProgram(f"gen with choices takes no {', '.join(asked)}: a choice is scored, not generated")
         return select(name, choices, **options)
@@ -303,22 +309,23 @@ def select(
     *,
     seed: int | None = None,
     timeout: float | None = None,
+    adapter: str | None = None,
 ) -> SelectExpr:
     """Append the choice with the highest score and store it in the variable `name`.
 
     temperature: if above 0, the choice is drawn from softmax(score / temperature), with `seed`. choices_method: how
     choices are scored: the name of a method, or your own ChoicesSamplingMethod. Your own method takes the decision, so
-    it cannot be combined with temperature and seed. timeout: as for `gen`.
+    it cannot be combined with temperature and seed. timeout, adapter: as for `gen`.
     """
     if not temperature >= 0.0:
         raise BadProgram(f"temperature is {temperature}; it must be 0 or more")
-    if timeout is not None:
-        make(GenOptions, {"timeout": timeout})  # raises if it is invalid
+    if timeout is not None or adapter is not None:
+        make(GenOptions, {"timeout": timeout, "adapter": adapter})  # raises if one is invalid
     method, decide = checked_method(choices_method)
     if decide is not None and (temperature or seed is not None):
         raise BadProgram("a choices_method of your own decides by itself; leave out temperature and seed")
     name = None if name is None else checked_name(name)
-    return SelectExpr(checked_choices(choices), name, method, float(temperature), seed, timeout, decide)
+    return SelectExpr(checked_choices(choices), name, method, float(temperature), seed, timeout, decide, adapter)
 
 
 def raw(text: str) -> RawExpr:

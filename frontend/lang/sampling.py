@@ -78,6 +78,8 @@ class GenOptions(
     """Number of alternatives for each output token in the meta info. Implies return_logprob, unless that is False."""
     return_text_in_logprobs: bool | None = None
     """Include the text of each token with its log-probability."""
+    adapter: wire.Name | None = None
+    """The name of an adapter (LoRA) of the runtime, which computes the prompt and the output; "": the model alone."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds after which an unfinished value raises DeadlineExceeded. Of a gen: counted from the time when all values
     before it are done. Of a run: counted from its start, for its body and all its gens."""

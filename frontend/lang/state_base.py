@@ -230,6 +230,7 @@ class StateBase:
             budget=options.budget or 0,
             priority=options.priority,
             deadline=options.deadline or 0.0,
+            adapter=self._adapter(options.adapter),
         )
 
     def _select_op(self, leaf: SelectExpr, ref: LazyValue, seed: int | None) -> wire.Select:
@@ -249,8 +250,13 @@ class StateBase:
             ref.name[:MAX_NAME],
             ref.line,
             leaf.timeout or 0.0,
+            self._adapter(leaf.adapter),
             client_decides=leaf.decide is not None,
         )
+
+    def _adapter(self, name: str | None) -> str:
+        """The adapter of a gen or select with the option `name`."""
+        return (self._record.options.adapter if name is None else name) or ""
 
     def _lazy_values(self) -> list[LazyValue]:
         """The outputs and spliced values in the prompt of this state."""

@@ -13,6 +13,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "disable_radix_cache": ("cache", lambda is_off: not is_off),
     "enable_deterministic_inference": ("deterministic", None),
     "max_running_requests": ("max_running", None),
+    "lora_paths": ("adapters", lambda x: x if isinstance(x, dict) else dict(one.split("=", 1) for one in x)),
     "max_total_tokens": ("kv_memory", lambda n: f"{n} tokens"),
     "page_size": ("page", None),
     "speculative_draft_model_path": ("draft_model", str),
@@ -25,6 +26,7 @@ NO_EFFECT = frozenset(
         *("attention_backend", "prefill_attention_backend", "decode_attention_backend", "sampling_backend"),
         *("cuda_graph_bs", "cuda_graph_max_bs", "disable_cuda_graph", "disable_cuda_graph_padding"),
         *("disable_overlap_schedule", "enable_mixed_chunk", "enable_torch_compile", "stream_interval"),
+        *("enable_lora", "lora_backend", "max_lora_rank", "max_loaded_loras", "max_loras_per_batch"),
         *("reasoning_parser", "tool_call_parser", "trust_remote_code", "watchdog_timeout"),
     )
 )

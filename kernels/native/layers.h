@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "lora.h"
 #include "rows.h"
 
 namespace {
@@ -40,6 +41,8 @@ struct Pass {  // one pass over all layers; pointers to elements of one type
     int64_t row_numbers, product_work;  // below these, one thread computes a pass over rows, or a product
     float eps;
     int32_t n_threads;
+    const LowRank* low_rank;  // [adapters, layers, N_LINEARS, MAX_PARTS]
+    AdaptedRows adapted, last_adapted;  // rows with an adapter among all, and among `last`
 };
 
 template <class T>
@@ -65,8 +68,15 @@ void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
             norm((const T*)p.h, (const T*)weight, (const T*)p.x, (T*)p.h, (T*)p.x, p.n, 1, hidden, hidden, hidden, p.eps,
                  threads(p.n * hidden));
         };
+        const auto linear = [&](int which, const Weight& w, const void* x, void* out) {
+            multiply<T>(p, w, x, out);
+            if (!p.adapted.n_tasks) return;
+            const LowRank* parts = p.low_rank + ((l - all) * N_LINEARS + which) * MAX_PARTS;
+            add_lora<T>(parts, n_layers * N_LINEARS * MAX_PARTS, p.adapted, x, w.n_in, out, w.n_out, p.product_work,
+                        p.n_threads);
+        };
         add_and_norm(l->attention_norm);
-        multiply<T>(p, l->qkv, p.h, p.qkv);
+        linear(0, l->qkv, p.h, p.qkv);
         const RopeKv rope{p.qkv, l->q_norm, l->k_norm, p.cos, p.sin, p.slots, p.q, l->k, l->v, l->k_scale, l->v_scale,
                           p.n, p.n_heads, p.n_kv_heads, p.dim, p.half, l->qkv.n_out, p.eps};
         rope_kv<T, P>(rope, threads(p.n * l->qkv.n_out));
@@ -75,6 +85,7 @@ void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
             keep_rows<T>(p.q, p.last, p.n_last, p.n_heads * p.dim);
             keep_rows<T>(p.x, p.last, p.n_last, hidden);
             p.n = p.n_last;
+            p.adapted = p.last_adapted;
         }
         if (!p.n) return;
         AttentionPlan& plan = plans[is_last ? p.last_plan : l->plan];
@@ -82,12 +93,12 @@ void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
         c.q = p.q, c.out = p.attended, c.k = l->k, c.v = l->v, c.k_scale = l->k_scale, c.v_scale = l->v_scale;
         run<T, P>(c, plan.small, plan.n_small, plan.large, plan.n_large, plan.merges, plan.n_merges,
                   plan.n_threads);
-        multiply<T>(p, l->out, p.attended, p.h);
+        linear(1, l->out, p.attended, p.h);
         add_and_norm(l->mlp_norm);
-        multiply<T>(p, l->gate_up, p.h, p.gate_up);
+        linear(2, l->gate_up, p.h, p.gate_up);
         gate((const T*)p.gate_up, (T*)p.gated, p.n, intermediate, 2 * intermediate,
              threads(p.n * 2 * intermediate));
-        multiply<T>(p, l->down, p.gated, p.h);
+        linear(3, l->down, p.gated, p.h);
     }
 }
 

@@ -18,13 +18,14 @@ from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import Pool, address, are_native, native_kind, pointers
 from banyan.kernels.linear.packed import Packed
+from banyan.kernels.lora.adapted import AdaptedRows, NativeRows
 from banyan.kernels.native import threads
 
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
 class _Weight(ctypes.Structure):
-    """Mirrors `Weight` of layers.h. The next three classes mirror `Layer`, `AttentionPlan` and `Pass`."""
+    """Mirrors `Weight` of layers.h. So do the next classes."""
 
     _fields_ = (("panels", _P), ("scale", _P), ("bias", _P), ("n_in", _N), ("n_out", _N))
 
@@ -53,6 +54,9 @@ class _Pass(ctypes.Structure):
         *((name, _N) for name in ("row_numbers", "product_work")),
         ("eps", ctypes.c_float),
         ("n_threads", _I),
+        ("low_rank", _P),
+        ("adapted", NativeRows),
+        ("last_adapted", NativeRows),
     )
 
 
@@ -105,14 +109,16 @@ class Layers:
         return True
 
     def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, last: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, last: Tensor | None = None,
+        adapted: AdaptedRows | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
         which the caller must add it. The residual stream is in the memory of x.
 
         cos, sin  float32 [n, rotary / 2]
         last      int64, ascending: the rows of `ragged.tail`. The last layer writes KV of all rows, but computes only
                   the results of these; None: of all
+        adapted   the rows that use an adapter, in the dtype of x
         """
         n = len(x)
         parts = [n * width for width in self.widths]
@@ -130,6 +136,9 @@ class Layers:
         tensors = (x, h, *others, cos, sin, ragged.slots, last)
         sizes = (n, n_last, last_plan, *self.sizes, cos.shape[1], threads.ROW_NUMBERS, threads.PRODUCT_WORK)
         call = _Pass(*map(address, tensors), *sizes, self.eps, threads.n_max())
+        if adapted is not None:
+            call.low_rank = adapted.table.ctypes.data
+            call.adapted, call.last_adapted = adapted.native, adapted.last.native
         self.library.banyan_layers(
             x.dtype == torch.bfloat16, self._kind, ctypes.addressof(call), ctypes.addressof(self._layers),
             len(self._layers), ctypes.addressof(plan_array),

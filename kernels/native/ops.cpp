@@ -5,6 +5,7 @@
 #include "draw.h"
 #include "layers.h"
 #include "linear.h"
+#include "lora.h"
 #include "rows.h"
 
 namespace {
@@ -58,6 +59,14 @@ void banyan_linear(int is_bf16, const void* x, const void* weight, const float* 
     by_dtype(is_bf16, [&](auto t) {
         using T = decltype(t);
         multiply((const T*)x, weight, scale, (const T*)bias, (T*)out, n, n_in, n_out, s_x, n_threads);
+    });
+}
+
+// parts: of the first adapter for one linear layer; those of the next one are s_adapter further
+void banyan_add_lora(int is_bf16, const LowRank* parts, int64_t s_adapter, const AdaptedRows* adapted, const void* x,
+                     int64_t n_in, void* y, int64_t s_y, int64_t product_work, int n_threads) {
+    by_dtype(is_bf16, [&](auto t) {
+        add_lora<decltype(t)>(parts, s_adapter, *adapted, x, n_in, y, s_y, product_work, n_threads);
     });
 }
 

@@ -16,6 +16,7 @@ from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KINDS, Pool, Quantized, quantize
 from banyan.kernels.linear import packed
 from banyan.kernels.linear.packed import Packed
+from banyan.kernels.lora.adapted import AdaptedRows, AdapterWeights, LowRank
 from banyan.kernels.native import layers
 from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.small_ops import reference as small_ops
@@ -27,6 +28,7 @@ def run(library: ctypes.CDLL) -> None:
         generator = torch.Generator().manual_seed(0)
         _attention(library, generator, dtype, tolerance)
         _layers(library, generator, dtype, tolerance)
+        _adapters(library, generator, dtype, tolerance)
     _masks(library, generator)
     _draws(library, generator)
 
@@ -90,6 +92,27 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
             output, residual = fused(x.clone(), cos, sin, batch._replace(tail=tail), last)
             want = h + total
             _near(f"a layer with pools of {kind}", output + residual, want if last is None else want[last], most)
+
+
+def _adapters(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
+    """Two adapters on some of the rows of a fused linear layer; the sizes are no multiples of the vector width."""
+    x, y = _randn(generator, dtype, 40, 52), _randn(generator, dtype, 40, 330)
+
+    def part(rank: int, n_out: int, column: int) -> LowRank:
+        return LowRank(_randn(generator, dtype, rank, 52) / 8, _randn(generator, dtype, rank, n_out), column)
+
+    one = AdapterWeights([[[], [], [part(4, 291, 0), part(8, 36, 294)], []]])
+    other = AdapterWeights([[[], [], [part(12, 36, 294)], []]])
+    rows = AdaptedRows([one, other], [[0, 3, *range(5, 30)], [2, 39]])
+    want = y.double()
+    for own, adapter in zip(rows.indexes, rows.adapters, strict=True):
+        for down, up, column in adapter.layers[0][2]:
+            want[own, column : column + up.shape[1]] += x[own].double() @ down.double().T @ up.double()
+    library.banyan_add_lora(
+        dtype == torch.bfloat16, rows.table[0, 0, 2].ctypes.data, rows.table[0].size // 5,
+        ctypes.addressof(rows.native), x.data_ptr(), 52, y.data_ptr(), 330, 0, 1,
+    )  # fmt: skip
+    _near("add_lora", y, want, tolerance)
 
 
 def _linear(

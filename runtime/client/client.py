@@ -181,10 +181,14 @@ class Client:
 
     def ask(
         self,
-        what: Literal["stats", "flush", "check", "info", "tree", "events", "programs"],
+        what: Literal[
+            "stats", "flush", "check", "info", "tree", "events", "programs", "load_adapter", "unload_adapter"
+        ],
         timeout: float = 30.0,
         limit: int = 0,
         since: int = -1,
+        name: str = "",
+        path: str = "",
     ) -> Any:
         """The server's answer to a question outside any program (see wire.Ask), decoded from JSON. BanyanError: the
         server refused. RuntimeLost: no answer within `timeout` seconds."""
@@ -192,7 +196,7 @@ class Client:
         number = next(self._ask_ids)
         future: ValueFuture[wire.Answer] = ValueFuture()
         self._answers[number] = future
-        self.send(wire.encode(wire.Ask(number, what, limit, since)))
+        self.send(wire.encode(wire.Ask(number, what, limit, since, name, path)))
         try:
             answer = future.result(timeout)
         except TimeoutError:

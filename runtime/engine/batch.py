@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.ragged import to_device
+from banyan.kernels.lora.adapted import AdaptedRows, AdapterWeights
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.engine.scheduling.request import Plan, Request
 from banyan.runtime.engine.speculation.draft import DraftPosition, draft_rows
@@ -36,6 +37,7 @@ class Batch(NamedTuple):
     scored: tuple[tuple[int, int, int], ...]  # (rid, number of targets, number of alternatives), in order
     sampled_for: tuple[Request | DraftPosition, ...]  # [n_sampled]
     deferred: DeferredTokens | None = None
+    adapted: AdaptedRows | None = None  # the rows that use an adapter
 
     def sampling_logits(self, logits: Tensor) -> Tensor:
         """The part of a step's logits that belongs to the rows that sample."""
@@ -55,10 +57,12 @@ def assemble(
     device: torch.device,
     deterministic: bool = False,
     before: tuple[Sequence[Request | DraftPosition], Tensor] | None = None,
+    adapters: Mapping[bytes, AdapterWeights] = {},
 ) -> Batch:
     """Concatenate the rows of a plan's works. Copies to a GPU are asynchronous.
 
-    before: only for a plan made ahead: the requests that the step before it samples for, and the ids it samples."""
+    before: only for a plan made ahead: the requests that the step before it samples for, and the ids it samples.
+    adapters: by digest, those that requests may use."""
     ids, targets = array("i"), array("i")
     rows, score_rows = list[int](), list[int]()
     scored: list[tuple[int, int, int]] = []
@@ -66,6 +70,7 @@ def assemble(
     deferred: list[tuple[int, int]] = []  # row, rid
     q_lens, kv_lens, pages = [], [], []
     parents: list[list[int] | None] = []  # of rows, for drafts that branch
+    adapted: dict[bytes, list[int]] = {}  # rows by adapter
     is_ahead = plan.is_ahead
     for request, lease, start, n_new, draws, score_at, n_scored, draft, above in plan.works:
         first = len(ids)
@@ -83,6 +88,8 @@ def assemble(
             rows.extend(range(len(ids), len(ids) + len(draft)))
             sampled_for += draft_rows(draft, above, request)
             ids.extend(draft)
+        if request.run.adapter:
+            adapted.setdefault(request.run.adapter, []).extend(range(first, len(ids)))
         q_lens.append(n_new + len(draft))
         kv_lens.append(start + n_new + len(draft))
         pages.append(lease.pages)
@@ -112,4 +119,7 @@ def assemble(
         tuple(scored),
         tuple(sampled_for),
         later,
+        AdaptedRows([adapters[one] for one in adapted], [*adapted.values()], None if scored else rows)
+        if adapted
+        else None,
     )

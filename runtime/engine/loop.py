@@ -7,6 +7,8 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -18,6 +20,7 @@ from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.snapshot import snapshot
 from banyan.runtime.config import Config, Resolved, drafters
 from banyan.runtime.engine import guides
+from banyan.runtime.engine.adapters import LoadedAdapters
 from banyan.runtime.engine.batch import Batch, assemble
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
 from banyan.runtime.engine.determinism import check_determinism
@@ -31,11 +34,15 @@ from banyan.runtime.engine.scheduling.request import MAX_TREE, Plan
 from banyan.runtime.engine.scheduling.scheduler import Scheduler
 from banyan.runtime.engine.scheduling.validate import EngineLimits
 from banyan.runtime.engine.speculation.drafters import DraftModel, make_controller, make_model_drafter
-from banyan.runtime.errors import OutOfMemory
+from banyan.runtime.errors import BadProgram, BanyanError, OutOfMemory
 from banyan.runtime.model.decoder import Decoder
 from banyan.runtime.model.load import Model
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
+
+WALKS, SHORT_WALK = 20.0, 1.0
+"""A question that walked the tree is answered again after this multiple of its seconds, less SHORT_WALK: at once if the
+tree is small, and in 10 s if it has 100,000 nodes."""
 
 
 class Link(Protocol):
@@ -87,6 +94,7 @@ class EngineLoop:
         if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:
             graphs = Graphs(model, store, resolved.context, cuda_capture())
         self.model = ModelRunner(model, store, graphs)
+        self.adapters = LoadedAdapters(model.spec, self.device)
         self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file)
         drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch) if draft_model else None
         # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
@@ -100,6 +108,7 @@ class EngineLoop:
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order
         self._last_end = 0.0  # of the last step, by the stopwatch
+        self._walks: dict[str, tuple[float, wire.Answer | None]] = {}  # question -> until when it has which answer
         self.answers: list[wire.Answer | wire.Pong] = []
         self.failed: list[wire.Failed] = []
 
@@ -107,7 +116,10 @@ class EngineLoop:
     def ready(self) -> wire.Ready:
         resolved = self.resolved
         sizes = resolved.n_pages, self.page, resolved.context
-        return wire.Ready(*sizes, resolved.decisions, self.step_seconds, self._fingerprint)
+        decisions = resolved.decisions
+        if self.adapters.names:
+            decisions += (f"adapters: {', '.join(self.adapters.names)}; {self.adapters.n_bytes / 2**20:.1f} MiB",)
+        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, self.adapters.names)
 
     def warm_up(self) -> None:
         """Run steps before the first request: compiles kernels, starts threads, and measures the largest step."""
@@ -141,7 +153,7 @@ class EngineLoop:
         while True:
             try:
                 is_idle = self.scheduler.is_idle and ahead is None and not deferred
-                for order in (*deferred, *link.drain(block=is_idle)):
+                for order in chain(deferred, link.drain(block=is_idle)):
                     self.take(order)
                 step = self.sample(ahead or self.launch())
                 ahead, deferred = None, []
@@ -166,7 +178,7 @@ class EngineLoop:
         for run, guide, end_ids, error in self.guides.ready():
             if error is not None:
                 self.failed.append(wire.Failed(run.rid, 0, error.code, error.message))
-            else:
+            elif self._has_adapter(run):  # it may have been unloaded meanwhile
                 self.scheduler.take(run, guide, end_ids)
         if not self.cache.conserved():
             self._repair("the pages do not add up")
@@ -182,7 +194,8 @@ class EngineLoop:
         if before is not None and before.pending is not None and before.pending.ids is not None:
             sampled = before.batch.sampled_for, before.pending.ids
         try:
-            batch = assemble(plan, self.page, self.device, self.config.deterministic, sampled)
+            is_exact, adapters = self.config.deterministic, self.adapters.weights
+            batch = assemble(plan, self.page, self.device, is_exact, sampled, adapters)
             return InFlightStep(plan, batch, start, logits=self.model(batch, plan.copies))
         except Exception as e:
             self._fail(plan, e)
@@ -224,6 +237,7 @@ class EngineLoop:
                     seconds = now - max(start, self._last_end)  # it may have waited for the step before it
                     self.drafting.note(plan, sum(batch.ragged.q_lens), seconds)
                     self._last_end = now
+        self._free_adapters()
         report, failed = self.scheduler.report()
         self.failed += failed
         return report
@@ -251,6 +265,8 @@ class EngineLoop:
         match order:
             case wire.Ping():
                 self.answers.append(wire.Pong())
+            case wire.Ask(what="tree" | "check"):
+                self.answers.append(self._answer_by_walk(order))
             case wire.Ask():
                 self.answers.append(self.answer(order))
             case wire.SetVocabulary():
@@ -258,11 +274,12 @@ class EngineLoop:
                     for drafter in self.drafting.drafters:
                         drafter.set_vocabulary(vocabulary.spelling, vocabulary.control)
             case wire.Run() if order.sampling.constraint is not None:
-                if self.scheduler.admit(order):
+                if self._has_adapter(order) and self.scheduler.admit(order):
                     self.guides.submit(order)
             case wire.Run():
                 self._record(LOOP, [order.rid])
-                self.scheduler.take(order)
+                if self._has_adapter(order):
+                    self.scheduler.take(order)
             case wire.ProgramEnded():
                 self.scheduler.take(order)
             case wire.Hold() | wire.Release() | wire.EvictFirst():
@@ -271,6 +288,28 @@ class EngineLoop:
                 if (run := self.guides.abort(order.rid)) is not None:
                     self.scheduler.take(run)  # so that it is aborted there, like any other
                 self.scheduler.take(order)
+
+    def _answer_by_walk(self, ask: wire.Ask) -> wire.Answer:
+        """The answer to a question that walks the whole tree between two steps. If that took long, the same answer is
+        given for a while."""
+        start = self.clock()
+        until, answer = self._walks.get(ask.what, (start, None))
+        if answer is None or start >= until:
+            answer = self.answer(ask)
+            self._walks[ask.what] = self.clock() + WALKS * (self.clock() - start) - SHORT_WALK, answer
+        return msgspec.structs.replace(answer, id=ask.id)
+
+    def _has_adapter(self, run: wire.Run) -> bool:
+        """Whether the request's adapter is loaded. If not, the request fails."""
+        if not run.adapter or run.adapter in self.adapters.weights:
+            return True
+        why = "its adapter was unloaded before the request began, or could not be loaded again"
+        self.failed.append(wire.Failed(run.rid, 0, BadProgram.code, why))
+        return False
+
+    def _free_adapters(self) -> None:
+        if self.adapters.leaving:
+            self.adapters.free({request.run.adapter for request in self.scheduler.requests.values()})
 
     def answer(self, ask: wire.Ask) -> wire.Answer:
         """See `Ask` for the questions."""
@@ -285,6 +324,7 @@ class EngineLoop:
                     return wire.Answer(ask.id, False, message.encode())
             case "flush":
                 self.cache.reset()
+                self._walks.clear()
             case "tree":
                 result = snapshot(self.cache, ask.limit)
             case "events":
@@ -293,6 +333,15 @@ class EngineLoop:
             case "stats":
                 counters = {"engine": self.scheduler.stats(), "cache": self.cache.stats()._asdict()}
                 result = counters | {"kept_by_engine": self._kept()}
+            case "load_adapter":
+                try:
+                    result = self.adapters.load(ask.path, ask.name).hex()
+                except BanyanError as e:
+                    return wire.Answer(ask.id, False, e.message.encode())
+            case "unload_adapter":
+                with suppress(ValueError):  # no digest
+                    self.adapters.unload(bytes.fromhex(ask.name))
+                self._free_adapters()
             case "info":
                 result = {"model": self.spec, "config": self.config, "resolved": self.resolved}
         return wire.Answer(ask.id, True, msgspec.json.encode(result))

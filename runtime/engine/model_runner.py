@@ -45,9 +45,12 @@ class ModelRunner:
         those of a captured step are overwritten by the next one."""
         self.store.copy(copies)
         batch.fill_deferred()
-        if self.graphs is not None and (logits := self.graphs(batch)) is not None:
+        if self.graphs is not None and batch.adapted is None and (logits := self.graphs(batch)) is not None:
             return logits
-        return self.model.forward(batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows)
+        arguments = batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows
+        return (
+            self.model.forward(*arguments) if batch.adapted is None else self.model.forward(*arguments, batch.adapted)
+        )
 
 
 def decodes(n: int, store: KVPool) -> Batch:

@@ -7,9 +7,10 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
+from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
-from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_markers
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import TokenizeRequest
@@ -26,39 +27,56 @@ async def health(request: HTTPRequest) -> Reply:
     return json_reply({"status": "ok"})
 
 
-def _described(request: HTTPRequest) -> dict[str, Any]:
-    """The fields that OpenAI's clients read, and those that Anthropic's do."""
-    name, started = request.gateway.model, datetime.fromtimestamp(_STARTED, UTC).isoformat()
+def _described(request: HTTPRequest, name: str) -> dict[str, Any]:
+    """The fields that OpenAI's clients read, and those that Anthropic's do. name: of the model or of an adapter."""
+    base, started = request.gateway.model, datetime.fromtimestamp(_STARTED, UTC).isoformat()
     openai = {"id": name, "object": "model", "created": _STARTED, "owned_by": "banyan"}
+    openai |= {} if name == base else {"parent": base}
     anthropic = {"type": "model", "display_name": name, "created_at": started}
     return openai | anthropic | {"max_model_len": request.client.welcome.max_context}
 
 
 async def models(request: HTTPRequest) -> Reply:
-    """The one model of the server."""
-    name = request.gateway.model
-    pages = {"has_more": False, "first_id": name, "last_id": name}
-    return json_reply({"object": "list", "data": [_described(request)]} | pages)
+    """The one model of the server, and its adapters."""
+    names = [request.gateway.model, *await _adapters(request)]
+    pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+    return json_reply({"object": "list", "data": [_described(request, name) for name in names]} | pages)
 
 
 async def model(request: HTTPRequest) -> Reply:
-    """The model, by its name."""
-    check_model(request, request.path["model"])
-    return json_reply(_described(request))
+    """The model or an adapter, by its name."""
+    adapter = await adapter_of(request, request.path["model"])
+    return json_reply(_described(request, adapter or request.gateway.model))
 
 
-def check_model(request: HTTPRequest, name: str) -> None:
-    """HTTPError: the server does not run this model."""
-    if name != request.gateway.model:
-        text = f"this server runs {request.gateway.model!r}, and not {name[:200]!r}"
-        raise HTTPError(404, text, param="model", code="model_not_found")
+async def adapter_of(request: HTTPRequest, name: str) -> str:
+    """The adapter that a request names as its model, as NAME or MODEL:NAME; "": the model itself. HTTPError: the server
+    runs neither."""
+    base = request.gateway.model
+    if name == base:
+        return ""
+    adapters = await _adapters(request)
+    adapter = name.removeprefix(f"{base}:")
+    if adapter not in adapters:
+        there = f" and its adapters {', '.join(adapters)}" if adapters else ""
+        raise HTTPError(404, f"this server runs {base!r}{there}, and not {name[:200]!r}", param="model",
+                        code="model_not_found")  # fmt: skip
+    return adapter
+
+
+async def _adapters(request: HTTPRequest) -> list[str]:
+    """The names of the adapters that are loaded now."""
+    try:
+        return list((await asyncio.to_thread(request.client.ask, "info"))["adapters"])
+    except BanyanError as e:
+        raise http_error(e) from e
 
 
 async def tokenize(request: HTTPRequest) -> Reply:
     """The token ids of a text, or of a conversation, as the model gets them."""
     body = decode(request.body, TokenizeRequest)
     if body.model is not None:
-        check_model(request, body.model)
+        await adapter_of(request, body.model)
     if (body.prompt is None) == (body.messages is None):
         raise HTTPError(400, "give either prompt or messages", param="prompt")
     parts: tuple[wire.Part, ...] = (wire.Raw(body.prompt or ""),)

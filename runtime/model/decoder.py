@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
+from banyan.kernels.lora.adapted import LINEARS, AdaptedRows
 from banyan.kernels.native import build as native
 from banyan.kernels.native.layers import Layers, Weights, fused
 from banyan.kernels.ops import Pool, Ragged
-from banyan.runtime.model.linear import Linear
+from banyan.runtime.model.linear import Linear, tiled
 from banyan.runtime.model.quantised.layer import ACTIVATIONS
 from banyan.runtime.model.quantised.readers import floats, read_linear, stack
 from banyan.runtime.model.rope import frequencies
@@ -63,15 +64,15 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]],
-                rows: Tensor) -> Tensor:  # fmt: skip
+                rows: Tensor, adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
         angles = positions[:, None].float() * self.frequencies  # [n_rows, head_dim / 2]
         cos_sin = angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
         x = F.embedding(ids, self.embed)  # [n_rows, hidden]
         last = rows if ragged.tail is not None and self.features is None else None
         if self.fused is not None and self.fused.bind(kv):
-            h, x = self.fused(x, *cos_sin, ragged, last)
+            h, x = self.fused(x, *cos_sin, ragged, last, adapted)
         else:
-            h, x = self.layer_by_layer(x, cos_sin, ragged, kv, last)
+            h, x = self.layer_by_layer(x, cos_sin, ragged, kv, last, adapted)
         if self.features is None:
             h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x, rows=rows if last is None else None)
             return self.head(h).float()
@@ -80,25 +81,37 @@ class Decoder:
         return self.head(h[rows]).float()
 
     def layer_by_layer(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged,
-                        kv: Sequence[tuple[Pool, Pool]], last: Tensor | None) -> tuple[Tensor, Tensor]:  # fmt: skip
+                       kv: Sequence[tuple[Pool, Pool]], last: Tensor | None,
+                       adapted: AdaptedRows | None) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Runs the layers with one op after the other. Returns the output of the last MLP and the residual stream to
         which the caller must add it, both [n, hidden]. last: indexes of the n rows of `ragged.tail`. The last layer
         writes K and V of all rows, but computes attention and MLP only for these rows. None: n is the number of all
         rows."""
+        product = tiled if self.head.is_tiled else ops.linear
+
+        def run(i: int, which: str, x: Tensor) -> Tensor:
+            """The linear layer of layer i, with adapters."""
+            linear: Linear = getattr(self.layers[i], which)
+            y = linear(x)
+            if adapted is not None:
+                ops.add_lora(y, x, adapted, i, LINEARS.index(which), product)
+            return y
+
         h = torch.zeros_like(x)
-        for layer, pools in zip(self.layers, kv, strict=True):
+        for i, (layer, pools) in enumerate(zip(self.layers, kv, strict=True)):
             h, x = ops.rms_norm(h, layer.attention_norm, self.eps, residual=x)
-            qkv = layer.qkv(h).view(len(h), -1, self.spec.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
+            qkv = run(i, "qkv", h).view(len(h), -1, self.spec.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
             q = ops.rope_kv(qkv, layer.qk_norm, self.eps, *cos_sin, *pools, ragged.slots)  # [n_rows, n_heads, head_dim]
             if last is not None and layer is self.layers[-1]:
                 assert ragged.tail is not None
                 q, x, ragged = q[last], x[last], ragged.tail
+                adapted = adapted and adapted.last
                 if not len(q):
                     return x, x
             out = ops.attention(q, *pools, ragged, scale=self.spec.head_dim**-0.5, window=layer.window)
-            h = layer.out(out.view(len(out), -1))
+            h = run(i, "out", out.view(len(out), -1))
             h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
-            h = layer.down(ops.silu_mul(layer.gate_up(h)))
+            h = run(i, "down", ops.silu_mul(run(i, "gate_up", h)))
         return h, x
 
     def _fused(self) -> Layers | None:

@@ -40,6 +40,7 @@ from transformers.utils import logging
 
 from banyan.kernels import ops
 from banyan.kernels.kv_layout import Pool, Quantized
+from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
 from banyan.runtime.model.families import ModelSpec, dtype_name
@@ -92,8 +93,10 @@ class HfModel:
 
     @torch.inference_mode()
     def forward(
-        self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor
-    ) -> Tensor:
+        self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor,
+        adapted: AdaptedRows | None = None,
+    ) -> Tensor:  # fmt: skip
+        assert adapted is None, "lora.read refuses adapters for this model"
         token = _STEP.set(HfStep(self.spec.family, ragged, kv, self.rules, self.spec.max_context))
         try:
             out = self._model(

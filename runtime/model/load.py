@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.dispatch_report import why_not_deterministic
+from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.errors import ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
@@ -28,13 +29,16 @@ class Model(Protocol):
     def windows(self) -> Sequence[int]:
         """The attention windows of its layers: how many tokens a token attends to, 0: all."""
 
-    def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: KV, rows: Tensor) -> Tensor:
+    def forward(
+        self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: KV, rows: Tensor, adapted: AdaptedRows | None = None
+    ) -> Tensor:
         """Compute one step: write K and V of the new rows into `kv` and return logits.
 
         ids, positions  int64 [n_rows]: the tokens and their positions in their requests
         ragged          which rows belong to which request, and which slots hold its keys and values
         kv              one pair of K and V pools per layer, written in place
         rows            int64 [n_out]: the rows whose logits are needed
+        adapted         the rows that use an adapter; only for a native family
         Returns         float32 [n_out, vocab_size], in the order of `rows`
         """
         ...

@@ -96,8 +96,8 @@ def _download(name: str) -> Path:
 _FORMATS = {
     "adapter_config.json": (
         "an adapter (LoRA), which changes another model",
-        "merge it into its base model{base} and load the result: with peft, "
-        'm = AutoPeftModelForCausalLM.from_pretrained("DIR").merge_and_unload(); m.save_pretrained("NEW_DIR")',
+        "load its base model{base} with it: banyan serve MODEL --adapter NAME=DIR, or "
+        'bn.Runtime(MODEL, adapters={"NAME": "DIR"}); then bn.gen(adapter="NAME") uses it',
     ),
     "*.gguf": (
         "GGUF, the format of llama.cpp",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from hashlib import blake2b
@@ -37,17 +37,21 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 class Checkpoint:
     """The tensors of a model directory or .gguf file by name. A context manager that closes the files it opened.
-    dtype: that of tensors from GGUF.
+    dtype: that of tensors from GGUF. files: those with the tensors, where they are not a model's.
 
     Raises BadModel if there are no safetensors, a shard is missing or a file is broken; Unsupported for unknown dtypes.
     """
 
-    def __init__(self, path: Path, progress: Progress | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, path: Path, progress: Progress | None = None, dtype: torch.dtype | None = None,
+        files: Sequence[Path] | None = None,
+    ) -> None:  # fmt: skip
         self.path = path
         self._dtype = dtype
         self._gguf = gguf.read(path) if gguf.is_gguf(path) else None
         self.tensors = dict(self._gguf.tensors) if self._gguf else {}
-        for file in weight_files(path) if self._gguf is None else ():
+        files = weight_files(path) if files is None and self._gguf is None else files
+        for file in files or ():
             for name, stored in _header(file).items():
                 if name in self.tensors:
                     raise BadModel(f"{name} is both in {self.tensors[name].file.name} and in {file.name} of {path}")
@@ -93,7 +97,7 @@ class Checkpoint:
         if stored is None:
             raise BadModel(f"{self.path} has no tensor {name}; the checkpoint is incomplete or of another architecture")
         if shape and stored.shape != shape:
-            raise BadModel(f"{name} has shape {list(stored.shape)}, but config.json makes it {list(shape)}")
+            raise BadModel(f"{name} has shape {list(stored.shape)}, but the configuration makes it {list(shape)}")
         tensor = self._read(name, stored, dtype)
         if name not in self._taken:
             self._taken.add(name)

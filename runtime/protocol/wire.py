@@ -448,12 +448,17 @@ class Ask(Wire, frozen=True):
     "tree": up to `limit` nodes of the radix tree (`radix_cache.snapshot`). "events": prefixes stored and evicted since
     event number `since`, the `next` of the previous answer; -1: all prefixes stored now (`radix_cache.events`).
     "programs": the programs that run, and the last ones that have ended (`server.programs.overview`).
+    "load_adapter": load the adapter in the directory `path` of the server's machine, for gens that name it `name`.
+    "unload_adapter": new gens cannot name it; its memory is free when the requests that use it have ended. (The engine
+    gets its digest in hex as `name`.)
     """
 
     id: Number
-    what: Literal["stats", "flush", "check", "info", "tree", "events", "programs"]
+    what: Literal["stats", "flush", "check", "info", "tree", "events", "programs", "load_adapter", "unload_adapter"]
     limit: Annotated[int, Meta(ge=0, le=MAX_NODES)] = 0
     since: Annotated[int, Meta(ge=-1, le=MAX_NUMBER)] = -1
+    name: Name = ""
+    path: str = ""
 
 
 class Ping(Wire, frozen=True):
@@ -706,6 +711,8 @@ class Run(Wire, frozen=True):
     """Waiting requests with a higher one go first."""
     deadline: float = 0.0
     """Orders requests of equal priority: the earlier goes first. On the clock of Times; 0.0: none."""
+    adapter: bytes = b""
+    """Digest of the adapter that computes it; b"": none."""
 
 
 class SetVocabulary(Wire, frozen=True):
@@ -823,6 +830,8 @@ class Ready(Wire, frozen=True):
     report: tuple[str, ...] = ()
     step_seconds: float = 0.0
     weights: bytes = b""
+    adapters: dict[str, bytes] = {}
+    """Name -> digest, of those in the configuration."""
 
 
 # ---- server <-> preflight ------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectF
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
+from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.link import EngineLink
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.requests import EngineRequests
@@ -82,6 +83,7 @@ ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
 LEVELS = ("quiet", "info", "debug")
 
 _M_ARENA_MAX = -8
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class Peer:
@@ -175,7 +177,10 @@ class Server:
         )
         undo.callback(self.constraints.close)
         check = self.constraints.check
-        generator = EngineGenerator(self.tokenizer, template, self.requests, self._offload, Random(), check)
+        self.adapters = AdapterNames()
+        generator = EngineGenerator(
+            self.tokenizer, template, self.requests, self._offload, Random(), check, self.adapters
+        )
         self.timers = Timers()
         self._throttle = TokenThrottle(self.timers, partial(self._log, "info"))
         self.programs = Programs(
@@ -200,6 +205,8 @@ class Server:
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
             offload=self._offload,
+            adapters=self.adapters,
+            log=partial(self._log, "quiet"),
         )
         self.chat = generator.with_call_format(template.chat_markers()) if template else None
 
@@ -484,6 +491,7 @@ class Server:
         ready = self.link.ready
         known = {
             "model": self.name,
+            "adapters": list(self.adapters),
             "protocol": wire.VERSION,
             "engine": {"page": ready.page, "max_context": ready.max_context} if ready else None,
             "limits": quota.QuotaLimits.of(self.config)._asdict() | {"max_message": self.config.max_message},
@@ -540,6 +548,8 @@ class Server:
             case wire.Ready():
                 self._n_failed_starts = 0
                 self.tenants.weights = report.weights
+                for name, digest in report.adapters.items():
+                    self.adapters.add(name, self.config.adapters[name], digest)
                 self.programs.generator.set_context(report.max_context)
                 lines = (*report.report, *self.listeners.report)
                 for line in lines:
@@ -568,6 +578,7 @@ class Server:
         self._log("quiet", f"{lost.message}; starting another")
         self.link.start()
         self._make_poller()
+        self.questions.reload_adapters()
         self.requests.replay(death)
 
 
@@ -605,8 +616,8 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
 def trim_memory() -> None:
     """Give the memory that malloc holds free back to the system, where the C library can (glibc). It takes about 0.1 ms
     for each MiB, in which other threads may have to wait for malloc."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def _decode(data: bytes) -> wire.SlicedMessage:

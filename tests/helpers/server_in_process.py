@@ -27,7 +27,7 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.decoders import decode_client, decode_command, decode_report
 from banyan.runtime.server import worker
-from banyan.runtime.server.engine_link import kv_hints
+from banyan.runtime.server.engine_link import adapters, kv_hints
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.policy import run_limits, work_queue
 from banyan.runtime.server.programs import overview
@@ -339,6 +339,7 @@ class ServerInProcess:
 
 BOUNDED = {
     "_ended": 1000 * overview.MAX_PROGRAMS,
+    "_adapters": adapters.MAX_ADAPTERS,
     "_batches": run_limits.MAX_BATCHES,
     "_cache": token_cache.MAX_BYTES // token_cache.ENTRY,
     "_longest": 100,  # kinds of work

@@ -27,7 +27,7 @@ VALUES = {
     "constraint_engine": "outlines_core", "token_file": "tokens", "deterministic": True, "isolate": "connection",
     "durable_bytes": "1GiB", "slo": "ttft=1s,itl=50ms", "traces": "console",
     "bind": "tcp://127.0.0.1:7100", "curve_key": "server.key_secret", "draft_model": "org/small",
-    "sampling_defaults": "openai",
+    "sampling_defaults": "openai", "adapters": {"poems": "/adapters/poems"},
 }  # fmt: skip
 
 
@@ -76,6 +76,12 @@ def test_invalid_option_value_is_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as e:
         make(**{name: value})
     assert name in str(e.value) or str(value)[:8] in str(e.value)
+
+
+@pytest.mark.parametrize("adapters", [{"": "/x"}, {"a b": "/x"}, {"a" * 129: "/x"}, {"a": ""}, ["a=/x"]])
+def test_adapter_without_a_name_or_directory_is_refused(adapters: object) -> None:
+    with pytest.raises(ConfigError, match=r"adapter's name|no directory|Expected `object`"):
+        make(adapters=adapters)
 
 
 @pytest.mark.parametrize(

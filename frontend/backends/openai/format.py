@@ -52,6 +52,7 @@ INSTEAD = {
     "image": "a chat model",
     "priority": "a runtime of your own",
     "deadline": "a runtime of your own",
+    "adapter": "the adapter's name as the model",
 }
 
 
@@ -77,7 +78,7 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
     """The arguments of the API's `create` for a gen, except the model's name. Unsupported: the API lacks a feature."""
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
-    for name in ("priority", "deadline"):
+    for name in ("priority", "deadline", "adapter"):
         if getattr(job.op, name):
             refuse(name, kind)
     request = prompt(job, kind, extensions) | options(sampling, kind, extensions)
@@ -111,6 +112,8 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
     without the prompt."""
     op = job.op
     assert isinstance(op, wire.Select)
+    if op.adapter:
+        refuse("adapter", kind)
     if kind == "chat":
         if op.method == "unconditional_likelihood_normalized":
             refuse(op.method, kind)

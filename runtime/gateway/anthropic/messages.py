@@ -20,7 +20,7 @@ from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
-from banyan.runtime.gateway.info import check_model, count_tokens
+from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat import ignored
 from banyan.runtime.gateway.prompt import PromptWriter
@@ -32,11 +32,11 @@ from banyan.runtime.protocol.roles import ASSISTANT
 async def create(request: HTTPRequest) -> Reply | EventReply:
     """A message, whole or as a stream."""
     body = decode(request.body, MessageRequest)
-    check_model(request, body.model)
-    call = _start(request, body)
+    adapter = await adapter_of(request, body.model)
+    call = _start(request, body, adapter)
     reasons = chat_markers(request).reasoning is not None
     headers = ignored(body, MESSAGE_IGNORED if reasons else (*MESSAGE_IGNORED, "thinking"))
-    writer = MessageWriter(request.gateway.model, body)
+    writer = MessageWriter(body.model, body)
     if body.stream:
         return EventReply(_stream(call, writer, body.pinned), lambda e: event(e.anthropic(), "error"), headers)
     async with call:
@@ -48,7 +48,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
 async def count(request: HTTPRequest) -> Reply:
     """How many tokens the prompt of a message has."""
     body = decode(request.body, CountRequest)
-    check_model(request, body.model)
+    await adapter_of(request, body.model)
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
     return json_reply({"input_tokens": await count_tokens(request, _prompt(request, body), tools)})
 
@@ -61,7 +61,7 @@ def _prompt(request: HTTPRequest, body: CountRequest) -> tuple[wire.Part, ...]:
     return parts if goes_on else (*parts, wire.BeginTurn(ASSISTANT))
 
 
-def _start(request: HTTPRequest, body: MessageRequest) -> ModelCall:
+def _start(request: HTTPRequest, body: MessageRequest, adapter: str) -> ModelCall:
     chat, welcome = chat_markers(request), request.client.welcome
     given: dict[str, Any] = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k or None}
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
@@ -73,7 +73,7 @@ def _start(request: HTTPRequest, body: MessageRequest) -> ModelCall:
         constraint=constraint,
         **{name: value for name, value in given.items() if value is not None},
     )
-    gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=chat.reasoning, tools=tools)
+    gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=chat.reasoning, tools=tools, adapter=adapter)
     ops = (wire.Append(0, _prompt(request, body)), gen)
     limits = limits_of(request, None, None, body.metadata.user_id if body.metadata is not None else None)
     try:

@@ -14,7 +14,7 @@ from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, reasoning_end, tools_of
-from banyan.runtime.gateway.info import check_model
+from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import IGNORED, ChatRequest, SamplingFields
 from banyan.runtime.gateway.prompt import PromptWriter
@@ -29,13 +29,13 @@ _encode = msgspec.json.Encoder().encode
 async def create(request: HTTPRequest) -> Reply | EventReply:
     """A chat completion, whole or as a stream."""
     body = decode(request.body, ChatRequest)
-    check_model(request, body.model)
+    adapter = await adapter_of(request, body.model)
     check_stream_options(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-    call = _start(request, body)
+    call = _start(request, body, adapter)
     headers = ignored(body, IGNORED)
-    writer = ChunkWriter(request.gateway.model, body)
+    writer = ChunkWriter(body.model, body)
     if body.stream:
         return EventReply(stream(call, writer), lambda e: event(e.openai()), headers)
     async with call:
@@ -54,7 +54,7 @@ def ignored(body: msgspec.Struct, names: tuple[str, ...]) -> dict[str, str]:
     return {"x-banyan-ignored": ", ".join(given)} if given else {}
 
 
-def _start(request: HTTPRequest, body: ChatRequest) -> ModelCall:
+def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:
     chat, welcome = chat_markers(request), request.client.welcome
     if body.max_completion_tokens is not None and body.max_tokens is not None:
         text = "max_tokens and max_completion_tokens are the same; give one of them"
@@ -71,7 +71,7 @@ def _start(request: HTTPRequest, body: ChatRequest) -> ModelCall:
     if not _goes_on(body):
         parts = (*parts, wire.BeginTurn(ASSISTANT))
     n = body.n or 1
-    gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=chat.reasoning, tools=tools)
+    gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=chat.reasoning, tools=tools, adapter=adapter)
     limits = limits_of(request, body.priority, body.cache_salt, body.prompt_cache_key, body.user)
     ops = (wire.Append(0, parts), *gens(gen, n))
     return ModelCall.start(

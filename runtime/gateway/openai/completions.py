@@ -14,7 +14,7 @@ from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import gens, limits_of
-from banyan.runtime.gateway.info import check_model
+from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat import DONE, check_stream_options, finish_reason, stream, usage_of
 from banyan.runtime.gateway.openai.chat_types import CompletionRequest
@@ -29,7 +29,7 @@ MAX_TOKENS = 16
 async def create(request: HTTPRequest) -> Reply | EventReply:
     """A completion of one or more prompts, whole or as a stream."""
     body = decode(request.body, CompletionRequest)
-    check_model(request, body.model)
+    adapter = await adapter_of(request, body.model)
     check_stream_options(body)
     if body.best_of not in (None, body.n or 1):
         raise HTTPError(400, "best_of is not supported; n outputs are n choices", param="best_of")
@@ -48,13 +48,13 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     ops: list[wire.Op] = [wire.Fork(0, tuple(range(1, n_prompts + 1)))] if n_prompts > 1 else []
     for k, text in enumerate(prompts):
         state = k + 1 if n_prompts > 1 else 0
-        gen = wire.Gen(state, k * n, sampling, stream=bool(body.stream))
+        gen = wire.Gen(state, k * n, sampling, stream=bool(body.stream), adapter=adapter)
         ops += [wire.Append(state, (wire.Raw(text),)), *gens(gen, n, n_prompts + 1 + k * n)]
     limits = limits_of(request, body.priority, body.cache_salt, body.user)
     refs = range(n_prompts * n)
     mailbox, is_stream = request.gateway.mailbox, bool(body.stream)
     call = ModelCall.start(request.client, mailbox, ops, refs, name="completion", stream=is_stream, limits=limits)
-    writer = CompletionWriter(request.gateway.model, body, prompts)
+    writer = CompletionWriter(body.model, body, prompts)
     if is_stream:
         return EventReply(stream(call, writer), lambda e: event(e.openai()))
     async with call:

@@ -20,7 +20,7 @@ from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
-from banyan.runtime.gateway.info import check_model
+from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat import calls_of, ignored, logprobs_of
 from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
@@ -92,7 +92,7 @@ class ResponseStore:
 async def create(request: HTTPRequest) -> Reply | EventReply:
     """A response, whole, as a stream, or in the background."""
     body = decode(request.body, ResponseRequest)
-    check_model(request, body.model)
+    adapter = await adapter_of(request, body.model)
     if body.background and (body.stream or body.store is False):
         raise HTTPError(400, "background goes neither with stream nor with store: false", param="background")
     before = None
@@ -101,7 +101,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         if before.payload["status"] not in ("completed", "incomplete"):
             text = f"the previous response is {before.payload['status']}; only one that has ended can be followed"
             raise HTTPError(400, text, param="previous_response_id")
-    run = ResponseRun(request, body, before)
+    run = ResponseRun(request, body, before, adapter)
     headers = ignored(body, RESPONSE_IGNORED)
     if body.stream:
         return EventReply(run.events(), run.failed, headers)
@@ -140,9 +140,11 @@ async def delete(request: HTTPRequest) -> Reply:
 class ResponseRun:
     """Makes one response. payload: the response as it is now."""
 
-    def __init__(self, request: HTTPRequest, body: ResponseRequest, before: StoredResponse | None) -> None:
+    def __init__(
+        self, request: HTTPRequest, body: ResponseRequest, before: StoredResponse | None, adapter: str
+    ) -> None:
         """Sends the program. Raises HTTPError."""
-        self._request, self._body = request, body
+        self._request, self._body, self._adapter = request, body, adapter
         self._has_logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
         self.payload: dict[str, Any] = {
             "id": f"resp_{uuid.uuid4().hex}",
@@ -155,7 +157,7 @@ class ResponseRun:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
-            "model": request.gateway.model,
+            "model": body.model,
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
@@ -217,7 +219,9 @@ class ResponseRun:
             limits = limits_of(request, None, None, body.prompt_cache_key, body.user)
             ops = []
         self._ref = next(conversation.refs)
-        gen = wire.Gen(stored.state, self._ref, sampling, stream=True, reasoning=chat.reasoning, tools=tools)
+        gen = wire.Gen(
+            stored.state, self._ref, sampling, stream=True, reasoning=chat.reasoning, tools=tools, adapter=self._adapter
+        )
         ops += [wire.Append(stored.state, (*parts, wire.BeginTurn(ASSISTANT))), gen]
         if limits is not None:
             conversation.program.limit(limits)

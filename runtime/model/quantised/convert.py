@@ -173,7 +173,7 @@ def _run(model: Decoder, layer: Layer, x: Tensor) -> Tensor:
     model.layers = (layer,)
     angles = torch.arange(len(x))[:, None] * model.frequencies
     cos_sin = angles.cos() * model.rope_scale, angles.sin() * model.rope_scale
-    h, x = model.layer_by_layer(x, cos_sin, _batch(len(x)), _pools(model, len(x))[:1], None)
+    h, x = model.layer_by_layer(x, cos_sin, _batch(len(x)), _pools(model, len(x))[:1], None, None)
     return h + x
 
 

@@ -37,7 +37,7 @@ def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: st
     weight = _read(weights, quantisation, name)
     shape = weight.numbers.shape if isinstance(weight, Grouped) else weight.shape
     if shape != (n_out, n_in):
-        raise BadModel(f"{name}.weight has shape {list(shape)}, but config.json makes it {[n_out, n_in]}")
+        raise BadModel(f"{name}.weight has shape {list(shape)}, but the configuration makes it {[n_out, n_in]}")
     return weight
 
 

@@ -54,13 +54,15 @@ class EngineLink:
         self._vocabulary = vocabulary
 
     def start(self) -> None:
-        """Start an engine. Commands that the previous one did not receive are dropped."""
+        """Start an engine. Commands that the previous one did not receive are dropped. A later engine loads no adapters
+        when it starts: the server names those that it has now."""
         self.ready: wire.Ready | None = None
         self._queued: dict[tuple[str, int], bytes] = {}  # commands, by kind and number
         self.n_starts += 1
         self._address = ipc.child_path(self._path, "e")
         self.socket = ipc.pair(self._context, self._address)
-        options = ["--config", msgspec.json.encode(self._config).decode(), "--socket", ipc.address(self._address)]
+        config = self._config if self.n_starts == 1 else msgspec.structs.replace(self._config, adapters={})
+        options = ["--config", msgspec.json.encode(config).decode(), "--socket", ipc.address(self._address)]
         self._n_silent, self._is_hung, self._was_stopped = 0, False, False
         self._bad_report = ""
         self._n_oom_kills = n_oom_kills()

@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
+from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
@@ -30,7 +32,7 @@ class Questions:
     programs: returns an overview of the programs. check: describes a violated invariant of the server, or returns "".
     on_counters: gets the counters that OURSELVES asked for.
     offload(client, n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with its
-    result or exception.
+    result or exception. adapters: those that clients load. log: prints a line.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class Questions:
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],
         offload: Callable[[Client, int, Callable[[], Any], Callable[[Any], None]], None],
+        adapters: AdapterNames,
+        log: Callable[[str], None],
     ) -> None:
         self._tenants, self._tokenizer = tenants, tokenizer
         self._send_to_engine, self._send = send_to_engine, send
         self._stats, self._info, self._check, self._on_counters = stats, info, check, on_counters
         self._programs = programs
-        self._offload = offload
+        self._offload, self._adapters, self._log = offload, adapters, log
         self._open: dict[int, tuple[Client, wire.Ask]] = {}
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
@@ -63,7 +67,7 @@ class Questions:
             body = msgspec.json.encode(self._info(tenant.is_operator))
             self._send(client, wire.Answer(id=ask.id, ok=True, body=body))
             return
-        refusal = ""
+        refusal, to_engine = "", ask
         if not tenant.is_operator:
             refusal = f"{ask.what!r} tells of all tenants, and {tenant.name!r} is no operator; see docs/security.md"
         elif self._n_open[client] >= MAX_OPEN:
@@ -74,9 +78,26 @@ class Questions:
         if ask.what == "programs":
             self._send(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(self._programs())))
             return
+        try:
+            if ask.what == "load_adapter":
+                self._adapters.check_new(ask.name)
+            elif ask.what == "unload_adapter":
+                to_engine = msgspec.structs.replace(ask, name=self._adapters.remove(ask.name).hex())
+        except BanyanError as e:
+            self._send(client, wire.Answer(id=ask.id, ok=False, body=e.message.encode()))
+            return
+        self._forward(client, ask, to_engine)
+
+    def reload_adapters(self) -> None:
+        """Have a new engine load the adapters. Called before requests are sent to it."""
+        for name in self._adapters:
+            ask = wire.Ask(0, "load_adapter", name=name, path=self._adapters.directory(name))
+            self._forward(OURSELVES, ask, ask)
+
+    def _forward(self, client: Client, ask: wire.Ask, to_engine: wire.Ask) -> None:
         self._n_open[client] += 1
         self._open[self._n_asked] = client, ask
-        self._send_to_engine(msgspec.structs.replace(ask, id=self._n_asked))
+        self._send_to_engine(msgspec.structs.replace(to_engine, id=self._n_asked))
         self._n_asked += 1
 
     def receive(self, answer: wire.Answer) -> None:
@@ -86,6 +107,8 @@ class Questions:
         client, ask = question
         self._close(client)
         ok, body = answer.ok, answer.body
+        if ask.what == "load_adapter":
+            ok, body = self._loaded(client, ask, answer)
         if ok and ask.what == "stats":
             counters = msgspec.json.decode(body) | self._stats()
             if client == OURSELVES:
@@ -99,6 +122,22 @@ class Questions:
             ok, body = False, violation.encode()
         if client != OURSELVES:
             self._send(client, wire.Answer(id=ask.id, ok=ok, body=body))
+
+    def _loaded(self, client: Client, ask: wire.Ask, answer: wire.Answer) -> tuple[bool, bytes]:
+        """Give the name to an adapter that the engine has loaded. Returns what to answer."""
+        if client == OURSELVES:
+            if not answer.ok:  # its files are gone
+                self._adapters.remove(ask.name)
+                self._log(answer.body.decode())
+                return answer.ok, answer.body
+        else:
+            try:
+                self._adapters.check_new(ask.name)  # another client may have taken it
+            except BanyanError as e:
+                return False, e.message.encode()
+        if answer.ok:
+            self._adapters.add(ask.name, ask.path, bytes.fromhex(msgspec.json.decode(answer.body)))
+        return answer.ok, answer.body
 
     def _send_tree(self, client: Client, ask: wire.Ask, body: bytes | Exception) -> None:
         found = body if isinstance(body, bytes) else repr(body).encode()

@@ -22,6 +22,7 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_PRIORITY
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
 from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
+from banyan.runtime.server.policy.tenants import adapted
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.prompt import pack, unpack
 from banyan.runtime.server.text.tokenizer import Tokenizer
@@ -204,11 +205,13 @@ class EngineRequests:
         visible: Collection[int] = (),
         priority: int | None = None,
         deadline: float = 0.0,
+        adapter: bytes = b"",
     ) -> EngineRequest:
         """Send a request to the engine. Calls `done` once, when the request has ended.
 
         ids: the prompt, int32. turn_ends: ids that end the output, unless eos is ignored. visible: special tokens that
         the text contains. priority, deadline: of this request; None and 0.0: those of the owner.
+        adapter: the digest of the adapter that computes the request; b"": none.
         """
         tokens = self._tokenizer
         n_ids = self._n_vocabulary or 1 << 31
@@ -228,11 +231,12 @@ class EngineRequests:
             seed=seed,
             sample=sample,
             score_from=score_from,
-            namespace=info.namespace,
+            namespace=adapted(info.namespace, adapter),
             order=order,
             client=info.client,
             priority=info.priority if priority is None else priority,
             deadline=deadline or info.deadline,
+            adapter=adapter,
         )
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)

@@ -44,10 +44,10 @@ class AccessToken(NamedTuple):
     tenant: Tenant
 
 
-def root_key(salt: bytes, adapter: str, weights: bytes) -> bytes:
-    """The namespace (16 bytes) of KV that a tenant with `salt` computes with `adapter` ("": none) on `weights`."""
+def root_key(salt: bytes, weights: bytes) -> bytes:
+    """The namespace (16 bytes) of KV that a tenant with `salt` computes on `weights`."""
     state = blake2b(digest_size=16, person=b"banyan root key")
-    for part in (salt, adapter.encode(), weights):
+    for part in (salt, weights):
         state.update(len(part).to_bytes(8, "little") + part)
     return state.digest()
 
@@ -55,6 +55,12 @@ def root_key(salt: bytes, adapter: str, weights: bytes) -> bytes:
 def salted(namespace: bytes, salt: str) -> bytes:
     """The namespace (16 bytes) of programs with a salt of their own; see wire.ProgramLimits."""
     return blake2b(salt.encode(), key=namespace, digest_size=16, person=b"banyan salt").digest() if salt else namespace
+
+
+def adapted(namespace: bytes, adapter: bytes) -> bytes:
+    """The namespace (16 bytes) of what an adapter computes for programs of `namespace`. adapter: its digest; b"":
+    none."""
+    return blake2b(adapter, key=namespace, digest_size=16, person=b"banyan adapter").digest() if adapter else namespace
 
 
 def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
@@ -158,7 +164,7 @@ class Tenants:
 
     def root(self, client: Client) -> bytes:
         """The namespace of a client's KV."""
-        return root_key(self._of[client].salt, "", self.weights)
+        return root_key(self._of[client].salt, self.weights)
 
     def name(self, namespace: bytes) -> str:
         """The tenant's name for a namespace; the namespace in hex if its client is gone."""

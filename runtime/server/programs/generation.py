@@ -29,6 +29,7 @@ from banyan.runtime.executor.generation import Generation, Retries, ToolLoop, ad
 from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
+from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.requests import (
     EngineRequest,
     EngineRequests,
@@ -89,9 +90,11 @@ class EngineGenerator:
         offload: Offload,
         rng: Random,
         check: CheckConstraint,
+        adapters: AdapterNames | None = None,
     ) -> None:
         self.tokenizer, self.template, self.requests = tokenizer, template, requests
         self._offload, self.rng, self.check = offload, rng, check
+        self.adapters = AdapterNames() if adapters is None else adapters
         self._max_context = 0
         chat = template.chat_markers() if template is not None else wire.ChatMarkers(roles={})
         self.turn_end, self.turn_end_text = turn_end(chat, tokenizer)
@@ -221,8 +224,7 @@ class EngineAttempt(Attempt):
 
     def _check(self) -> None:
         """Raise BanyanError for what only the server can refuse; the engine checks the rest of Sampling."""
-        if name := self.op.adapter:
-            raise Unsupported(f"adapter {name!r}: this runtime has the weights of its model, and no adapters (LoRA)")
+        self._adapter = self._generator.adapters.digest(self.op.adapter)
         check_seconds("timeout", self.op.timeout)
 
     def _encode(self) -> None:
@@ -414,6 +416,7 @@ class GenAttempt(EngineAttempt):
                 visible=visible,
                 priority=op.priority,
                 deadline=self._ready + op.deadline if op.deadline else 0.0,
+                adapter=self._adapter,
             )
 
         self._start_each(sampling.n, start_sample)
@@ -605,8 +608,9 @@ class SelectAttempt(EngineAttempt):
             ids, start = self._scored[k]
             order = (*self._order, k)
             return self._engine.start(
-                ids, sampling, self._request_ended, owner=self._program, order=order, score_from=start
-            )
+                ids, sampling, self._request_ended, owner=self._program, order=order, score_from=start,
+                adapter=self._adapter,
+            )  # fmt: skip
 
         self._start_each(len(self._scored), start_choice)
 

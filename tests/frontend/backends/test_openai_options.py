@@ -300,6 +300,7 @@ CONSTRUCTS: dict[str, Any] = {
     "roles": lambda: bn.user("?") + bn.assistant(bn.gen("a")),
     "priority": lambda: bn.gen("a", priority=3),
     "deadline": lambda: bn.gen("a", deadline=3.0),
+    "adapter": lambda: bn.gen("a", adapter="poems"),
     "json_schema": lambda: bn.gen("a", json_schema='{"type": "object"}'),
     "grammar": lambda: bn.gen("a", grammar='start: "a"'),
 }

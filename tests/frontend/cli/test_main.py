@@ -48,7 +48,7 @@ def test_serve_help_lists_every_config_option(capsys: pytest.CaptureFixture[str]
     help_text = " ".join(capsys.readouterr().out.split())
     hints = typing.get_type_hints(Config, include_extras=True)
     for field in msgspec.structs.fields(Config):
-        assert f"--{field.name.replace('_', '-')}" in help_text
+        assert flag(field) in help_text
         assert typing.get_args(hints[field.name])[1] in help_text
 
 
@@ -100,6 +100,15 @@ def test_missing_flags_keep_the_defaults() -> None:
     assert make(**parse("serve")) == Config(log="info"), "a shared server logs its clients"
 
 
+def flag(field: msgspec.structs.FieldInfo) -> str:
+    return "--adapter" if field.name == "adapters" else f"--{field.name.replace('_', '-')}"  # it is given for each
+
+
+def test_adapters_of_one_name_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--adapter", "a=/x", "--adapter", "a=/y"]) == 2
+    assert "two adapters have the same name" in capsys.readouterr().err
+
+
 def test_each_flag_sets_its_option() -> None:
     argv = "--model m --device cpu --dtype float16 --context 512 --kv-memory 1GiB --page 8 --cache --max-running 3"
     argv += " --eviction lfu --host-memory 2GiB --host-file f"
@@ -109,6 +118,7 @@ def test_each_flag_sets_its_option() -> None:
     argv += " --constraint-engine outlines_core --token-file t --isolate connection"
     argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
     argv += " --weight-dtype int8 --kv-dtype int8 --deterministic --draft-model d --sampling-defaults openai"
+    argv += " --adapter a=/x --adapter b=/y=z"
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",
@@ -150,10 +160,11 @@ def test_each_flag_sets_its_option() -> None:
         deterministic=True,
         draft_model="d",
         log="debug",
+        adapters={"a": "/x", "b": "/y=z"},
     )
-    assert {f"--{f.name.replace('_', '-')}" for f in msgspec.structs.fields(Config)} == {
-        word for word in argv.split() if word.startswith("--")
-    }, "every option needs a flag in this test"
+    assert set(map(flag, msgspec.structs.fields(Config))) == {word for word in argv.split() if word.startswith("--")}, (
+        "every option needs a flag in this test"
+    )
 
 
 def test_model_may_be_a_positional_argument() -> None:

@@ -94,13 +94,32 @@ def test_keyword_overrides_opts(mock: bn.Mock) -> None:
     assert (sampling(mock).temperature, sampling(mock).top_p) == (0.5, 0.9)
 
 
+def test_adapter_is_sent_with_gens_and_selects(mock: bn.Mock) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("a") + bn.gen("b", adapter="songs") + bn.gen("c", adapter="")
+        s += bn.select("d", ["<d>"]) + bn.select("e", ["<e>"], adapter="songs") + bn.gen("f", choices=["<f>"])
+
+    program.run(backend=mock).sync()
+    program.run(backend=mock, adapter="poems").sync()
+    asked = [call.op.adapter for call in mock.calls]
+    assert asked[:6] == ["", "songs", "", "", "songs", ""]
+    assert asked[6:] == ["poems", "songs", "", "poems", "songs", "poems"]
+    bn.compile(program).run(backend=mock, adapter="poems").sync()
+    assert [call.op.adapter for call in mock.calls[12:]] == asked[6:]
+    with pytest.raises(bn.BadProgram, match="adapter"):
+        bn.gen("a", adapter=3)  # type: ignore[arg-type]
+    with pytest.raises(bn.Unsupported, match=r"^adapter: "):
+        program.run(backend=bn.Mock("x", refuses={"adapter"}), adapter="poems").sync()
+
+
 def test_every_gen_option_is_a_run_option() -> None:
     assert RUN_OPTIONS - {"stream", "backend", "use_thread", "retries", "durable"} == set(GenOptions.__struct_fields__)
     tested_here = {name for name, *_ in OPTIONS}
     # test_lazy_value.py, and below
     tested_in_meta_info = {"max_new_tokens", "top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}
     limits = {"timeout", "budget", "priority", "deadline"}  # test_run_limits.py, test_urgency.py
-    assert tested_here | tested_in_meta_info | limits == set(GenOptions.__struct_fields__)
+    assert tested_here | tested_in_meta_info | limits | {"adapter"} == set(GenOptions.__struct_fields__)
 
 
 @pytest.mark.parametrize(

@@ -175,9 +175,9 @@ ADAPTER = '{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-0.6B"}'
     [
         (
             {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ""},
-            r"an adapter .*\(Qwen/Qwen3-0\.6B\).*merge",
+            r"an adapter .*\(Qwen/Qwen3-0\.6B\).*--adapter NAME=DIR",
         ),
-        ({"adapter_config.json": "{}"}, "merge it into its base model and load"),
+        ({"adapter_config.json": "{}"}, "load its base model with it"),
         ({"modules.json": "[]"}, "an embedding model"),
         ({"model_index.json": "{}"}, "diffusers"),
         ({"consolidated.00.pth": ""}, "Meta's own format"),

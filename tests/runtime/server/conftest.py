@@ -14,6 +14,7 @@ import tokenizers
 
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import decoders, wire
+from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.recovery import Death
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.policy.run_limits import Timers
@@ -77,7 +78,10 @@ class Bench:
         """If set to a list, it collects constraint checks as the queue of another process would."""
         self._calls: list[Callable[[], None]] = []
         self.requests = EngineRequests(words, None, self.engine.take, call_later=self._calls.append)
-        generator = EngineGenerator(words, template, self.requests, self._offload, Random(0), self._check)
+        self.adapters = AdapterNames()
+        generator = EngineGenerator(
+            words, template, self.requests, self._offload, Random(0), self._check, self.adapters
+        )
         self.now = 0.0
         self.timers = Timers(lambda: self.now)
         self._work: deque[Iterator[None]] = deque()

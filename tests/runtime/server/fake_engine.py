@@ -73,6 +73,8 @@ class FakeEngine:
                 self.reports.append(wire.Pong())
             case wire.Ask(id=number, what="tree"):
                 self.reports.append(wire.Answer(id=number, ok=True, body=b'{"nodes": []}'))
+            case wire.Ask(id=number, what="load_adapter", name=name):
+                self.reports.append(wire.Answer(id=number, ok=True, body=json.dumps(name.encode().hex()).encode()))
             case wire.Ask(id=number):
                 body = json.dumps({"running": len(self.running), "engine": {"steps": 1}}).encode()
                 self.reports.append(wire.Answer(id=number, ok=True, body=body))

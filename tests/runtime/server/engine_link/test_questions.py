@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from banyan.runtime.protocol import wire
+from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.questions import Questions
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
@@ -29,6 +30,8 @@ def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
         check=str,
         on_counters=lambda counters: None,
         offload=lambda client, n, work, then: offloaded.append((n, work, then)),
+        adapters=AdapterNames(),
+        log=print,
     )
     for number in (7, 8):
         questions.ask(b"me", wire.Ask(number, "tree", limit=5000))
@@ -43,3 +46,93 @@ def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
     offloaded[1][2](ValueError("no JSON"))
     assert [(answer.id, answer.ok) for answer in sent] == [(7, True), (8, False)]
     assert json.loads(sent[0].body)["nodes"][0]["text"] == ""
+
+
+class Asked:
+    """Questions about adapters, and what they send to the engine and to clients."""
+
+    def __init__(self, words: Tokenizer) -> None:
+        tenants = Tenants()
+        tenants.join(b"me", Tenant())
+        tenants.join(b"guest", Tenant("guest", is_operator=False))
+        self.to_engine: list[Any] = []
+        self.sent: list[Any] = []
+        self.log: list[str] = []
+        self.adapters = AdapterNames()
+        self.questions = Questions(
+            tenants,
+            words,
+            send_to_engine=self.to_engine.append,
+            send=lambda client, message: self.sent.append(message),
+            stats=dict,
+            info=lambda is_operator: {},
+            programs=dict,
+            check=str,
+            on_counters=lambda counters: None,
+            offload=lambda client, n, work, then: None,
+            adapters=self.adapters,
+            log=self.log.append,
+        )
+
+    def ask(self, what: Any, name: str, client: bytes = b"me") -> None:
+        self.questions.ask(client, wire.Ask(7, what, name=name, path=f"/{name}"))
+
+    def answer(self, digest: bytes = b"", error: str = "", at: int = -1) -> None:
+        body = error.encode() if error else json.dumps(digest.hex()).encode()
+        self.questions.receive(wire.Answer(self.to_engine[at].id, not error, body))
+
+
+def test_adapter_has_its_name_once_the_engine_has_loaded_it(words: Tokenizer) -> None:
+    asked = Asked(words)
+    asked.ask("load_adapter", "a")
+    assert list(asked.adapters) == []
+    asked.answer(b"A")
+    assert asked.adapters.digest("a") == b"A"
+    asked.ask("load_adapter", "b")
+    asked.answer(error="adapter 'b': no")
+    assert [(one.ok, one.body) for one in asked.sent] == [(True, b'"41"'), (False, b"adapter 'b': no")]
+    for name, why in (("a", b"there is an adapter 'a' already"), ("", b"1 to 128 letters"), ("x y", b"letters")):
+        asked.ask("load_adapter", name)
+        assert not asked.sent[-1].ok
+        assert why in asked.sent[-1].body
+    asked.ask("load_adapter", "c", client=b"guest")
+    assert b"no operator" in asked.sent[-1].body
+    assert len(asked.to_engine) == 2
+
+
+def test_of_two_that_load_a_name_at_once_the_first_gets_it(words: Tokenizer) -> None:
+    asked = Asked(words)
+    asked.ask("load_adapter", "a")
+    asked.ask("load_adapter", "a")
+    asked.answer(b"A", at=0)
+    asked.answer(b"B", at=1)
+    assert [one.ok for one in asked.sent] == [True, False]
+    assert asked.adapters.digest("a") == b"A"
+
+
+def test_weights_leave_with_their_last_name(words: Tokenizer) -> None:
+    asked = Asked(words)
+    for name in "ab":
+        asked.ask("load_adapter", name)
+        asked.answer(b"A")
+    for name, digest in (("a", b""), ("b", b"A")):
+        asked.ask("unload_adapter", name)
+        assert bytes.fromhex(asked.to_engine[-1].name) == digest
+        assert name not in asked.adapters
+    asked.ask("unload_adapter", "b")
+    assert b"there is no adapter 'b'; this server has none" in asked.sent[-1].body
+
+
+def test_new_engine_loads_the_adapters_again(words: Tokenizer) -> None:
+    asked = Asked(words)
+    for name in "ab":
+        asked.adapters.add(name, f"/{name}", name.encode())
+    asked.questions.fail("it died")
+    asked.questions.reload_adapters()
+    assert [(one.what, one.path) for one in asked.to_engine] == [("load_adapter", "/a"), ("load_adapter", "/b")]
+    asked.answer(b"A", at=0)
+    asked.answer(error="adapter 'b': its files are gone", at=1)
+    assert list(asked.adapters) == ["a"]
+    assert asked.adapters.digest("a") == b"A", "the files may have changed"
+    assert asked.log == ["adapter 'b': its files are gone"]
+    assert not asked.sent

@@ -18,7 +18,7 @@ from banyan.runtime.client import client
 from banyan.runtime.errors import BanyanError, ConfigError, ConnectFailed
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server.policy import tenants
-from banyan.runtime.server.policy.tenants import Tenant, Tenants, read_tokens, root_key
+from banyan.runtime.server.policy.tenants import Tenant, Tenants, adapted, read_tokens, root_key
 from banyan.runtime.server.policy.token_throttle import FREE
 
 ANN, ANN_NEW, BOB, OPERATOR = (f"{name}-0123456789abcdef" for name in ("ann", "ann-new", "bob", "ops"))
@@ -31,12 +31,12 @@ PROMPT = "the quick brown fox jumps over the lazy dog, and the other answer is i
 
 def test_root_keys_differ_if_any_part_differs() -> None:
     parts = [
-        (salt, adapter, weights) for salt in (b"", b"a", b"ab") for adapter in ("", "b") for weights in (b"", b"b")
+        (salt, adapter, weights) for salt in (b"", b"a", b"ab") for adapter in (b"", b"b") for weights in (b"", b"b")
     ]
-    keys = {root_key(*part): part for part in parts}
+    keys = {adapted(root_key(salt, weights), adapter): (salt, adapter, weights) for salt, adapter, weights in parts}
     assert len(keys) == len(parts), "no two combinations have the same key"
     assert {len(key) for key in keys} == {16}
-    assert root_key(b"a", "b", b"c") == root_key(b"a", "b", b"c")
+    assert root_key(b"a", b"c") == root_key(b"a", b"c") == adapted(root_key(b"a", b"c"), b"")
 
 
 def test_fingerprint_depends_only_on_the_weights(fake_weights: Callable[[bytes], Path]) -> None:
@@ -66,18 +66,19 @@ def fake_weights(tmp_path: Path) -> Callable[[bytes], Path]:
     return make
 
 
-def test_adapter_is_refused_by_name(bench: Any) -> None:
+def test_unknown_adapter_is_refused_by_name(bench: Any) -> None:
     b = bench()
+    b.adapters.add("songs", "/songs", b"digest")
     b.submit(wire.Append(0, ("a",)), wire.Gen(0, 0, adapter="poems"), wire.Select(0, 1, ("x", "y"), adapter="poems"))
-    assert b.failed(0).code == b.failed(1).code == "unsupported"
-    assert "'poems'" in b.failed(0).message
+    assert b.failed(0).code == b.failed(1).code == "bad_program"
+    assert b.failed(0).message == "there is no adapter 'poems'; there are songs"
     b.submit(wire.Append(0, ("a",)), wire.Select(0, 1, ("x", "y"), adapter="poems"), program=1)
-    assert b.failed(1, program=1).code == "unsupported"
+    assert b.failed(1, program=1).code == "bad_program"
     assert not b.engine.runs
 
 
 def test_engine_commands_carry_the_tenants_namespace(bench: Any) -> None:
-    b = bench(root_key=lambda tenant: root_key(tenant, "", b""))
+    b = bench(root_key=lambda tenant: root_key(tenant, b""))
     short = wire.Sampling(max_tokens=2, temperature=0.0)
     ops = (
         wire.Append(0, ("one two",)), wire.CacheHint(0, pin=9.0, prefetch=True), wire.Gen(0, 0, short),
@@ -91,7 +92,7 @@ def test_engine_commands_carry_the_tenants_namespace(bench: Any) -> None:
     assert {type(command) for command in commands} == {wire.Run, wire.Hold, wire.EvictFirst}
     for kind in (wire.Run, wire.Hold, wire.EvictFirst):
         found = {command.namespace for command in commands if isinstance(command, kind)}
-        assert found == {root_key(b"ann", "", b""), root_key(b"bob", "", b"")}
+        assert found == {root_key(b"ann", b""), root_key(b"bob", b"")}
 
 
 def cached_tokens(c: client.Client) -> int:
@@ -263,7 +264,7 @@ def test_global_queries_need_an_operator(
     ):
         shown, all_of_it = ann.ask("info"), ops.ask("info")
         assert shown["protocol"] == wire.VERSION
-        assert set(shown) == {"model", "protocol", "engine", "limits"}
+        assert set(shown) == {"model", "adapters", "protocol", "engine", "limits"}
         assert set(shown["engine"]) == {"page", "max_context"}
         assert set(shown["limits"]) == {"max_programs", "max_width", "max_program", "max_client", "max_message"}
         assert set(all_of_it) > set(shown)
@@ -300,7 +301,7 @@ def test_an_operator_acts_for_a_tenant() -> None:
 
 
 def test_salt_separates_programs_of_a_tenant() -> None:
-    root = tenants.root_key(b"ann", "", b"weights")
+    root = tenants.root_key(b"ann", b"weights")
     assert tenants.salted(root, "") == root
     assert len({root, tenants.salted(root, "a"), tenants.salted(root, "b"), tenants.salted(b"x" * 16, "a")}) == 4
 

@@ -1,0 +1,90 @@
+"""Adapters (LoRA; Hu et al., 2021): their weights, and which rows of a step use which of them."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+LINEARS = ("qkv", "out", "gate_up", "down")  # of a layer, in this order
+MAX_PARTS = 3  # of a linear layer that is several projections: q, k and v
+MAX_RANK = 512  # MAX_RANK and TASK_ROWS of native/lora.h
+RANK_STEP = 4  # ranks are padded to a multiple
+_TASK_ROWS = 16
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to n_out columns of a linear layer: y[:, column:] += (x down^T) up."""
+
+    down: Tensor  # [rank, n_in]
+    up: Tensor  # [rank, n_out], times the adapter's scale
+    column: int
+
+
+class AdapterWeights:
+    """One adapter on the device of its model. layers: for each layer and each of LINEARS, its parts; (): none."""
+
+    def __init__(self, layers: Sequence[Sequence[Sequence[LowRank]]]) -> None:
+        self.layers = layers
+        self.table = np.zeros((len(layers), len(LINEARS), MAX_PARTS, 5), np.int64)
+        """LowRank of native/lora.h for each layer, linear and part."""
+        for i, linears in enumerate(layers):
+            for j, parts in enumerate(linears):
+                for k, (down, up, column) in enumerate(parts):
+                    self.table[i, j, k] = down.data_ptr(), up.data_ptr(), *up.shape, column
+
+    @property
+    def n_bytes(self) -> int:
+        tensors = (x for linears in self.layers for parts in linears for part in parts for x in part[:2])
+        return sum(x.nbytes for x in tensors)
+
+
+class NativeRows(ctypes.Structure):
+    """Mirrors `AdaptedRows` of native/lora.h."""
+
+    _fields_ = (*((name, ctypes.c_void_p) for name in ("adapters", "starts", "rows")), ("n_tasks", ctypes.c_int64))
+
+
+class AdaptedRows:
+    """The rows of a step that use an adapter."""
+
+    def __init__(
+        self, adapters: Sequence[AdapterWeights], rows: Sequence[Sequence[int]], kept: Sequence[int] | None = None
+    ) -> None:
+        """rows: those of each adapter, ascending. kept: of all rows, ascending, those that the last layer computes;
+        None: all. `last` numbers the rows among these."""
+        self.adapters, self._rows, self.last = adapters, rows, self
+        if kept is not None:
+            number = {row: i for i, row in enumerate(kept)}
+            self.last = AdaptedRows(adapters, [[number[row] for row in own if row in number] for own in rows])
+
+    @cached_property
+    def indexes(self) -> list[Tensor]:
+        """The rows of each adapter, int64, on its device."""
+        return [torch.tensor(own, device=self._device) for own in self._rows]
+
+    @property
+    def _device(self) -> torch.device:
+        tensors = (part.down for linears in self.adapters[0].layers for parts in linears for part in parts)
+        return next(tensors).device
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """AdapterWeights.table of all adapters."""
+        return np.stack([adapter.table for adapter in self.adapters])
+
+    @cached_property
+    def native(self) -> NativeRows:
+        """The rows in tasks of at most _TASK_ROWS with the same adapter."""
+        parts = [
+            (i, own[at : at + _TASK_ROWS]) for i, own in enumerate(self._rows) for at in range(0, len(own), _TASK_ROWS)
+        ]
+        starts = np.cumsum([0, *(len(own) for _, own in parts)])
+        rows = [row for _, own in parts for row in own]
+        self._arrays = [np.array(x, np.int64) for x in ([i for i, _ in parts], starts, rows)]  # keeps them alive
+        return NativeRows(*(x.ctypes.data for x in self._arrays), len(parts))

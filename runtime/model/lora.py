@@ -1,0 +1,191 @@
+"""Reads adapters (LoRA) in peft's format: adapter_config.json and adapter_model.safetensors.
+
+A file may come from anybody. Before its tensors are read, names and shapes are checked: they must be those of the
+model's projections, with a rank of at most MAX_RANK. Keys of rank_pattern and alpha_pattern are regular expressions to
+peft; here they are names of modules, since an expression may take forever to match.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch.nn import functional as F
+
+from banyan.kernels.lora.adapted import LINEARS, MAX_RANK, RANK_STEP, AdapterWeights, LowRank
+from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.model.families import Dense
+from banyan.runtime.model.spec import ModelSpec
+from banyan.runtime.model.weights import Checkpoint
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MAX_CONFIG, _MAX_HEADER = 1 << 20, 16 << 20  # bytes
+_TENSOR = re.compile(
+    r"(?:base_model\.model\.)?(model\.layers\.(\d{1,4})\.(\w+\.\w+))\.lora_([AB])(?:\.default)?\.weight"
+)
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # values of init_lora_weights
+_REFUSED = {
+    "use_dora": "DoRA",
+    "modules_to_save": "whole modules beside the adapter",
+    "lora_bias": "a bias",
+    "layer_replication": "repeated layers",
+    "trainable_token_indices": "new embeddings of tokens",
+    "target_parameters": "parameters that are not of a linear layer",
+    "alora_invocation_tokens": "an adapter that begins in the middle of a text (aLoRA)",
+    **dict.fromkeys(("use_qalora", "use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config"),
+                    "a variant of LoRA"),
+}  # fmt: skip
+"""Field of adapter_config.json -> what it means, if it is set."""
+
+
+class AdapterConfig(msgspec.Struct, frozen=True):
+    """The fields of adapter_config.json that decide what an adapter computes."""
+
+    r: int = 8
+    lora_alpha: float = 8
+    use_rslora: bool = False
+    rank_pattern: dict[str, int] | None = None
+    alpha_pattern: dict[str, float] | None = None
+
+    def rank(self, module: str) -> int:
+        return int(_of_pattern(self.rank_pattern, module, self.r))
+
+    def scale(self, module: str) -> float:
+        rank = self.rank(module)
+        return _of_pattern(self.alpha_pattern, module, self.lora_alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+
+
+class Adapter(NamedTuple):
+    """digest: of all that its outputs depend on, beside the model; 16 bytes."""
+
+    digest: bytes
+    weights: AdapterWeights
+
+
+class _Place(NamedTuple):
+    """Where a projection is in the model's fused linear layers."""
+
+    linear: int  # index into LINEARS
+    column: int
+    n_in: int
+    n_out: int
+
+
+def read(path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Adapter:
+    """Read the adapter in the directory `path` for a model of a native family.
+
+    Raises BadModel if a file is missing, broken or for another model, and Unsupported for other kinds of adapters.
+    """
+    if spec.dense is None:
+        raise Unsupported(
+            f"adapters with {spec.name}: {spec.family} runs in transformers' own code; merge the adapter into the model"
+        )
+    raw = _bounded(path / CONFIG, _MAX_CONFIG).read_bytes()
+    config = _parse(path / CONFIG, raw)
+    file = path / WEIGHTS
+    if not file.exists() and (path / "adapter_model.bin").exists():
+        raise BadModel(
+            f"{path} has pickled weights only. Pickles can run any code and are never opened; save the adapter with "
+            "peft's save_pretrained, which writes safetensors"
+        )
+    with _bounded(file).open("rb") as f:
+        if int.from_bytes(f.read(8), "little") > _MAX_HEADER:
+            raise BadModel(f"{file} has a header of more than {_MAX_HEADER >> 20} MiB")
+    state = blake2b(msgspec.json.encode(config), digest_size=16, person=b"banyan adapter")
+    with Checkpoint(path, files=[file]) as tensors:
+        layers = _layers(tensors, config, spec.dense, device, dtype)
+        tensors.finish(ignore=lambda name: False)
+    with file.open("rb") as f:
+        while part := f.read(1 << 20):
+            state.update(part)
+    return Adapter(state.digest(), AdapterWeights(layers))
+
+
+def _layers(
+    tensors: Checkpoint, config: AdapterConfig, c: Dense, device: torch.device, dtype: torch.dtype
+) -> list[list[list[LowRank]]]:
+    found = {match[1]: match for name in tensors.tensors if (match := _TENSOR.fullmatch(name))}
+    unknown = sorted(name for name in tensors.tensors if not _TENSOR.fullmatch(name))
+    places = _places(c)
+    unknown += [module for module, m in found.items() if m[3] not in places or int(m[2]) >= c.num_hidden_layers]
+    if unknown or not found:
+        shown = ", ".join(unknown[:4]) or "no tensors"
+        raise Unsupported(
+            f"{tensors.path / WEIGHTS} has {shown}; adapters change {', '.join(places)} of the "
+            f"{c.num_hidden_layers} layers, as lora_A and lora_B"
+        )
+    layers: list[list[list[LowRank]]] = [[[] for _ in LINEARS] for _ in range(c.num_hidden_layers)]
+    names = {(match[1], match[4]): name for name in tensors.tensors if (match := _TENSOR.fullmatch(name))}
+    for module, match in sorted(found.items()):
+        rank, place = config.rank(module), places[match[3]]
+        if not 1 <= rank <= MAX_RANK:
+            raise Unsupported(f"{module} has rank {rank} in {CONFIG}; adapters have a rank of 1 to {MAX_RANK}")
+        if not math.isfinite(scale := config.scale(module)):
+            raise BadModel(f"{module} has a scale that is not finite")
+        for part in "AB":
+            if (module, part) not in names:
+                raise BadModel(f"{tensors.path / WEIGHTS} has no lora_{part} of {module}")
+        down = tensors.take(names[module, "A"], rank, place.n_in).float()
+        up = tensors.take(names[module, "B"], place.n_out, rank).float().T * scale
+        if not (down.isfinite().all() and up.isfinite().all()):
+            raise BadModel(f"{tensors.path / WEIGHTS} has numbers in {module} that are not finite")
+        pad = (0, 0, 0, -rank % RANK_STEP)
+        down, up = (F.pad(x, pad).to(device, dtype).contiguous() for x in (down, up))
+        layers[int(match[2])][place.linear].append(LowRank(down, up, place.column))
+    return layers
+
+
+def _places(c: Dense) -> dict[str, _Place]:
+    """The projections of a layer, by name."""
+    n_q, n_kv, hidden, mid = c.num_attention_heads * c.dim, c.n_kv_heads * c.dim, c.hidden_size, c.intermediate_size
+    return {
+        "self_attn.q_proj": _Place(0, 0, hidden, n_q),
+        "self_attn.k_proj": _Place(0, n_q, hidden, n_kv),
+        "self_attn.v_proj": _Place(0, n_q + n_kv, hidden, n_kv),
+        "self_attn.o_proj": _Place(1, 0, n_q, hidden),
+        "mlp.gate_proj": _Place(2, 0, hidden, mid),
+        "mlp.up_proj": _Place(2, mid, hidden, mid),
+        "mlp.down_proj": _Place(3, 0, mid, hidden),
+    }
+
+
+def _bounded(file: Path, size: int | None = None) -> Path:
+    """The file. BadModel: it is not there, no regular file, or larger than `size` bytes."""
+    if not file.is_file():
+        raise BadModel(f"{file.parent} has no {file.name}; an adapter is a directory that peft's save_pretrained wrote")
+    if size is not None and file.stat().st_size > size:
+        raise BadModel(f"{file} has more than {size} bytes")
+    return file
+
+
+def _parse(file: Path, raw: bytes) -> AdapterConfig:
+    """The config. BadModel: it is broken. Unsupported: it is of an adapter that computes something else."""
+    try:
+        fields: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
+        config = msgspec.convert({k: v for k, v in fields.items() if v is not None}, AdapterConfig)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as e:
+        raise BadModel(f"{file}: {e}") from e
+    wrong = [f"peft_type {kind}" for kind in [fields.get("peft_type")] if kind != "LORA"]
+    wrong += [f"bias {bias!r}" for bias in [fields.get("bias")] if bias not in (None, "none")]
+    wrong += [f"{name} ({what})" for name, what in _REFUSED.items() if fields.get(name)]
+    if str(init := fields.get("init_lora_weights")).startswith(_CHANGES_BASE):
+        wrong.append(f"init_lora_weights {init!r}, which changes the weights of the model too")
+    for name in ("rank_pattern", "alpha_pattern"):
+        wrong += [f"{key!r} in {name}" for key in getattr(config, name) or () if not re.fullmatch(r"\^?[\w.]+\$?", key)]
+    if wrong:
+        raise Unsupported(f"{file} has {', '.join(wrong)}; supported are adapters of linear layers with LoRA")
+    return config
+
+
+def _of_pattern(pattern: dict[str, Any] | None, module: str, default: float) -> float:
+    """The value of the first key that is the module's name or the end of it; `default` if there is none."""
+    for key, value in (pattern or {}).items():
+        name = key.lstrip("^").rstrip("$")
+        if module == name or (module.endswith(f".{name}") and not key.startswith("^")):
+            return float(value)
+    return default

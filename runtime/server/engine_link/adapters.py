@@ -1,0 +1,62 @@
+"""The adapters that gens can name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from banyan.runtime.config import check_adapter_name
+from banyan.runtime.errors import BadProgram, ConfigError
+
+MAX_ADAPTERS = 1024
+"""The most that have a name at a time."""
+
+
+class NamedAdapter(NamedTuple):
+    """directory: where the engine reads it. digest: names it in a Run, and in root keys."""
+
+    directory: str
+    digest: bytes
+
+
+class AdapterNames:
+    """Name -> adapter. They are those of the server: every tenant may use them."""
+
+    def __init__(self) -> None:
+        self._adapters: dict[str, NamedAdapter] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._adapters)
+
+    def digest(self, name: str) -> bytes:
+        """The digest of an adapter; b"" for "". BadProgram: there is no such adapter."""
+        return self._find(name).digest if name else b""
+
+    def _find(self, name: str) -> NamedAdapter:
+        if name not in self._adapters:
+            there = f"there are {', '.join(self._adapters)}" if self._adapters else (
+                "this server has none; start it with --adapter NAME=DIR, or call load_adapter(name, directory)"
+            )  # fmt: skip
+            raise BadProgram(f"there is no adapter {name!r}; {there}")
+        return self._adapters[name]
+
+    def check_new(self, name: str) -> None:
+        """ConfigError: the name is invalid or taken, or there are MAX_ADAPTERS."""
+        check_adapter_name(name)
+        if len(self._adapters) == MAX_ADAPTERS:
+            raise ConfigError(f"there are {MAX_ADAPTERS} adapters, which is the most; unload one first")
+        if name in self._adapters:
+            raise ConfigError(f"there is an adapter {name!r} already; unload it first")
+
+    def add(self, name: str, directory: str, digest: bytes) -> None:
+        self._adapters[name] = NamedAdapter(directory, digest)
+
+    def remove(self, name: str) -> bytes:
+        """The digest of the adapter, which this name does not stand for any more; b"": another name does. BadProgram:
+        there is no such adapter."""
+        digest = self._find(name).digest
+        del self._adapters[name]
+        return b"" if any(other.digest == digest for other in self._adapters.values()) else digest
+
+    def directory(self, name: str) -> str:
+        return self._adapters[name].directory

@@ -1,0 +1,72 @@
+"""Adapters over HTTP: their names stand for models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from banyan.runtime import launch
+from banyan.runtime.client import client
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.model.spec import SHIPPED
+
+HELLO: Any = [{"role": "user", "content": "Say hello."}]
+
+
+@pytest.fixture
+def poems(
+    pocket: launch.ServerProcess, module_at: Callable[[Path], ModuleType], tmp_path: Path
+) -> Iterator[client.Client]:
+    """An operator's client of a server with the adapter `poems`, which changes the model much."""
+    files = module_at(Path(__file__).parents[2] / "helpers" / "lora_files.py")
+    files.write(tmp_path, SHIPPED / "pocket", size=2.0)
+    with closing(client.connect(pocket.socket)) as found:
+        found.ask("load_adapter", name="poems", path=str(tmp_path))
+        yield found
+        if "poems" in found.ask("info")["adapters"]:
+            found.ask("unload_adapter", name="poems")
+
+
+def test_adapter_is_a_model(
+    poems: client.Client, openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic
+) -> None:
+    listed = openai_client.models.list().data
+    assert [one.id for one in listed] == ["pocket", "poems"]
+    assert openai_client.models.retrieve("poems").to_dict()["parent"] == "pocket"
+
+    def chat(model: str) -> tuple[str, str | None]:
+        reply = openai_client.chat.completions.create(model=model, messages=HELLO, temperature=0, max_tokens=8)
+        return reply.model, reply.choices[0].message.content
+
+    assert chat("poems") != chat("pocket")
+    assert chat("poems")[1] == chat("pocket:poems")[1] != chat("pocket")[1]
+    assert chat("poems")[0] == "poems"
+    text = openai_client.completions.create(model="poems", prompt="Once", temperature=0, max_tokens=8)
+    base = openai_client.completions.create(model="pocket", prompt="Once", temperature=0, max_tokens=8)
+    assert text.model == "poems"
+    assert text.choices[0].text != base.choices[0].text
+    response = openai_client.responses.create(model="poems", input="Say hello.", temperature=0, max_output_tokens=8)
+    assert response.output_text == chat("poems")[1]
+    greedy = {"temperature": 0}
+    message = anthropic_client.messages.create(model="poems", messages=HELLO, max_tokens=8, extra_body=greedy)
+    assert message.model == "poems"
+    assert message.content[0].text == chat("poems")[1]  # type: ignore[union-attr]
+
+
+def test_unknown_or_unloaded_adapter_is_not_found(poems: client.Client, openai_client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="runs 'pocket' and its adapters poems, and not 'songs'"):
+        openai_client.completions.create(model="songs", prompt="x")
+    with pytest.raises(BanyanError, match="there is an adapter 'poems' already"):
+        poems.ask("load_adapter", name="poems", path="/")
+    poems.ask("unload_adapter", name="poems")
+    with pytest.raises(openai.NotFoundError, match="this server runs 'pocket', and not 'poems'"):
+        openai_client.completions.create(model="poems", prompt="x")
+    with pytest.raises(BanyanError, match="there is no adapter 'poems'; this server has none"):
+        poems.ask("unload_adapter", name="poems")
