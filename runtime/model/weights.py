@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.gguf import model as gguf
 from banyan.runtime.model.gguf.container import shards
+from banyan.runtime.model.quantised.config import split
 from banyan.runtime.model.stored import Stored
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]  # (bytes read so far, bytes in total)
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
-_KNOWN = _FLOATS | {"I64", "I32", "U8", "BOOL"}  # the others are tables and masks, never weights
+_KNOWN = _FLOATS | {"I64", "I32", "I8", "U8", "F8_E4M3", "BOOL"}  # weights in few bits, tables and masks
 _SAMPLE = 256  # bytes per sample of a tensor in a fingerprint
 _MAX_HEADER = 100 << 20  # as in the safetensors library
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -40,8 +41,7 @@ class Checkpoint:
     """The tensors of a model directory or .gguf file by name. A context manager that closes the files it opened.
     dtype: that of tensors from GGUF. files: those with the tensors, where they are not a model's.
 
-    Raises BadModel if there are no safetensors, a shard is missing or a file is broken; Unsupported for quantized
-    dtypes.
+    Raises BadModel if there are no safetensors, a shard is missing or a file is broken; Unsupported for unknown dtypes.
     """
 
     def __init__(
@@ -82,15 +82,25 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name` on the CPU, as stored; from GGUF in the dtype of this checkpoint. BadModel if it is missing
-        or does not have the shape `shape`."""
+    @cached_property
+    def modules(self) -> dict[str, set[str]]:
+        """The tensors of each module, by their names in it."""
+        found: dict[str, set[str]] = {}
+        for name in self.tensors:
+            module, suffix = split(name)
+            found.setdefault(module, set()).add(suffix)
+        return found
+
+    def take(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
+        """The tensor `name` on the CPU, as stored; from GGUF in the dtype of this checkpoint. dtype: the one that it is
+        stored in, by safetensors' name; None: any float. BadModel if it is missing or does not have the shape `shape`;
+        Unsupported if it is stored in another dtype."""
         stored = self.tensors.get(name)
         if stored is None:
             raise BadModel(f"{self.path} has no tensor {name}; the checkpoint is incomplete or of another architecture")
         if shape and stored.shape != shape:
             raise BadModel(f"{name} has shape {list(stored.shape)}, but the configuration makes it {list(shape)}")
-        weight = self._read(name, stored)
+        weight = self._read(name, stored, dtype)
         self._count(name)
         return weight
 
@@ -113,15 +123,15 @@ class Checkpoint:
             self._n_read += self.tensors[name].n_bytes
             self._progress(self._n_read, self.n_bytes)
 
-    def _read(self, name: str, stored: Stored) -> Tensor:
+    def _read(self, name: str, stored: Stored, dtype: str | None) -> Tensor:
         from safetensors import SafetensorError, safe_open
 
         try:
             if self._gguf is not None:
                 assert self._dtype is not None
                 return self._gguf.take(name, self._dtype)
-            if stored.dtype not in _FLOATS:
-                raise Unsupported(f"{name} is stored as {stored.dtype}; quantized weights are not supported")
+            if stored.dtype not in (_FLOATS if dtype is None else {dtype}):
+                raise Unsupported(f"{name} is stored as {stored.dtype}, but config.json makes it {dtype or 'a float'}")
             if stored.file not in self._open:
                 self._open[stored.file] = self._closing.enter_context(safe_open(stored.file, framework="pt"))
             tensor: Tensor = self._open[stored.file].get_tensor(name)
@@ -213,7 +223,7 @@ def _header(file: Path) -> dict[str, Stored]:
         raise BadModel(f"{file} has {size} bytes, but its header requires {end}; it is truncated or was changed")
     for name, entry in stored.items():
         if entry.dtype not in _KNOWN:
-            raise Unsupported(f"{name} is stored as {entry.dtype}; quantized weights are not supported")
+            raise Unsupported(f"{name} is stored as {entry.dtype}; known are {', '.join(sorted(_KNOWN))}")
     return stored
 
 

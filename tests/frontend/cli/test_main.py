@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import few_bits
 from banyan import Mock
 from banyan.cli import check as cli_check
 from banyan.cli import main as cli
@@ -267,6 +268,36 @@ def test_models_lists_bundled_and_cached_models(
     assert any("someone/tiny" in line and line.endswith("temperature 0.6, top_k 20") for line in lines)
     assert any("someone/broken" in line and "cannot be run" in line for line in lines)
     assert any(line.startswith("Native: llama, mistral") for line in lines)
+
+
+def test_models_describes_those_that_are_named(
+    tmp_path: Path,
+    tiny_model: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    few_bits.write(tiny_model("llama"), tmp_path / "small", "gptq")
+    monkeypatch.setenv("COLUMNS", "300")
+    assert cli.main(["models", str(tmp_path / "small"), str(tmp_path / "none")]) == 0
+    _, small, none = capsys.readouterr().out.splitlines()
+    assert small.rstrip().split(None, 4)[1:] == ["llama", "0.1", "M", "512  GPTQ, 4 bits in groups of 16"]
+    assert "cannot be run: there is no model directory" in none
+
+
+def test_quantise_writes_a_model_and_says_what_it_costs(
+    tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    command = ["quantise", str(tiny_model("llama")), str(tmp_path / "q"), "--text", str(tmp_path / "text")]
+    assert cli.main([*command, "--bits", "8", "--group", "16", "--method", "rtn"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"8 bits in groups of 16, by rtn on \d+ tokens on \d+ other tokens: perplexity", printed)
+    assert cli.main(["models", str(tmp_path / "q")]) == 0
+    assert cli.main(command) == 2
+    assert "is there already" in capsys.readouterr().err
+    (tmp_path / "text").write_text("a")
+    assert cli.main([*command[:2], str(tmp_path / "other"), *command[3:]]) == 2
+    assert "some thousand" in capsys.readouterr().err
 
 
 # ---- serve ---------------------------------------------------------------------------------------------------------

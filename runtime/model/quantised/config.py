@@ -1,0 +1,246 @@
+"""What `quantization_config` in a config.json says about how the weights are stored. Imports no torch.
+
+Only what is needed to read the weights is taken from it. A layer that it leaves in floats is known by its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.model.stored import Stored
+
+
+class Scheme(msgspec.Struct, frozen=True):
+    """How the weight of a linear layer is stored."""
+
+    format: str  # a key of PACKED
+    n_bits: int
+    group: int = -1  # inputs per scale; -1: all
+    block: tuple[int, int] | None = None  # outputs and inputs per scale, where scales lie in a grid
+
+
+class Quantisation(msgspec.Struct, frozen=True):
+    """The schemes of a checkpoint."""
+
+    title: str
+    schemes: tuple[tuple[tuple[str, ...], Scheme], ...]  # (the layers it is for, scheme); see `scheme`
+
+    def scheme(self, module: str) -> Scheme:
+        """The scheme of a linear layer that is stored in few bits. Of several, the one that names it, else the one with
+        a pattern ("re:...") that its name begins with, else the one for all. BadModel: there is none."""
+        if len(self.schemes) == 1:
+            return self.schemes[0][1]
+        for is_hit in (lambda target: target == module, lambda target: _fits(target, module),
+                       lambda target: target == "Linear"):  # fmt: skip
+            for targets, scheme in self.schemes:
+                if any(map(is_hit, targets)):
+                    return scheme
+        raise BadModel(f"quantization_config has no group for {module}")
+
+    def packs(self, tensors: Mapping[str, Stored], module: str) -> bool:
+        """Whether the weight of a module is stored in few bits, and not in floats."""
+        for _, scheme in self.schemes:
+            suffix, dtype = PACKED[scheme.format]
+            if (stored := tensors.get(f"{module}.{suffix}")) is not None and stored.dtype == dtype:
+                return True
+        return False
+
+    def __str__(self) -> str:
+        parts = []
+        for _, scheme in self.schemes:
+            groups = f" in groups of {scheme.group}" if scheme.group > 0 else ""
+            parts.append(f"{scheme.n_bits} bits{groups}")
+        return f"{self.title}, {' and '.join(dict.fromkeys(parts))}"
+
+
+class PackedWeight(NamedTuple):
+    """The tensor that holds a layer's weight: its name below that of the layer, and safetensors' name of its dtype."""
+
+    suffix: str
+    dtype: str
+
+
+PACKED = {
+    "gptq": PackedWeight("qweight", "I32"),
+    "gptq_v2": PackedWeight("qweight", "I32"),
+    "awq": PackedWeight("qweight", "I32"),
+    "fp8": PackedWeight("weight", "F8_E4M3"),
+    "mxfp4": PackedWeight("weight_packed", "U8"),
+    "nvfp4": PackedWeight("weight_packed", "U8"),
+    "pack-quantized": PackedWeight("weight_packed", "I32"),
+    "int-quantized": PackedWeight("weight", "I8"),
+    "bitsandbytes-int8": PackedWeight("weight", "I8"),
+    "bitsandbytes-4bit": PackedWeight("weight", "U8"),
+}
+EXPERTS = "_blocks", "_scales"
+"""The ends of the names in which gpt-oss stores the experts' weights in MXFP4."""
+_BITS = {"I32": 32, "U8": 8, "I8": 8, "F8_E4M3": 8}
+_INSTEAD = "load a checkpoint in one of these formats, or in 16 bits (on a CPU weight_dtype='int8' quantizes it)"
+
+
+def parse(config: Mapping[str, Any]) -> Quantisation | None:
+    """The quantisation that a config.json describes; None: the weights are floats. Unsupported: a format, or an option
+    of it, that is not known; BadModel: it makes no sense."""
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found:
+        return None
+    if not isinstance(found, dict):
+        raise BadModel(f"quantization_config is {found!r}, which is no object")
+    method = found.get("quant_method")
+    if method is None and (found.get("load_in_4bit") or found.get("load_in_8bit")):
+        method = "bitsandbytes"  # older versions do not name themselves
+    if method not in _METHODS:
+        raise Unsupported(f"quantization_config: quant_method {method!r} is not known; known are "
+                          f"{', '.join(_METHODS)}; {_INSTEAD}")  # fmt: skip
+    return _METHODS[method](found)
+
+
+def n_parameters(tensors: Mapping[str, Stored], quantisation: Quantisation) -> int:
+    """The weights that the tensors of a checkpoint stand for, without scales and zero points."""
+    total = 0
+    for name, stored in tensors.items():
+        module, suffix = split(name)
+        if stored.dtype not in _BITS:
+            is_scale = "scale" in suffix or suffix == "SCB" or suffix.startswith("weight.")
+            total += 0 if is_scale or stored.dtype == "I64" else stored.n_elements
+        elif suffix.endswith(EXPERTS[0]):
+            total += 2 * stored.n_elements
+        elif (suffix, stored.dtype) in PACKED.values() and quantisation.packs(tensors, module):
+            total += stored.n_elements * (_BITS[stored.dtype] // quantisation.scheme(module).n_bits)
+    return total
+
+
+def split(name: str) -> tuple[str, str]:
+    """The module of a tensor, and the tensor's name in it: a.q_proj.weight.absmax -> a.q_proj and weight.absmax."""
+    module, found, rest = name.partition(".weight.")
+    if found:
+        return module, f"weight.{rest}"
+    module, _, suffix = name.rpartition(".")
+    return module, suffix
+
+
+def _fits(target: str, module: str) -> bool:
+    """Whether a module's name begins with what a target's pattern describes. Unsupported: re2 cannot read it."""
+    import re2  # linear time, unlike re, since a checkpoint brings the pattern
+
+    try:
+        return target.startswith("re:") and re2.match(target[3:], module) is not None
+    except re2.error as e:
+        raise Unsupported(f"quantization_config: the target {target!r} is not a pattern for re2: {e}") from e
+
+
+def _one_of(config: Mapping[str, Any], field: str, *known: Any, default: Any = None) -> Any:
+    """The value of a field, if it is one of those that are known; of texts in any case of letters."""
+    value = config.get(field, default)
+    value = default if value is None else value.lower() if isinstance(value, str) else value
+    if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
+        names = ", ".join(map(repr, known))
+        raise Unsupported(f"quantization_config: {field} is {value!r}; known are {names}; {_INSTEAD}")
+    return value
+
+
+def _group(config: Mapping[str, Any], field: str = "group_size") -> int:
+    group = config.get(field)
+    if group is None:
+        return -1
+    if not isinstance(group, int) or isinstance(group, bool) or not (group > 0 or group == -1):
+        raise BadModel(f"quantization_config: {field} is {group!r}; it is a positive number, or -1 for all inputs")
+    return group
+
+
+def _block(config: Mapping[str, Any], field: str) -> tuple[int, int] | None:
+    match config.get(field):
+        case None:
+            return None
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+        case other:
+            raise BadModel(f"quantization_config: {field} is {other!r}; it is two positive numbers")
+
+
+def _uniform(title: str, scheme: Scheme) -> Quantisation:
+    return Quantisation(title, ((("Linear",), scheme),))
+
+
+def _gptq(config: Mapping[str, Any]) -> Quantisation:
+    _one_of(config, "is_marlin_format", False, default=False)
+    _one_of(config, "pack_dtype", "int32", default="int32")
+    field = "checkpoint_format" if config.get("checkpoint_format") else "format"
+    version = _one_of(config, field, "gptq", "gptq_v2", default="gptq")
+    return _uniform("GPTQ", Scheme(version, _one_of(config, "bits", 4, 8), _group(config)))
+
+
+def _awq(config: Mapping[str, Any]) -> Quantisation:
+    _one_of(config, "version" if config.get("version") else "format", "gemm", default="gemm")
+    bits, group = ("bits", "group_size") if config.get("bits") else ("w_bit", "q_group_size")
+    return _uniform("AWQ", Scheme("awq", _one_of(config, bits, 4), _group(config, group)))
+
+
+def _fp8(config: Mapping[str, Any]) -> Quantisation:
+    _one_of(config, "fmt", "e4m3", default="e4m3")
+    return _uniform("FP8", Scheme("fp8", 8, block=_block(config, "weight_block_size")))
+
+
+def _bitsandbytes(config: Mapping[str, Any]) -> Quantisation:
+    if config.get("load_in_8bit"):
+        return _uniform("bitsandbytes int8", Scheme("bitsandbytes-int8", 8))
+    kind = _one_of(config, "bnb_4bit_quant_type", "nf4", "fp4", default="fp4")
+    _one_of(config, "bnb_4bit_quant_storage", "uint8", default="uint8")
+    return _uniform(f"bitsandbytes {kind}", Scheme("bitsandbytes-4bit", 4))
+
+
+def _compressed_tensors(config: Mapping[str, Any]) -> Quantisation:
+    for field, what in {"sparsity_config": "sparse weights", "transform_config": "rotated weights"}.items():
+        value = config.get(field)
+        if value and not (isinstance(value, dict) and (value.get("format") == "dense" or not any(value.values()))):
+            raise Unsupported(f"quantization_config has {field}: {what} are not supported; {_INSTEAD}")
+    groups = config.get("config_groups")
+    if not isinstance(groups, dict):
+        raise BadModel("quantization_config has no config_groups")
+    schemes = []
+    for group in groups.values():
+        if not isinstance(group, dict):
+            raise Unsupported(f"quantization_config: a group is {group!r}; its scheme must be written out")
+        weights, targets = group.get("weights"), group.get("targets")
+        if not weights:
+            continue  # a group for activations alone
+        if not isinstance(weights, dict) or not isinstance(targets, list):
+            raise BadModel("quantization_config: a group needs an object of weights and a list of targets")
+        layout = group.get("format") or config.get("format")
+        schemes.append((tuple(map(str, targets)), _compressed_scheme(weights | {"format": layout})))
+    if not schemes:
+        raise BadModel("quantization_config: no group is for weights")
+    return Quantisation("compressed-tensors", tuple(schemes))
+
+
+def _compressed_scheme(weights: Mapping[str, Any]) -> Scheme:
+    """weights: a group's arguments for weights, and its format."""
+    kind = _one_of(weights, "type", "int", "float", default="int")
+    layout = _one_of(weights, "format", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
+                     "mxfp4-pack-quantized", "nvfp4-pack-quantized")  # fmt: skip
+    if layout in ("mxfp4-pack-quantized", "nvfp4-pack-quantized"):
+        return Scheme(layout.partition("-")[0], 4, _group(weights))
+    if layout == "pack-quantized":
+        _one_of(weights, "type", "int", default="int")
+        return Scheme(layout, _one_of(weights, "num_bits", 4, 8), _group(weights))
+    if kind == "float":
+        _one_of(weights, "num_bits", 8)
+        group = _group(weights)
+        return Scheme("fp8", 8, block=(1, group) if group > 0 else _block(weights, "block_structure"))
+    _one_of(weights, "num_bits", 4, 8)  # in a byte each
+    return Scheme("int-quantized", 8, _group(weights))
+
+
+_METHODS: dict[str, Callable[[Mapping[str, Any]], Quantisation]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fp8,
+    "mxfp4": lambda _: _uniform("MXFP4", Scheme("mxfp4", 4, 32)),
+    "bitsandbytes": _bitsandbytes,
+}

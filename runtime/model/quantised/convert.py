@@ -1,0 +1,233 @@
+"""Writes a dense model in few bits, as a checkpoint of compressed-tensors (pack-quantized), and measures the loss."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.ops import Pool, Ragged, ragged
+from banyan.runtime.errors import ConfigError, Unsupported
+from banyan.runtime.model.decoder import Decoder, Layer
+from banyan.runtime.model.gguf.model import read_bytes
+from banyan.runtime.model.linear import Linear
+from banyan.runtime.model.load import load
+from banyan.runtime.model.quantised.layer import pack
+from banyan.runtime.model.quantised.rounding import Method, awq, gptq, rtn
+from banyan.runtime.model.spec import read_spec
+from banyan.runtime.model.weights import Checkpoint, Progress
+
+_PARTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""Field of Layer -> the matrices of a checkpoint that it joins."""
+_LENGTH = 512  # tokens of a text that runs at once
+_PAGE = 16
+_TEXT_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+               "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model")  # fmt: skip
+
+
+class Loss(NamedTuple):
+    """The perplexity of a text before and after, and the mean KL divergence of the next token's distribution, in
+    nats."""
+
+    before: float
+    after: float
+    kl: float
+
+
+class Observed:
+    """A linear layer that adds up the products of its inputs, x^T x [n_in, n_in]."""
+
+    def __init__(self, linear: Linear) -> None:
+        self._linear = linear
+        self.products = torch.zeros(())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.products = self.products + x.T @ x
+        return self._linear(x)
+
+
+def quantise(source: Path, out: Path, ids: Sequence[int], method: Method, n_bits: int, group: int,
+             progress: Progress | None = None) -> None:  # fmt: skip
+    """Write the model in `source` to the new directory `out`, its linear layers in `n_bits` with a scale per `group` of
+    inputs; embedding and head stay. ids: a text of a few thousand tokens, on which gptq and awq observe the layers'
+    inputs. progress: called with (layers done, layers).
+
+    Raises ConfigError: `out` is there, or the group does not fit; Unsupported: the model is not dense, or is in few
+    bits already.
+    """
+    spec = read_spec(source)
+    if spec.dense is None or spec.quantisation is not None:
+        raise Unsupported(f"{spec.name} ({spec.kind}) cannot be quantised: it must be of a native family, in floats")
+    if out.exists():
+        raise ConfigError(f"{out} is there already; name a directory that is not")
+    sizes = spec.dense.hidden_size, spec.n_heads * spec.head_dim, spec.dense.intermediate_size
+    if group < 1 or any(size % group for size in sizes):
+        raise ConfigError(f"group is {group}, but layers have {', '.join(map(str, sizes))} inputs; it must divide them")
+    if method != "rtn" and len(ids) < _LENGTH // 2:
+        raise ConfigError(f"{method} needs a text of at least {_LENGTH // 2} tokens, and gets {len(ids)}")
+    model, dtype = _float32(source), getattr(torch, spec.dtype)
+    layers = model.layers
+    texts = [] if method == "rtn" else [F.embedding(torch.tensor(part), model.embed) for part in _windows(ids, model)]
+    tensors: dict[str, Tensor] = {}
+    with Checkpoint(source, None, torch.float32) as weights:
+        left = set(weights.tensors)
+        for i, layer in enumerate(layers):
+            names = {field: [f"model.layers.{i}.{part}" for part in parts] for field, parts in _PARTS.items()}
+            raw = {field: torch.cat([weights.take(f"{name}.weight").float() for name in parts])
+                   for field, parts in names.items()}  # fmt: skip
+            layer, packed = _round(model, layer, raw, texts, method, (n_bits, group, dtype))
+            texts = [_run(model, layer, x) for x in texts]
+            for field, parts in names.items():
+                left -= {f"{name}.weight" for name in parts}
+                rows = [weights.tensors[f"{name}.weight"].shape[0] for name in parts]
+                for name, part in zip(parts, _split(packed[field], rows), strict=True):
+                    tensors |= {f"{name}.{suffix}": t for suffix, t in _stored(part).items()}
+                if (bias := getattr(layer, field).bias) is not None:
+                    tensors |= {f"{name}.bias": t for name, t in zip(parts, torch.split(bias, rows), strict=True)}
+            tensors[f"model.layers.{i}.input_layernorm.weight"] = layer.attention_norm
+            tensors[f"model.layers.{i}.post_attention_layernorm.weight"] = layer.mlp_norm
+            if progress is not None:
+                progress(i + 1, len(layers))
+        tensors |= {name: weights.take(name) for name in left - tensors.keys()}
+    held = {name: (t.to(dtype) if t.is_floating_point() else t).contiguous().clone() for name, t in tensors.items()}
+    _write(source, out, held, n_bits, group)
+
+
+def _round(model: Decoder, layer: Layer, raw: dict[str, Tensor], texts: Sequence[Tensor], method: Method,
+           how: tuple[int, int, torch.dtype]) -> tuple[Layer, dict[str, Grouped]]:  # fmt: skip
+    """A layer with rounded weights, and these weights. raw: the weights in float32. texts: the layer's inputs. how: the
+    arguments of the methods after the weight and the products."""
+    if method == "rtn":
+        return layer, {field: rtn(weight, *how) for field, weight in raw.items()}
+    observed: dict[str, Any] = {field: Observed(getattr(layer, field)) for field in _PARTS}
+    for x in texts:
+        _run(model, layer._replace(**observed), x)
+    products = {field: one.products for field, one in observed.items()}
+    if method == "gptq":
+        packed = {field: gptq(weight, products[field], *how) for field, weight in raw.items()}
+    else:
+        layer, raw = _balanced(layer, raw, products, how)
+        packed = {field: rtn(weight, *how) for field, weight in raw.items()}
+    rounded: dict[str, Any] = {field: Linear(weight.dequantise(), getattr(layer, field).bias)
+                               for field, weight in packed.items()}  # fmt: skip
+    return layer._replace(**rounded), packed
+
+
+def measure(source: Path, out: Path, ids: Sequence[int]) -> Loss:
+    """What quantising `source` to `out` cost on a text that was not used for it."""
+    before, after = _float32(source), _float32(out)
+    sums, n = torch.zeros(3, dtype=torch.float64), 0
+    for part in _windows(ids, before):
+        rows = torch.arange(len(part))
+        p, q = (model.forward(torch.tensor(part), rows, _batch(len(part)), _pools(model, len(part)), rows[:-1])
+                .log_softmax(-1) for model in (before, after))  # fmt: skip
+        targets = torch.tensor(part[1:])[:, None]
+        sums += torch.stack([-p.gather(1, targets).sum(), -q.gather(1, targets).sum(), (p.exp() * (p - q)).sum()])
+        n += len(part) - 1
+    p_loss, q_loss, kl = (sums / max(1, n)).tolist()
+    return Loss(math.exp(p_loss), math.exp(q_loss), kl)
+
+
+def _float32(path: Path) -> Decoder:
+    model = load(path)
+    assert isinstance(model, Decoder)
+    return model
+
+
+def _balanced(layer: Layer, raw: dict[str, Tensor], products: dict[str, Tensor],
+              how: tuple[int, int, torch.dtype]) -> tuple[Layer, dict[str, Tensor]]:  # fmt: skip
+    """AWQ: the layer with its weights' inputs scaled, and what computes these inputs scaled back: a norm, or the rows
+    of `up`. The inputs of `out` are values that heads share, so they stay."""
+    factors = {field: awq(raw[field], products[field], *how) for field in ("qkv", "gate_up", "down")}
+    raw = {field: weight * factors.get(field, 1.0) for field, weight in raw.items()}
+    back = torch.cat([torch.ones_like(factors["down"]), 1 / factors["down"]])  # gate and up
+    raw["gate_up"] *= back[:, None]
+    gate_up = layer.gate_up
+    if gate_up.bias is not None:
+        gate_up.bias = gate_up.bias * back
+    norms = layer.attention_norm / factors["qkv"], layer.mlp_norm / factors["gate_up"]
+    return layer._replace(attention_norm=norms[0], mlp_norm=norms[1]), raw
+
+
+def _windows(ids: Sequence[int], model: Decoder) -> Iterator[Sequence[int]]:
+    """Texts that run at once; a short rest is left out."""
+    length = min(_LENGTH, model.spec.max_context, len(ids))
+    return (ids[at : at + length] for at in range(0, len(ids) - length + 1, max(1, length)))
+
+
+def _run(model: Decoder, layer: Layer, x: Tensor) -> Tensor:
+    """The hidden states after one layer, [n, hidden], of those before it."""
+    model.layers = (layer,)
+    angles = torch.arange(len(x))[:, None] * model.frequencies
+    cos_sin = angles.cos() * model.rope_scale, angles.sin() * model.rope_scale
+    h, x = model.layer_by_layer(x, cos_sin, _batch(len(x)), _pools(model, len(x))[:1], None, None)
+    return h + x
+
+
+def _batch(n: int) -> Ragged:
+    """One text of n tokens."""
+    return ragged([n], [n], [range(-(-n // _PAGE))], _PAGE)
+
+
+def _pools(model: Decoder, n: int) -> list[tuple[Pool, Pool]]:
+    """Pages for the keys and values of one text."""
+    shape = -(-n // _PAGE), _PAGE, model.spec.n_kv_heads, model.spec.head_dim
+    return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(model.spec.n_layers)]
+
+
+def _split(weight: Grouped, rows: list[int]) -> Iterator[Grouped]:
+    parts = zip(torch.split(weight.numbers, rows), torch.split(weight.scale, rows), strict=True)
+    return (Grouped(numbers, scale, None, weight.n_bits) for numbers, scale in parts)
+
+
+def _stored(weight: Grouped) -> dict[str, Tensor]:
+    unsigned = weight.numbers + (8 if weight.n_bits == 4 else -128)  # in a byte, -128 is 128
+    return {
+        "weight_packed": pack(unsigned.view(torch.uint8), weight.n_bits),
+        "weight_scale": weight.scale,
+        "weight_shape": torch.tensor(weight.numbers.shape),
+    }
+
+
+def _write(source: Path, out: Path, tensors: dict[str, Tensor], n_bits: int, group: int) -> None:
+    """Write a model directory: `tensors`, config.json, and the text files of `source`."""
+    config = json.loads(read_bytes(source / "config.json"))
+    weights = {"num_bits": n_bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group,
+               "dynamic": False}  # fmt: skip
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": weights,
+                "input_activations": None,
+                "output_activations": None,
+            }
+        },
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+    config.setdefault("architectures", [f"{config['model_type'].capitalize()}ForCausalLM"])  # GGUF has none
+    out.mkdir(parents=True)
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    for name in _TEXT_FILES:
+        try:
+            (out / name).write_bytes(read_bytes(source / name))
+        except FileNotFoundError:
+            continue
+    (out / "config.json").write_text(json.dumps(config, indent=1))

@@ -1,0 +1,42 @@
+"""Floats of 4 bits (E2M1): MXFP4, in groups of 32 whose scale is a power of 2, and NVFP4, in groups of 16 whose scale
+is a float of 8 bits times one scale for the tensor. The doubles of their values are whole numbers up to 12."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from banyan.kernels.linear.grouped import Grouped
+from banyan.runtime.model.quantised.config import Scheme
+from banyan.runtime.model.quantised.layer import StoredLayer, unpack
+
+_DOUBLES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
+
+
+def read(layer: StoredLayer, scheme: Scheme) -> Grouped:
+    n_out, n_bytes = layer.shape("weight_packed")
+    group = 32 if scheme.format == "mxfp4" else 16
+    if 2 * n_bytes % group:
+        raise layer.broken(f"its {2 * n_bytes} inputs are no whole groups of {group}")
+    numbers = _DOUBLES[unpack(layer.take("weight_packed", n_out, n_bytes, dtype="U8"), 4).int()]
+    shape = n_out, 2 * n_bytes // group
+    if scheme.format == "mxfp4":
+        scale = _power(layer.take("weight_scale", *shape, dtype="U8"))
+    else:
+        scale = layer.take("weight_scale", *shape, dtype="F8_E4M3").float()
+        scale = scale / layer.per_output("weight_global_scale", n_out).float()
+    return Grouped(numbers, scale / 2, None, 8)
+
+
+def read_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """gpt-oss's experts: uint8 [n, n_out, n_groups, 16] and exponents, uint8 [n, n_out, n_groups] -> [n, n_in,
+    n_out]."""
+    n, n_out, n_groups, n_bytes = blocks.shape
+    numbers = _DOUBLES[unpack(blocks.reshape(-1, n_bytes), 4).int()].view(n, n_out, n_groups, 2 * n_bytes)
+    weight = numbers * (_power(scales) / 2)[..., None]
+    return weight.flatten(2).to(dtype).transpose(1, 2).contiguous()
+
+
+def _power(exponents: Tensor) -> Tensor:
+    """2 to the power of each exponent less 127, in float32."""
+    return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)

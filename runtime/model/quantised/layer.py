@@ -1,0 +1,98 @@
+"""The tensors of one linear layer, and what the readers of the formats share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from banyan.kernels.linear.grouped import Grouped
+from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.model.weights import Checkpoint
+
+ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
+               "activation_scale", "q_scale", "k_scale", "v_scale")  # fmt: skip
+"""Scales of activations and of the KV cache. They are not used: both stay in the dtype that the model computes in."""
+
+
+class StoredLayer:
+    """The tensors of the layer `name`, by their names below it."""
+
+    def __init__(self, weights: Checkpoint, name: str) -> None:
+        self.name = name
+        self._weights = weights
+        self._left = weights.modules[name] - {*ACTIVATIONS, "bias"}
+
+    def __contains__(self, suffix: str) -> bool:
+        return suffix in self._weights.modules[self.name]
+
+    def shape(self, suffix: str) -> tuple[int, int]:
+        """The shape of a matrix. BadModel: there is none."""
+        stored = self._weights.tensors.get(f"{self.name}.{suffix}")
+        shape = () if stored is None else stored.shape
+        if len(shape) != 2 or not all(shape):
+            raise BadModel(f"{self.name} has no matrix {suffix}; the checkpoint is incomplete")
+        return shape[0], shape[1]
+
+    def take(self, suffix: str, *shape: int, dtype: str | None = None) -> Tensor:
+        """BadModel: there is no such tensor, or it has another shape. dtype: safetensors' name; None: a float."""
+        self._left.discard(suffix)
+        return self._weights.take(f"{self.name}.{suffix}", *shape, dtype=dtype)
+
+    def per_output(self, suffix: str, n_out: int, dtype: str | None = None) -> Tensor:
+        """A tensor [n_out, n_groups] of which a file may have one number for all outputs, or one for each."""
+        found = self.take(suffix, dtype=dtype)
+        if found.numel() == 1:
+            return found.reshape(1, 1).expand(n_out, 1)
+        if found.ndim not in (1, 2) or len(found) != n_out:
+            raise self.broken(f"{suffix} has shape {list(found.shape)} for {n_out} outputs")
+        return found.view(n_out, -1)
+
+    def finish(self) -> None:
+        """Unsupported: the layer has tensors that were not taken."""
+        if self._left:
+            raise Unsupported(f"{self.name} has {', '.join(sorted(self._left))}, which its format does not know")
+
+    def broken(self, what: str) -> BadModel:
+        return BadModel(f"{self.name}: {what}; the checkpoint is broken")
+
+
+def unpack(words: Tensor, n_bits: int) -> Tensor:
+    """int32 or uint8 [n, n_words] -> uint8 [n, numbers]; the first number of a word is in its lowest bits."""
+    numbers = words.contiguous().view(torch.uint8)
+    return numbers if n_bits == 8 else torch.stack((numbers & 15, numbers >> 4), -1).flatten(1)
+
+
+def pack(numbers: Tensor, n_bits: int) -> Tensor:
+    """The opposite of `unpack`, in int32: the last word of a row is filled with zeros."""
+    numbers = F.pad(numbers, (0, -numbers.shape[1] % (32 // n_bits)))
+    return (numbers if n_bits == 8 else numbers[:, ::2] | numbers[:, 1::2] << 4).contiguous().view(torch.int32)
+
+
+def grouped(layer: StoredLayer, numbers: Tensor, scale: Tensor, zero: Tensor | None, n_bits: int, group: int = -1,
+            index: Tensor | None = None) -> Grouped | Tensor:  # fmt: skip
+    """The weight (numbers - zero) * scale, with the zero point and the scale of the input's group.
+
+    numbers  uint8 [n_out, n_in], 0 to 2^n_bits - 1
+    scale    float32 [n_out, n_groups]
+    zero     uint8 [n_out, n_groups]; None: the middle of the numbers
+    group    inputs of a group, the last of which may have fewer; -1: all
+    index    int [n_in]: the group of each input; None: the groups lie one after the other
+    Returns  float32 [n_out, n_in] if the groups are not of one size, or do not lie one after the other
+    """
+    n_in, n_groups, middle = numbers.shape[1], scale.shape[1], 1 << n_bits - 1
+    in_order = torch.arange(n_in) // (n_in if group < 0 else min(group, n_in))
+    index = in_order if index is None else index.long()
+    first, last = int(index.min()), int(index.max())
+    if first < 0 or last >= n_groups or (index is in_order and last < n_groups - 1):
+        raise layer.broken(f"its inputs are in groups {first} to {last} of {n_groups}")
+    if zero is not None and zero.shape != scale.shape:
+        raise layer.broken(f"there are {list(scale.shape)} scales and {list(zero.shape)} zero points")
+    if n_in % n_groups or not torch.equal(index, torch.arange(n_in) // (n_in // n_groups)):
+        offset = middle if zero is None else zero.float()[:, index]
+        return (numbers.float() - offset) * scale[:, index]
+    if zero is None or bool((zero == middle).all()):
+        return Grouped((numbers - middle).view(torch.int8), scale, None, n_bits)
+    if n_bits == 4:
+        return Grouped(numbers.view(torch.int8), scale, -scale * zero.float(), n_bits)
+    return Grouped((numbers - middle).view(torch.int8), scale, scale * (middle - zero.float()), n_bits)

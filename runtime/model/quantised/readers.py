@@ -1,0 +1,77 @@
+"""Reads the weights of linear layers, whatever format a checkpoint stores them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from banyan.kernels.linear.grouped import Grouped
+from banyan.runtime.errors import BadModel
+from banyan.runtime.model.quantised import awq, bitsandbytes, fp4, fp8, gptq, integers
+from banyan.runtime.model.quantised.config import EXPERTS, Quantisation, Scheme
+from banyan.runtime.model.quantised.layer import ACTIVATIONS, StoredLayer
+from banyan.runtime.model.weights import Checkpoint
+
+READERS: dict[str, Callable[[StoredLayer, Scheme], Grouped | Tensor]] = {
+    "gptq": gptq.read,
+    "gptq_v2": gptq.read,
+    "awq": awq.read,
+    "fp8": fp8.read,
+    "mxfp4": fp4.read,
+    "nvfp4": fp4.read,
+    "pack-quantized": integers.read_packed,
+    "int-quantized": integers.read_bytes,
+    "bitsandbytes-int8": bitsandbytes.read_int8,
+    "bitsandbytes-4bit": bitsandbytes.read_4bit,
+}
+
+
+def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: str, n_out: int, n_in: int
+                ) -> Grouped | Tensor:  # fmt: skip
+    """The weight of the linear layer `name`: Grouped, or floats [n_out, n_in] if it is stored in floats or its format
+    has no groups of whole numbers. BadModel: the checkpoint is broken; Unsupported: it has something unknown."""
+    if quantisation is None or not quantisation.packs(weights.tensors, name):
+        return weights.take(f"{name}.weight", n_out, n_in)
+    weight = _read(weights, quantisation, name)
+    shape = weight.numbers.shape if isinstance(weight, Grouped) else weight.shape
+    if shape != (n_out, n_in):
+        raise BadModel(f"{name}.weight has shape {list(shape)}, but the configuration makes it {[n_out, n_in]}")
+    return weight
+
+
+def floats(weight: Grouped | Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.dequantise(dtype) if isinstance(weight, Grouped) else weight.to(dtype)
+
+
+def state_dict(weights: Checkpoint, quantisation: Quantisation, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All tensors of a checkpoint as they would be if its weights were stored in `dtype`."""
+    found = {}
+    for module, names in weights.modules.items():
+        is_packed = quantisation.packs(weights.tensors, module)
+        if is_packed:
+            found[f"{module}.weight"] = floats(_read(weights, quantisation, module), dtype)
+        for name in {"bias"} & names if is_packed else names.difference(ACTIVATIONS):
+            full, (stem, end) = f"{module}.{name}", (name[:-7], name[-7:])
+            if end == EXPERTS[0]:
+                found[f"{module}.{stem}"] = _experts(weights, f"{module}.{stem}", dtype)
+            elif end != EXPERTS[1] or f"{stem}{EXPERTS[0]}" not in names:
+                stored = weights.tensors[full].dtype
+                found[full] = weights.take(full, dtype=None if stored in ("I8", "F8_E4M3") else stored)
+    return found
+
+
+def _read(weights: Checkpoint, quantisation: Quantisation, name: str) -> Grouped | Tensor:
+    layer, scheme = StoredLayer(weights, name), quantisation.scheme(name)
+    weight = READERS[scheme.format](layer, scheme)
+    layer.finish()
+    return weight
+
+
+def _experts(weights: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
+    """gpt-oss's experts [n, n_in, n_out]."""
+    blocks, scales = (weights.take(f"{name}{end}", dtype="U8") for end in EXPERTS)
+    if blocks.ndim != 4 or blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
+        raise BadModel(f"{name} has blocks of shape {list(blocks.shape)} and scales of shape {list(scales.shape)}")
+    return fp4.read_experts(blocks, scales, dtype)

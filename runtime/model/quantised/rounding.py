@@ -1,0 +1,88 @@
+"""Rounds a weight to few bits: to the nearest numbers (rtn), or so that the layer's outputs change little, given the
+products of its inputs on a text (gptq, awq)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from banyan.kernels.linear.grouped import Grouped
+
+Method = Literal["rtn", "gptq", "awq"]
+_DAMPING = 0.01  # of the mean of the diagonal, as in the paper
+_BLOCK = 64  # columns whose errors reach the columns after them in one product
+_POWERS = [i / 20 for i in range(20)]
+
+
+def rtn(weight: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
+    """Rounds float32 `weight` [n_out, n_in] to the nearest numbers. group: inputs that share a scale, a divisor of
+    n_in. dtype: of the scales in the checkpoint, to which they are rounded first."""
+    groups = weight.unfold(1, group, group)  # [n_out, n_groups, group]
+    scale = _scale(groups, n_bits, dtype)
+    return Grouped(_numbers(groups, scale[..., None], n_bits).flatten(1).to(torch.int8), scale, None, n_bits)
+
+
+def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
+    """Rounds one column after the other, those of large inputs first, and corrects the columns that follow for its
+    error (Frantar et al., GPTQ: accurate post-training quantization for generative pre-trained transformers, 2022).
+    products: x^T x of the layer's inputs, [n_in, n_in]."""
+    scale = _scale(weight.unfold(1, group, group), n_bits, dtype)
+    size = products.diagonal()
+    order = size.argsort(descending=True)
+    damped = (products + torch.eye(len(size)) * (_DAMPING * size.mean() + 1e-8))[order][:, order]
+    factor = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(damped)), upper=True)
+    left, scales, numbers = weight[:, order], scale[:, order // group], torch.empty_like(weight)
+    for start in range(0, len(size), _BLOCK):
+        block, rows = left[:, start : start + _BLOCK], factor[start : start + _BLOCK]
+        errors = torch.empty_like(block)
+        for i in range(block.shape[1]):
+            at = start + i
+            numbers[:, order[at]] = column = _numbers(block[:, i], scales[:, at], n_bits)
+            errors[:, i] = (block[:, i] - column * scales[:, at]) / rows[i, at]
+            block[:, i + 1 :] -= errors[:, i, None] * rows[i, at + 1 : start + _BLOCK]
+        left[:, start + _BLOCK :] -= errors @ rows[:, start + _BLOCK :]
+    return Grouped(numbers.to(torch.int8), scale, None, n_bits)
+
+
+def awq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Tensor:
+    """The factors [n_in] of the weight's inputs, by which the inputs must be divided, so that `rtn` changes the layer's
+    outputs least: a power of the inputs' size (Lin et al., AWQ: activation-aware weight quantization, 2023)."""
+    size = products.diagonal().sqrt()
+    size = size.clamp(min=float(size.max()) * 1e-4 + 1e-8)
+    best, least = torch.ones_like(size), float("inf")
+    for power in _POWERS:
+        factors = size**power
+        factors /= (factors.max() * factors.min()).sqrt()
+        change = rtn(weight * factors, n_bits, group, dtype).dequantise() / factors - weight
+        error = float(((change @ products) * change).sum())
+        if error < least:
+            best, least = factors, error
+    return best
+
+
+def _scale(groups: Tensor, n_bits: int, dtype: torch.dtype) -> Tensor:
+    """The scale of each group [..., group]. In 8 bits, the largest number becomes 127; in 4 bits about -8, with the
+    factor that makes the sum of the squared errors least."""
+    largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
+    if n_bits == 8:
+        return _stored(largest.abs() / 127, dtype)
+    best, least = torch.empty(0), torch.full_like(largest, float("inf"))
+    for step in range(13):
+        scale = _stored(largest / -8 * (0.7 + step / 30), dtype)
+        error = (_numbers(groups, scale[..., None], n_bits) * scale[..., None] - groups).square().sum(-1)
+        best = torch.where(error < least, scale, best) if len(best) else scale
+        least = least.minimum(error)
+    return best
+
+
+def _stored(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """A scale as it is read back; 1 for a group of zeros."""
+    scale = scale.to(dtype).float()
+    return scale.where(scale != 0, 1.0)
+
+
+def _numbers(weight: Tensor, scale: Tensor, n_bits: int) -> Tensor:
+    half = 1 << n_bits - 1
+    return (weight / scale).round().clamp(-half, half - 1)
