@@ -141,14 +141,17 @@ class Handled:
 
 
 def judged(schemas: Iterable[Any], vocabulary: Vocabulary, n_texts: int, seed: int = 0) -> Counter[str]:
-    """Counts of schemas: "enforced", "checked", "refused ..."; of drawn texts: "valid", "INVALID", and "caught" by the
-    check or for a repeated name; of values: "accepted", "valid but refused", "INVALID ACCEPTED"."""
+    """Counts of schemas: "enforced", "checked", "refused ...", "refers to other files"; of drawn texts: "valid",
+    "INVALID", and "caught" by the check or for a repeated name; of values: "accepted", "valid but refused", "INVALID
+    ACCEPTED"."""
     found = Counter[str]()
     for n, schema in enumerate(schemas):
         try:
             one = Handled(schema, vocabulary)
         except BanyanError as e:
-            found["unsatisfiable" if isinstance(e, ConstraintUnsatisfiable) else f"refused: {e.code}"] += 1
+            known = {"leads out of the schema" in e.message: "refers to other files",
+                     isinstance(e, ConstraintUnsatisfiable): "unsatisfiable"}  # fmt: skip
+            found[known.get(True, f"refused: {e.code}")] += 1
             continue
         found["checked" if one.is_checked else "enforced"] += 1
         with contextlib.suppress(re.error, OverflowError):  # Python cannot read a pattern, or a number is too large

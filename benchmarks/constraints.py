@@ -114,6 +114,7 @@ def judgement(report: Report, name: str, found: Counter[str]) -> None:
     n_handled, n_refused = found["enforced"] + found["checked"], sum(n for key, n in found.items() if "refused:" in key)
     share, n_valid = 100 * n_handled / max(1, n_handled + n_refused), found["accepted"] + found["valid but refused"]
     report.row(f"{name}: handled", "%", share, target=">= 95", more_is_better=True)
+    report.row(f"{name}: schemas that refer to other files", "schemas", found["refers to other files"])
     report.row(f"{name}: enforced by masks alone", "%", 100 * found["enforced"] / max(1, n_handled + n_refused))
     report.row(
         f"{name}: of {found['valid'] + found['caught']} drawn texts, INVALID", "texts", found["INVALID"], target="<= 0"

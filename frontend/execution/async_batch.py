@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from banyan.execution.batch import BatchPlan, OnError, check
 from banyan.execution.program_run import finished
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
+from banyan.runtime.errors import RuntimeLost
 
 if TYPE_CHECKING:
     from banyan.execution.progress import Bar
@@ -52,6 +54,7 @@ class AsyncBatch:
 
     async def _as_finished(self) -> AsyncGenerator[tuple[int, AsyncState], None]:
         """Start the runs. Yields (index, state) of each run when it has finished."""
+        process = os.getpid()
         limits = BatchLimits(*self._plan.limits)
         queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()
         with self._plan.progress_bar() as self._bar:
@@ -60,14 +63,16 @@ class AsyncBatch:
             ]
             try:
                 for _ in range(self._plan.n):
+                    RuntimeLost.unless_in(process, "the batch")
                     i, state = await queue.get()
                     if isinstance(state, BaseException):  # a run could not start
                         raise state
                     yield i, state
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                if process == os.getpid():  # a fork has no loop that runs the tasks
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self, limits: BatchLimits, queue: asyncio.Queue[tuple[int, AsyncState | BaseException]]) -> None:
         for i in self._indices:

@@ -14,9 +14,10 @@ from banyan.runtime.protocol import text_forms
 
 _CHECKED = re.compile(
     r'"(?:uniqueItems|oneOf|not|if|(?:min|max)Properties|contains|propertyNames|unevaluated\w+|dependent\w+|dependencies)"'
-    r"|\(\?<?[=!]"
+    r'|"\$(?:dynamic|recursive)Ref"|"\$ref": "https?://json-schema\.org/|\(\?<?[=!]'
+    r'|"multipleOf": [\d.]{6}'
 )
-"""These keywords, and look-around in patterns."""
+"""These keywords, references that are not followed, look-around in patterns, and multiples with many digits."""
 _FORMAT = re.compile(r'"format": "((?:[^"\\]|\\.)*)"')
 
 

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -38,6 +39,10 @@ from banyan.runtime.model.decoder import Decoder
 from banyan.runtime.model.load import Model
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
+
+WALKS, SHORT_WALK = 20.0, 1.0
+"""A question that walked the tree is answered again after this multiple of its seconds, less SHORT_WALK: at once if the
+tree is small, and in 10 s if it has 100,000 nodes."""
 
 
 class Link(Protocol):
@@ -103,6 +108,7 @@ class EngineLoop:
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order
         self._last_end = 0.0  # of the last step, by the stopwatch
+        self._walks: dict[str, tuple[float, wire.Answer | None]] = {}  # question -> until when it has which answer
         self.answers: list[wire.Answer | wire.Pong] = []
         self.failed: list[wire.Failed] = []
 
@@ -147,7 +153,7 @@ class EngineLoop:
         while True:
             try:
                 is_idle = self.scheduler.is_idle and ahead is None and not deferred
-                for order in (*deferred, *link.drain(block=is_idle)):
+                for order in chain(deferred, link.drain(block=is_idle)):
                     self.take(order)
                 step = self.sample(ahead or self.launch())
                 ahead, deferred = None, []
@@ -259,6 +265,8 @@ class EngineLoop:
         match order:
             case wire.Ping():
                 self.answers.append(wire.Pong())
+            case wire.Ask(what="tree" | "check"):
+                self.answers.append(self._answer_by_walk(order))
             case wire.Ask():
                 self.answers.append(self.answer(order))
             case wire.SetVocabulary():
@@ -293,6 +301,16 @@ class EngineLoop:
         if self.adapters.leaving:
             self.adapters.free({request.run.adapter for request in self.scheduler.requests.values()})
 
+    def _answer_by_walk(self, ask: wire.Ask) -> wire.Answer:
+        """The answer to a question that walks the whole tree between two steps. If that took long, the same answer is
+        given for a while."""
+        start = self.clock()
+        until, answer = self._walks.get(ask.what, (start, None))
+        if answer is None or start >= until:
+            answer = self.answer(ask)
+            self._walks[ask.what] = self.clock() + WALKS * (self.clock() - start) - SHORT_WALK, answer
+        return msgspec.structs.replace(answer, id=ask.id)
+
     def answer(self, ask: wire.Ask) -> wire.Answer:
         """See `Ask` for the questions."""
         result: object = {}
@@ -306,6 +324,7 @@ class EngineLoop:
                     return wire.Answer(ask.id, False, message.encode())
             case "flush":
                 self.cache.reset()
+                self._walks.clear()
             case "tree":
                 result = snapshot(self.cache, ask.limit)
             case "events":

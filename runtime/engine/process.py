@@ -12,10 +12,12 @@ import contextlib
 import ctypes
 import gc
 import logging
+import math
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 
@@ -37,7 +39,9 @@ PATIENCE = 2.0
 """Seconds of warming up a GPU after which a Notice says that kernels are compiled."""
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MAX_ORDERS = 256  # taken between two steps: about 3 ms
+_MAX_ORDERS = 256  # taken before the first step: about 3 ms
+_ORDERS_SECONDS = 0.0005
+"""CPU time for orders between two steps, in which requests that run wait."""
 _log = logging.getLogger("banyan.kernels")
 _LINGER_MS = 2000  # how long a process that ends waits for the server to read its last message
 
@@ -156,11 +160,12 @@ class ServerLink:
         self._alive_fd = alive_fd
 
     def drain(self, block: bool) -> Iterator[EngineCommand]:
-        """The orders that have arrived, at most _MAX_ORDERS; with `block`, wait for one. Raises EOFError when the
-        parent has ended."""
+        """The orders that have arrived: as many as are taken in _ORDERS_SECONDS, or with `block`, which waits for one,
+        at most _MAX_ORDERS. Raises EOFError when the parent has ended."""
         events = dict(self._poller.poll(None if block else 0))
         if self._alive_fd in events:
             raise EOFError("the parent has ended")
+        end = math.inf if block else time.thread_time() + _ORDERS_SECONDS
         for _ in range(_MAX_ORDERS if self._socket in events else 0):
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
@@ -172,6 +177,8 @@ class ServerLink:
                 print(f"banyan: ignored an unreadable order of {len(data)} bytes: {e}", file=sys.stderr, flush=True)
             else:
                 yield order
+                if time.thread_time() > end:
+                    return
 
     def watch(self, fd: int) -> None:
         """End a wait also when this eventfd is written to."""

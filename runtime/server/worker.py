@@ -83,6 +83,7 @@ ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
 LEVELS = ("quiet", "info", "debug")
 
 _M_ARENA_MAX = -8
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class Peer:
@@ -615,8 +616,8 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
 def trim_memory() -> None:
     """Give the memory that malloc holds free back to the system, where the C library can (glibc). It takes about 0.1 ms
     for each MiB, in which other threads may have to wait for malloc."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
+    if _malloc_trim is not None:
+        _malloc_trim(0)
 
 
 def _decode(data: bytes) -> wire.SlicedMessage:

@@ -248,5 +248,6 @@ def test_accounts_of_programs(kept: Callable[[], int], monkeypatch: pytest.Monke
         waiting.register(r, serial)
         waiting.unregister(r)
     assert len(waiting._programs) <= 64
+    assert len(waiting._absent) <= 64
     assert not waiting._clients
     assert kept() < 256 * KIB

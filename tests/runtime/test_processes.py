@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -265,9 +266,6 @@ def test_child_is_told_that_what_it_iterates_runs_in_its_parent() -> None:
     events = iter(streamed.events())
     next(events)
 
-    async def first(states: Any) -> Any:
-        return [state["x"] async for state in states]
-
     try:
         for waits in (lambda: list(batch), lambda: [str(event) for event in events]):
             assert "and this is its fork" in in_child(waits)
@@ -275,3 +273,22 @@ def test_child_is_told_that_what_it_iterates_runs_in_its_parent() -> None:
         goes_on.set()
     assert [s["x"] for s in batch] == ["x"]
     assert list(events)
+
+
+def test_child_is_told_that_an_asynchronous_batch_runs_in_its_parent() -> None:
+    @bn.function
+    async def body(s: bn.AsyncState, i: int) -> None:
+        s += "a" + bn.gen("x")
+
+    async def main() -> tuple[str, int]:
+        states = aiter(body.run_batch_async([(i,) for i in range(3)], backend=bn.Mock(lambda prompt, name: name)))
+        await anext(states)
+        lost: str = in_child(lambda: asyncio.run(count(states)))
+        return lost, await count(states)
+
+    async def count(states: Any) -> int:
+        return len([state async for state in states])
+
+    lost, n_left = asyncio.run(main())
+    assert "RuntimeLost: the batch runs in process" in lost
+    assert n_left == 2

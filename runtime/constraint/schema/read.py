@@ -13,6 +13,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
+from jsonschema_specifications import REGISTRY
+
 from banyan.runtime.constraint.schema.form import check_form
 from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
 from banyan.runtime.protocol import text_forms
@@ -30,6 +32,7 @@ MANY = ("allOf", "anyOf", "oneOf", "prefixItems")
 NAMED = ("dependentSchemas", "patternProperties", "properties")
 """Keywords whose value is a schema, a list of schemas, or an object of schemas."""
 DEFS = ("$defs", "definitions")
+REFS = ("$ref", "$dynamicRef", "$recursiveRef")
 COUNTS = tuple(f"{end}{what}" for end in ("max", "min") for what in ("Contains", "Items", "Length", "Properties"))
 PLAIN = ("const", "dependentRequired", "enum", "exclusiveMaximum", "exclusiveMinimum", "format", "maximum", "minimum",
          "multipleOf", "pattern", "required", "type", "uniqueItems", *COUNTS)  # fmt: skip
@@ -46,12 +49,14 @@ class _SchemaLocation(NamedTuple):
 class Document:
     """A schema and the definitions that it refers to, in normal form.
 
-    root    the schema
-    defs    name -> definition; a reference is {"$ref": "#/$defs/NAME"}, possibly with other keywords beside it
+    root        the schema
+    defs        name -> definition; a reference is {"$ref": "#/$defs/NAME"}, possibly with other keywords beside it
+    is_partial  references that cannot be followed here, or long multiples, were left out
     """
 
-    def __init__(self, schema: Schema) -> None:
-        """Raises a ConstraintError that says what is wrong and where."""
+    def __init__(self, schema: Schema, is_checked: bool = False) -> None:
+        """is_checked: see `rewrite`. Raises a ConstraintError that says what is wrong and where."""
+        self._is_checked, self.is_partial = is_checked, False
         dialect = schema.get("$schema", "") if isinstance(schema, dict) else ""
         found = re.search(r"draft-0([3-7])", dialect) if isinstance(dialect, str) else None
         self._draft = int(found[1]) if found else 2020
@@ -61,7 +66,7 @@ class Document:
         self._anchors: dict[str, _SchemaLocation] = {}
         self._dynamic: dict[str, set[str]] = {}  # name of a dynamic anchor -> addresses that define it
         self._index(_SchemaLocation(schema, "", ""))
-        self._roots.setdefault("", _SchemaLocation(schema, self._base_of(schema, ""), ""))
+        self._roots.setdefault("", _SchemaLocation(schema, "", ""))
         self._names: dict[int, str] = {}  # id of a referenced schema -> its name
         self._queue: list[tuple[str, _SchemaLocation]] = []
         self._n_nodes = 0
@@ -82,7 +87,7 @@ class Document:
         own = schema.get("id" if self._draft == 4 else "$id") if isinstance(schema, dict) else None
         if not isinstance(own, str) or (self._draft <= 7 and "$ref" in schema):
             return base
-        return urldefrag(urljoin(base, own)).url
+        return urldefrag(_join(base, own)).url
 
     def _index(self, place: _SchemaLocation) -> None:
         """Record all addresses and anchors in a schema."""
@@ -91,7 +96,7 @@ class Document:
             return
         base = self._base_of(schema, place.base)
         if base != place.base or not place.path:
-            self._roots[base] = place._replace(base=base)
+            self._roots[base] = place
         for key in ("$anchor", "$dynamicAnchor"):
             if isinstance(schema.get(key), str):
                 self._anchors[f"{base}#{schema[key]}"] = place
@@ -104,7 +109,7 @@ class Document:
             self._index(below)
 
     def _find(self, ref: str, base: str, path: str) -> _SchemaLocation:
-        address, fragment = urldefrag(urljoin(base, ref))
+        address, fragment = urldefrag(_join(base, ref))
         root = self._roots.get(address)
         if root is None:
             raise ConstraintUnsupported(
@@ -117,8 +122,7 @@ class Document:
         at, where, base = root.schema, root.path, root.base
         for part in fragment.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
-            if at is not root.schema:
-                base = self._base_of(at, base)
+            base = self._base_of(at, base)
             if isinstance(at, dict) and key in at:
                 at = at[key]
             elif isinstance(at, list) and key.isdecimal() and int(key) < len(at):
@@ -140,6 +144,8 @@ class Document:
                 raise ConstraintSyntax(f"invalid JSON Schema: the reference at {place.path or '/'} leads to itself")
             seen.add(key)
             if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and self._is_alias(schema)):
+                break
+            if not self._is_followed("$ref", place):
                 break
             ref = schema["$ref"]
         if key not in self._names:
@@ -165,19 +171,17 @@ class Document:
             raise ConstraintSyntax(f"invalid JSON Schema: {str(schema)[:80]!r} is not a schema at {place.path or '/'}")
         base = self._base_of(schema, place.base)
         out: dict[str, Any] = {}
-        refs = [schema[key] for key in ("$ref", "$dynamicRef") if isinstance(schema.get(key), str)]
-        if "$recursiveRef" in schema:
-            raise ConstraintUnsupported(f'JSON Schema keyword "$recursiveRef" at {place.path or "/"} is not supported')
-        if "$dynamicRef" in schema:
-            self._check_dynamic(schema["$dynamicRef"], base, place.path)
-        names = [self._name(ref, place) for ref in refs]
+        refs = [key for key in REFS if isinstance(schema.get(key), str) and self._is_followed(key, place)]
+        names = [self._name(schema[key], place) for key in refs]
         if names:
             out["$ref"] = f"#/$defs/{names[0]}"
             if self._draft <= 7:
                 return out
         schema = _modern(schema)
         for key in PLAIN:
-            if key in schema:
+            if self._is_checked and key == "multipleOf" and _is_long(schema.get(key, 1)):
+                self.is_partial = True
+            elif key in schema:
                 out |= _plain(key, schema[key], f"{place.path}/{key}")
         for below in _below(schema, place.path, base, NAMED):
             key, *rest = below.path.removeprefix(place.path).lstrip("/").split("/", 1)
@@ -198,11 +202,19 @@ class Document:
                     out.pop(dependent, None)
         return out
 
-    def _check_dynamic(self, ref: str, base: str, path: str) -> None:
-        """Dynamic references are supported if only one schema defines their anchor: then they are plain references."""
-        address, name = urldefrag(urljoin(base, ref))
-        if address in self._dynamic.get(name, ()) and len(self._dynamic[name]) > 1:
-            raise ConstraintUnsupported(f'JSON Schema keyword "$dynamicRef" at {path or "/"} is not supported')
+    def _is_followed(self, key: str, place: _SchemaLocation) -> bool:
+        """Whether a reference can be followed here. Others are left out if the value is checked: recursive references,
+        dynamic ones whose anchor several schemas define (else they are plain), and metaschemas."""
+        address, name = urldefrag(_join(self._base_of(place.schema, place.base), place.schema[key]))
+        if key == "$ref":
+            is_followed = not self._is_checked or address in self._roots or address not in REGISTRY
+        else:
+            anchors = self._dynamic.get(name, ())
+            is_followed = key == "$dynamicRef" and (address not in anchors or len(anchors) == 1)
+            if not (is_followed or self._is_checked):
+                raise ConstraintUnsupported(f'JSON Schema keyword "{key}" at {place.path or "/"} is not supported')
+        self.is_partial |= not is_followed
+        return is_followed
 
     def _check_chains(self) -> None:
         """Limits the depth of nested references, because the compiler follows them by recursion."""
@@ -218,6 +230,10 @@ class Document:
                 if depth > CHAIN:
                     raise ConstraintTooLarge(f"references are nested more than {CHAIN} deep")
                 stack += [(below, depth + 1) for below in links[name]]
+
+
+def _join(base: str, ref: str) -> str:
+    return base + ref if ref.startswith("#") else urljoin(base, ref)  # which loses a URN
 
 
 def _below(schema: dict[str, Any], path: str, base: str, named: tuple[str, ...]) -> Iterator[_SchemaLocation]:
@@ -272,6 +288,10 @@ def coefficient(multiple: Fraction) -> int:
     return int(str(multiple.numerator).rstrip("0") or 0)
 
 
+def _is_long(multiple: float) -> bool:
+    return coefficient(Fraction(str(multiple))) > DIGITS
+
+
 def _modern(schema: dict[str, Any]) -> dict[str, Any]:
     """Converts keywords of earlier drafts to 2020-12."""
     out = dict(schema)
@@ -298,7 +318,7 @@ def _plain(key: str, value: Any, path: str) -> dict[str, Any]:
         return {key: int(value)}
     if key == "enum" and len(value) > ENUM:
         raise ConstraintTooLarge(f"the enum at {path} has {len(value)} values; the limit is {ENUM}")
-    if key == "multipleOf" and coefficient(Fraction(str(value))) > DIGITS:
+    if key == "multipleOf" and _is_long(value):
         raise ConstraintTooLarge(f"multipleOf {value} at {path} is too large (limit {DIGITS})")
     if key == "uniqueItems" and not value:
         return {}

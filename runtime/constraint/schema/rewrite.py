@@ -52,8 +52,8 @@ def rewrite(
 
     Raises a ConstraintError that says what is wrong or what cannot be enforced.
     """
-    document = Document(schema)
-    writer = _SchemaWriter(document, order, is_checked, is_loose)
+    document = Document(schema, is_checked)
+    writer = _SchemaWriter(document, order, is_checked, is_loose or document.is_partial)
     root = writer.write(document.root, set(TYPES))
     if root is False:
         raise ConstraintUnsatisfiable("no value can satisfy the constraint: the schema is false")
@@ -80,6 +80,9 @@ class _SchemaWriter:
 
     def write(self, schema: Schema, types: set[str]) -> Schema:
         """types: the types that the schemas around this one allow."""
+        ref = schema.get("$ref") if isinstance(schema, dict) else None
+        if isinstance(schema, dict) and ref and isinstance(target := self._document.target(ref), bool):
+            schema = target and {key: one for key, one in schema.items() if key != "$ref"}
         if isinstance(schema, bool):
             return schema
         self._n_written += 1

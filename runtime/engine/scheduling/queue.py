@@ -10,8 +10,8 @@
 In all of them a higher priority goes first, and among equals an earlier deadline. dfs and fair also divide tokens
 evenly among clients that have work: a client keeps its turn for a quantum of tokens, so that its prefixes are used
 while they are cached, then the client with the fewest tokens gets it. A client that returns after a pause gets no
-credit for the pause. (Sheng et al., Fairness in serving large language models, 2024; Cao et al., Locality-aware fair
-scheduling, 2025.)
+credit for the pause, and is still ahead if it was. (Sheng et al., Fairness in serving large language models, 2024; Cao
+et al., Locality-aware fair scheduling, 2025.)
 
 Every AGED_TURN-th start goes to the request that has waited longest, if it has waited longer than PATIENCE and much
 longer than is usual now, so none starves."""
@@ -33,8 +33,10 @@ from banyan.runtime.engine.scheduling.request import Request, ServiceAccount
 PATIENCE = 10.0  # seconds
 STRETCH = 3.0  # multiple of the usual wait before the first start of a program
 AGED_TURN = 4
-N_KNOWN = 16384  # Programs whose accounts are kept while they have no request here. A forgotten one starts from zero.
+N_KNOWN = 16384
+"""Programs, and clients, whose tokens are remembered while they have no request here."""
 QUANTUM = 2048  # tokens by which a client or program may get ahead of the others
+MAX_LEAD = 2 * QUANTUM  # tokens by which a client that returns may be ahead of the one that got least
 WORTH_MOVING = 16  # tokens by which a waiting request's cached prefix must change before the request changes its place
 _N_NEIGHBORS = 64  # sorted prompts on each side of a published one that are compared with it
 
@@ -250,6 +252,7 @@ class Queue:
         else:
             self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else QueueOrder()
         self._clients: dict[int, ServiceAccount] = {}  # of those with requests here
+        self._absent: OrderedDict[int, int] = OrderedDict()  # client -> its tokens, of recent ones without requests
         self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()  # of recent ones too
         self._arrivals: OrderedDict[Request, None] = OrderedDict()  # that wait or are set aside, longest wait first
         self._unstamped: list[Request] = []  # whose wait starts at the next `start_waits`
@@ -270,7 +273,8 @@ class Queue:
         client = self._clients.get(run.client)
         if client is None:
             least = min((account.n_served for account in self._clients.values()), default=0)
-            client = self._clients[run.client] = ServiceAccount(least)
+            n_served = max(least, min(self._absent.pop(run.client, 0), least + MAX_LEAD))
+            client = self._clients[run.client] = ServiceAccount(n_served)
         key = run.client, request.serial
         program = self._programs.setdefault(key, ServiceAccount(0))
         self._programs.move_to_end(key)
@@ -286,7 +290,9 @@ class Queue:
         request.program.n_requests -= 1
         request.client.n_requests -= 1
         if not request.client.n_requests:
-            del self._clients[request.run.client]
+            self._absent[request.run.client] = self._clients.pop(request.run.client).n_served
+            if len(self._absent) > N_KNOWN:
+                self._absent.popitem(last=False)
 
     def end_program(self, client: int, serial: int) -> None:
         """The program will send no more requests. If one is still here, its account stays until N_KNOWN others came."""

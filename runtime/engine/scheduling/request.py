@@ -34,7 +34,7 @@ class Request:
         "client", "drafted", "end_ids", "guide", "has_edits", "ids", "is_plain", "is_waiting", "key", "lease",
         "max_total", "n_cached", "n_computed", "n_forced", "n_inflight", "n_pending", "n_prompt", "n_published",
         "n_submitted", "program", "rid", "run", "sampling", "scores", "start_time", "stop_ids", "token_counts", "tops",
-        "waiting_since",
+        "turn", "waiting_since",
     )  # fmt: skip
 
     client: ServiceAccount
@@ -55,6 +55,7 @@ class Request:
         # While a step is planned ahead: tokens that the step in flight computes, and whether it samples a token that
         # the text continues from. Otherwise 0.
         self.n_inflight = self.n_pending = 0
+        self.turn = 0  # the last step in which it had a row and other decodes of its client had none
         self.is_waiting = False
         self.waiting_since = nan  # nan while it does not wait, and until the first plan after it was added
         self.start_time = 0.0  # of its first step

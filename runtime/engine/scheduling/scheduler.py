@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from operator import attrgetter
@@ -39,16 +39,26 @@ FORESIGHT = 1.0
 """The share of the pages which running requests are expected to claim that must be available before another starts.
 With 0, requests start as long as there is a page, and retract each other."""
 
+BESIDE = 0.75
+"""What the rows of a client may cost beside the decodes of another, as a share of the fixed part of a step."""
+
 _rank = attrgetter("key")
+
+
+def _by_client(requests: Iterable[Request]) -> dict[int, list[Request]]:
+    clients: dict[int, list[Request]] = {}
+    for request in requests:
+        clients.setdefault(request.run.client, []).append(request)
+    return clients
 
 
 class PromptRows:
     """The rows (tokens) that prompts may take in one step.
 
     budget    rows for all prompts
-    n_beside  rows for the prompts of clients that were served over QUANTUM tokens more than another client that decodes
-              in the step. These rows cost about as much as the fixed part of a step, so the prompts at most double the
-              time between two tokens of the other client, and get half of the engine
+    n_beside  rows for clients that were served over QUANTUM tokens more than another client that decodes in the step:
+              for a client's decodes and the prompts of all. They cost less than the fixed part of a step, so the
+              time between two tokens of the other client at most doubles
     decodes   the works of the step that decode
     """
 
@@ -56,15 +66,16 @@ class PromptRows:
         self._budget, self._n_beside, self._decodes = budget, n_beside, decodes
 
     @cached_property
-    def _served(self) -> dict[int, int]:
-        """Client -> its tokens, of those with decodes. Most steps have no prompts, and do not ask."""
-        return {work.request.run.client: work.request.client.n_served for work in self._decodes}
+    def _clients(self) -> dict[int, list[Request]]:
+        """Client -> its decodes. Most steps have no prompts, and do not ask."""
+        return _by_client(work.request for work in self._decodes)
 
     def left(self, request: Request) -> int:
         """How many rows the request may take."""
-        others = [n_served for client, n_served in self._served.items() if client != request.run.client]
+        client = request.run.client
+        others = [decodes[0].client.n_served for other, decodes in self._clients.items() if other != client]
         if others and request.client.n_served > min(others) + QUANTUM:
-            return max(0, min(self._budget, self._n_beside))
+            return max(0, min(self._budget, self._n_beside - len(self._clients.get(client, ()))))
         return self._budget
 
     def take(self, request: Request) -> Work:
@@ -194,8 +205,8 @@ class Scheduler:
         self.waiting.start_waits(now)
         self._now = now
         self.cache.tick(self.counts["steps"], now)
-        works: list[Work] = []
-        budget = self.limits.step_tokens
+        n_beside = max(1, int(BESIDE * self._step_time.free_rows))
+        decodes: list[Request] = []
         chunks: list[Request] = []
         for request in tuple(self.running):
             if request.lease is None or not self._grow(request):  # retracted by an earlier one, or now
@@ -203,13 +214,28 @@ class Scheduler:
             if (n_left := request.n_left) > 1:
                 chunks.append(request)
             elif n_left:
-                works.append(make_work(request, 1))
-                budget -= 1
-        rows = PromptRows(max(budget - n_reserved, 0), int(self._step_time.free_rows), tuple(works))
+                decodes.append(request)
+        works = [make_work(request, 1) for request in self._in_turn(decodes, n_beside)]
+        rows = PromptRows(max(self.limits.step_tokens - len(works) - n_reserved, 0), n_beside, tuple(works))
         for request in chunks:
             if request.lease is not None and rows.left(request):
                 works.append(rows.take(request))
         return works, self._start_waiting(works, rows, now)
+
+    def _in_turn(self, decodes: list[Request], n_beside: int) -> list[Request]:
+        """The decodes that get a row of this step. Beside another client, a client gets n_beside rows, or as many as
+        the client with the fewest decodes, so one with many does not hold up the others. Its decodes take turns."""
+        if len(decodes) <= n_beside or len(clients := _by_client(decodes)) == 1:
+            return decodes
+        n_rows = max(n_beside, min(map(len, clients.values())))
+        left_out: set[Request] = set()
+        for own in clients.values():
+            if len(own) > n_rows:
+                own.sort(key=lambda request: (-request.run.priority, request.turn))
+                left_out.update(own[n_rows:])
+                for request in own[:n_rows]:
+                    request.turn = self.counts["steps"]
+        return [request for request in decodes if request not in left_out]
 
     def _grow(self, request: Request) -> bool:
         """Claim pages for all tokens of a running request. Retracts requests of a later rank for that, and finally the

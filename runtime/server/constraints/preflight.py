@@ -71,7 +71,7 @@ class PreflightProcess:
         """pipe: gives its results, each behind its length. start: a byte written here starts a check, which the file
         `input_` holds. stderr: a file with its stderr."""
         self.pid, self.pipe, self.files = pid, pipe, (pipe, start, input_, stderr)
-        self.output = b""
+        self.output, self.is_warm = b"", False
 
     def begin(self, check: wire.Check, now: float, seconds: float) -> None:
         """seconds: the time limit."""
@@ -134,8 +134,8 @@ class Preflight:
                 os.kill(child.pid, signal.SIGKILL)
                 check = _check_of(child)
                 if check.spec.is_checked and not check.is_loose:
-                    self._queues.setdefault(check.owner, deque()).appendleft(replace(check, is_loose=True))
                     self._reap(child)
+                    self._put_first(replace(check, is_loose=True))
                     continue
                 error = ConstraintTimeout(f"the constraint did not compile within {self._seconds:g} s")
                 self._end(child, _failure(check, error))
@@ -155,6 +155,9 @@ class Preflight:
                     self._queues[owner] = queue  # as the last client
                 return check
         return None
+
+    def _put_first(self, check: wire.Check) -> None:
+        self._queues.setdefault(check.owner, deque()).appendleft(check)
 
     def _set_vocabulary(self, message: wire.SetVocabulary) -> None:
         """Prepare the vocabulary before any fork, so that all children share it."""
@@ -201,7 +204,7 @@ class Preflight:
             return self._end(child)
         self._socket.send(child.output[9:])
         self._forget(child)
-        child.check, self._idle = None, child
+        child.check, child.is_warm, self._idle = None, True, child
         return None
 
     def _forget(self, child: PreflightProcess) -> None:
@@ -209,14 +212,17 @@ class Preflight:
         del self._children[child.pipe]
 
     def _end(self, child: PreflightProcess, result: wire.CheckResult | None = None) -> None:
-        """End a child and send its result. result: sent in place of what the child wrote."""
+        """End a child and send its result, or try its check again. result: sent in place of what the child wrote."""
         status, words = self._reap(child)
         if result is None:
             try:
                 result = decoders.decode_check_result(child.output[9:])
             except msgspec.DecodeError:
+                if child.is_warm:  # it may have ended for another reason while it was idle
+                    return self._put_first(_check_of(child))
                 result = _failure(_check_of(child), _crash(status, words))
         self._socket.send(wire.encode(result))
+        return None
 
     def _reap(self, child: PreflightProcess) -> tuple[int, str]:
         """Wait for a child's end. Returns its exit code, or minus the number of its signal; and its stderr."""

@@ -13,6 +13,7 @@ Hints change no output. They only decide which pages are evicted first when page
 from __future__ import annotations
 
 import time
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
@@ -40,23 +41,26 @@ MAX_NAME = 100
 class _RestEstimate:
     """How rests with one tool or in one program ended: the state ran again after some seconds, or it never did."""
 
-    __slots__ = ("n_continued", "n_ended", "seconds")
+    __slots__ = ("_numbers",)
 
     def __init__(self) -> None:
-        self.n_continued = self.n_ended = 0.0
-        self.seconds = 1.0
+        self._numbers = array("d", (1.0, 0.0, 0.0))  # see LoopTimes; seconds, how many continued, how many ended
+
+    @property
+    def seconds(self) -> float:
+        return self._numbers[0]
 
     def update(self, seconds: float | None) -> None:
         """Add a rest that took so many seconds; None: the state did not continue."""
+        own, decay = self._numbers, 1 - 1 / MEMORY
         if seconds is not None:
-            self.seconds += (seconds - self.seconds) / min(self.n_continued + 1, 8)
-        decay = 1 - 1 / MEMORY
-        self.n_continued = decay * self.n_continued + (seconds is not None)
-        self.n_ended = decay * self.n_ended + (seconds is None)
+            own[0] += (seconds - own[0]) / min(own[1] + 1, 8)
+        own[1] = decay * own[1] + (seconds is not None)
+        own[2] = decay * own[2] + (seconds is None)
 
     @property
     def is_likely_to_continue(self) -> bool:
-        return self.n_continued >= self.n_ended
+        return self._numbers[1] >= self._numbers[2]
 
 
 class _Fork:
@@ -110,7 +114,7 @@ class KVHintSender:
         self._max_overdue = 1024  # size at which stale entries are removed
         self._estimates: OrderedDict[bytes, OrderedDict[tuple[str, str], _RestEstimate]] = OrderedDict()  # by namespace
         self._n_holds = 0
-        self._step_seconds, self._last_step = 0.05, 0.0
+        self._steps = array("d", (0.05, 0.0))  # see LoopTimes; seconds of a step, when the last one was
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -145,9 +149,10 @@ class KVHintSender:
     def settle(self) -> None:
         """An engine step was handled and the requests that follow from it have started: all other states rest now."""
         now = self.clock()
-        if 0.0 < now - self._last_step < 1.0:
-            self._step_seconds += 0.1 * (now - self._last_step - self._step_seconds)
-        self._last_step = now
+        steps = self._steps
+        if 0.0 < now - steps[1] < 1.0:
+            steps[0] += 0.1 * (now - steps[1] - steps[0])
+        steps[1] = now
         while self._newly_resting:
             key, _ = self._newly_resting.popitem()
             state = self._find(key)
@@ -169,7 +174,7 @@ class KVHintSender:
             heapify(self._overdue)
             self._max_overdue = 1024 + 2 * len(self._overdue)
         if state.tools or all(estimate.is_likely_to_continue for estimate in estimates):
-            state.hold = self._hold(state, state.ids, steps=seconds / self._step_seconds)
+            state.hold = self._hold(state, state.ids, steps=seconds / self._steps[0])
 
     def _give_up(self, state: _StateKV) -> None:
         """Release the hold of a state that will not continue, or whose rest takes longer than can be predicted."""
@@ -244,6 +249,8 @@ class KVHintSender:
         for number, state in self._programs.pop(serial, {}).items():
             self._newly_resting.pop((serial, number), None)
             self._give_up(state)
+        if not self._programs:
+            self._overdue.clear()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 

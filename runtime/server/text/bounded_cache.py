@@ -52,3 +52,5 @@ class BoundedCache(Generic[Value]):
         with self._lock:
             for key in [key for key in self._values if is_dropped(key)]:
                 self.size -= self._values.pop(key)[1]
+            if not self._values:
+                self._values.clear()  # its table, which has grown with the most entries

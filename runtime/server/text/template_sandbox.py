@@ -11,16 +11,16 @@ import functools
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Sequence, ValuesView
 from contextlib import contextmanager
 from typing import Any
 
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
-from jinja2.compiler import CodeGenerator, Frame
+from jinja2.compiler import CodeGenerator, Frame, operators
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 BASE, PER_MESSAGE, PER_CHARACTER = 1 << 20, 4096, 32
@@ -52,6 +52,8 @@ _PLAIN = frozenset(
         "lower",
     }
 )
+_COMPARING = frozenset({"==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan",
+                        "<=", "le", "in"})  # fmt: skip
 _OF_DICTS = frozenset(dir(dict))
 _WIDE = re.compile(r"\d{4}|\*")
 
@@ -94,6 +96,34 @@ class _Generator(CodeGenerator):
         self.writeline(f"environment.pay({BLOCK + n})")
         super().blockvisit(body, frame)
 
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        """A comparison with a constant takes no time; any other, and a search, is paid for."""
+        (op, *more), is_const = node.ops, isinstance(node.expr, nodes.Const)
+        is_search = op.op in ("in", "notin")
+        if more:
+            one, rest = nodes.Compare(node.expr, [op]), nodes.Compare(op.expr, more)
+            self.visit(nodes.And(one, rest).set_environment(self.environment), frame)
+            return
+        if not is_search and (is_const or isinstance(op.expr, nodes.Const)):
+            super().visit_Compare(node, frame)
+            return
+        self.write("(not " if op.op == "notin" else "(")
+        self.write(f"environment.{'found' if is_search else 'weighed'}(")
+        self.visit(node.expr, frame)
+        self.write(", " if is_search else f") {operators[op.op]} ")
+        self.visit(op.expr, frame)
+        self.write("))" if is_search else ")")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        self.write("environment.passed(")
+        self.visit(node.node, frame)
+        self.write(")[")
+        self.visit(node.arg, frame)
+        self.write("]")
+
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concatenated((")
         for one in node.nodes:
@@ -124,8 +154,41 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_paid)
         self.filters["tojson"] = _to_json
         self.filters = {name: _limited(name, one) for name, one in self.filters.items()}
+        self.filters |= {"weighed": _weighed, "counted": _counted}  # of _Generator
+        self.tests |= {name: _limited_test(name, one) for name, one in self.tests.items() if name in _COMPARING}
         self.globals["raise_exception"] = _refuse
         del self.globals["lipsum"]
+
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
+        def paid(node: Any, name: str) -> Any:
+            return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=self)
+
+        for loop in source.find_all(nodes.For):
+            if loop.test is not None:  # it looks at items for which no block is entered
+                loop.iter = paid(loop.iter, "counted")
+        for pair in source.find_all(nodes.Pair):
+            if not isinstance(pair.key, nodes.Const):
+                pair.key = paid(pair.key, "weighed")
+        return super()._generate(source, *args, **kwargs)
+
+    @staticmethod
+    def weighed(value: Any) -> Any:
+        return _weighed(value)
+
+    @staticmethod
+    def found(value: Any, place: Any) -> bool:
+        """The operator `in`."""
+        _pay_for_search(value, place)
+        return value in place
+
+    @staticmethod
+    def passed(value: Any) -> Any:
+        """A value of which a slice is taken."""
+        pay(_length(value) // SHARE)
+        return value
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(obj, _weighed(argument))
 
     def concatenated(self, values: Sequence[Any]) -> str:
         """The operator `~`."""
@@ -151,8 +214,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         pay(BLOCK)
-        if type(text := getattr(__obj, "__self__", None)) is str and __obj.__name__ not in _PLAIN:
-            args = _checked_call(__obj.__name__, text, args, kwargs)
+        if type(text := getattr(__obj, "__self__", None)) is str:
+            pay(len(text) // SHARE)
+            if __obj.__name__ not in _PLAIN:
+                args = _checked_call(__obj.__name__, text, args, kwargs)
+        if not isinstance(__obj, Macro):
+            for one in (text, *args):
+                if isinstance(one, list | tuple):
+                    _pay_for(one)
         result = super().call(__context, __obj, *args, **kwargs)
         pay(_length(result))
         return result
@@ -189,7 +258,31 @@ def _to_json(
 
 
 def _length(value: Any) -> int:
-    return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 0
+    return len(value) if isinstance(value, str | bytes | list | tuple | dict | range) else 0
+
+
+def _weighed(value: Any) -> Any:
+    """A value that is compared, or looked up: the time depends on all that is in it."""
+    if isinstance(value, list | tuple | dict):
+        _pay_for(value)
+    else:
+        pay(_length(value) // SHARE)
+    return value
+
+
+def _pay_for_search(value: Any, place: Any) -> None:
+    """Pay for `value in place`."""
+    before = _spending.left
+    _weighed(value)
+    if not isinstance(place, dict):
+        pay(_length(place) // SHARE * (1 + (0 if isinstance(place, str) else (before - _spending.left) // SHARE)))
+
+
+def _counted(values: Iterable[Any]) -> Iterator[Any]:
+    """Items that are looked at one by one."""
+    for value in values:
+        pay(ITEM)
+        yield value
 
 
 def _pay_for(value: Any) -> None:
@@ -241,6 +334,8 @@ def _checked_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str,
         case "expandtabs" | "indent":
             n_lines = text.count("\t") + text.count("\n") + 1
             pay(n_lines * max(8, *numbers, *map(_length, (*args, *kwargs.values()))))
+        case "wordwrap":  # copies what is left of a word at each line
+            pay(len(text) ** 2 // 4096)
         case "translate":
             raise BudgetSpent("translate is not available in chat templates")
     return args
@@ -261,6 +356,8 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             pay(BLOCK + 2 * len(value))
             return function(*args)
         pay(BLOCK)
+        if name not in _LAZY and isinstance(value, Iterator | range | ItemsView | KeysView | ValuesView):
+            value = list(value)
         if name == "join":
             value = list(value)
             pay(len(str(rest[0] if rest else kwargs.get("d", ""))) * len(value))
@@ -274,6 +371,17 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             _pay_for(value)
         result = function(*args[:at], value, *rest, **kwargs)
         pay(len(result) if isinstance(result, str) else _length(result) // SHARE)
-        return result
+        return _counted(result) if isinstance(result, Iterator) else result
+
+    return limited
+
+
+def _limited_test(name: str, function: Any) -> Callable[[Any, Any], Any]:
+    """A test that compares, and pays."""
+
+    @functools.wraps(function)
+    def limited(value: Any, other: Any) -> Any:
+        _pay_for_search(value, other if name == "in" else ())
+        return function(value, other)
 
     return limited

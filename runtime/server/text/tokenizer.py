@@ -307,15 +307,15 @@ class Marks:
 
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
         """(start, end, id) of each, in order and without overlaps."""
-        done = 0
-        for match in self._firsts.finditer(text) if self._firsts is not None else ():
-            if (start := match.start()) < done:
-                continue
+        at = 0
+        # Not finditer: each call leaves a string in CPython's cache of attributes, in the midst of what is freed.
+        while self._firsts is not None and (match := self._firsts.search(text, at)) is not None:
+            start, at = match.span()
             for length in self._lengths[match[0]]:
                 token = text[start : start + length]
                 if (i := self._ids.get(token)) is not None:
-                    done = start + len(token)
-                    yield start, done, i
+                    at = start + len(token)
+                    yield start, at, i
                     break
 
 

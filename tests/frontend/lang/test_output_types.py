@@ -389,6 +389,9 @@ def test_unknown_format_is_noted() -> None:
         ({"oneOf": [{"minimum": 3}, {"maximum": 5}]}, "9", "4"),
         ({"not": {"pattern": "a"}, "pattern": r"^\p{L}$"}, '"b"', '"a"'),
         ({"$schema": "http://json-schema.org/draft-04/schema#", "pattern": "^(?!no)"}, '"yes"', '"no"'),
+        ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, '{"type": "null"}', '{"type": 1}'),
+        ({"multipleOf": 0.00012345}, "0.0002469", "1"),
+        ({"$dynamicRef": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, "null", "1"),
     ],
     ids=str,
 )

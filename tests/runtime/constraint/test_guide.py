@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from banyan.runtime.errors import ConstraintUnsatisfiable, ConstraintUnsupported
+from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
 
 PERSON = {
     "type": "object",
@@ -285,8 +285,30 @@ def test_checked_schema_leaves_out_what_cannot_be_enforced(bench: Any) -> None:
         ({"type": "array", "contains": {"const": 1}}, [2, 1], 1),
         ({"type": "string", "not": {"pattern": "a"}}, "b", 1),
         ({"type": "object", "propertyNames": {"pattern": "a", "maxLength": 3}}, {"a": 1}, []),
+        ({"type": "number", "multipleOf": 0.123456789}, 2.5, "a"),
+        ({"type": "object", "$ref": "https://json-schema.org/draft/2020-12/schema"}, {"type": "string"}, []),
+        (
+            {
+                "$ref": "numbers",
+                "$defs": {
+                    "list": {
+                        "$id": "list",
+                        "type": "array",
+                        "items": {"not": {"$dynamicRef": "#it"}},
+                        "$defs": {"it": {"$dynamicAnchor": "it"}},
+                    },
+                    "numbers": {
+                        "$id": "numbers",
+                        "$ref": "list",
+                        "$defs": {"it": {"$dynamicAnchor": "it", "const": 1}},
+                    },
+                },
+            },
+            [2],
+            1,
+        ),
     ):
-        with pytest.raises(ConstraintUnsupported):
+        with pytest.raises((ConstraintUnsupported, ConstraintTooLarge)):
             bench.guide("json_schema", schema)
         guide = bench.guide("json_schema", schema, is_checked=True)
         assert bench.accepts(guide, json.dumps(valid).encode()), schema

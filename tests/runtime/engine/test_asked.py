@@ -6,9 +6,10 @@ from types import ModuleType
 from typing import Any
 
 import msgspec
+import pytest
 
 from banyan.radix_cache.pagefile import prefix_digests
-from banyan.runtime.protocol.wire import Ask
+from banyan.runtime.protocol.wire import Answer, Ask
 
 LENGTH, PAGE = 40, 4
 
@@ -59,3 +60,22 @@ def test_stats_report_page_states_and_eviction_reasons(fake: ModuleType) -> None
     assert 0 < stats["program_hit_rate"] < 1
     assert stats["n_empty_slots"] == PAGE * stats["n_cached"] - e.cache.tree.n_tokens
     assert stats["n_host_cached"] > 0
+
+
+def test_questions_that_walk_a_large_tree_take_a_small_part_of_the_time(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e, now, walks = fake.engine(), [0.0], list[Ask]()
+    e.clock = lambda: now[0]
+
+    def walk(ask: Ask) -> Answer:
+        walks.append(ask)
+        now[0] += 0.2
+        return Answer(ask.id, True, b"{}")
+
+    monkeypatch.setattr(e, "answer", walk)
+    for n in range(100):
+        e.take(Ask(n, "tree", n))
+        now[0] += 0.1
+    assert [answer.id for answer in e.answers] == list(range(100))
+    assert len(walks) == 4, "one in 3 s"

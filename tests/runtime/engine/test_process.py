@@ -107,6 +107,18 @@ def test_what_takes_long_at_start_is_reported_to_the_server(monkeypatch: pytest.
     assert notice.text.startswith("compiling the Triton kernels for H200")
 
 
+def test_orders_hold_up_running_requests_for_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_ORDERS_SECONDS", 0.0)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as server:
+        server.bind("inproc://engine")
+        link = process.ServerLink(context, "inproc://engine", None)
+        for rid in range(10):
+            server.send(encode(Abort(rid)))
+        assert list(link.drain(block=False)) == [Abort(0)]
+        assert list(link.drain(block=True)) == [Abort(rid) for rid in range(1, 10)]
+        link.close()
+
+
 def test_engine_serves_answers_and_exits_with_its_parent(
     fake: ModuleType, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -110,12 +110,17 @@ def test_late_client_gets_no_credit_for_its_absence(schedule: Schedule) -> None:
     assert sum(turns[:4]) == 2
 
 
-def test_account_of_a_departed_client_is_dropped() -> None:
+def test_client_that_returns_is_still_ahead() -> None:
+    """Otherwise one that sends a step's requests at a time would never be."""
     d = Driver("dfs")
-    one = d.add(0, client=7)
-    d.queue.remove(one)
-    d.queue.unregister(one)
-    assert not d.queue._clients
+    other = d.add(0, client=0).client
+    for rid, n_served in enumerate((queue.QUANTUM, queue.QUANTUM, 9 * queue.QUANTUM, 0), 1):
+        request = d.add(rid, client=1)
+        request.client.n_served += n_served
+        d.queue.remove(request)
+        d.queue.unregister(request)
+        assert list(d.queue._clients) == [0]
+    assert request.client.n_served == other.n_served + queue.MAX_LEAD
 
 
 def test_program_accounts_outlive_requests_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_decodes_precede_prompt_chunks_in_the_budget(fake: ModuleType) -> None:
     assert e.model.model.steps == [(9,), (1, 15), (1, 15), (1, 15), (1, 15), (1, 15), (1, 15)]
 
 
-@pytest.mark.parametrize(("client", "most"), [(1, 126), (2, 16)])
+@pytest.mark.parametrize(("client", "most"), [(1, 126), (2, 12)])
 def test_prompts_of_a_client_that_is_ahead_take_as_many_rows_as_are_nearly_free(
     fake: ModuleType, monkeypatch: pytest.MonkeyPatch, client: int, most: int
 ) -> None:
@@ -113,6 +113,25 @@ def test_prompts_of_a_client_that_is_ahead_take_as_many_rows_as_are_nearly_free(
     assert e.model.model.steps[1] == (1, 100, 27), "a client that is not ahead has the whole budget"
     assert max(map(max, e.model.model.steps[2:])) == most
     assert outputs[2].ids[:2] == fake.greedy(inputs[2], 2)
+
+
+@pytest.mark.parametrize(("n_own", "n_rows"), [(1, 12), (15, 15), (30, 30)])
+def test_decodes_of_a_client_take_turns_beside_those_of_another(fake: ModuleType, n_own: int, n_rows: int) -> None:
+    """The client with 30 gets as many rows as cost BESIDE of a step's fixed part (16 rows; the clock stands), or as
+    many as the client with few."""
+    inputs = dict(enumerate(prompts(n_own + 30, shared=0)))
+    e = fake.engine(n_pages=1024)
+    e.scheduler._step_time.note = lambda now, n_rows: None
+    outputs: dict[int, Any] = {}
+    for rid, ids in inputs.items():
+        e.take(fake.run(rid, ids, Sampling(temperature=0, max_tokens=30), client=int(rid >= n_own)))
+    for _ in range(6):
+        fake.step(e, outputs)
+    assert {len(step) for step in e.model.model.steps[1:]} == {n_own + n_rows}
+    assert {len(outputs[rid].ids) for rid in range(n_own)} == {6}, "who has few gets a token in each step"
+    n_tokens = [len(outputs[rid].ids) for rid in range(n_own, n_own + 30)]
+    assert max(n_tokens) - min(n_tokens) <= 2, n_tokens
+    assert_greedy(fake, fake.drive(e, [], outputs), inputs, n=30)
 
 
 def test_step_tokens_and_max_running_are_respected(fake: ModuleType) -> None:

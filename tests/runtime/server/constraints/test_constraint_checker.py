@@ -376,6 +376,16 @@ def test_accepted_constraint_keeps_its_child_for_the_next_one(
     assert children.read_text() == ""
 
 
+def test_idle_child_that_was_killed_costs_no_constraint(driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", PATIENT_PREFLIGHT))
+    driver.ask(ConstraintSpec("regex", "d"))
+    assert driver.checker._child is not None
+    pid = driver.checker._child.pid
+    (warm,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    os.kill(int(warm), signal.SIGKILL)
+    assert driver.ask(ConstraintSpec("regex", "dd")) == [ConstraintSpec("regex", "dd")]
+
+
 # ---- hostile input -------------------------------------------------------------------------------------------------
 
 

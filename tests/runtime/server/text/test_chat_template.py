@@ -80,6 +80,16 @@ def test_loop_controls_and_namespaces_work() -> None:
     assert ChatTemplate(source, {}).render([ChatMessage("user", "a"), ChatMessage("user", "stop")]) == "1"
 
 
+def test_comparisons_that_are_paid_for_mean_the_same() -> None:
+    source = (
+        "{% set n = messages | length %}{{ [0 < n < 3, n < 3 < 1, n in [2], n not in [2], messages == messages,"
+        " messages[:1] != messages, 'use' in messages[0].role, {n: 1}[2]] }}"
+        "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}{% endfor %}"
+    )
+    text = ChatTemplate(source, {}).render([ChatMessage("user", "a"), ChatMessage("assistant", "b")])
+    assert text == "[True, False, True, False, True, True, True, 1]1/1"
+
+
 def test_template_is_sandboxed() -> None:
     malicious = ChatTemplate("{{ messages.__class__.__mro__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}", {})
     with pytest.raises(BadProgram):
@@ -200,6 +210,10 @@ def test_chat_markers_include_an_opened_thought() -> None:
 
 
 LAUGHS = "{% set ns = namespace(x=['x']) %}{% for i in range(40) %}{% set ns.x = [ns.x, ns.x, ns.x] %}{% endfor %}"
+TWINS = (
+    "{%% set ns = namespace(x=1, y=1) %%}{%% for i in range(60) %%}{%% set ns.x = %s %%}{%% set ns.y = %s %%}"
+    "{%% endfor %%}"
+)
 HOSTILE = {
     "loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}"
     "{% endfor %}",
@@ -240,6 +254,27 @@ HOSTILE = {
     "round": "{{ 1.5 | round(1000000000, 'ceil') }}",
     "translate": "{{ 'aaa'.translate({97: 'b' * 99999}) }}",
     "lipsum": "{{ lipsum(1000000000) }}",
+    "sums of ranges": "{% for i in range(20000) %}{{ range(99999) | sum }}{% endfor %}",
+    "tests of ranges": "{% for i in range(20000) %}{% set x = range(99999) | select('odd') | sum %}{% endfor %}",
+    "loops that skip all": "{% for i in range(20000) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+    "loops over a generator": "{% set l = [1] * 9999 %}{% for i in range(20000) %}"
+    "{% for j in l | map('abs') if false %}{% endfor %}{% endfor %}",
+    "searches": "{% set s = 'x' * 400000 %}{% for i in range(60000) %}{% if 'xxxy' in s %}{% endif %}{% endfor %}",
+    "finds": "{% set s = 'x' * 400000 %}{% for i in range(60000) %}{% set x = s.find('xxxy') %}{% endfor %}",
+    "slices": "{% set s = 'x' * 400000 %}{% for i in range(60000) %}{% set x = s[::-1] %}{% endfor %}",
+    "lists compared": "{% set a = [1] * 99999 %}{% set b = [1] * 99999 %}{% for i in range(60000) %}{% if a == b %}"
+    "{% endif %}{% endfor %}",
+    "lists tested": "{% set a = [1] * 99999 %}{% set b = [1] * 99999 %}{% for i in range(60000) %}{% if a is eq(b) %}"
+    "{% endif %}{% endfor %}",
+    "lists searched": "{% set a = [1] * 99999 %}{% for i in range(60000) %}{% if 2 in a %}{% endif %}{% endfor %}",
+    "wrapped": "{{ ('x' * 400000) | wordwrap(1) | length }}",
+    "nested lists compared": TWINS % ("[ns.x, ns.x]", "[ns.y, ns.y]") + "{{ ns.x == ns.y }}",
+    "nested lists searched": TWINS % ("[ns.x, ns.x]", "[ns.y, ns.y]") + "{{ ns.x in [ns.y] }}",
+    "nested lists tested": TWINS % ("[ns.x, ns.x]", "[ns.y, ns.y]") + "{{ [ns.x] | select('in', [ns.y]) | list }}",
+    "nested lists found": TWINS % ("[ns.x, ns.x]", "[ns.y, ns.y]") + "{{ [ns.x].index(ns.y) }}",
+    "nested keys": TWINS % ("(ns.x, ns.x)", "0") + "{{ {ns.x: 1} }}",
+    "nested keys looked up": TWINS % ("(ns.x, ns.x)", "0") + "{{ {}[ns.x] }}{{ messages }}",
+    "nested keys of dict": TWINS % ("(ns.x, ns.x)", "0") + "{{ dict([(ns.x, 1)]) }}",
     "recursion": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
 }
 
