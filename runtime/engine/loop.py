@@ -289,6 +289,16 @@ class EngineLoop:
                     self.scheduler.take(run)  # so that it is aborted there, like any other
                 self.scheduler.take(order)
 
+    def _answer_by_walk(self, ask: wire.Ask) -> wire.Answer:
+        """The answer to a question that walks the whole tree between two steps. If that took long, the same answer is
+        given for a while."""
+        start = self.clock()
+        until, answer = self._walks.get(ask.what, (start, None))
+        if answer is None or start >= until:
+            answer = self.answer(ask)
+            self._walks[ask.what] = self.clock() + WALKS * (self.clock() - start) - SHORT_WALK, answer
+        return msgspec.structs.replace(answer, id=ask.id)
+
     def _has_adapter(self, run: wire.Run) -> bool:
         """Whether the request's adapter is loaded. If not, the request fails."""
         if not run.adapter or run.adapter in self.adapters.weights:
@@ -300,16 +310,6 @@ class EngineLoop:
     def _free_adapters(self) -> None:
         if self.adapters.leaving:
             self.adapters.free({request.run.adapter for request in self.scheduler.requests.values()})
-
-    def _answer_by_walk(self, ask: wire.Ask) -> wire.Answer:
-        """The answer to a question that walks the whole tree between two steps. If that took long, the same answer is
-        given for a while."""
-        start = self.clock()
-        until, answer = self._walks.get(ask.what, (start, None))
-        if answer is None or start >= until:
-            answer = self.answer(ask)
-            self._walks[ask.what] = self.clock() + WALKS * (self.clock() - start) - SHORT_WALK, answer
-        return msgspec.structs.replace(answer, id=ask.id)
 
     def answer(self, ask: wire.Ask) -> wire.Answer:
         """See `Ask` for the questions."""
