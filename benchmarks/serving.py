@@ -9,15 +9,23 @@ the others nothing. Every run begins with an empty cache. Decoding is greedy, ig
 speculate. Rows show the run with the median wall time. Outputs are compared in all runs; behind a call whose outputs
 differ, the prompts differ and nothing is compared. `--page FILE` writes a table between the marks of this benchmark in
 a Markdown file, and a plot next to it.
+
+`--http` adds the same server through its HTTP process: `programs`, the same programs with a RuntimeEndpoint, and
+`completions`, where each call is a streamed request to /v1/completions with its whole prompt, as clients of other
+servers send it. `--server` adds such a server of another system, which runs the same model and keeps its cache: no two
+runs have the same texts.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import statistics
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +39,7 @@ from serving_floor import Ceilings, Shape, ceilings, floor
 from serving_work import WORKLOADS, Call, every, work
 
 import banyan as bn
+from banyan.runtime import config, launch
 
 HERE = Path(__file__).resolve().parent
 KV = "2GiB"
@@ -38,6 +47,9 @@ PEERS = {"vllm": "Python", "sglang": "Python", "transformers": "Python", "llamac
 """Peer -> what its option names."""
 BOUNDS = {"W1": 0.67, "W2": 0.85, "W3": 0.8, "W4": 0.75, "W5": 1.0, "W6": 0.67}
 """Targets: our wall time as a share of vLLM's."""
+HTTP = {"programs", "completions"}
+"""Systems that are our server over HTTP; their target is a share of the socket's wall time."""
+HTTP_BOUND = 1.1
 
 
 class Run(NamedTuple):
@@ -81,23 +93,24 @@ class Ours:
         started = time.perf_counter()
         others = {child.pid for child in psutil.Process().children()}
         options = {"device": "cpu", "kv_memory": KV, "speculate": "off", **options}
-        self._runtime = bn.Runtime(str(model), dtype=dtype, **options)
-        first_token.run(backend=self._runtime).sync()
+        self.runtime = bn.Runtime(str(model), dtype=dtype, **options)
+        first_token.run(backend=self.runtime).sync()
         self.startup = time.perf_counter() - started
         (server,) = (child.pid for child in psutil.Process().children() if child.pid not in others)
         self._tree = ProcessTree(server)
-        self._vocabulary = words(json.loads((model / "config.json").read_text())["vocab_size"])
+        self.vocabulary = words(json.loads((model / "config.json").read_text())["vocab_size"])
 
     @property
     def peak(self) -> int:
         return self._tree.peak
 
-    def run(self, name: str, seed: int) -> Run:
-        calls = work(name, self._vocabulary, seed)
-        self._runtime.flush_cache()
+    def run(self, name: str, seed: int, backend: bn.RuntimeEndpoint | None = None) -> Run:
+        calls = work(name, self.vocabulary, seed)
+        self.runtime.flush_cache()
         outputs: dict[int, tuple[bn.State, str]] = {}
         started = time.perf_counter()
-        run_call.run_batch([{"call": call, "outputs": outputs} for call in calls], backend=self._runtime)
+        items = [{"call": call, "outputs": outputs} for call in calls]
+        run_call.run_batch(items, backend=backend or self.runtime)
         wall = time.perf_counter() - started
         metas, out = [], []
         for call in every(calls):
@@ -114,7 +127,118 @@ class Ours:
         )
 
     def close(self) -> None:
-        self._runtime.shutdown()
+        self.runtime.shutdown()
+
+
+class OverHTTP:
+    """The server of `ours` through an HTTP process. kind: one of HTTP."""
+
+    def __init__(self, ours: Ours, kind: str) -> None:
+        started = time.perf_counter()
+        self._ours, self._kind = ours, kind
+        self._gateway = launch.start_gateway(config.HTTPConfig(socket=str(ours.runtime.socket), address="0"))
+        self._backend = bn.RuntimeEndpoint(self._gateway.url)
+        self._tree = ProcessTree(self._gateway.pid)
+        self.startup = time.perf_counter() - started
+
+    @property
+    def peak(self) -> int:
+        return self._tree.peak
+
+    def run(self, name: str, seed: int) -> Run:
+        if self._kind == "programs":
+            return self._ours.run(name, seed, self._backend)
+        self._ours.runtime.flush_cache()
+        return run_completions(self._gateway.url, work(name, self._ours.vocabulary, seed))
+
+    def close(self) -> None:
+        self._backend.close()
+        self._gateway.close()
+
+
+class Server:
+    """Another system's OpenAI server, which is stopped except while it runs."""
+
+    def __init__(self, url: str, pid: int, vocabulary: list[str]) -> None:
+        self._url, self._tree, self._vocabulary = url.rstrip("/"), ProcessTree(pid), vocabulary
+        self._tree.signal(signal.SIGSTOP)
+
+    @property
+    def peak(self) -> int:
+        return self._tree.peak
+
+    def run(self, name: str, seed: int) -> Run:
+        self._tree.signal(signal.SIGCONT)
+        try:
+            return run_completions(self._url, work(name, self._vocabulary, seed))
+        finally:
+            self._tree.signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        self._tree.signal(signal.SIGCONT)
+
+
+def run_completions(url: str, calls: list[Call]) -> Run:
+    """Run the calls on an OpenAI server, on its first model."""
+    with urllib.request.urlopen(f"{url}/v1/models") as answer:
+        model = json.load(answer)["data"][0]["id"]
+    started = time.perf_counter()
+    answers = asyncio.run(complete_all(url, model, calls))
+    wall = time.perf_counter() - started
+    cached = [(one.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0) for one in answers]
+    return Run(
+        wall,
+        sum(one.usage["completion_tokens"] for one in answers),
+        sum(one.usage["prompt_tokens"] for one in answers) - sum(cached),
+        [one.first for one in answers],
+        [(one.last - one.first) / (one.usage["completion_tokens"] - 1) for one in answers],
+        [one.text for one in answers],
+    )
+
+
+class Answer(NamedTuple):
+    """A streamed completion. first, last: seconds from the request to its first and last text."""
+
+    text: str
+    first: float
+    last: float
+    usage: dict[str, Any]
+
+
+async def complete(url: str, body: dict[str, Any]) -> Answer:
+    """One request, over a plain socket, which costs the client little."""
+    started, times, text, usage = time.perf_counter(), [], "", {}
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n"
+    writer.write(f"{head}content-type: application/json\r\n\r\n".encode() + data)
+    if b" 200 " not in (status := await reader.readline()):
+        raise SystemExit(f"{url}: {status.decode()}{(await reader.read()).decode()}")
+    async for line in reader:
+        if line.startswith(b"data: {"):
+            found = json.loads(line[6:])
+            usage = found.get("usage") or usage
+            if found["choices"] and found["choices"][0]["text"]:
+                text += found["choices"][0]["text"]
+                times.append(time.perf_counter() - started)
+    writer.close()
+    return Answer(text, times[0], times[-1], usage)
+
+
+async def complete_all(url: str, model: str, calls: list[Call]) -> list[Answer]:
+    """The answers to all calls, in the order of `every`."""
+    answers: dict[int, Answer] = {}
+    options = {"model": model, "temperature": 0, "ignore_eos": True, "stream": True}
+
+    async def grow(before: str, call: Call) -> None:
+        prompt = before + call.text
+        body = options | {"prompt": prompt, "max_tokens": call.n_out, "stream_options": {"include_usage": True}}
+        answer = answers[id(call)] = await complete(url, body)
+        await asyncio.gather(*(grow(prompt + answer.text, child) for child in call.children))
+
+    await asyncio.gather(*(grow("", call) for call in calls))
+    return [answers[id(call)] for call in every(calls)]
 
 
 class Peer(PeerProcess):
@@ -146,7 +270,10 @@ def median(runs: list[Run]) -> Run:
     return sorted(runs, key=lambda run: run.wall)[(len(runs) - 1) // 2]
 
 
-def measure(systems: dict[str, Ours | Peer], names: list[str], n_times: int) -> dict[str, dict[str, list[Run]]]:
+System = Ours | OverHTTP | Server | Peer
+
+
+def measure(systems: dict[str, System], names: list[str], n_times: int) -> dict[str, dict[str, list[Run]]]:
     """Runs all workloads on all systems in turns. Runs with the same index have the same texts."""
     for system in systems.values():
         for seed in range(2):
@@ -193,15 +320,16 @@ def add_rows(report: Report, runs: Runs, vocabulary: list[str], shape: Shape, ce
     for peer in next(iter(runs.values())):
         if peer != "banyan":
             ratios = [median(by_system[peer]).wall / median(by_system["banyan"]).wall for by_system in runs.values()]
-            bound = 1.25 if peer == "vllm" else 1
+            target = f"<= {HTTP_BOUND}" if peer in HTTP else ">= 1.25" if peer == "vllm" else ">= 1"
             mean = statistics.geometric_mean(ratios)
-            report.row(f"times as fast as {peer}, geometric mean", "x", mean, target=f">= {bound}")
+            report.row(f"times as fast as {peer}, geometric mean", "x", mean, target=target)
 
 
 def compare(report: Report, name: str, peer: str, by_system: dict[str, list[Run]], vocabulary: list[str]) -> None:
     ours, theirs = median(by_system["banyan"]), median(by_system[peer])
     bound = 1 / BOUNDS[name] if peer == "vllm" else 1
-    report.row(f"{name} wall", "s", ours.wall, theirs.wall, peer, f"ratio >= {bound:.3g}")
+    target = f"ratio <= {HTTP_BOUND}" if peer in HTTP else f"ratio >= {bound:.3g}"
+    report.row(f"{name} wall", "s", ours.wall, theirs.wall, peer, target)
     rates = ours.n_out / ours.wall, theirs.n_out / theirs.wall
     report.row(f"{name} output", "tokens/s", *rates, peer, more_is_better=True)
     report.row(f"{name} prompt tokens computed", "", ours.computed, theirs.computed, peer)
@@ -263,6 +391,8 @@ def main() -> None:
     options.add_argument("model", type=Path, help="a folder made by random_models.py")
     for peer, what in PEERS.items():
         options.add_argument(f"--{peer}", type=Path, help=f"the {what} of an environment that has it")
+    options.add_argument("--http", action="store_true", help="also through the HTTP process")
+    options.add_argument("--server", nargs=3, action="append", default=[], metavar=("NAME", "URL", "PID"))
     options.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
     options.add_argument("--times", type=int, default=3)
     options.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="options of bn.Runtime")
@@ -272,18 +402,24 @@ def main() -> None:
     dtype = args.model.name.rpartition("-")[2]
     ours = {name: json.loads(value) for name, value in (option.split("=", 1) for option in args.set)}
     ceiling = ceilings(dtype)
-    systems: dict[str, Ours | Peer] = {"banyan": Ours(args.model, dtype, **ours)}
+    banyan = Ours(args.model, dtype, **ours)
+    systems: dict[str, System] = {"banyan": banyan}
     report = Report("serving", f"{args.model.name}, {os.cpu_count()} cores, median of {args.times}")
     try:
+        for kind in sorted(HTTP) if args.http else ():
+            systems[kind] = OverHTTP(banyan, kind)
+        for name, url, pid in args.server:
+            systems[name] = Server(url, int(pid), banyan.vocabulary)
         for peer in PEERS:
             if place := getattr(args, peer):
                 systems[peer] = Peer(peer, place, args.model, dtype)
         runs = measure(systems, args.workloads, args.times)
         for name, driver in systems.items():
-            report.row(f"start of {name}", "s", driver.startup)
+            if not isinstance(driver, Server):
+                report.row(f"start of {name}", "s", driver.startup)
             report.row(f"peak memory of {name}", "MiB", driver.peak / 2**20)
     finally:
-        for system in systems.values():
+        for system in reversed(systems.values()):
             system.close()
     report.row("matrix products", "GFLOP/s", ceiling.operations / 1e9)
     report.row("memory read", "GB/s", ceiling.bytes / 1e9)

@@ -20,6 +20,7 @@ from banyan.kernels.draw.rows import Rows
 from banyan.kernels.kv_layout import Pool as Pool
 from banyan.kernels.linear.cpu import linear as cpu_linear
 from banyan.kernels.linear.cpu import pack as pack
+from banyan.kernels.linear.packed import AnyWeight as AnyWeight
 from banyan.kernels.linear.packed import Packed as Packed
 from banyan.kernels.linear.reference import linear as reference_linear
 from banyan.kernels.lora.adapted import AdaptedRows
@@ -220,9 +221,15 @@ def draw(logits: Tensor, rows: Rows) -> Tensor:
     return tokens
 
 
-def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
-    """x times the transposed weight, plus bias; see `linear/reference.py`. `pack` prepares a weight for the CPU."""
-    return cpu_linear(x, weight, bias) if isinstance(weight, Packed) else reference_linear(x, weight, bias)
+def linear(x: Tensor, weight: AnyWeight, bias: Tensor | None = None) -> Tensor:
+    """x times the transposed weight, plus bias; see `linear/reference.py` and `pack`."""
+    if isinstance(weight, Packed):
+        return cpu_linear(x, weight, bias)
+    if isinstance(weight, Tensor):
+        return reference_linear(x, weight, bias)
+    from banyan.kernels.linear import kernel
+
+    return kernel.linear(x, weight, bias)
 
 
 def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product) -> None:

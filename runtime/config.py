@@ -17,7 +17,7 @@ from banyan.runtime.errors import ConfigError, OutOfMemory
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KVDtype = Literal["auto", "int8", "fp8"]
-WeightDtype = Literal["auto", "int8"]
+WeightDtype = Literal["auto", "int8", "int4", "dtype"]
 Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
 Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
 
@@ -36,7 +36,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     device: Annotated[Device, "where the model runs; auto: a GPU if there is one"] = "auto"
     dtype: Annotated[Dtype, "dtype of weights and KV; auto: float32 on a CPU, the checkpoint's dtype on a GPU"] = "auto"
     weight_dtype: Annotated[
-        WeightDtype, "dtype of linear weights; int8: 8 bits with a scale per output, CPU only; auto: dtype"
+        WeightDtype, "linear weights; int8, int4: rounded in groups of 32; auto: few bits as stored, else dtype"
     ] = "auto"
     adapters: Annotated[
         dict[str, str],
@@ -345,8 +345,6 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not hardware.gpu:
         raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")
-    if device == "cuda" and config.weight_dtype != "auto":
-        raise ConfigError(f"weight_dtype is {config.weight_dtype!r}, which is for a CPU; leave it out")
     dtype: Any = config.dtype
     if dtype == "auto":
         checkpoint_dtype = model.checkpoint_dtype if model.checkpoint_dtype in _WIDTH else "bfloat16"

@@ -5,47 +5,56 @@ The library is as fast as oneDNN on many rows. On few rows it saves oneDNN's ove
 2.13).
 """
 
+import ctypes
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import address
 from banyan.kernels.linear import packed, reference
-from banyan.kernels.linear.packed import Packed
+from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.linear.packed import GroupedRows, Packed, Weight
 from banyan.kernels.native import build, threads
 
 
-def pack(weight: Tensor, deterministic: bool = False, is_int8: bool = False) -> Packed | None:
-    """Packs `weight` [n_out, n_in] for the library; None if the library cannot compute on it, or oneDNN is faster.
+def pack(
+    weight: Tensor | Grouped, deterministic: bool = False, dtype: torch.dtype = torch.float32
+) -> Packed | GroupedRows | None:
+    """Packs `weight` [n_out, n_in] for the library; one in few bits on a GPU for its kernel. None if the library cannot
+    compute on it, or oneDNN is faster.
 
-    With `deterministic` or `is_int8`, the library is used even if oneDNN is faster: it sums each row separately, in the
-    order of its columns, so a row has the same bits in any batch; and only the library multiplies with int8 weights.
+    With `deterministic`, the library is used even if oneDNN is faster: it sums each row separately, in the order of its
+    columns, so a row has the same bits in any batch. dtype: of the rows, for a weight in few bits.
     """
     library = build.library()
+    if isinstance(weight, Grouped):
+        if weight.numbers.is_cuda or INTERPRETED:
+            return packed.pack_rows(weight)
+        is_served = library is not None and weight.numbers.device.type == "cpu" and dtype in build.DTYPES
+        return packed.pack_grouped(weight, dtype, deterministic) if is_served else None
     if library is None or weight.device.type != "cpu" or weight.dtype not in build.DTYPES:
         return None
-    is_required = deterministic or is_int8
-    if weight.dtype == torch.bfloat16 and (weight.shape[1] % 2 or (_has_matrix_unit() and not is_required)):
+    if weight.dtype == torch.bfloat16 and (weight.shape[1] % 2 or (_has_matrix_unit() and not deterministic)):
         return None
-    return packed.pack(weight, library.banyan_panel(), is_int8)
+    return packed.pack(weight, library.banyan_panel())
 
 
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
     """See `reference.linear`. With a packed weight, x and bias have `weight.dtype`, and rows of x are contiguous."""
     if isinstance(weight, Tensor):
         return reference.linear(x, weight, bias)
-    panels, n_out, n_in, dtype, scale = weight
     n, n_columns = x.shape
-    assert x.dtype == dtype, f"{x.dtype} times a weight for {dtype}"
-    assert n_columns == n_in, f"{n_columns} columns times {n_in}"
-    out = x.new_empty((n, n_out))
+    assert x.dtype == weight.dtype, f"{x.dtype} times a weight for {weight.dtype}"
+    assert n_columns == weight.n_in, f"{n_columns} columns times {weight.n_in}"
+    out = x.new_empty((n, weight.n_out))
     library = build.library()
     assert library is not None, "a weight is packed only if there is a library"
-    pointers = map(address, (x, panels, scale, bias, out))
-    n_threads = 1 if n * n_in * n_out < threads.PRODUCT_WORK else threads.n_max()
-    library.banyan_linear(dtype == torch.bfloat16, *pointers, n, n_in, n_out, x.stride(0), n_threads)
+    n_threads = 1 if n * n_columns * weight.n_out < threads.PRODUCT_WORK else threads.n_max()
+    pointer = ctypes.byref(Weight.of(weight, bias))
+    library.banyan_linear(x.dtype == torch.bfloat16, address(x), pointer, address(out), n, x.stride(0), n_threads)
     return out
 
 

@@ -1,5 +1,6 @@
 """A weight in few bits, with a scale per group of inputs. Checkpoints are read into it, kernels lay it out."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,47 @@ class Grouped(NamedTuple):
 
     def dequantise(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [n_out, n_in], computed in float32."""
-        groups = self.numbers.view(*self.scale.shape, -1).float() * self.scale[:, :, None]
+        groups = self.numbers.reshape(*self.scale.shape, -1).float() * self.scale[:, :, None]
         if self.minimum is not None:
             groups += self.minimum[:, :, None]
         return groups.flatten(1).to(dtype)
+
+    def to(self, device: torch.device) -> "Grouped":
+        numbers, scale, minimum, n_bits = self
+        return Grouped(numbers.to(device), scale.to(device), None if minimum is None else minimum.to(device), n_bits)
+
+
+def quantise(weight: Tensor, n_bits: int, group: int = 32) -> Grouped:
+    """Rounds `weight` [n_out, n_in] to the nearest numbers. A group's largest number becomes -8, or 127 in 8 bits. If
+    n_in is no multiple of `group`, each row is one group."""
+    n_out, n_in = weight.shape
+    groups = weight.float().view(n_out, -1, n_in if n_in % group else group)
+    at = groups.abs().argmax(2, keepdim=True)
+    largest = groups.gather(2, at).squeeze(2)
+    scale = largest.abs() / 127 if n_bits == 8 else largest / -8
+    scale = scale.where(scale != 0, 1.0)
+    low, high = (-127, 127) if n_bits == 8 else (-8, 7)
+    return Grouped((groups / scale[..., None]).round().clamp(low, high).to(torch.int8).flatten(1), scale, None, n_bits)
+
+
+def concatenate(parts: Sequence[Tensor | Grouped], dtype: torch.dtype) -> Tensor | Grouped:
+    """One weight with the outputs of all. Weights in few bits may differ: the result has the smallest groups, and 8
+    bits or minimums if one of them has. With one that is a Tensor the result is too, in `dtype`."""
+    small = [part for part in parts if isinstance(part, Grouped)]
+    if len(small) < len(parts):
+        return torch.cat([part.dequantise(dtype) if isinstance(part, Grouped) else part.to(dtype) for part in parts])
+    if len(small) == 1:
+        return small[0]
+    n_bits, n_groups = max(part.n_bits for part in small), max(part.scale.shape[1] for part in small)
+    has_minimum = any(part.minimum is not None for part in small)
+    numbers, scales, minimums = [], [], []
+    for part in small:
+        times = n_groups // part.scale.shape[1]
+        scale = part.scale.repeat_interleave(times, 1)
+        minimum = torch.zeros_like(scale) if part.minimum is None else part.minimum.repeat_interleave(times, 1)
+        if has_minimum and n_bits == 4 and part.minimum is None:  # -8 to 7 becomes 0 to 15
+            part, minimum = part._replace(numbers=part.numbers + 8), -8 * scale
+        numbers.append(part.numbers)
+        scales.append(scale)
+        minimums.append(minimum)
+    return Grouped(torch.cat(numbers), torch.cat(scales), torch.cat(minimums) if has_minimum else None, n_bits)

@@ -1,43 +1,109 @@
-"""The memory layout of weights for native/linear.h."""
+"""The memory layout of weights for native/linear.h and native/grouped.h."""
 
+import ctypes
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from banyan.kernels.kv_layout import address
+from banyan.kernels.linear.grouped import Grouped
+
+GROUP, COLUMNS = 32, 16  # of native/grouped.h
+HALF = 16
+
 
 class Packed(NamedTuple):
-    """A weight in panels: [panels, n_in, width] for float32 rows, [panels, n_in / 2, width, 2] for bfloat16 rows."""
+    """A weight in panels. In the rows' dtype: [panels, n_in, width] for float32, [panels, n_in / 2, width, 2] for
+    bfloat16. In few bits: bytes [panels, groups, 512 or 256], whose scales are parts of a factor per output."""
 
-    panels: Tensor  # in the rows' dtype, or int8 with a scale
+    panels: Tensor
     n_out: int
     n_in: int
     dtype: torch.dtype  # of the rows it multiplies
-    scale: Tensor | None = None  # float32 [panels * width]: the scale of each output column of an int8 weight
+    deterministic: bool = True  # a row of the product has the same bits in any batch
+    n_bits: int = 0  # 0: those of dtype
+    scale: Tensor | None = None  # float16 [panels, groups, 16]
+    minimum: Tensor | None = None  # likewise
+    factor: Tensor | None = None  # float32 [panels * 16]
 
 
-def pack(weight: Tensor, width: int, is_int8: bool = False) -> Packed:
-    """Packs `weight` [n_out, n_in] in panels of `width` output columns, for rows in the weight's dtype. is_int8:
-    quantises the weight first."""
+class GroupedRows(NamedTuple):
+    """A weight in few bits for linear/kernel.py. Inputs are padded to a multiple of 32. In 4 bits, a byte holds two
+    numbers that are HALF inputs apart."""
+
+    numbers: Tensor  # 8 bits: int8 [n_out, n_in]; 4 bits: uint8 [n_out, n_in / 2]
+    scale: Tensor  # float32 [n_out, n_groups]
+    minimum: Tensor | None  # likewise
+    n_in: int
+    n_bits: int
+
+
+AnyWeight = Tensor | Packed | GroupedRows
+
+
+class Weight(ctypes.Structure):
+    """Mirrors `Weight` of native/linear.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("panels", "scale", "minimum", "factor", "bias")),
+        *((name, ctypes.c_int64) for name in ("n_in", "n_out", "n_bits", "deterministic")),
+    )
+
+    @classmethod
+    def of(cls, weight: Packed, bias: Tensor | None) -> "Weight":
+        """Points to both, which must stay alive."""
+        tensors = weight.panels, weight.scale, weight.minimum, weight.factor, bias
+        return cls(*map(address, tensors), weight.n_in, weight.n_out, weight.n_bits, weight.deterministic)
+
+
+def pack(weight: Tensor, width: int) -> Packed:
+    """Packs `weight` [n_out, n_in] in panels of `width` output columns, for rows in the weight's dtype. With bfloat16,
+    pairs of k are adjacent. The last panel is padded with 0."""
     n_out, n_in = weight.shape
-    numbers, scale = quantize(weight) if is_int8 else (weight, None)
-    if scale is not None:
-        scale = F.pad(scale, (0, -n_out % width), value=1.0)
-    return Packed(_panels(numbers, width, weight.dtype), n_out, n_in, weight.dtype, scale)
-
-
-def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantises each output row: int8 [n_out, n_in] and scales, float32 [n_out]. A row's largest number becomes 127."""
-    scale = weight.abs().amax(1).float() / 127.0
-    scale[scale == 0] = 1.0
-    return (weight.float() / scale[:, None]).round().to(torch.int8), scale
-
-
-def _panels(numbers: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Lays out panels. dtype: of the rows; with bfloat16, pairs of k are adjacent. The last panel is padded with 0."""
-    n_out, n_in = numbers.shape
-    tall = F.pad(numbers, (0, 0, 0, -n_out % width))
-    pairs = 2 if dtype == torch.bfloat16 else 1
+    tall = F.pad(weight, (0, 0, 0, -n_out % width))
+    pairs = 2 if weight.dtype == torch.bfloat16 else 1
     panels = tall.view(-1, width, n_in // pairs, pairs).transpose(1, 2).contiguous()
-    return panels if pairs == 2 else panels.squeeze(3)
+    return Packed(panels if pairs == 2 else panels.squeeze(3), n_out, n_in, weight.dtype)
+
+
+def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool) -> Packed | None:
+    """Packs a weight in few bits for rows in `dtype`; None if its groups are not multiples of 32 inputs. A weight with
+    one group has any number of inputs."""
+    numbers, scale, minimum, n_bits = weight
+    (n_out, n_in), n_groups = numbers.shape, scale.shape[1]
+    if n_groups > 1 and n_in // n_groups % GROUP:
+        return None
+    zero = 128 if n_bits == 8 else 8 if minimum is None else 0
+    tall = F.pad(numbers, (0, -n_in % GROUP, 0, -n_out % COLUMNS))
+    quads = (tall.view(-1, COLUMNS, tall.shape[1] // GROUP, 8, 4).to(torch.int16) + zero).to(torch.uint8)
+    panels = quads.permute(0, 2, 3, 1, 4).reshape(*quads.shape[::2][:2], 4, 2, 64)  # pairs of quads
+    panels = (panels[..., 0, :] | panels[..., 1, :] << 4) if n_bits == 4 else panels
+    largest = scale.abs().amax(1)
+    if minimum is not None:
+        largest = torch.maximum(largest, minimum.abs().amax(1))
+    factor = largest.where(largest > 0, 1.0) / 256  # so that products with numbers of 8 bits just fit into float16
+
+    def part(x: Tensor) -> Tensor:
+        """[n_out, n_groups] as float16 [panels, groups of 32, 16]."""
+        each = (x / factor[:, None]).half().repeat_interleave(tall.shape[1] // GROUP // n_groups, 1)
+        return F.pad(each, (0, 0, 0, -n_out % COLUMNS)).view(-1, COLUMNS, each.shape[1]).transpose(1, 2).contiguous()
+
+    return Packed(
+        panels.flatten(2).contiguous(), n_out, n_in, dtype, deterministic, n_bits, part(scale),
+        None if minimum is None else part(minimum), F.pad(factor, (0, -n_out % COLUMNS)),
+    )  # fmt: skip
+
+
+def pack_rows(weight: Grouped) -> GroupedRows:
+    """Lays out a weight for linear/kernel.py, on its device."""
+    numbers, scale, minimum, n_bits = weight
+    n_out, n_in = numbers.shape
+    padded = F.pad(numbers, (0, -n_in % (2 * HALF)))
+    if n_bits == 4:
+        zero = 8 if minimum is None else 0
+        low, high = (padded.view(n_out, -1, 2, HALF) + zero).to(torch.uint8).unbind(2)
+        padded = (low | high << 4).flatten(1)
+    minimum = None if minimum is None else minimum.contiguous()
+    return GroupedRows(padded.contiguous(), scale.contiguous(), minimum, n_in, n_bits)

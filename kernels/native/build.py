@@ -90,7 +90,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     p, i, n, f = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
     library.banyan_attention.argtypes = [i, i, p, p, i, p, i, p, i, i]
     library.banyan_rms_norm.argtypes = [i, p, p, p, p, p, n, n, n, n, n, f, i]
-    library.banyan_linear.argtypes = [i, p, p, p, p, p, n, n, n, n, i]
+    library.banyan_linear.argtypes = [i, p, p, p, n, n, i]
     library.banyan_rope_kv.argtypes = [i, i, p, i]
     library.banyan_layers.argtypes = [i, i, p, p, i, p]
     library.banyan_add_lora.argtypes = [i, p, n, p, p, n, p, n, n, i]

@@ -10,13 +10,6 @@
 
 namespace {
 
-struct Weight {  // of a linear layer, packed in panels
-    const void* panels;
-    const float* scale;  // of an int8 weight; else null
-    const void* bias;
-    int64_t n_in, n_out;
-};
-
 struct Layer {
     const void *attention_norm, *mlp_norm, *q_norm, *k_norm;
     Weight qkv, out, gate_up, down;
@@ -48,7 +41,7 @@ struct Pass {  // one pass over all layers; pointers to elements of one type
 template <class T>
 void multiply(const Pass& p, const Weight& w, const void* x, void* out) {
     const int n_threads = p.n * w.n_in * w.n_out < p.product_work ? 1 : p.n_threads;
-    multiply((const T*)x, w.panels, w.scale, (const T*)w.bias, (T*)out, p.n, w.n_in, w.n_out, w.n_in, n_threads);
+    multiply((const T*)x, w, (T*)out, p.n, w.n_in, n_threads);
 }
 
 // Moves the given rows, of w numbers each, to the front, in place.

@@ -17,23 +17,19 @@ from banyan.kernels.attention.native import MAX_DIM, MAX_ROWS, AttentionCall, pr
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import Pool, address, are_native, native_kind, pointers
-from banyan.kernels.linear.packed import Packed
+from banyan.kernels.linear.packed import AnyWeight, Packed, Weight
 from banyan.kernels.lora.adapted import AdaptedRows, NativeRows
 from banyan.kernels.native import threads
 
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 
 
-class _Weight(ctypes.Structure):
-    """Mirrors `Weight` of layers.h. So do the next classes."""
-
-    _fields_ = (("panels", _P), ("scale", _P), ("bias", _P), ("n_in", _N), ("n_out", _N))
-
-
 class _Layer(ctypes.Structure):
+    """Mirrors `Layer` of layers.h. So do the next classes."""
+
     _fields_ = (
         *((name, _P) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
-        *((name, _Weight) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, Weight) for name in ("qkv", "out", "gate_up", "down")),
         *((name, _P) for name in ("k", "v", "k_scale", "v_scale")),
         ("plan", _N),
     )
@@ -69,7 +65,7 @@ class Weights(NamedTuple):
     """
 
     norms: tuple[Tensor | None, ...]
-    linears: tuple[tuple[Tensor | Packed, Tensor | None], ...]
+    linears: tuple[tuple[AnyWeight, Tensor | None], ...]
     window: int
 
 
@@ -83,7 +79,9 @@ class Layers:
         self.library = library
         self.sizes = n_heads, n_kv_heads, dim
         self.eps = eps
-        self.dtype = weights[0].linears[0][0].dtype
+        first, _ = weights[0].linears[0]
+        assert isinstance(first, Packed)
+        self.dtype = first.dtype
         self.windows = sorted({w.window for w in weights})
         self._weights = weights  # keeps alive what the pointers below point to
         self._kv: Sequence[tuple[Pool, Pool]] | None = None
@@ -94,7 +92,8 @@ class Layers:
         self.widths = w.qkv.n_in, w.qkv.n_out, n_heads * dim, n_heads * dim, 2 * n_intermediate, n_intermediate
 
     def _layer(self, w: Weights) -> _Layer:
-        return _Layer(*map(address, w.norms), *map(_weight, w.linears), plan=self.windows.index(w.window))
+        linears = (Weight.of(weight, bias) for weight, bias in w.linears if isinstance(weight, Packed))
+        return _Layer(*map(address, w.norms), *linears, plan=self.windows.index(w.window))
 
     def bind(self, kv: Sequence[tuple[Pool, Pool]]) -> bool:
         """Sets the pools that calls use, a (K, V) pair per layer. False if the library does not support them."""
@@ -161,7 +160,8 @@ def fused(
     """The fused layers; None if the library cannot compute them: it needs a CPU, packed weights and one dtype."""
     if INTERPRETED or library is None or dim % 16 or dim > MAX_DIM or n_heads > MAX_ROWS:
         return None
-    dtype = weights[0].linears[0][0].dtype
+    first, _ = weights[0].linears[0]
+    dtype = first.dtype if isinstance(first, Packed) else None
     for w in weights:
         vectors = (vector for vector in (*w.norms, *(bias for _, bias in w.linears)) if vector is not None)
         if not all(isinstance(weight, Packed) and weight.dtype == dtype for weight, _ in w.linears):
@@ -169,9 +169,3 @@ def fused(
         if not all(vector.dtype == dtype and vector.is_contiguous() for vector in vectors):
             return None
     return Layers(library, weights, n_heads, n_kv_heads, dim, eps)
-
-
-def _weight(linear: tuple[Tensor | Packed, Tensor | None]) -> _Weight:
-    weight, bias = linear
-    assert isinstance(weight, Packed)
-    return _Weight(*map(address, (weight.panels, weight.scale, bias)), weight.n_in, weight.n_out)

@@ -1,13 +1,11 @@
 // Linear layers over weights packed in panels. Fast also for one row, where the overhead of oneDNN's call dominates.
 //
 // A panel is PANEL output columns with all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a pair
-// of k. A register tile is MR rows times a panel; the KC numbers k of a panel stay in L2 while all rows use them. An int8
-// weight has the layout of the rows' type, which represents its numbers exactly. It is widened in registers for few rows,
-// and part by part for many. A column's scale is applied to the sum.
+// of k. A register tile is MR rows times a panel; the KC numbers k of a panel stay in L2 while all rows use them. Weights
+// in few bits are in grouped.h.
 #pragma once
 
-#include "thread_pool.h"
-#include "vector.h"
+#include "grouped.h"
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
@@ -18,22 +16,9 @@ constexpr int PANEL = NV * W;
 constexpr int KC = 1024;
 constexpr int MC = 16 * MR;  // rows of a task
 
-#ifdef __AVX512BF16__
-constexpr bool widens_pairs = true;
-inline __m512i pairs(const bf16* b) { return _mm512_loadu_si512(b); }
-inline __m512i pairs(const int8_t* b) {  // the upper half of a float represents int8 exactly
-    const __m512i both = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(b)));
-    const __m512 even = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(both, 16), 16));
-    const __m512 odd = _mm512_cvtepi32_ps(_mm512_srai_epi32(both, 16));
-    return _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_srli_epi32((__m512i)even, 16), (__m512i)odd);
-}
-#else
-constexpr bool widens_pairs = false;
-#endif
-
 // t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]
-template <class T, int R, int V, class B, class At>
-inline void panel(vf (*t)[V], const At& at, const B* b, int n_k) {
+template <class T, int R, int V, class At>
+inline void panel(vf (*t)[V], const At& at, const T* b, int n_k) {
     if constexpr (sizeof(T) == 4) {
         for (int k = 0; k < n_k; k++) {
             vf row[V];
@@ -47,7 +32,7 @@ inline void panel(vf (*t)[V], const At& at, const B* b, int n_k) {
         for (int k = 0; k < n_k; k += 2) {
 #ifdef __AVX512BF16__
             __m512bh row[V];
-            for (int v = 0; v < V; v++) row[v] = (__m512bh)pairs(b + k * PANEL + v * W * 2);
+            for (int v = 0; v < V; v++) row[v] = (__m512bh)_mm512_loadu_si512(b + k * PANEL + v * W * 2);
             for (int r = 0; r < R; r++) {
                 int32_t pair;
                 std::memcpy(&pair, at(r, k), sizeof pair);
@@ -71,8 +56,8 @@ inline void panel(vf (*t)[V], const At& at, const B* b, int n_k) {
     }
 }
 
-template <int R, class T, class B>
-inline void block(float* c, const T* a, int64_t s_a, const B* b, int n_k, bool fresh) {
+template <int R, class T>
+inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
     vf t[R][NV];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) t[r][v] = fresh ? vf{} : load(c + r * PANEL + v * W);
@@ -81,8 +66,8 @@ inline void block(float* c, const T* a, int64_t s_a, const B* b, int n_k, bool f
         for (int v = 0; v < NV; v++) store(c + r * PANEL + v * W, t[r][v]);
 }
 
-template <class T, class B>
-inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const B* b, int n_k, bool fresh) {
+template <class T>
+inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
     for (; n >= MR; n -= MR, c += MR * PANEL, a += MR * s_a) block<MR>(c, a, s_a, b, n_k, fresh);
     switch (n) {
         case 1: return block<1>(c, a, s_a, b, n_k, fresh);
@@ -94,45 +79,17 @@ inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const B* b, int
 }
 
 template <class T>
-inline void widen(T* to, const int8_t* from, int n) {
-#ifdef __AVX512BF16__
-    if constexpr (sizeof(T) == 2) {
-        for (int i = 0; i < n; i += 2 * W) _mm512_store_si512(to + i, pairs(from + i));
-        return;
-    }
-#endif
-    for (int i = 0; i < n; i += W) store(to + i, load(from + i));
-}
-
-// weight: of T, or of int8 with `scale`, a number for each column of the result, whole panels of them
-template <class T, class Q>
-void linear(const T* x, const Q* weight, const float* scale, const T* bias, T* out, int64_t n, int64_t n_in,
-            int64_t n_out, int64_t s_x, int n_threads) {
-    constexpr int part = sizeof(Q) == 1 ? KC / 4 : KC;
-    constexpr bool is_direct = sizeof(Q) > 1 || sizeof(T) > 2 || widens_pairs;
+void linear(const T* x, const T* weight, const T* bias, T* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
+            int n_threads) {
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
     ThreadPool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
         const int64_t p = task / n_blocks, m = task % n_blocks;
         alignas(64) float c[MC * PANEL];
         const T* a = x + m * MC * s_x;
-        const Q* b = weight + p * n_in * PANEL;
+        const T* b = weight + p * n_in * PANEL;
         const int64_t n_rows = n - m * MC < MC ? n - m * MC : MC;
-        for (int64_t k = 0; k < n_in; k += part) {
-            const int n_k = int(n_in - k < part ? n_in - k : part);
-            if constexpr (sizeof(Q) == 1) {
-                if (n_rows > 3 * MR || !is_direct) {  // measured: with fewer rows, widening each time is faster
-                    alignas(64) T wide[part * PANEL];
-                    widen(wide, b + k * PANEL, n_k * PANEL);
-                    blocks(n_rows, c, a + k, s_x, wide, n_k, k == 0);
-                    continue;
-                }
-            }
-            if constexpr (is_direct) blocks(n_rows, c, a + k, s_x, b + k * PANEL, n_k, k == 0);
-        }
-        if constexpr (sizeof(Q) == 1)
-            for (int64_t r = 0; r < n_rows; r++)
-                for (int j = 0; j < PANEL; j += W)
-                    store(c + r * PANEL + j, load(c + r * PANEL + j) * load(scale + p * PANEL + j));
+        for (int64_t k = 0; k < n_in; k += KC)
+            blocks(n_rows, c, a + k, s_x, b + k * PANEL, int(n_in - k < KC ? n_in - k : KC), k == 0);
         const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
         for (int64_t r = 0; r < n_rows; r++) {
             T* to = out + (m * MC + r) * n_out + p * PANEL;
@@ -145,12 +102,18 @@ void linear(const T* x, const Q* weight, const float* scale, const T* bias, T* o
     });
 }
 
-// The same for a weight of either type: with a scale, it is int8.
+struct Weight {  // of a linear layer, in panels
+    const void *panels, *scale, *minimum, *factor, *bias;  // scale to factor: of a weight in few bits
+    int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type, and always deterministic
+};
+
 template <class T>
-void multiply(const T* x, const void* weight, const float* scale, const T* bias, T* out, int64_t n, int64_t n_in,
-              int64_t n_out, int64_t s_x, int n_threads) {
-    if (scale) linear(x, (const int8_t*)weight, scale, bias, out, n, n_in, n_out, s_x, n_threads);
-    else linear(x, (const T*)weight, scale, bias, out, n, n_in, n_out, s_x, n_threads);
+void multiply(const T* x, const Weight& w, T* out, int64_t n, int64_t s_x, int n_threads) {
+    const T* bias = (const T*)w.bias;
+    if (!w.n_bits) return linear(x, (const T*)w.panels, bias, out, n, w.n_in, w.n_out, s_x, n_threads);
+    const GroupedWeight grouped{(const uint8_t*)w.panels, (const uint16_t*)w.scale, (const uint16_t*)w.minimum,
+                                (const float*)w.factor, w.n_in, w.n_out, w.deterministic != 0};
+    grouped_linear(x, int(w.n_bits), grouped, bias, out, n, s_x, n_threads);
 }
 
 }  // namespace

@@ -53,12 +53,9 @@ void banyan_rope_kv(int is_bf16, int kind, const RopeKv* call, int n_threads) {
 
 int banyan_panel() { return PANEL; }
 
-// scale: of an int8 weight; else null
-void banyan_linear(int is_bf16, const void* x, const void* weight, const float* scale, const void* bias, void* out,
-                   int64_t n, int64_t n_in, int64_t n_out, int64_t s_x, int n_threads) {
+void banyan_linear(int is_bf16, const void* x, const Weight* weight, void* out, int64_t n, int64_t s_x, int n_threads) {
     by_dtype(is_bf16, [&](auto t) {
-        using T = decltype(t);
-        multiply((const T*)x, weight, scale, (const T*)bias, (T*)out, n, n_in, n_out, s_x, n_threads);
+        multiply((const decltype(t)*)x, *weight, (decltype(t)*)out, n, s_x, n_threads);
     });
 }
 

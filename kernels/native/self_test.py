@@ -15,7 +15,8 @@ from banyan.kernels.draw import reference as draw
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KINDS, Pool, Quantized, quantize
 from banyan.kernels.linear import packed
-from banyan.kernels.linear.packed import Packed
+from banyan.kernels.linear.grouped import Grouped, quantise
+from banyan.kernels.linear.packed import Packed, Weight
 from banyan.kernels.lora.adapted import AdaptedRows, AdapterWeights, LowRank
 from banyan.kernels.native import layers
 from banyan.kernels.rope_kv import reference as rope_kv
@@ -29,6 +30,7 @@ def run(library: ctypes.CDLL) -> None:
         _attention(library, generator, dtype, tolerance)
         _layers(library, generator, dtype, tolerance)
         _adapters(library, generator, dtype, tolerance)
+        _grouped(library, generator, dtype)
     _masks(library, generator)
     _draws(library, generator)
 
@@ -59,12 +61,12 @@ def _attention(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dt
 
 def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
     """Two layers with different windows, in one call, against the references op by op: with pools in `dtype`, then with
-    pools and weights in 8 bits. Most sizes are no multiples of the vector width, and the last dimensions of a head are
-    not rotated. The tolerance for 8 bits is wide, since a number may be rounded to its other neighbour."""
+    pools in 8 bits and weights in 8 or 4. Most sizes are no multiples of the vector width, and the last dimensions of a
+    head are not rotated. The tolerance for few bits is wide: a number may be rounded to its other neighbour."""
     hidden, heads, kv_heads, dim, mid = 52, 2, 1, 16, 36
     shapes = (hidden, (heads + 2 * kv_heads) * dim), (heads * dim, hidden), (hidden, 2 * mid), (mid, hidden)
     batch = ragged([1, 3], [9, 6], [[0], [1]], 16)
-    for kind, most in ((dtype, 3 * tolerance), (torch.int8, 0.1), (torch.float8_e4m3fn, 0.2)):
+    for kind, n_bits, most in ((dtype, 0, 3 * tolerance), (torch.int8, 8, 0.1), (torch.float8_e4m3fn, 4, 0.2)):
         x, (cos, sin) = _randn(generator, dtype, 4, hidden), torch.randn(2, 4, 6, generator=generator)
         h, total = torch.zeros(4, hidden, dtype=torch.float64), x.double()
         weights, kv = [], []
@@ -73,7 +75,7 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
             q_norm, k_norm = _randn(generator, dtype, 2, dim)
             old = _randn(generator, dtype, 2, 2, 16, kv_heads, dim)
             kept, (qkv, out, gate_up, down) = zip(
-                *(_linear(library, generator, dtype, *shape, is_int8=kind != dtype) for shape in shapes), strict=True
+                *(_linear(library, generator, dtype, *shape, n_bits) for shape in shapes), strict=True
             )
             weights.append(layers.Weights((attention_norm, mlp_norm, q_norm, k_norm), kept, window))
             kv.append((_pool(old[0], kind), _pool(old[1], kind)))
@@ -116,15 +118,51 @@ def _adapters(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dty
 
 
 def _linear(
-    library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, n_in: int, n_out: int, is_int8: bool
+    library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, n_in: int, n_out: int, n_bits: int
 ) -> tuple[tuple[Packed, Tensor], Callable[[Tensor], Tensor]]:
-    """A packed weight and its bias, and what they compute in float64."""
+    """A packed weight and its bias, and what they compute in float64. n_bits: 0: those of dtype."""
     weight, bias = _randn(generator, dtype, n_out, n_in) / n_in**0.5, _randn(generator, dtype, n_out)
-    kept = packed.pack(weight, library.banyan_panel(), is_int8)
-    if is_int8:
-        numbers, scales = packed.quantize(weight)
-        weight = numbers * scales[:, None]
-    return (kept, bias), partial(functional.linear, weight=weight.double(), bias=bias.double())
+    if not n_bits:
+        kept = packed.pack(weight, library.banyan_panel())
+        return (kept, bias), partial(functional.linear, weight=weight.double(), bias=bias.double())
+    small = quantise(weight, n_bits)
+    grouped = packed.pack_grouped(small, dtype, deterministic=True)
+    assert grouped is not None
+    return (grouped, bias), partial(functional.linear, weight=small.dequantise(torch.float64), bias=bias.double())
+
+
+def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype) -> None:
+    """Weights in 4 and 8 bits with and without minimums, against products of the same rounded rows; and in
+    deterministic mode each row has the same bits in all batches."""
+    n_in, n_out = 96, 70
+    x = _randn(generator, dtype, 70, n_in)
+    groups = x.float().view(70, 3, 32)
+    step = groups.abs().amax(2, keepdim=True) / 127
+    rounded = ((groups / step).round() * step).view(70, n_in).double()
+    for n_bits, low, high in ((4, 0, 16), (8, -128, 128)):
+        numbers = torch.randint(low, high, (n_out, n_in), generator=generator, dtype=torch.int8)
+        scale, minimum = torch.rand(2, n_out, 3, generator=generator) / (high - low) - 0.5 / (high - low)
+        for weight in (
+            Grouped(numbers, scale, minimum, n_bits),
+            Grouped(numbers - (low + 8) % 16, scale, None, n_bits),
+        ):
+            for deterministic in (False, True):
+                kept = packed.pack_grouped(weight, dtype, deterministic)
+                assert kept is not None
+                product = partial(_product, library, x, kept)
+                got, rows = product(70), rounded if deterministic else x.double()
+                want = rows @ weight.dequantise(torch.float64).T
+                _near(f"a product with {n_bits} bits", got, want, 1e-2 if deterministic else 0.1)
+            for n in (1, 2, 4, 11, 33):
+                assert torch.equal(product(n), got[:n]), f"a row differs in a batch of {n} on this machine"
+
+
+def _product(library: ctypes.CDLL, x: Tensor, weight: Packed, n: int) -> Tensor:
+    """Of the first n rows."""
+    out = torch.empty(n, weight.n_out, dtype=x.dtype)
+    pointer = ctypes.byref(Weight.of(weight, None))
+    library.banyan_linear(x.dtype == torch.bfloat16, x.data_ptr(), pointer, out.data_ptr(), n, x.stride(0), 2)
+    return out
 
 
 def _pool(x: Tensor, kind: torch.dtype) -> Pool:

@@ -47,6 +47,7 @@ ROUTES = (
     Entry("POST", "/v1/chat/completions", chat.create),
     Entry("POST", "/v1/completions", completions.create),
     Entry("POST", "/v1/responses", responses.create),
+    Entry("POST", "/v1/responses/input_tokens", responses.count_input),
     Entry("GET", "/v1/responses/{id}", responses.retrieve),
     Entry("DELETE", "/v1/responses/{id}", responses.delete),
     Entry("POST", "/v1/responses/{id}/cancel", responses.cancel),

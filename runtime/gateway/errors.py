@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from banyan.runtime.errors import (
@@ -53,13 +54,21 @@ _STATUSES: tuple[tuple[type[BanyanError], int], ...] = (
 
 
 class HTTPError(Exception):
-    """What the client gets in place of a response. param: the field of the body that is wrong, if one is."""
+    """What the client gets in place of a response. param: the field of the body that is wrong, if one is. details: what
+    Anthropic's clients read of some errors."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None, kind: str = ""
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str = "",
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.message, self.param, self.code, self.details = status, message, param, code, details
         self.kind = kind or ("invalid_request_error" if status < 500 else "server_error")
 
     def openai(self) -> dict[str, Any]:
@@ -70,7 +79,8 @@ class HTTPError(Exception):
         """The body as Anthropic writes it."""
         kind = ANTHROPIC_KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         message = f"{self.param}: {self.message}" if self.param else self.message
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        error = {"type": kind, "message": message}
+        return {"type": "error", "error": error if self.details is None else error | {"details": self.details}}
 
 
 def http_error(error: BanyanError) -> HTTPError:

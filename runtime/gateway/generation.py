@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from banyan.runtime.gateway.endpoint import HTTPRequest
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.openai.chat_types import NamedTool, ToolSpec
+from banyan.runtime.gateway.openai.chat_types import AllowedTools, NamedTool, ToolChoice, ToolSpec
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME, MAX_SPEC, MAX_TOOLS
 from banyan.runtime.protocol.roles import ASSISTANT
-
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 
 
 def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
@@ -42,11 +40,16 @@ def tools_of(tools: Sequence[ToolSpec] | None, choice: ToolChoice, parallel: boo
         return None
     if len(tools) > MAX_TOOLS:
         raise HTTPError(400, f"there are {len(tools)} tools; {MAX_TOOLS} are the most", param="tools")
+    only, must_call, named = "", choice == "required", {tool.function.name for tool in tools}
+    match choice:
+        case NamedTool(function=function):
+            only, must_call, named = function.name, True, {function.name}
+        case AllowedTools(allowed_tools=allowed):
+            must_call, named = allowed.mode == "required", {tool.function.name for tool in allowed.tools}
+            tools = [tool for tool in tools if tool.function.name in named]
+    if not named or not named <= {tool.function.name for tool in tools}:
+        raise HTTPError(400, f"tool_choice names {sorted(named)}, which are not all tools", param="tool_choice")
     specs = tuple(_spec(tool, k) for k, tool in enumerate(tools))
-    only = choice.function.name if isinstance(choice, NamedTool) else ""
-    if only and only not in (tool.function.name for tool in tools):
-        raise HTTPError(400, f"tool_choice names {only!r}, which is none of the tools", param="tool_choice")
-    must_call = choice == "required" or bool(only)
     return wire.Tools(specs, 0, ends_turn=True, must_call=must_call, only=only, one_call=parallel is False)
 
 

@@ -32,8 +32,9 @@ def _described(request: HTTPRequest, name: str) -> dict[str, Any]:
     base, started = request.gateway.model, datetime.fromtimestamp(_STARTED, UTC).isoformat()
     openai = {"id": name, "object": "model", "created": _STARTED, "owned_by": "banyan"}
     openai |= {} if name == base else {"parent": base}
-    anthropic = {"type": "model", "display_name": name, "created_at": started}
-    return openai | anthropic | {"max_model_len": request.client.welcome.max_context}
+    n_most = request.client.welcome.max_context
+    anthropic = {"type": "model", "display_name": name, "created_at": started, "lifecycle": "active"}
+    return openai | anthropic | {"max_input_tokens": n_most, "max_model_len": n_most}
 
 
 async def models(request: HTTPRequest) -> Reply:

@@ -35,10 +35,9 @@ def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) 
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError:
-        raise HTTPError(400, "logit_bias maps token ids to numbers", param="logit_bias") from None
+    if wrong := [token[:40] for token in given if len(token) > 19 or not token.removeprefix("-").isdecimal()]:
+        raise HTTPError(400, f"logit_bias maps token ids to numbers; {wrong[:20]} are no ids", param="logit_bias")
+    return {int(token): bias for token, bias in given.items()}
 
 
 def strings_of(given: str | list[str] | None, name: str) -> tuple[str, ...]:

@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
+from banyan.kernels.linear.grouped import Grouped, concatenate, quantise
 from banyan.kernels.lora.adapted import LINEARS, AdaptedRows
 from banyan.kernels.native import build as native
 from banyan.kernels.native.layers import Layers, Weights, fused
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.model.linear import Linear, tiled
 from banyan.runtime.model.quantised.layer import ACTIVATIONS
-from banyan.runtime.model.quantised.readers import floats, read_linear, stack
+from banyan.runtime.model.quantised.readers import floats, read_linear
 from banyan.runtime.model.rope import frequencies
 from banyan.runtime.model.spec import ModelSpec
 from banyan.runtime.model.weights import Checkpoint
@@ -127,9 +128,9 @@ class Decoder:
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,
-          deterministic: bool = False, is_int8: bool = False) -> Decoder:  # fmt: skip
-    """Build a dense model from its checkpoint. At most one layer is in memory twice at any time. is_int8: keep the
-    weights of linear layers and of the head in 8 bits; embeddings are not quantized."""
+          deterministic: bool = False, weight_dtype: str = "auto") -> Decoder:  # fmt: skip
+    """Build a dense model from its checkpoint. At most one layer is in memory twice at any time. weight_dtype: of the
+    linear layers and the head, see `load`; embeddings are in `dtype`."""
     c = spec.dense
     assert c is not None
 
@@ -138,11 +139,26 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         file."""
         return torch.cat([weights.take(f"{name}.{of}", n, *rest).to(device, dtype) for name, n in names])
 
+    n_bits = {"auto": 8, "int8": 8, "int4": 4, "dtype": 0}[weight_dtype]  # of a stored weight that is kept, at most
+
+    def matrix(name: str, n_out: int, n_in: int, known: Tensor | None = None) -> Tensor | Grouped:
+        """known: its weights in `dtype`."""
+        stored: Tensor | Grouped | None = None
+        if spec.quantisation is not None and known is None:
+            stored = read_linear(weights, spec.quantisation, name, n_out, n_in)
+        elif n_bits:
+            stored = weights.take_grouped(f"{name}.weight", n_out, n_in)
+        if isinstance(stored, Grouped) and stored.n_bits <= n_bits:
+            return stored.to(device)
+        if known is None:
+            known = take((name, n_out), rest=(n_in,)) if stored is None else floats(stored, dtype).to(device)
+        return known if weight_dtype in ("auto", "dtype") else quantise(known, n_bits)
+
     def linear(n_in: int, has_bias: bool, *parts: tuple[str, int]) -> Linear:
         """One matrix of the projections (name, n_out) of n_in features."""
         bias = take(*parts, of="bias") if has_bias else None
-        weight = stack([read_linear(weights, spec.quantisation, name, n_out, n_in) for name, n_out in parts], dtype)
-        return Linear(floats(weight, dtype).to(device), bias, deterministic, is_int8)
+        weight = concatenate([matrix(name, n_out, n_in) for name, n_out in parts], dtype)
+        return Linear(weight, bias, deterministic, dtype)
 
     def layer(i: int) -> Layer:
         base = f"model.layers.{i}"
@@ -164,11 +180,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     embed = take(("model.embed_tokens", c.vocab_size), rest=(c.hidden_size,))
     layers = [layer(i) for i in range(c.num_hidden_layers)]
     norm = take(("model.norm", c.hidden_size))
-    head = (
-        Linear(embed, None, deterministic, is_int8)
-        if c.tie_word_embeddings
-        else linear(c.hidden_size, False, ("lm_head", c.vocab_size))
-    )
+    name, known = ("model.embed_tokens", embed) if c.tie_word_embeddings else ("lm_head", None)
+    head = Linear(matrix(name, c.vocab_size, c.hidden_size, known), None, deterministic, dtype)
 
     def has_no_effect(name: str) -> bool:
         """Older checkpoints have rope tables, a head that is tied, and of GPTQ biases of zeros."""

@@ -40,6 +40,7 @@ from transformers.utils import logging
 
 from banyan.kernels import ops
 from banyan.kernels.kv_layout import Pool, Quantized
+from banyan.kernels.linear.grouped import quantise
 from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
@@ -111,28 +112,30 @@ class HfModel:
         logits: Tensor = out.logits[0].float()
         return logits
 
-    def probe(self, is_int8: bool = False) -> None:
+    def probe(self, n_bits: int = 0) -> None:
         """Find the rule of each layer, pack the linear layers, and compare the logits with the model's eager code.
-        Unsupported if they differ. is_int8: see `Linear`."""
+        Unsupported if they differ. n_bits: that weights of linear layers are rounded to; 0: they are not."""
         try:
-            self._probe(is_int8)
+            self._probe(n_bits)
         except (BanyanError, torch.OutOfMemoryError):
             raise
         except Exception as e:  # transformers' code was not written for this, so any failure means unsupported
             raise Unsupported(f"{self.spec.family} cannot run over pages: {type(e).__name__}: {e}") from e
 
-    def _probe(self, is_int8: bool) -> None:
+    def _probe(self, n_bits: int) -> None:
         s, device = self.spec, self._model.device
-        is_exact = self._model.dtype == torch.float32 and not is_int8
+        is_exact = self._model.dtype == torch.float32 and not n_bits
         n = min(_PROBE, s.max_context)
         first = torch.arange(n, device=device) * 7919 % s.vocab_size
         second = (torch.arange(-(-n // 4), device=device) * 104729 + 17) % s.vocab_size
         self._model.set_attn_implementation("eager")
+        if n_bits:
+            _round(self._model, n_bits)
         with torch.inference_mode(), _called(self._model) as called:
             want = torch.cat([self._model(input_ids=ids[None], use_cache=False).logits[0] for ids in (first, second)])
         _drop_unused(self._model, called)
-        if device.type == "cpu":
-            _pack(self._model, called, is_int8)
+        if device.type == "cpu" or n_bits:
+            _pack(self._model, called, n_bits)
 
         n_chunk, n_pages = -(-n // 3), -(-n // _PROBE_PAGE)
         shape = (2 * n_pages, _PROBE_PAGE, s.n_kv_heads, s.head_dim)
@@ -191,23 +194,32 @@ def _drop_unused(model: nn.Module, called: set[nn.Module]) -> None:
 class _PackedLinear(nn.Module):
     """`Linear` in the place of an nn.Linear."""
 
-    def __init__(self, linear: nn.Linear, is_int8: bool) -> None:
+    def __init__(self, linear: nn.Linear, n_bits: int) -> None:
         super().__init__()
-        bias = None if linear.bias is None else linear.bias.data
-        self.packed = Linear(linear.weight.data, bias, is_int8=is_int8)
-        self.weight = linear.weight.data.new_empty(0)  # some code reads its dtype
+        weight, bias = linear.weight.data, None if linear.bias is None else linear.bias.data
+        self.packed = Linear(quantise(weight, n_bits) if n_bits else weight, bias, dtype=weight.dtype)
+        self.weight = weight.new_empty(0)  # some code reads its dtype
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.packed(x.reshape(-1, x.shape[-1]).contiguous())
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _pack(model: nn.Module, called: set[nn.Module], is_int8: bool) -> None:
+def _round(model: nn.Module, n_bits: int) -> None:
+    """Round the weights of each nn.Linear, so that the probe does not see what rounding changes. An embedding that a
+    head is tied to keeps its weights. To round them again changes nothing."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            weight = module.weight.data
+            module.weight = nn.Parameter(quantise(weight, n_bits).dequantise(weight.dtype), requires_grad=False)
+
+
+def _pack(model: nn.Module, called: set[nn.Module], n_bits: int) -> None:
     """Replace each nn.Linear that ran. One that did not may be read without a call, as by a head that is tied to it."""
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
             if type(child) is nn.Linear and child in called:
-                setattr(parent, name, _PackedLinear(child, is_int8))
+                setattr(parent, name, _PackedLinear(child, n_bits))
 
 
 def _attention(
@@ -388,7 +400,7 @@ def build(
     device: torch.device,
     dtype: torch.dtype,
     context: int,
-    is_int8: bool,
+    n_bits: int,
     progress: Progress | None,
 ) -> HfModel:
     """Load the weights with transformers (which also renames and fuses them), then probe the model. Weights in few bits
@@ -418,7 +430,7 @@ def build(
     model.eval()
     _freeze_rope(model, context)
     hf_model = HfModel(msgspec.structs.replace(spec, dtype=str(dtype).removeprefix("torch.")), model, context)
-    hf_model.probe(is_int8)
+    hf_model.probe(n_bits)
     return hf_model
 
 

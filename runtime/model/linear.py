@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels import ops
+from banyan.kernels.linear.grouped import Grouped
 from banyan.runtime.errors import ConfigError
 
 TILE = 64
@@ -27,25 +28,21 @@ class Linear:
 
     __slots__ = ("bias", "is_onednn", "is_tiled", "weight")
 
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False, is_int8: bool = False
-    ) -> None:
-        """deterministic: the bits of a row of y do not depend on the other rows. is_int8: keep the weight in 8 bits
-        with a scale per output. ConfigError: not possible on this machine."""
-        packed = ops.pack(weight, deterministic, is_int8)
-        if packed is None and is_int8:
-            raise ConfigError(
-                "weight_dtype='int8' is for a CPU with a C++ compiler (see `banyan kernels`), in float32 or bfloat16; "
-                f"here it is {weight.dtype} on {weight.device.type} with {weight.shape[1]} inputs; leave it out"
-            )
-        self.is_tiled = packed is None and deterministic
-        if self.is_tiled and weight.device.type == "cpu":
+    def __init__(self, weight: Tensor | Grouped, bias: Tensor | None = None, deterministic: bool = False,
+                 dtype: torch.dtype = torch.float32) -> None:  # fmt: skip
+        """deterministic: the bits of a row of y do not depend on the other rows. dtype: of x, if the weight is in few
+        bits; where no kernel computes with those, it is dequantised. ConfigError: not possible on this machine."""
+        packed = ops.pack(weight, deterministic, dtype)
+        if isinstance(weight, Grouped):
+            weight = weight.dequantise(dtype) if packed is None else weight.numbers
+        self.is_tiled = deterministic and not isinstance(packed, ops.Packed)
+        if self.is_tiled and packed is None and weight.device.type == "cpu":
             n_in, name = weight.shape[1], str(weight.dtype).removeprefix("torch.")
             raise ConfigError(f"deterministic in {name} has no kernel for {n_in} inputs; use dtype='float32'")
         self.is_onednn = packed is None and weight.device.type == "cpu" and _can_pack(weight.dtype)
         if self.is_onednn:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        self.weight: Tensor | ops.Packed = weight if packed is None else packed
+        self.weight: ops.AnyWeight = weight if packed is None else packed
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -55,7 +52,7 @@ class Linear:
         return tiled(x, self.weight, self.bias) if self.is_tiled else ops.linear(x, self.weight, self.bias)
 
 
-def tiled(x: Tensor, weight: Tensor | ops.Packed, bias: Tensor | None) -> Tensor:
+def tiled(x: Tensor, weight: ops.AnyWeight, bias: Tensor | None) -> Tensor:
     """`ops.linear` on tiles of TILE rows, the last one padded. Libraries choose a kernel, and with it the order of
     sums, by the shape of the product. With tiles of one shape they always choose the same kernel."""
     tiles = torch.split(F.pad(x, (0, 0, 0, -len(x) % TILE)), TILE)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from banyan.kernels.dispatch_report import why_not_deterministic
 from banyan.kernels.lora.adapted import AdaptedRows
+from banyan.kernels.native import build as native
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.errors import ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
@@ -18,6 +19,9 @@ from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 KV = Sequence[tuple[Pool, Pool]]  # per layer K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
+
+N_BITS = {"int8": 8, "int4": 4}
+"""weight_dtype -> the bits that weights are rounded to"""
 
 
 class Model(Protocol):
@@ -60,7 +64,8 @@ def load(
     max_context   tokens of the longest request, at most the model's own limit (the default); it selects longrope's
                   short or long factors, see `rope`
     deterministic the bits of a row's logits do not depend on the other rows of the batch
-    weight_dtype  auto: as dtype; int8: linear layers in 8 bits with a scale per output
+    weight_dtype  of linear layers. auto: in the few bits that they are stored in, else dtype; int8, int4: rounded to so
+                  many bits in groups of 32, if they are not stored in as few; dtype: always dtype
     progress      called with (bytes read, bytes in total); `weights.bar` makes one
 
     Raises ModelNotFound, BadModel, Unsupported, ConfigError, or OutOfMemory.
@@ -80,14 +85,18 @@ def load(
         )
     if deterministic and device == "cpu" and (reason := why_not_deterministic(device, at[1], spec.head_dim)):
         raise ConfigError(f"deterministic is not possible here: {reason}")
-    is_int8 = weight_dtype == "int8"
+    if weight_dtype in N_BITS and device == "cpu" and (native.library() is None or at[1] not in native.DTYPES):
+        raise ConfigError(
+            f"weight_dtype={weight_dtype!r} on a CPU needs a C++ compiler (see `banyan kernels`), and float32 or "
+            f"bfloat16; here dtype is {dtype}; leave it out"
+        )
     try:
         if spec.dense is None:
             from banyan.runtime.model import hf
 
-            return hf.build(spec, directory, *at, is_int8, progress)
+            return hf.build(spec, directory, *at, N_BITS.get(weight_dtype, 0), progress)
         with Checkpoint(directory, progress, at[1]) as weights:
-            return decoder.build(spec, weights, *at, deterministic, is_int8)
+            return decoder.build(spec, weights, *at, deterministic, weight_dtype)
     except RuntimeError as e:
         if not isinstance(e, torch.OutOfMemoryError) and "can't allocate memory" not in str(e):
             raise

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from banyan.kernels.linear.grouped import Grouped
+
 Progress = Callable[[int, int], None]  # (bytes read so far, bytes in total)
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -98,12 +100,28 @@ class Checkpoint:
             raise BadModel(f"{self.path} has no tensor {name}; the checkpoint is incomplete or of another architecture")
         if shape and stored.shape != shape:
             raise BadModel(f"{name} has shape {list(stored.shape)}, but the configuration makes it {list(shape)}")
-        tensor = self._read(name, stored, dtype)
+        weight = self._read(name, stored, dtype)
+        self._count(name)
+        return weight
+
+    def take_grouped(self, name: str, *shape: int) -> Grouped | None:
+        """The matrix `name` in the few bits that it has in GGUF; None: it has none. BadModel: it cannot be read."""
+        stored = self.tensors.get(name)
+        if self._gguf is None or stored is None or stored.shape != shape:
+            return None
+        try:
+            weight = self._gguf.take_grouped(name)
+        except (OSError, ValueError) as e:
+            raise BadModel(f"{stored.file} cannot be read: {e}") from e
+        if weight is not None:
+            self._count(name)
+        return weight
+
+    def _count(self, name: str) -> None:
         if name not in self._taken:
             self._taken.add(name)
-            self._n_read += stored.n_bytes
+            self._n_read += self.tensors[name].n_bytes
             self._progress(self._n_read, self.n_bytes)
-        return tensor
 
     def _read(self, name: str, stored: Stored, dtype: str | None) -> Tensor:
         from safetensors import SafetensorError, safe_open

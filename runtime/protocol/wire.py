@@ -531,14 +531,15 @@ class Welcome(Wire, frozen=True):
 
 class TokenUsage(Wire, frozen=True):
     """Token counts of one gen or select. prompt: of these, `cached` came from the tree; what samples or choices share
-    counts once. generated: output tokens of all samples. drafted, accepted: draft tokens proposed for the output, and
-    how many became part of it."""
+    counts once. generated: output tokens of all samples; of these, `reasoning` come before the content, where the
+    reasoning is separated. drafted, accepted: draft tokens proposed for the output, and how many became part of it."""
 
     prompt: int = 0
     cached: int = 0
     generated: int = 0
     drafted: int = 0
     accepted: int = 0
+    reasoning: int = 0
 
 
 class Times(Wire, frozen=True):

@@ -11,6 +11,8 @@ from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.draw import kernel as draw
 from banyan.kernels.draw.rows import Rows
 from banyan.kernels.kv_layout import KINDS, stacked
+from banyan.kernels.linear import kernel as linear
+from banyan.kernels.linear.packed import GroupedRows
 from banyan.kernels.rope_kv import kernel as rope_kv
 from banyan.kernels.small_ops import kernel as small_ops
 from banyan.kernels.write_kv import kernel as write_kv
@@ -116,6 +118,23 @@ def test_small_ops_compile(target: str) -> None:
     assert [c.kernel for c in kernels] == names.split()
     for compiled in kernels:
         compiled.check()
+
+
+@pytest.mark.parametrize(
+    ("target", "n_bits", "has_minimum"),
+    short_form(
+        product(TARGETS, [4, 8], [False, True]),
+        lambda *case: case == ("sm_90", 4, True),
+    ),
+)
+def test_linear_in_few_bits_uses_tensor_cores(target: str, n_bits: int, has_minimum: bool) -> None:
+    scale = meta(4096, 128, dtype=torch.float32)
+    numbers = meta(4096, 4096 * n_bits // 8, dtype=torch.uint8 if n_bits == 4 else torch.int8)
+    weight = GroupedRows(numbers, scale, scale if has_minimum else None, 4096, n_bits)
+    for n_rows in (1, 64):
+        (compiled,) = aot.compile_launcher(target, linear.linear, meta(n_rows, 4096), weight, meta(4096))
+        compiled.check()
+        assert sum(compiled.counts.get(name, 0) for name in ("hmma", "hgmma", "mfma")) > 0
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from banyan.runtime.gateway.anthropic.messages_types import (
 )
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
-from banyan.runtime.gateway.errors import http_error
+from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
@@ -33,6 +33,10 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     """A message, whole or as a stream."""
     body = decode(request.body, MessageRequest)
     adapter = await adapter_of(request, body.model)
+    if body.thread is not None:  # the code tells Anthropic's tool runner to go on without
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        text = "conversations are not kept; send all messages"
+        raise HTTPError(400, text, param="thread", details=details)
     call = _start(request, body, adapter)
     reasons = chat_markers(request).reasoning is not None
     headers = ignored(body, MESSAGE_IGNORED if reasons else (*MESSAGE_IGNORED, "thinking"))
@@ -194,11 +198,12 @@ def _use(call: wire.WireToolCall, given: Any) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": call.name, "input": given}
 
 
-def _usage(usage: wire.TokenUsage) -> dict[str, int]:
+def _usage(usage: wire.TokenUsage) -> dict[str, Any]:
     """Anthropic counts prompt tokens that were cached apart from the others."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,
         "cache_creation_input_tokens": 0,
         "output_tokens": usage.generated,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning},
     }

@@ -23,6 +23,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     SchemaFormat,
     TextPart,
     ToolCallPart,
+    ToolChoice,
     ToolSpec,
 )
 from banyan.runtime.protocol.roles import ASSISTANT
@@ -181,7 +182,7 @@ class CountRequest(Body, kw_only=True):
         ]
 
     @property
-    def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:
+    def chat_choice(self) -> ToolChoice:
         """The choice of tools as chat completions have it."""
         match self.tool_choice:
             case NamedChoice(name=name):
@@ -219,6 +220,7 @@ class MessageRequest(CountRequest, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
     metadata: Metadata | None = None
+    thread: dict[str, Any] | None = None
     # Accepted without effect; a header of the response names them.
     service_tier: str | None = None
     inference_geo: str | None = None

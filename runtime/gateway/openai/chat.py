@@ -215,6 +215,7 @@ def usage_of(usages: Mapping[int, wire.TokenUsage], n: int) -> dict[str, Any]:
         "completion_tokens": n_generated,
         "total_tokens": n_prompt + n_generated,
         "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in prompts.values())},
+        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning for one in usages.values())},
     }
 
 

@@ -85,9 +85,20 @@ class NamedFunction(Body):
     name: str
 
 
-class NamedTool(Body):
+class NamedTool(Body, tag="function", tag_field="type"):
     function: NamedFunction
-    type: Literal["function"] = "function"
+
+
+class AllowedToolList(Body):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class AllowedTools(Body, tag="allowed_tools", tag_field="type"):
+    allowed_tools: AllowedToolList
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedTools | None
 
 
 class JSONSchemaFormat(Body):
@@ -151,7 +162,7 @@ class ChatRequest(SamplingFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: TextFormat | JSONFormat | SchemaFormat | None = None
     tools: list[ToolSpec] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ToolChoice = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     modalities: list[Literal["text"]] | None = None

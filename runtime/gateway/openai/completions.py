@@ -34,6 +34,8 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     if body.best_of not in (None, body.n or 1):
         raise HTTPError(400, "best_of is not supported; n outputs are n choices", param="best_of")
     prompts = _prompts(body.prompt)
+    if body.echo and body.logprobs is not None and body.stream:
+        raise HTTPError(400, "echo with logprobs goes without stream", param="echo")
     n = body.n or 1
     sampling = sampling_of(body, request.client.welcome.sampling, MAX_TOKENS)
     has_prompt_logprobs = bool(body.echo) and body.logprobs is not None
@@ -84,7 +86,7 @@ class CompletionWriter:
             "created": int(time.time()),
             "model": model,
         }
-        self._sent: dict[int, int] = {}  # choice -> characters sent
+        self._offsets: dict[int, int] = {}  # choice -> characters of the tokens so far; text may wait for a stop
         self._usages: dict[int, wire.TokenUsage] = {}
 
     def _event(self, index: int, text: str, logprobs: Any, finish: str | None) -> bytes:
@@ -94,14 +96,13 @@ class CompletionWriter:
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
         """The events for more of choice `index`."""
         data = b""
-        if index not in self._sent:
-            self._sent[index] = 0
+        if index not in self._offsets:
+            self._offsets[index] = 0
             if self._echo:
-                text = self._prompts[index // self._n]
-                data, self._sent[index] = self._event(index, text, None, None), len(text)
+                data = self._event(index, self._prompts[index // self._n], None, None)
         if isinstance(item, wire.Delta):
-            logprobs = self._logprobs(item.logprobs, self._sent[index])
-            self._sent[index] += len(item.text)
+            logprobs = self._logprobs(item.logprobs, self._offsets[index])
+            self._offsets[index] += sum(len(one.text) for one in item.logprobs)
             return data + self._event(index, item.text, logprobs, None)
         self._usages[index] = item.usage
         return data + self._event(index, "", None, finish_reason(item.samples[0]))
@@ -119,7 +120,8 @@ class CompletionWriter:
             value = values[index]
             sample = value.samples[0]
             text = self._prompts[index // self._n] + sample.text if self._echo else sample.text
-            logprobs = self._logprobs((*value.prompt, *sample.logprobs), 0)
+            # with max_tokens=0 the server tells what would come next, which is no part of the output
+            logprobs = self._logprobs((*value.prompt, *(sample.logprobs if value.usage.generated else ())), 0)
             ending = {"logprobs": logprobs, "finish_reason": finish_reason(sample)}
             choices.append({"index": index, "text": text, **ending})
         usage = usage_of({index: value.usage for index, value in values.items()}, self._n)
@@ -132,8 +134,10 @@ class CompletionWriter:
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
         for one in tokens:
             found["tokens"].append(one.text)
-            found["token_logprobs"].append(None if math.isnan(one.logprob) else max(one.logprob, -9999.0))
-            found["top_logprobs"].append({text: max(logprob, -9999.0) for _, text, logprob in one.top} or None)
+            own = None if math.isnan(one.logprob) else max(one.logprob, -9999.0)
+            top = {text: max(logprob, -9999.0) for _, text, logprob in one.top}
+            found["token_logprobs"].append(own)
+            found["top_logprobs"].append(None if own is None else top | {one.text: own})
             found["text_offset"].append(offset)
             offset += len(one.text)
         return found

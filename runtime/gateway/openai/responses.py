@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from itertools import count
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 from msgspec.structs import replace
 
@@ -20,11 +21,16 @@ from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
-from banyan.runtime.gateway.info import adapter_of
+from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat import calls_of, ignored, logprobs_of
 from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
-from banyan.runtime.gateway.openai.responses_types import RESPONSE_IGNORED, ResponseRequest, turns_of
+from banyan.runtime.gateway.openai.responses_types import (
+    RESPONSE_IGNORED,
+    ResponsePrompt,
+    ResponseRequest,
+    turns_of,
+)
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import schema_constraint
 from banyan.runtime.protocol import wire
@@ -95,14 +101,10 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     adapter = await adapter_of(request, body.model)
     if body.background and (body.stream or body.store is False):
         raise HTTPError(400, "background goes neither with stream nor with store: false", param="background")
-    before = None
-    if body.previous_response_id is not None:
-        before = request.gateway.responses.get(request, body.previous_response_id, "previous_response_id")
-        if before.payload["status"] not in ("completed", "incomplete"):
-            text = f"the previous response is {before.payload['status']}; only one that has ended can be followed"
-            raise HTTPError(400, text, param="previous_response_id")
-    run = ResponseRun(request, body, before, adapter)
-    headers = ignored(body, RESPONSE_IGNORED)
+    run = ResponseRun(request, body, _previous(request, body), adapter)
+    headers = ignored(
+        body, RESPONSE_IGNORED if set(body.include or ()) <= {LOGPROBS} else (*RESPONSE_IGNORED, "include")
+    )
     if body.stream:
         return EventReply(run.events(), run.failed, headers)
     if body.background:
@@ -113,8 +115,38 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     return json_reply(run.payload, headers=headers)
 
 
+def _previous(request: HTTPRequest, body: ResponsePrompt) -> StoredResponse | None:
+    """The response that `body` follows."""
+    if body.previous_response_id is None:
+        return None
+    before: StoredResponse = request.gateway.responses.get(request, body.previous_response_id, "previous_response_id")
+    if before.payload["status"] not in ("completed", "incomplete"):
+        text = f"the previous response is {before.payload['status']}; only one that has ended can be followed"
+        raise HTTPError(400, text, param="previous_response_id")
+    return before
+
+
+def _system(body: ResponsePrompt) -> list[ChatTurn]:
+    return [] if body.instructions is None else [ChatTurn(role="system", content=body.instructions)]
+
+
+async def count_input(request: HTTPRequest) -> Reply:
+    """How many tokens the prompt of a response has."""
+    body = decode(request.body, ResponsePrompt)
+    await adapter_of(request, body.model)
+    before = _previous(request, body)
+    turns = [*_system(body), *(before.turns if before is not None else ()), *turns_of(body.input)]
+    parts = (*PromptWriter(chat_markers(request)).parts(turns), wire.BeginTurn(ASSISTANT))
+    tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
+    n = await count_tokens(request, parts, tools)
+    headers = ignored(body, ("reasoning", "truncation"))
+    return json_reply({"object": "response.input_tokens", "input_tokens": n}, headers=headers)
+
+
 async def retrieve(request: HTTPRequest) -> Reply:
     """A response that was made before."""
+    if dict(parse_qsl(request.query.decode("latin-1"))).get("stream") == "true":
+        raise HTTPError(400, "only the request that creates a response can stream it", param="stream")
     return json_reply(request.gateway.responses.get(request, request.path["id"]).payload)
 
 
@@ -214,8 +246,7 @@ class ResponseRun:
             conversation = stored.conversation = Conversation(
                 request.client, program, PromptWriter(chat), count(1), count()
             )
-            system = [] if body.instructions is None else [ChatTurn(role="system", content=body.instructions)]
-            parts = conversation.writer.parts([*system, *stored.turns])
+            parts = conversation.writer.parts([*_system(body), *stored.turns])
             limits = limits_of(request, None, None, body.prompt_cache_key, body.user)
             ops = []
         self._ref = next(conversation.refs)
@@ -274,7 +305,7 @@ class ResponseRun:
                 "input_tokens": value.usage.prompt,
                 "input_tokens_details": {"cached_tokens": value.usage.cached, "cache_write_tokens": 0},
                 "output_tokens": value.usage.generated,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": value.usage.reasoning},
                 "total_tokens": value.usage.prompt + value.usage.generated,
             },
         }

@@ -9,6 +9,8 @@ from msgspec import Meta
 
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import (
+    AllowedToolList,
+    AllowedTools,
     Body,
     CalledFunction,
     ChatTurn,
@@ -24,6 +26,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     TextFormat,
     TextPart,
     ToolCallPart,
+    ToolChoice,
     ToolSpec,
 )
 from banyan.runtime.protocol.roles import ASSISTANT
@@ -76,13 +79,17 @@ class InputItem(Body):
     encrypted_content: str | None = None
 
 
-class FunctionTool(FunctionSpec):
-    type: Literal["function"] = "function"
+class FunctionTool(FunctionSpec, tag="function", tag_field="type"):
+    pass
 
 
-class FunctionChoice(Body):
+class FunctionChoice(Body, tag="function", tag_field="type"):
     name: str
-    type: Literal["function"] = "function"
+
+
+class AllowedFunctions(Body, tag="allowed_tools", tag_field="type"):
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoice]
 
 
 class ResponseSchemaFormat(JSONSchemaFormat, tag="json_schema", tag_field="type"):
@@ -98,35 +105,20 @@ class ResponseStreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class ResponseRequest(Body, kw_only=True):
+class ResponsePrompt(Body, kw_only=True):
+    """What of a response decides its prompt; the body of POST /v1/responses/input_tokens."""
+
     model: str
     input: str | list[InputItem]
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    include: list[str] | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
-    stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
-    background: bool | None = None
-    store: bool | None = None
-    metadata: dict[str, str] | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
     # Accepted without effect; a header of the response names them.
     reasoning: dict[str, Any] | None = None
-    safety_identifier: str | None = None
-    service_tier: str | None = None
     truncation: str | None = None
-    max_tool_calls: int | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
 
     def chat_tools(self) -> list[ToolSpec] | None:
         """The tools as chat completions have them."""
@@ -135,15 +127,42 @@ class ResponseRequest(Body, kw_only=True):
         names = ("name", "description", "parameters", "strict")
         return [ToolSpec(function=FunctionSpec(**{name: getattr(tool, name) for name in names})) for tool in self.tools]
 
-    def chat_choice(self) -> Literal["none", "auto", "required"] | NamedTool | None:
+    def chat_choice(self) -> ToolChoice:
         """The choice of tools as chat completions have it."""
-        choice = self.tool_choice
-        return NamedTool(function=NamedFunction(name=choice.name)) if isinstance(choice, FunctionChoice) else choice
+        match self.tool_choice:
+            case FunctionChoice(name=name):
+                return NamedTool(function=NamedFunction(name=name))
+            case AllowedFunctions(mode=mode, tools=tools):
+                named = [NamedTool(function=NamedFunction(name=tool.name)) for tool in tools]
+                return AllowedTools(allowed_tools=AllowedToolList(mode=mode, tools=named))
+            case choice:
+                return choice
 
     def chat_format(self) -> TextFormat | JSONFormat | SchemaFormat | None:
         """The form of the output as chat completions have it."""
         form = self.text.format if self.text is not None else None
         return SchemaFormat(json_schema=form) if isinstance(form, ResponseSchemaFormat) else form
+
+
+class ResponseRequest(ResponsePrompt, kw_only=True):
+    max_output_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    include: list[str] | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    background: bool | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    # Accepted without effect; a header of the response names them.
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    max_tool_calls: int | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 RESPONSE_IGNORED = (

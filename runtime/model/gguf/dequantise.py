@@ -8,41 +8,85 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from banyan.kernels.linear.grouped import Grouped, quantise
 from banyan.runtime.model.gguf.container import FORMATS
 from banyan.runtime.model.stored import Stored
 
 _CHUNK = 1 << 15
-"""Weights that are dequantised at a time, so that what is computed on the way stays in the cache. torch runs ops of
-this size on one thread; on two, 135 M weights took 30 s instead of 1 s where other processes used both cores."""
+"""Weights that are read at a time, so that what is computed on the way stays in the cache. torch runs ops of this size
+on one thread; on two, 135 M weights took 30 s instead of 1 s where other processes used both cores."""
+
+
+class _Groups(NamedTuple):
+    """weights = numbers * scale + minimum"""
+
+    numbers: Tensor  # [n_blocks, n_groups, size], of 8 bits
+    scale: Tensor  # float32 [n_blocks, n_groups, 1]
+    minimum: Tensor | None = None  # likewise
 
 
 def read_tensor(stored: Stored, dtype: torch.dtype) -> Tensor:
     """A tensor on the CPU in `dtype`. OSError, ValueError: the file cannot be read."""
-    _, block, n_bytes = FORMATS[stored.dtype]
+    block = FORMATS[stored.dtype].block
     out = torch.empty(stored.shape, dtype=dtype)
-    n_blocks = out.numel() // block
-    step = max(1, _CHUNK // block)
-    with stored.file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) as data:
-        raw = torch.frombuffer(data, dtype=torch.uint8, count=n_blocks * n_bytes, offset=stored.offset)
-        chunks = zip(
-            torch.split(out.view(-1, block), step), torch.split(raw.view(n_blocks, n_bytes), step), strict=True
-        )
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            done = pool.map(lambda pair: pair[0].copy_(_DEQUANTISE[stored.dtype](pair[1]).view_as(pair[0])), chunks)
-            deque(done, maxlen=0)  # raises what a chunk raised
-        del raw, chunks, done  # a mapping that is in use cannot be closed
+
+    def dequantise(raw: Tensor, to: Tensor) -> None:
+        if stored.dtype in _FLOATS:
+            to.copy_(raw.contiguous().view(_FLOATS[stored.dtype]))
+            return
+        numbers, scale, minimum = _GROUPS[stored.dtype](raw)
+        weights = numbers * scale
+        to.copy_((weights if minimum is None else weights.add_(minimum)).view_as(to))
+
+    _read(stored, dequantise, [out.view(-1, block)])
     return out
 
 
+def read_grouped(stored: Stored) -> Grouped | None:
+    """A matrix on the CPU in the bits that it is stored in; those of Q5 in 8 bits. Q6_K has groups of 16: it is rounded
+    to 8 bits in groups of 32. None: it is stored in floats. OSError, ValueError: the file cannot be read."""
+    if stored.dtype in _FLOATS:
+        return None
+    if stored.dtype == "Q6_K":
+        return quantise(read_tensor(stored, torch.float32), 8)
+    n_out, n_in = stored.shape
+    block = FORMATS[stored.dtype].block
+    numbers, scale = torch.empty(n_out, n_in, dtype=torch.int8), torch.empty(n_out, n_in // 32)
+    minimum = None if stored.dtype.endswith("_0") else torch.empty_like(scale)
+
+    def split(raw: Tensor, *to: Tensor) -> None:
+        for part, target in zip(_GROUPS[stored.dtype](raw), to, strict=False):
+            assert part is not None
+            target.copy_(part.view_as(target))
+
+    small = (part.view(-1, block // 32) for part in (scale, minimum) if part is not None)
+    _read(stored, split, [numbers.view(-1, block), *small])
+    return Grouped(numbers, scale, minimum, 4 if stored.dtype.startswith("Q4") else 8)
+
+
+def _read(stored: Stored, convert: Callable[..., None], outputs: Sequence[Tensor]) -> None:
+    """Calls convert(blocks, *rows of the outputs), which have a row per block, for some blocks at a time."""
+    _, block, n_bytes = FORMATS[stored.dtype]
+    n_blocks, step = len(outputs[0]), max(1, _CHUNK // block)
+    with stored.file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) as data:
+        raw = torch.frombuffer(data, dtype=torch.uint8, count=n_blocks * n_bytes, offset=stored.offset)
+        chunks = zip(*(torch.split(x, step) for x in (raw.view(n_blocks, n_bytes), *outputs)), strict=True)
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            done = pool.map(lambda chunk: convert(*chunk), chunks)
+            deque(done, maxlen=0)  # raises what a chunk raised
+        del raw, chunks, done  # a mapping that is in use cannot be closed
+
+
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at a byte of each block, as float32 [n_blocks, 1]."""
-    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+    """The float16 at a byte of each block, as float32 [n_blocks, 1, 1]."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()[:, None]
 
 
 def _nibbles(packed: Tensor) -> Tensor:
@@ -50,30 +94,39 @@ def _nibbles(packed: Tensor) -> Tensor:
     return torch.stack((packed & 15, packed >> 4), -2)
 
 
+def _one_group(packed: Tensor) -> Tensor:
+    """16 bytes of each block -> [n_blocks, 1, 32] numbers of 4 bits."""
+    return _nibbles(packed).flatten(1)[:, None]
+
+
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """The 32 bits at a byte of each block, times 16: [n_blocks, 32]."""
+    """The 32 bits at a byte of each block, times 16: [n_blocks, 1, 32]."""
     bits = blocks[:, at : at + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
-    return bits.flatten(1) << 4
+    return bits.flatten(1)[:, None] << 4
 
 
-def _q4_0(blocks: Tensor) -> Tensor:
-    return (_nibbles(blocks[:, 2:]).flatten(1).float() - 8) * _half(blocks, 0)
+def _centred(numbers: Tensor, zero: int) -> Tensor:
+    return numbers.view(torch.int8) - zero
 
 
-def _q4_1(blocks: Tensor) -> Tensor:
-    return _nibbles(blocks[:, 4:]).flatten(1) * _half(blocks, 0) + _half(blocks, 2)
+def _q4_0(blocks: Tensor) -> _Groups:
+    return _Groups(_centred(_one_group(blocks[:, 2:]), 8), _half(blocks, 0))
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
-    return ((_nibbles(blocks[:, 6:]).flatten(1) | _fifth_bits(blocks, 2)).float() - 16) * _half(blocks, 0)
+def _q4_1(blocks: Tensor) -> _Groups:
+    return _Groups(_one_group(blocks[:, 4:]), _half(blocks, 0), _half(blocks, 2))
 
 
-def _q5_1(blocks: Tensor) -> Tensor:
-    return (_nibbles(blocks[:, 8:]).flatten(1) | _fifth_bits(blocks, 4)) * _half(blocks, 0) + _half(blocks, 2)
+def _q5_0(blocks: Tensor) -> _Groups:
+    return _Groups(_centred(_one_group(blocks[:, 6:]) | _fifth_bits(blocks, 2), 16), _half(blocks, 0))
 
 
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].view(torch.int8) * _half(blocks, 0)
+def _q5_1(blocks: Tensor) -> _Groups:
+    return _Groups(_one_group(blocks[:, 8:]) | _fifth_bits(blocks, 4), _half(blocks, 0), _half(blocks, 2))
+
+
+def _q8_0(blocks: Tensor) -> _Groups:
+    return _Groups(blocks[:, None, 2:].view(torch.int8), _half(blocks, 0))
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,34 +136,30 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     low, high, mixed = scales[:, :4], scales[:, 4:8], scales[:, 8:]
     d = torch.cat((low & 63, mixed & 15 | low >> 2 & 48), 1)
     m = torch.cat((high & 63, mixed >> 4 | high >> 2 & 48), 1)
-    return (d * _half(blocks, 0))[..., None], (m * _half(blocks, 2))[..., None]
+    return d[..., None] * _half(blocks, 0), m[..., None] * -_half(blocks, 2)
 
 
-def _q4_k(blocks: Tensor) -> Tensor:
-    d, m = _k_scales(blocks)
-    return _nibbles(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1, 2) * d - m
+def _q4_k(blocks: Tensor) -> _Groups:
+    return _Groups(_nibbles(blocks[:, 16:].reshape(-1, 4, 32)).flatten(1, 2), *_k_scales(blocks))
 
 
-def _q5_k(blocks: Tensor) -> Tensor:
-    d, m = _k_scales(blocks)
+def _q5_k(blocks: Tensor) -> _Groups:
     fifth = (blocks[:, None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1) << 4  # [n_blocks, 8, 32]
-    return (_nibbles(blocks[:, 48:].reshape(-1, 4, 32)).flatten(1, 2) | fifth) * d - m
+    return _Groups(_nibbles(blocks[:, 48:].reshape(-1, 4, 32)).flatten(1, 2) | fifth, *_k_scales(blocks))
 
 
-def _q6_k(blocks: Tensor) -> Tensor:
+def _q6_k(blocks: Tensor) -> _Groups:
     """Two halves of 128 weights; a half has 4 groups of 32, of which 64 bytes hold the low 4 bits and 32 bytes the high
     2. Each 16 weights have a scale of 8 bits."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)  # [n_blocks, 2, 4, 32]
     shifts = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & 3
-    d = blocks[:, 192:208].view(torch.int8) * _half(blocks, 208)
-    return ((low | high << 4).view(-1, 16, 16).float() - 32) * d[..., None]
+    d = blocks[:, 192:208, None].view(torch.int8) * _half(blocks, 208)
+    return _Groups(_centred((low | high << 4).view(-1, 16, 16), 32), d)
 
 
-_DEQUANTISE: dict[str, Callable[[Tensor], Tensor]] = {
-    "F32": lambda blocks: blocks.contiguous().view(torch.float32),
-    "F16": lambda blocks: blocks.contiguous().view(torch.float16),
-    "BF16": lambda blocks: blocks.contiguous().view(torch.bfloat16),
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_GROUPS: dict[str, Callable[[Tensor], _Groups]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

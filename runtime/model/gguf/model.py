@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from banyan.kernels.linear.grouped import Grouped
+
 _FAMILIES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """general.architecture -> transformers' model_type. llama.cpp calls Mistral a llama too."""
 
@@ -68,7 +70,21 @@ class GgufModel(NamedTuple):
         """The tensor `name` on the CPU in `dtype`, its rows in the order of the checkpoint that was converted."""
         from banyan.runtime.model.gguf.dequantise import read_tensor
 
-        tensor = read_tensor(self.tensors[name], dtype)
+        return self._rows(name, read_tensor(self.tensors[name], dtype))
+
+    def take_grouped(self, name: str) -> Grouped | None:
+        """The matrix `name` in the bits that it is stored in, as `take`; None: in floats."""
+        from banyan.runtime.model.gguf.dequantise import read_grouped
+
+        weight = read_grouped(self.tensors[name])
+        if weight is None:
+            return None
+        numbers, scale, minimum, n_bits = weight
+        minimum = None if minimum is None else self._rows(name, minimum)
+        return type(weight)(self._rows(name, numbers), self._rows(name, scale), minimum, n_bits)
+
+    def _rows(self, name: str, tensor: Tensor) -> Tensor:
+        """The rows of a tensor in the order of the checkpoint that was converted."""
         if self.config["model_type"] not in ("llama", "mistral") or not re.search(r"\.[qk]_proj\.", name):
             return tensor
         # llama.cpp rotates neighbouring dimensions, so it puts row j of a head's first half beside row j of the second.

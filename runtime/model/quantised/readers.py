@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -39,16 +39,6 @@ def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: st
     if shape != (n_out, n_in):
         raise BadModel(f"{name}.weight has shape {list(shape)}, but the configuration makes it {[n_out, n_in]}")
     return weight
-
-
-def stack(parts: Sequence[Grouped | Tensor], dtype: torch.dtype) -> Grouped | Tensor:
-    """One weight of the rows of several. Floats in `dtype` unless all are Grouped in the same way."""
-    grouped = [part for part in parts if isinstance(part, Grouped)]
-    if len(grouped) < len(parts) or len({(g.n_bits, g.scale.shape[1], g.minimum is None) for g in grouped}) > 1:
-        return torch.cat([floats(part, dtype) for part in parts])
-    minimums = [g.minimum for g in grouped if g.minimum is not None]
-    return Grouped(torch.cat([g.numbers for g in grouped]), torch.cat([g.scale for g in grouped]),
-                   torch.cat(minimums) if minimums else None, grouped[0].n_bits)  # fmt: skip
 
 
 def floats(weight: Grouped | Tensor, dtype: torch.dtype) -> Tensor:

@@ -438,7 +438,8 @@ class GenAttempt(EngineAttempt):
             samples = (wire.Sample("", "length", logprobs=samples[0].logprobs),) * self.op.sampling.n
             usage = msgspec.structs.replace(usage, generated=0)
         elif self._reasoning is not None:
-            samples, pieces = self._reasoning.end(samples, first)
+            samples, pieces, n_reasoning = self._reasoning.end(samples, self.requests)
+            usage = msgspec.structs.replace(usage, reasoning=n_reasoning)
         else:
             n_kept, n_chars = first.text.kept()
             text = first.text.text
@@ -557,8 +558,12 @@ class ToolTurn(GenAttempt):
             return outcome
         if self.op.tools.ends_turn:
             calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
+        # max_tokens may cut the call that must come; what is there of it is no text
+        is_cut = self.op.tools.must_call and not calls and outcome.samples[0].finish_reason == "length"
         if self._filter is not None:
-            self._filter.end(bool(calls))
+            self._filter.end(bool(calls) or is_cut)
+        if is_cut:
+            return outcome._replace(samples=(msgspec.structs.replace(outcome.samples[0], text=""),))
         if not calls:
             return outcome
         if self.op.tools.ends_turn:

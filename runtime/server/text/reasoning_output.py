@@ -32,18 +32,21 @@ class ReasoningOutput:
         self._pass_on(self._stream.feed(piece.text))
 
     def end(
-        self, samples: Sequence[wire.Sample], first: EngineRequest
-    ) -> tuple[tuple[wire.Sample, ...], tuple[Piece, ...]]:
-        """Returns all samples with their reasoning moved from `text` to `reasoning`, and the content of the first
-        sample (its text without the reasoning) as prompt pieces for the program's state."""
+        self, samples: Sequence[wire.Sample], requests: Sequence[EngineRequest]
+    ) -> tuple[tuple[wire.Sample, ...], tuple[Piece, ...], int]:
+        """Returns all samples with their reasoning moved from `text` to `reasoning`, the content of the first sample
+        (its text without the reasoning) as prompt pieces for the program's state, and the number of tokens that come
+        before the content of a sample that reasons, in all samples. requests: those that generated the samples."""
         self._pass_on(self._stream.finish())
-        separated = []
-        for sample in reversed(samples):
+        separated, n_reasoning = [], 0
+        for sample, request in zip(reversed(samples), reversed(requests), strict=True):
             parser = ReasoningParser(self._marks, self._is_open)
             text = parser.feed(sample.text) + parser.finish()
             separated.append(replace(sample, text=text, reasoning=parser.reasoning))
-        pieces = _pieces(first, parser.content_start, parser.content_start + parser.n_content)
-        return tuple(reversed(separated)), pieces
+            if parser.reasoning:
+                n_reasoning += request.text.within(parser.content_start, len(sample.text))[0][0]
+        pieces = _pieces(requests[0], parser.content_start, parser.content_start + parser.n_content)
+        return tuple(reversed(separated)), pieces, n_reasoning
 
     def _pass_on(self, content: str) -> None:
         if self._listener is not None:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from banyan.kernels import ops
+from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import KINDS, LIMIT, Quantized, parts, stacked
+from banyan.kernels.linear.grouped import quantise
 from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.small_ops import reference as small_ops
 from kernel_support.cases import TOLERANCE
@@ -186,6 +188,26 @@ def check_linear(seed: int, dtype: torch.dtype, device: str) -> None:
             _near(ops.linear(x, kept, add), want, dtype)
 
 
+def check_linear_in_few_bits(seed: int, dtype: torch.dtype, device: str) -> None:
+    """4 and 8 bits with and without minimums, groups of several sizes, one group with any number of inputs. On a CPU
+    the rows are rounded to 8 bits; the tolerance allows that there."""
+    chance = _start(seed)
+    n, n_out, n_bits = chance.choice([0, 1, 7, 20, 70]), chance.choice([1, 64, 70]), chance.choice([4, 8])
+    n_in, group = chance.choice([(40, 40), (96, 32), (128, 128), (320, 64)])
+    x, bias = torch.randn(n, n_in + 3).to(device, dtype)[:, :n_in], torch.randn(n_out).to(device, dtype)
+    weight = quantise(torch.randn(n_out, n_in).div(n_in**0.5).to(device), n_bits, group)
+    if chance.random() < 0.5:
+        minimum = -7 * weight.scale
+        weight = weight._replace(numbers=weight.numbers + (8 if n_bits == 4 else 0), minimum=minimum)
+    packed = ops.pack(weight, dtype=dtype)
+    for add in (None, bias):
+        exact = weight.dequantise(torch.float64)
+        want = x.double() @ exact.T + (0.0 if add is None else add.double())
+        if packed is not None:
+            got, most = ops.linear(x, packed, add), 1e-5 if INTERPRETED and dtype == torch.float32 else 0.03
+            assert ((got - want).abs() <= most * (1 + (x.double().abs() @ exact.abs().T))).all()
+
+
 def check_silu_mul(seed: int, dtype: torch.dtype, device: str) -> None:
     """Also numbers whose sigmoid rounds to 0 or 1."""
     chance = _start(seed)
@@ -227,6 +249,7 @@ CHECKS: list[Check] = [
     check_draw,
     check_edit_logits,
     check_linear,
+    check_linear_in_few_bits,
     check_mask_logits,
     check_rms_norm,
     check_rope_kv,

@@ -11,6 +11,7 @@ import anthropic
 import openai
 import pytest
 
+import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
 
@@ -60,15 +61,28 @@ def url(gateway: launch.GatewayProcess) -> str:
     return gateway.url
 
 
+@pytest.fixture(scope="module")
+def over_socket(pocket: launch.ServerProcess) -> Iterator[bn.RuntimeEndpoint]:
+    with bn.connect(pocket.socket) as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def over_http(url: str) -> Iterator[bn.RuntimeEndpoint]:
+    with bn.connect(url) as backend:
+        yield backend
+
+
 @pytest.fixture(scope="session")
 def openai_client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as found:
+    """Each response must have all fields of the package's types."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def anthropic_client(url: str) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as found:
+    with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as found:
         yield found
 
 

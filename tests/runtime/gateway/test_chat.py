@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 from typing import Any
@@ -166,6 +167,10 @@ def test_text_beside_calls_reaches_the_model_and_control_tokens_in_arguments_are
     assert n_tokens < 110  # `<|im_end|>` as text takes several tokens, as a control token one
 
 
+def allowed(mode: str, *tools: Any) -> Any:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_tool_choices(openai_client: openai.OpenAI, stream: bool) -> None:
     def called(choice: Any, **more: Any) -> list[str]:
@@ -178,7 +183,9 @@ def test_tool_choices(openai_client: openai.OpenAI, stream: bool) -> None:
 
     assert called("auto") == called("required", parallel_tool_calls=False) == ["calculator"]
     assert called("none") == []
-    assert called({"type": "function", "function": {"name": "add_days"}}) == ["add_days"]
+    named = {"type": "function", "function": {"name": "add_days"}}
+    assert called(named) == called(allowed("required", named)) == ["add_days"]
+    assert called(allowed("auto", {"type": "function", "function": {"name": "calculator"}})) == ["calculator"]
 
 
 def test_parse_and_response_formats(openai_client: openai.OpenAI) -> None:
@@ -210,6 +217,21 @@ def test_parse_with_tools(openai_client: openai.OpenAI) -> None:
 )
 def test_extra_constraints(openai_client: openai.OpenAI, constraint: Any, allowed: set[str]) -> None:
     assert create(openai_client, extra_body=constraint).choices[0].message.content in allowed
+
+
+def test_asynchronous_client(url: str) -> None:
+    async def ask() -> tuple[Any, str]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            completions: Any = client.chat.completions
+            options = {"model": "pocket", "messages": QUESTION, "temperature": 0}
+            chunks = [
+                chunk.choices[0].delta.content or "" async for chunk in await completions.create(**options, stream=True)
+            ]
+            return await completions.parse(**options | {"messages": ADA}, response_format=Person), "".join(chunks)
+
+    parsed, text = asyncio.run(ask())
+    assert parsed.choices[0].message.parsed == Person(name="Ada Stone", age=41, city="Lisbon")
+    assert text == ANSWER
 
 
 def test_continue_final_message(openai_client: openai.OpenAI) -> None:
@@ -245,7 +267,8 @@ def test_fields_without_effect_are_named_in_a_header(openai_client: openai.OpenA
         ({"seed": 1 << 70}, "seed", 400),
         ({"max_completion_tokens": 3}, "max_tokens", 400),
         ({"tool_choice": "required"}, "tool_choice", 400),
-        ({"tools": [CALCULATOR], "tool_choice": {"function": {"name": "f"}}}, "tool_choice", 400),
+        ({"tools": [CALCULATOR], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", 400),
+        ({"tools": [CALCULATOR], "tool_choice": allowed("auto")}, "tool_choice", 400),
         ({"regex": "a", "grammar": "b"}, "grammar", 400),
         ({"regex": "("}, None, 400),
         ({"messages": [{"role": "user", "content": "word " * 3000}]}, None, 400),

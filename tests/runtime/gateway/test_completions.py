@@ -11,7 +11,10 @@ PROMPT = "<|im_start|>user\nHi, who are you?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def create(client: openai.OpenAI, prompt: Any = PROMPT, **options: Any) -> Any:
-    return client.completions.create(model="pocket", prompt=prompt, **({"temperature": 0, "max_tokens": 3} | options))
+    """A completion. The package's types have no null where OpenAI sends one: as finish_reason of a chunk that is not
+    the last, and as logprob of the first token of an echo."""
+    loose = client.with_options(_extra_kwargs={"_strict_response_validation": False})
+    return loose.completions.create(model="pocket", prompt=prompt, **({"temperature": 0, "max_tokens": 3} | options))
 
 
 def test_control_tokens_of_a_prompt_count(openai_client: openai.OpenAI) -> None:

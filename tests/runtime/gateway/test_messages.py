@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
 
 import anthropic
+import pydantic
 import pytest
 
 from raw_http import post
@@ -21,9 +23,11 @@ CALCULATOR: Any = {
     "input_schema": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
 }
 
+GREEDY: Any = {"extra_body": {"temperature": 0}}  # the package has no argument for it
+
 
 def create(client: anthropic.Anthropic, messages: Any = QUESTION, **options: Any) -> Any:
-    return client.messages.create(model="pocket", messages=messages, **({"max_tokens": 40} | options))
+    return client.messages.create(model="pocket", messages=messages, **({"max_tokens": 40} | GREEDY | options))
 
 
 def test_create_counts_and_ends(anthropic_client: anthropic.Anthropic) -> None:
@@ -72,6 +76,61 @@ def test_system_prefill_pin_and_thinking(anthropic_client: anthropic.Anthropic, 
         model="pocket", max_tokens=2, messages=QUESTION, thinking={"type": "enabled", "budget_tokens": 1024}
     )
     assert raw.headers["x-banyan-ignored"] == "thinking"  # the pocket model does not reason
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+    city: str
+
+
+ADA: Any = [
+    {
+        "role": "user",
+        "content": "Extract name, age, city as JSON.\nText: Ada Stone is 41 years old and lives in Lisbon.",
+    }
+]
+
+
+def test_types_are_parsed_and_tools_are_run(anthropic_client: anthropic.Anthropic) -> None:
+    found = anthropic_client.messages.parse(model="pocket", max_tokens=60, messages=ADA, output_format=Person, **GREEDY)
+    assert found.parsed_output == Person(name="Ada Stone", age=41, city="Lisbon")
+    with anthropic_client.messages.stream(
+        model="pocket", max_tokens=60, messages=ADA, output_format=Person, **GREEDY
+    ) as stream:
+        assert stream.get_final_message().parsed_output == found.parsed_output
+
+    @anthropic.beta_tool
+    def calculator(expression: str) -> str:
+        """Work out an arithmetic expression."""
+        return str(sum(map(int, expression.split("+"))))
+
+    runner = anthropic_client.beta.messages.tool_runner(
+        model="pocket", max_tokens=60, messages=SUM, tools=[calculator], **GREEDY
+    )
+    (text,) = runner.until_done().content
+    assert text.type == "text"
+    assert text.text == "The answer is 71."
+
+
+def test_models_and_raw_responses(anthropic_client: anthropic.Anthropic) -> None:
+    (model,) = anthropic_client.models.list()
+    assert model == anthropic_client.models.retrieve("pocket")
+    assert (model.id, model.max_input_tokens) == ("pocket", 2048)
+    ask: Any = {"model": "pocket", "max_tokens": 3, "messages": QUESTION}
+    assert anthropic_client.messages.with_raw_response.create(**ask).parse().content
+    with anthropic_client.messages.with_streaming_response.create(**ask) as response:
+        assert response.parse().content
+
+
+def test_asynchronous_client(url: str) -> None:
+    async def ask() -> tuple[str, str]:
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
+            whole = await client.messages.create(model="pocket", max_tokens=40, messages=QUESTION, **GREEDY)
+            async with client.messages.stream(model="pocket", max_tokens=40, messages=QUESTION, **GREEDY) as stream:
+                return whole.content[0].text, "".join([text async for text in stream.text_stream])  # type: ignore[union-attr]
+
+    assert asyncio.run(ask()) == (ANSWER, ANSWER)
 
 
 @pytest.mark.parametrize(

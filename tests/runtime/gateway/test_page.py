@@ -7,7 +7,6 @@ import re
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,6 @@ from banyan.runtime import launch
 from waits import wait_until
 
 STATIC = Path(launch.__file__).parent / "gateway" / "page" / "static"
-
-
-@pytest.fixture(scope="module")
-def over_socket(pocket: launch.ServerProcess) -> Iterator[bn.RuntimeEndpoint]:
-    with bn.connect(pocket.socket) as backend:
-        yield backend
 
 
 @bn.function
@@ -66,8 +59,9 @@ def test_programs_and_tree_say_what_runs_and_who_leases_what(over_socket: bn.Run
     held = bn.function(lambda s: s.__iadd__("One " + bn.gen("long", max_tokens=1900, ignore_eos=True))).run(
         backend=over_socket
     )
-    running = wait_until(lambda: read(f"{url}/v1/programs")["running"], "a running program")[-1]
-    assert [branch["doing"] for branch in running["branches"]] == ["long"]
+    (running,) = wait_until(
+        lambda: [one for one in read(f"{url}/v1/programs")["running"] if doing(one) == ["long"]], "it"
+    )
     wait_until(
         lambda: any(serial == running["serial"] for node in tree(url) for _, serial in node["owners"]), "an owner"
     )
@@ -83,6 +77,11 @@ def test_programs_and_tree_say_what_runs_and_who_leases_what(over_socket: bn.Run
     assert verdict["usage"]["generated"] == 4
     assert verdict["usage"]["cached"] > 0
     assert (program["is_over"], program["error"]) == (True, "")
+
+
+def doing(program: Any) -> list[str]:
+    """What each branch of a program does."""
+    return [branch["doing"] for branch in program["branches"]]
 
 
 def tree(url: str) -> Any:

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client.client import Client, connect
 from banyan.runtime.client.program_futures import ProgramHandle
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import http_frames, wire
+from raw_http import connect as connect_raw
+from raw_http import encode, status
+from raw_http import post as post_raw
 from waits import wait_until
-
-
-@pytest.fixture(scope="module")
-def over_socket(pocket: launch.ServerProcess) -> Iterator[bn.RuntimeEndpoint]:
-    with bn.connect(pocket.socket) as backend:
-        yield backend
-
-
-@pytest.fixture(scope="module")
-def over_http(url: str) -> Iterator[bn.RuntimeEndpoint]:
-    with bn.connect(url) as backend:
-        yield backend
+from wire_fuzz import SURROGATE, ClientModel, Values
+from wire_fuzz import encode as pack_message
 
 
 @bn.tool
@@ -289,3 +285,66 @@ def test_hung_up_reader_frees_its_program(url: str, over_socket: bn.RuntimeEndpo
     response.fp.raw._sock.shutdown(socket.SHUT_RDWR)
     response.close()
     wait_until(lambda: "held" not in running(over_socket), "its end")
+
+
+# ---- fuzzed requests -------------------------------------------------------------------------------------------------
+
+
+class FuzzedClient:
+    """Makes the bodies of one client, in JSON or binary: valid ones, borders of a field, and garbage."""
+
+    def __init__(self, values: Values) -> None:
+        self._values, self._model = values, ClientModel(values)
+        self.is_binary = values.rng.random() < 0.3
+        self.headers = f"content-type: {http_frames.KIND}\r\n" if self.is_binary else ""
+
+    def begin(self) -> bytes:
+        if not self.is_binary:
+            return self.body()
+        return self._broken(http_frames.pack([wire.encode(wire.Hello(wire.VERSION))]), 0.1)
+
+    def body(self) -> bytes:
+        message = self._model.message()
+        while not (self.is_binary or isinstance(message, wire.Submit)):
+            message = self._model.message()
+        if self._values.rng.random() < 0.3:
+            message = self._values.with_border(message)
+        try:
+            if self.is_binary:
+                return self._broken(http_frames.pack([pack_message(message)]), 0.2)
+            fields = {name: getattr(message, name) for name in ("ops", "last", "name", "limits")}
+            return self._broken(msgspec.json.encode(fields).replace(SURROGATE.encode(), b"\xed\xa0\x80"), 0.2)
+        except OverflowError:  # a number that neither format can write
+            return b""
+
+    def _broken(self, data: bytes, share: float) -> bytes:
+        return self._values.garbage(data) if self._values.rng.random() < share else data
+
+
+@pytest.mark.parametrize("n", [40, pytest.param(10_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+def test_no_fuzzed_program_crashes_or_hangs_it(
+    gateway: launch.GatewayProcess, over_http: bn.RuntimeEndpoint, stats: Callable[[], Any], n: int
+) -> None:
+    before = stats()["server"]["programs"]
+    values, n_begun = Values(Random(n)), 0
+    for _ in range(n):
+        client = FuzzedClient(values)
+        with connect_raw(gateway.url) as sock:
+            sock.sendall(encode(http_frames.PATH, client.begin(), client.headers))
+            answer, session = b"", None
+            while session is None and (chunk := sock.recv(1 << 16)):
+                answer += chunk
+                session = re.search(rb'(?:x-banyan-session: |"id":")([0-9a-f]{32})', answer)
+                if status(answer) >= 400:
+                    break
+            assert status(answer) in (200, 400, 413, 429, 503), answer  # 503: a busy machine took 10 s to connect
+            assert (session is None) == (status(answer) != 200), answer
+            n_begun += session is not None
+            for _ in range(values.rng.randrange(4) if session is not None else 0):
+                body, path = client.body(), f"{http_frames.PATH}/{session[1].decode()}"  # type: ignore[index]
+                found, data = post_raw(gateway.url, path, body, client.headers)
+                assert found in (200, 400, 404, 413), (body, data)
+    assert n_begun > n / 4
+    assert gateway.is_alive
+    assert streamed.run(backend=over_http)["x"]
+    wait_until(lambda: stats()["server"]["programs"] <= before, "the end of all programs", seen=stats)

@@ -34,7 +34,10 @@ def test_reasoning_is_apart_from_the_answer(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         model = client.models.list().data[0].id
         options: Any = {"model": model, "messages": QUESTION, "temperature": 0}
-        message: Any = client.chat.completions.create(**options).choices[0].message
+        completion: Any = client.chat.completions.create(**options)
+        n_tokens = completion.usage.completion_tokens_details.reasoning_tokens
+        assert 0 < n_tokens < completion.usage.completion_tokens
+        message = completion.choices[0].message
         assert (message.content, message.reasoning_content, message.reasoning) == ("42", "hmm so", "hmm so")
         streamed: dict[str, str] = {"content": "", "reasoning_content": "", "reasoning": ""}
         for chunk in client.chat.completions.create(**options, stream=True):
@@ -45,8 +48,10 @@ def test_reasoning_is_apart_from_the_answer(url: str) -> None:
         response = client.responses.create(model=model, input="ask", temperature=0)
         thought: Any = response.output[0]
         assert (thought.type, thought.content[0].text, response.output_text) == ("reasoning", "hmm so", "42")
+        assert response.usage.output_tokens_details.reasoning_tokens == n_tokens
         with client.responses.stream(model=model, input="ask") as stream:
             kinds = [one.type for one in stream]
+            assert stream.get_final_response().usage.output_tokens_details.reasoning_tokens == n_tokens
         assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
 
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude:
@@ -57,6 +62,7 @@ def test_reasoning_is_apart_from_the_answer(url: str) -> None:
         with claude.messages.stream(**options, thinking={"type": "adaptive"}) as events:
             final = events.get_final_message()
         assert [block.type for block in final.content] == ["thinking", "text"]
+        assert final.usage.output_tokens_details.thinking_tokens == n_tokens
         assert [block.type for block in claude.messages.create(**options).content] == ["text"]
 
 

@@ -79,6 +79,18 @@ def test_parse_and_logprobs(openai_client: openai.OpenAI) -> None:
     assert [one.token for one in cut.output[0].content[0].logprobs] == ["I", " am", " the"]
 
 
+def test_allowed_tools_and_fields_without_effect(openai_client: openai.OpenAI) -> None:
+    now = {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}}
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
+    found = create(openai_client, "What is 23 plus 48?", tools=[CALCULATOR, now], tool_choice=choice)
+    assert [(call.name, call.arguments) for call in found.output] == [("now", "{}")]
+    assert found.tool_choice.to_dict() == choice
+    raw = openai_client.responses.with_raw_response.create(
+        model="pocket", input="Hi", max_output_tokens=1, store=False, include=["reasoning.encrypted_content"]
+    )
+    assert raw.headers["x-banyan-ignored"] == "include"
+
+
 def test_background_cancel_retrieve_and_delete(openai_client: openai.OpenAI, stats: Callable[[], Any]) -> None:
     begun = create(openai_client, background=True)
     assert begun.status == "in_progress"

@@ -46,7 +46,7 @@ def as_gguf(tiny_model, tmp_path):
 
 def agree(tiny, file: Path, same: Path) -> None:
     """Logits equal those of our own path bit by bit, and those of transformers."""
-    logits = tiny.Paged(load(file)).run(IDS, 24)
+    logits = tiny.Paged(load(file, weight_dtype="dtype")).run(IDS, 24)
     assert torch.equal(logits, tiny.Paged(load(same)).run(IDS, 24))
     torch.testing.assert_close(logits, tiny.reference_logits(tiny.reference(same), IDS), rtol=2e-4, atol=2e-4)
 
@@ -57,6 +57,21 @@ def test_logits_of_each_format_equal_those_of_the_dequantised_weights(as_gguf, t
     stored = {entry.dtype for entry in read_header(file).tensors.values()}
     assert stored == {"F32", quantization}
     agree(tiny, file, same)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize(
+    ("quantization", "deterministic"),
+    [("Q4_1", True), *((name, False) for name in FORMATS if name.startswith("Q"))],
+)
+def test_weights_stay_in_the_bits_that_they_are_stored_in(as_gguf, tiny, quantization, deterministic):
+    file, same = as_gguf("llama", quantization, WIDE)
+    kept = load(file, deterministic=deterministic)
+    bits = {linear.weight.n_bits for layer in kept.layers for linear in (layer.qkv, layer.gate_up, layer.down)}
+    assert bits == {4 if quantization.startswith("Q4") else 8}
+    ids = 8 * IDS  # more rows than the instructions for few rows are used for
+    exact = tiny.Paged(load(same)).run(ids, len(ids))
+    assert (tiny.Paged(kept).run(ids, len(ids)) - exact).norm() < 0.03 * exact.norm()
 
 
 @pytest.mark.parametrize(

@@ -89,17 +89,23 @@ def test_loaded_weights_are_independent_of_the_file(family, tiny, tiny_model, tm
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("tied", [True, False])
-def test_int8_weights_give_similar_logits(tied, tiny, tiny_model):
+@pytest.mark.parametrize(("n_bits", "least"), [(8, 0.99), (4, 0.7)])
+def test_weights_in_few_bits_give_similar_logits(tied, n_bits, least, tiny, tiny_model):
     path, ids = tiny_model(tie_word_embeddings=tied), list(range(3, 40))
-    quantized = load(path, weight_dtype="int8")
+    quantized = load(path, weight_dtype=f"int{n_bits}")
     linears = [
         quantized.head,
         *(one for layer in quantized.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)),
     ]
-    assert {linear.weight.panels.dtype for linear in linears} == {torch.int8}
+    assert {linear.weight.n_bits for linear in linears} == {n_bits}
     expected, actual = (tiny.Paged(model).run(ids, chunk=20) for model in (load(path), quantized))
     assert not torch.equal(actual, expected)
-    assert torch.nn.functional.cosine_similarity(actual, expected).min() > 0.99
+    assert torch.nn.functional.cosine_similarity(actual, expected).min() > least
+
+
+def test_few_bits_are_refused_where_no_kernel_computes_with_them(tiny_model):
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler.* here dtype is float16"):
+        load(tiny_model(), weight_dtype="int4", dtype="float16")
 
 
 def test_context_beyond_the_model_is_refused_with_both_numbers(tiny_model):

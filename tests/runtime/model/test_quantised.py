@@ -72,7 +72,7 @@ def pack(tiny_model, tmp_path):
 
 
 def logits(tiny, path):
-    return tiny.Paged(load(path)).run(IDS, 24)
+    return tiny.Paged(load(path, weight_dtype="dtype")).run(IDS, 24)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -115,20 +115,12 @@ def test_gptq_with_layers_of_other_bits_and_biases_of_zeros(tiny_model, pack, ti
         load(path)
 
 
-def test_rows_of_several_weights_become_one():
-    """Stacked in few bits if they are alike, else in floats."""
-
-    def weight(n_out, n_groups=2, has_minimum=True):
-        minimum = torch.randn(n_out, n_groups) if has_minimum else None
-        return Grouped(torch.randint(0, 7, (n_out, 32), dtype=torch.int8), torch.rand(n_out, n_groups), minimum)
-
-    q, k = weight(8), weight(4)
-    both = readers.stack([q, k], torch.float32)
-    assert isinstance(both, Grouped)
-    assert torch.equal(both.dequantise(), torch.cat([q.dequantise(), k.dequantise()]))
-    for other in (weight(4, n_groups=4), weight(4, has_minimum=False), torch.randn(4, 32), q._replace(n_bits=8)):
-        both = readers.stack([q, other], torch.bfloat16)
-        assert torch.equal(both, torch.cat([readers.floats(part, torch.bfloat16) for part in (q, other)]))
+@pytest.mark.parametrize("case", ["gptq", "awq", "pack-quantized", "int-quantized"])
+def test_weights_that_stay_in_few_bits(case, pack, tiny):
+    """The inputs of such layers are rounded too, so logits are close and not equal."""
+    path, same = pack(case)
+    got, want = tiny.Paged(load(path)).run(IDS, 24), logits(tiny, same)
+    assert float((got - want).norm() / want.norm()) < 0.05
 
 
 def test_layers_of_several_groups(pack, tiny):

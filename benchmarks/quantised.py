@@ -1,0 +1,96 @@
+"""Steps with weights in bfloat16, 8 and 4 bits: `python benchmarks/quantised.py [--model smol] [--threads 1]`
+
+Without a model: the first layers of a Llama of 1.17 B parameters, with random weights. The kinds of weights take turns,
+step by step, so that each finds the caches full of another's weights and all have the same noise. A decode has 64
+tokens of context; a prefill has 512 tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import torch
+from report import Report, correct, parser
+
+from banyan.kernels.kv_layout import stacked
+from banyan.kernels.native import threads
+from banyan.kernels.ops import ragged
+from banyan.runtime.model.load import Model, load
+
+SHAPE = {"vocab_size": 49_152, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
+         "num_key_value_heads": 8}  # fmt: skip
+KINDS = {"bf16": "dtype", "int8": "int8", "int4": "int4"}
+BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+CONTEXT, PROMPT, PAGE = 64, 512, 16
+
+
+def write_model(folder: Path, n_layers: int) -> None:
+    """A Llama with random weights in bfloat16."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(num_hidden_layers=n_layers, tie_word_embeddings=False, **SHAPE)
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+
+
+class Step:
+    """One step of a model, again and again with the same batch."""
+
+    def __init__(self, model: Model, n_requests: int, n_rows: int, n_keys: int) -> None:
+        pages = -(-n_keys // PAGE)
+        shape = n_requests * pages, PAGE, model.spec.n_kv_heads, model.spec.head_dim
+        ranges = [range(i * pages, (i + 1) * pages) for i in range(n_requests)]
+        batch = ragged([n_rows] * n_requests, [n_keys] * n_requests, ranges, PAGE, "cpu")
+        ids = torch.arange(n_requests * n_rows) % model.spec.vocab_size
+        rows = torch.arange(n_rows - 1, n_requests * n_rows, n_rows)
+        pools: Any = [stacked(2, shape, torch.bfloat16) for _ in model.windows]
+        for pair in pools:
+            for pool in pair:
+                pool.zero_()
+        self._arguments = ids, batch.position.long(), batch, pools, rows
+        self._model = model
+        self.best = float("inf")
+
+    def __call__(self) -> None:
+        started = time.perf_counter()
+        self._model.forward(*self._arguments)
+        self.best = min(self.best, time.perf_counter() - started)
+
+
+def main() -> None:
+    options = parser(__doc__, quick="three batches, fewer steps")
+    options.add_argument("--model", help="a model to take instead of random weights")
+    options.add_argument("--layers", type=int, default=4, help="of the model with random weights (of its 16)")
+    options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--steps", type=int, default=30, help="of each kind and batch; the best one counts")
+    args = options.parse_args()
+    correct("tests/runtime/model/test_linear.py")
+    torch.set_num_threads(args.threads)
+    threads.use(args.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        if args.model is None:
+            write_model(Path(folder), args.layers)
+        found = args.model or folder
+        models = {name: load(found, dtype="bfloat16", weight_dtype=kind) for name, kind in KINDS.items()}
+    shape = args.model or f"{args.layers} of 16 layers of a Llama with 1.17 B random weights"
+    report = Report("quantised", f"{shape}; {args.threads} threads")
+    cases = [(f"decode, batch {n}", n, 1, CONTEXT) for n in ((1, 16, 64) if args.quick else BATCHES)]
+    cases.append((f"prefill, {PROMPT} tokens", 1, PROMPT, PROMPT))
+    for title, n_requests, n_rows, n_keys in cases:
+        steps = {name: Step(model, n_requests, n_rows, n_keys) for name, model in models.items()}
+        for _ in range(5 if args.quick else args.steps):
+            for step in steps.values():
+                step()
+        for name in ("int8", "int4"):
+            target = "ratio >= 1" if n_rows == 1 else ""
+            report.row(f"{title}: {name}", "ms", 1e3 * steps[name].best, 1e3 * steps["bf16"].best, "bf16", target)
+    raise SystemExit(report.end(args.json))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,429 @@
+// Linear layers over weights of 4 or 8 bits with a scale, and perhaps a minimum, per group of 32 inputs.
+//
+// The rows are quantised to 8 bits in the same groups. So the sum over a group is exact in integers, and the groups of a
+// row are added in order: the bits of a row's result do not depend on the batch. Many rows are computed in another way
+// where that is faster, except in deterministic mode.
+//
+// A panel is 16 columns: [group][8 quads][16 columns][4 k], as bytes (8 bits), or with quads 2i and 2i + 1 in the low and
+// high halves of bytes (4 bits). Numbers are stored without a sign, as number + `zero`; the dot product with `zero` is
+// subtracted. Scales and minimums are float16 [group][16], as parts of a factor per column.
+#pragma once
+
+#include <vector>
+
+#include "thread_pool.h"
+#include "vector.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+#if defined(__AMX_BF16__) && defined(__AVX512FP16__) && defined(__linux__)
+#define BANYAN_TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+constexpr int GROUP = 32, COLUMNS = 16;
+constexpr int PARTS = COLUMNS / W;      // vectors that hold a number per column
+constexpr int TILE = 16;                // rows that lie together
+constexpr int TASK = 64, TASK_ROWS = 64;  // columns and rows of a task
+constexpr int AHEAD_BYTES = 4096;       // of a panel, that are prefetched
+
+struct GroupedWeight {
+    const uint8_t* panels;
+    const uint16_t *scale, *minimum;  // minimum: may be null
+    const float* factor;              // per column, whole panels of them
+    int64_t n_in, n_out;
+    bool deterministic;               // a row has the same bits in any batch
+};
+
+// Rows in 8 bits: [tile of rows][group][row][32] numbers, and per [tile][group][row] what belongs to them.
+struct SmallRows {
+    int8_t* numbers;
+    float *scale, *total;  // total: of the numbers, times their scale
+    int32_t* offset;       // what the zero of the weight contributes to the dot product, negated
+    int64_t n_groups, tile;
+    int64_t at(int64_t row, int64_t group) const { return ((row / tile * n_groups) + group) * tile + row % tile; }
+};
+
+inline vf load_half(const uint16_t* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__) && defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+    vh half;
+    std::memcpy(&half, p, sizeof half);
+    const vu wide = __builtin_convertvector(half, vu);
+    return reinterpret_cast<vf>((wide & 0x8000) << 16 | (wide & 0x7FFF) << 13) * 0x1p112f;  // also if subnormal
+#endif
+}
+
+// Sums of products of 4 bytes without and 4 with sign, in each lane. Without instructions for them, sums of pairs are
+// kept in 16 bits over a group: 8 * 2 * 15 * 127 fits. Then numbers of 8 bits are two of 4.
+#if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+template <int BITS>
+struct Dot {
+    vi sums;
+    explicit Dot(int32_t offset) : sums(vi{} + offset) {}
+    void add(vi w, vi x) {
+#ifdef __AVX512F__
+        sums = (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, (__m512i)x);
+#else
+        sums = (vi)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)w, (__m256i)x);
+#endif
+    }
+    vi get() const { return sums; }
+};
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+typedef int16_t v16 __attribute__((vector_size(W * 4), aligned(4)));
+template <int BITS>
+struct Dot {
+    v16 low{}, high{};
+    int32_t offset;
+    explicit Dot(int32_t offset) : offset(offset) {}
+#ifdef __AVX512BW__
+    static v16 pairs(vi w, vi x) { return (v16)_mm512_maddubs_epi16((__m512i)w, (__m512i)x); }
+    static vi quads(v16 x) { return (vi)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi16(1)); }
+#else
+    static v16 pairs(vi w, vi x) { return (v16)_mm256_maddubs_epi16((__m256i)w, (__m256i)x); }
+    static vi quads(v16 x) { return (vi)_mm256_madd_epi16((__m256i)x, _mm256_set1_epi16(1)); }
+#endif
+    void add(vi w, vi x) {
+        if constexpr (BITS == 4) low += pairs(w, x);
+        else low += pairs(w & 0x0F0F0F0F, x), high += pairs(w >> 4 & 0x0F0F0F0F, x);
+    }
+    vi get() const { return quads(low) + offset + (BITS == 4 ? vi{} : quads(high) << 4); }
+};
+#else
+template <int BITS>
+struct Dot {
+    vi sums;
+    explicit Dot(int32_t offset) : sums(vi{} + offset) {}
+    void add(vi w, vi x) {
+        for (int i = 0; i < 32; i += 8) sums += (w >> i & 0xFF) * (x << (24 - i) >> 24);
+    }
+    vi get() const { return sums; }
+};
+#endif
+constexpr int DOT_ROWS = W == 16 ? 8 : 2;  // rows whose sums fit into registers
+
+template <int BITS>
+inline vi quad(const uint8_t* group, int i, int part) {  // the i-th 4 k of W columns
+    vi w;
+    std::memcpy(&w, group + (BITS == 4 ? i / 2 : i) * 64 + part * W * 4, sizeof w);
+    if constexpr (BITS == 8) return w;
+    return (i & 1 ? w >> 4 : w) & 0x0F0F0F0F;
+}
+
+// sum: over a group; scale, minimum: of W columns; x_scale, x_total: of the row
+template <bool HAS_MIN>
+inline vf plus_group(vf c, vi sum, vf scale, vf minimum, float x_scale, float x_total) {
+    c += (scale * x_scale) * __builtin_convertvector(sum, vf);
+    return HAS_MIN ? c + minimum * x_total : c;
+}
+
+// c[r][0 .. 16) of R rows of one tile, from row `first` on
+template <int BITS, int R, bool HAS_MIN>
+void few_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t first, float* c) {
+    constexpr int n_bytes = GROUP * COLUMNS * BITS / 8;
+    const uint8_t* q = w.panels + panel * x.n_groups * n_bytes;
+    const int64_t o_scale = panel * x.n_groups * COLUMNS;
+    int64_t at = x.at(first, 0);
+    vf t[R][PARTS] = {};
+    for (int64_t g = 0; g < x.n_groups; g++, q += n_bytes, at += x.tile) {
+        for (int i = 0; i < n_bytes; i += 64) __builtin_prefetch(q + AHEAD_BYTES + i);
+        const uint16_t* scale = w.scale + o_scale + g * COLUMNS;
+        const uint16_t* minimum = HAS_MIN ? w.minimum + o_scale + g * COLUMNS : scale;
+        __builtin_prefetch(scale + AHEAD_BYTES / n_bytes * COLUMNS);
+        if (HAS_MIN) __builtin_prefetch(minimum + AHEAD_BYTES / n_bytes * COLUMNS);
+        for (int p = 0; p < PARTS; p++) {
+            vi quads[GROUP / 4];
+            for (int i = 0; i < GROUP / 4; i++) quads[i] = quad<BITS>(q, i, p);
+            const vf s = load_half(scale + p * W), m = HAS_MIN ? load_half(minimum + p * W) : vf{};
+            for (int r = 0; r < R; r++) {
+                Dot<BITS> dot(x.offset[at + r]);
+                for (int i = 0; i < GROUP / 4; i++) {
+                    int32_t four;
+                    std::memcpy(&four, x.numbers + (at + r) * GROUP + 4 * i, sizeof four);
+                    dot.add(quads[i], vi{} + four);
+                }
+                t[r][p] = plus_group<HAS_MIN>(t[r][p], dot.get(), s, m, x.scale[at + r], x.total[at + r]);
+            }
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int p = 0; p < PARTS; p++) store(c + r * COLUMNS + p * W, t[r][p]);
+}
+
+#ifdef BANYAN_TILES
+// Many rows in Intel's AMX: panels are dequantised to bfloat16, so are the rows, and tiles of 16 rows, 32 k and 16 columns
+// are multiplied. (Tiles of int8 would have to be stored after each group, which takes longer than to multiply them.)
+constexpr int MIN_TILED = 12;         // rows from which this is faster (measured)
+constexpr int TILED_ROWS = 256;       // of a task
+constexpr int WIDE_GROUPS = 8;        // groups of a panel that are dequantised at a time
+constexpr int A_TILE = TILE * GROUP;  // numbers
+
+// Whether the system lets this process use tiles.
+inline bool has_tiles() {
+    static const bool is_allowed = !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */);
+    return is_allowed;
+}
+
+// Sets the shapes of the tiles, all 16 rows of 64 bytes, and restores those that were set: torch uses tiles in the same
+// thread.
+class Tiles {
+    struct alignas(64) Shapes {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        uint8_t rows[16] = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE};
+    } before;
+
+  public:
+    Tiles() {
+        const Shapes ours;
+        _tile_storeconfig(&before);
+        _tile_loadconfig(&ours);
+    }
+    ~Tiles() {
+        if (before.palette) _tile_loadconfig(&before);
+        else _tile_release();
+    }
+};
+
+// A vector of 32 words: for each column, a pair of k. Eight k are in the order of PAIRS, as their halves come out of bytes.
+constexpr int PAIRS[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+inline __m512i to_bf16(__m512h x) {  // numbers below 2^-14 become 0
+    const __m512i near = _mm512_srai_epi16(_mm512_add_epi16((__m512i)x, _mm512_set1_epi16(4)), 3);
+    const __m512i cut = _mm512_and_si512(near, _mm512_set1_epi16(int16_t(0x8FFF)));
+    const __mmask32 is_normal = _mm512_test_epi16_mask((__m512i)x, _mm512_set1_epi16(0x7C00));
+    return _mm512_maskz_add_epi16(is_normal, cut, _mm512_set1_epi16((127 - 15) << 7));
+}
+
+inline __m512h both(const uint16_t* p) {  // 16 float16, each twice
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return (__m512h)_mm512_or_si512(wide, _mm512_slli_epi32(wide, 16));
+}
+
+// A group of a panel as [16 pairs of k][16 columns][2]
+template <int BITS, bool HAS_MIN>
+inline void dequantise(bf16* to, const uint8_t* q, const uint16_t* scale, const uint16_t* minimum) {
+    const __m512h s = both(scale), least = HAS_MIN ? both(minimum) : _mm512_setzero_ph();
+    const auto put = [&](__m512h x) {
+        x = HAS_MIN ? _mm512_fmadd_ph(x, s, least) : _mm512_mul_ph(x, s);
+        _mm512_store_si512(to, to_bf16(x));
+        to += 2 * COLUMNS;
+    };
+    if constexpr (BITS == 4) {
+        alignas(64) static constexpr int16_t table[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+                                                        0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const __m512i from = _mm512_sub_epi16(_mm512_load_si512(table), _mm512_set1_epi16(HAS_MIN ? 0 : 8));
+        const __m512i numbers = (__m512i)_mm512_cvtepi16_ph(from);
+        for (int i = 0; i < 4; i++) {  // a permutation looks at 5 bits of each word, of which the table ignores one
+            const __m512i w = _mm512_loadu_si512(q + 64 * i);
+            put((__m512h)_mm512_permutexvar_epi16(w, numbers));
+            put((__m512h)_mm512_permutexvar_epi16(_mm512_srli_epi16(w, 4), numbers));
+            put((__m512h)_mm512_permutexvar_epi16(_mm512_srli_epi16(w, 8), numbers));
+            put((__m512h)_mm512_permutexvar_epi16(_mm512_srli_epi16(w, 12), numbers));
+        }
+    } else {
+        for (int i = 0; i < 8; i += 2) {
+            const __m512i flip = _mm512_set1_epi8(int8_t(0x80));
+            const __m512i w = _mm512_xor_si512(_mm512_loadu_si512(q + 64 * i), flip);
+            const __m512i x = _mm512_xor_si512(_mm512_loadu_si512(q + 64 * i + 64), flip);
+            put(_mm512_cvtepi16_ph(_mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8)));
+            put(_mm512_cvtepi16_ph(_mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8)));
+            put(_mm512_cvtepi16_ph(_mm512_srai_epi16(w, 8)));
+            put(_mm512_cvtepi16_ph(_mm512_srai_epi16(x, 8)));
+        }
+    }
+}
+
+template <class T>
+void order_pairs(bf16* to, int64_t s_to, const T* from, int64_t n_in) {  // one row; s_to: from one group to the next
+    static const __m512i index = [] {
+        alignas(64) int16_t i[32];
+        for (int k = 0; k < 32; k++) i[k] = int16_t(k / 8 * 8 + PAIRS[k % 8]);
+        return _mm512_load_si512(i);
+    }();
+    for (int64_t k = 0; k < n_in; k += GROUP, to += s_to) {
+        alignas(64) bf16 group[GROUP] = {};
+        if (n_in - k >= GROUP)
+            for (int i = 0; i < GROUP; i += W) store(group + i, load(from + k + i));
+        else
+            for (int i = 0; i < n_in - k; i++) put(group + i, get(from[k + i]));
+        _mm512_store_si512(to, _mm512_permutexvar_epi16(index, _mm512_load_si512(group)));
+    }
+}
+
+// Adds n groups to c[16 * N rows][2 panels of 16]. a: of the first row tile and group; s_a: from one row tile to the next
+template <int N>
+void add_tiles(float* c, const bf16* a, int64_t s_a, const bf16* b, int n) {
+    constexpr int row = 2 * COLUMNS * sizeof(float);
+    _tile_loadd(0, c, row);
+    _tile_loadd(1, c + COLUMNS, row);
+    if (N > 1) { _tile_loadd(2, c + TILE * 2 * COLUMNS, row); _tile_loadd(3, c + TILE * 2 * COLUMNS + COLUMNS, row); }
+    for (int g = 0; g < n; g++, a += A_TILE, b += GROUP * COLUMNS) {
+        _tile_loadd(4, a, 64);
+        _tile_loadd(6, b, 64);
+        _tile_loadd(7, b + WIDE_GROUPS * GROUP * COLUMNS, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (N > 1) { _tile_loadd(5, a + s_a, 64); _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7); }
+    }
+    _tile_stored(0, c, row);
+    _tile_stored(1, c + COLUMNS, row);
+    if (N > 1) { _tile_stored(2, c + TILE * 2 * COLUMNS, row); _tile_stored(3, c + TILE * 2 * COLUMNS + COLUMNS, row); }
+}
+
+// c[r][0 .. 32) of n rows. a: of the first row, [tile of rows][group][row][32]
+template <int BITS, bool HAS_MIN>
+void tiled_rows(const GroupedWeight& w, const int64_t (&panels)[2], const bf16* a, int64_t n_groups, int n, float* c) {
+    constexpr int n_bytes = GROUP * COLUMNS * BITS / 8;
+    alignas(64) bf16 wide[2][WIDE_GROUPS * GROUP * COLUMNS];
+    std::memset(c, 0, (n + TILE - 1) / TILE * TILE * 2 * COLUMNS * sizeof *c);
+    const int64_t s_a = n_groups * A_TILE;
+    for (int64_t g = 0; g < n_groups; g += WIDE_GROUPS) {
+        const int n_part = int(n_groups - g < WIDE_GROUPS ? n_groups - g : WIDE_GROUPS);
+        for (int p = 0; p < 2; p++)
+            for (int i = 0; i < n_part; i++) {
+                const int64_t at = panels[p] * n_groups + g + i, o = at * COLUMNS;
+                const uint8_t* q = w.panels + at * n_bytes;
+                for (int j = 0; j < n_bytes; j += 64) __builtin_prefetch(q + AHEAD_BYTES + j);
+                dequantise<BITS, HAS_MIN>(wide[p] + i * GROUP * COLUMNS, q, w.scale + o,
+                                          HAS_MIN ? w.minimum + o : nullptr);
+            }
+        for (int r = 0; r < n; r += 2 * TILE) {
+            const bf16* from = a + r / TILE * s_a + g * A_TILE;
+            if (n - r > TILE) add_tiles<2>(c + r * 2 * COLUMNS, from, s_a, wide[0], n_part);
+            else add_tiles<1>(c + r * 2 * COLUMNS, from, s_a, wide[0], n_part);
+        }
+    }
+}
+#endif
+
+template <int BITS, bool HAS_MIN>
+void panel_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t first, int n, float* c) {
+    const auto some = [&](auto rows) {
+        constexpr int R = decltype(rows)::value;
+        for (; n >= R; n -= R, first += R, c += R * COLUMNS) few_rows<BITS, R, HAS_MIN>(w, panel, x, first, c);
+    };
+    if constexpr (DOT_ROWS >= 8) some(std::integral_constant<int, 8>());
+    if constexpr (DOT_ROWS >= 4) some(std::integral_constant<int, 4>());
+    some(std::integral_constant<int, 2>());
+    some(std::integral_constant<int, 1>());
+}
+
+// Quantises one row: each group's largest number becomes 127.
+template <class T>
+void quantise_row(const T* from, const SmallRows& x, int64_t row, int64_t n_in, int zero) {
+    for (int64_t g = 0; g < x.n_groups; g++) {
+        alignas(64) float numbers[GROUP] = {};
+        const int64_t n = n_in - g * GROUP;
+        if (n >= GROUP)
+            for (int i = 0; i < GROUP; i += W) store(numbers + i, load(from + g * GROUP + i));
+        else
+            for (int i = 0; i < n; i++) numbers[i] = get(from[g * GROUP + i]);
+        vu most{};
+        for (int i = 0; i < GROUP; i += W) {
+            const vu size = reinterpret_cast<vu>(load(numbers + i)) & 0x7FFFFFFFu;  // as integers NaN is the largest
+            most = most > size ? most : size;
+        }
+        uint32_t bits = 0;
+        for (int i = 0; i < W; i++) bits = bits > most[i] ? bits : most[i];
+        float largest;
+        std::memcpy(&largest, &bits, sizeof largest);
+        const float inverse = largest > 0x1p-120f ? 127.0f / largest : 0.0f;
+        const int64_t at = x.at(row, g);
+        vf sums{};
+        for (int i = 0; i < GROUP; i += W) {
+            const vf scaled = (load(numbers + i) * inverse + 0x1.8p23f) - 0x1.8p23f;
+            sums += scaled;
+            store(x.numbers + at * GROUP + i, scaled);
+        }
+        const float total = sum(sums);
+        x.scale[at] = largest / 127.0f;
+        x.total[at] = total * x.scale[at];
+        x.offset[at] = -zero * int32_t(total);
+    }
+}
+
+// Memory of the calling thread that grows to what its largest batch needs, with some bytes that may be read beyond it.
+inline char* row_memory(int64_t n_bytes) {
+    thread_local std::vector<char> memory;
+    if (int64_t(memory.size()) < n_bytes + 2048) memory.resize(n_bytes + 2048);
+    return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63);
+}
+
+// Calls make(first panel, first row, n, c) for blocks of rows and of PANELS panels, and writes the sums c[n][16 PANELS]
+// to `out`.
+template <int ROWS, int PANELS, class T, class F>
+void each_block(const GroupedWeight& w, const T* bias, T* out, int64_t n, int n_threads, const F& make) {
+    constexpr int columns = COLUMNS * PANELS;
+    const int64_t n_blocks = (n + ROWS - 1) / ROWS;
+    ThreadPool::instance().run((w.n_out + TASK - 1) / TASK * n_blocks, n_threads, [&](int64_t task) {
+        const int64_t first = task % n_blocks * ROWS, start = task / n_blocks * TASK;
+        const int n_rows = int(n - first < ROWS ? n - first : ROWS);
+        alignas(64) float c[ROWS * columns];
+        for (int64_t from = start; from < start + TASK && from < w.n_out; from += columns) {
+            make(from / COLUMNS, first, n_rows, c);
+            const int width = int(w.n_out - from < columns ? w.n_out - from : columns);
+            for (int64_t r = 0; r < n_rows; r++) {
+                T* to = out + (first + r) * w.n_out + from;
+                const float *sums = c + r * columns, *factor = w.factor + from;
+                int j = 0;
+                for (; j + W <= width; j += W) {
+                    const vf y = load(sums + j) * load(factor + j);
+                    store(to + j, bias ? y + load(bias + from + j) : y);
+                }
+                for (; j < width; j++) put(to + j, sums[j] * factor[j] + (bias ? get(bias[from + j]) : 0.0f));
+            }
+        }
+    });
+}
+
+template <int BITS, bool HAS_MIN, class T>
+void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_x, int n_threads) {
+    const int64_t n_groups = (w.n_in + GROUP - 1) / GROUP, n_tiles = (n + TILE - 1) / TILE;
+    const int n_row_threads = n * w.n_in < (1 << 16) ? 1 : n_threads;
+#ifdef BANYAN_TILES
+    if (n >= MIN_TILED && !w.deterministic && has_tiles()) {
+        bf16* rows = reinterpret_cast<bf16*>(row_memory(n_tiles * n_groups * A_TILE * sizeof(bf16)));
+        ThreadPool::instance().run(n, n_row_threads, [&](int64_t i) {
+            order_pairs(rows + i / TILE * n_groups * A_TILE + i % TILE * GROUP, A_TILE, x + i * s_x, w.n_in);
+        });
+        const int64_t last = (w.n_out - 1) / COLUMNS;
+        return each_block<TILED_ROWS, 2>(w, bias, out, n, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
+            const Tiles shapes;
+            const int64_t panels[2] = {p, p < last ? p + 1 : p};
+            tiled_rows<BITS, HAS_MIN>(w, panels, rows + first * n_groups * GROUP, n_groups, n_rows, c);
+        });
+    }
+#endif
+    constexpr int zero = BITS == 8 ? 128 : HAS_MIN ? 0 : 8;
+    const int64_t tile = n < TILE ? n : TILE, n_all = n_tiles * tile * n_groups;
+    int8_t* numbers = reinterpret_cast<int8_t*>(row_memory(n_all * (GROUP + 12)));
+    float* scale = reinterpret_cast<float*>(numbers + n_all * GROUP);
+    int32_t* offset = reinterpret_cast<int32_t*>(scale + 2 * n_all);
+    const SmallRows rows{numbers, scale, scale + n_all, offset, n_groups, tile};
+    ThreadPool::instance().run(n, n_row_threads, [&](int64_t i) { quantise_row(x + i * s_x, rows, i, w.n_in, zero); });
+    each_block<TASK_ROWS, 1>(w, bias, out, n, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
+        panel_rows<BITS, HAS_MIN>(w, p, rows, first, n_rows, c);
+    });
+}
+
+template <class T>
+void grouped_linear(const T* x, int n_bits, const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_x,
+                    int n_threads) {
+    const auto run = [&](auto bits, auto has_min) {
+        grouped_linear<decltype(bits)::value, decltype(has_min)::value>(x, w, bias, out, n, s_x, n_threads);
+    };
+    const std::integral_constant<int, 4> four;
+    const std::integral_constant<int, 8> eight;
+    if (n_bits == 4) w.minimum ? run(four, std::true_type()) : run(four, std::false_type());
+    else w.minimum ? run(eight, std::true_type()) : run(eight, std::false_type());
+}
+
+}  // namespace
