@@ -13,9 +13,9 @@ from torch import Tensor
 
 LINEARS = ("qkv", "out", "gate_up", "down")  # of a layer, in this order
 MAX_PARTS = 3  # of a linear layer that is several projections: q, k and v
-MAX_RANK = 512  # MAX_RANK and TASK_ROWS of native/lora.h
+MAX_RANK = 512  # MAX_RANK and LORA_ROWS of native/lora.h
 RANK_STEP = 4  # ranks are padded to a multiple
-_TASK_ROWS = 16
+_ROWS = 16
 
 
 class LowRank(NamedTuple):
@@ -80,10 +80,8 @@ class AdaptedRows:
 
     @cached_property
     def native(self) -> NativeRows:
-        """The rows in tasks of at most _TASK_ROWS with the same adapter."""
-        parts = [
-            (i, own[at : at + _TASK_ROWS]) for i, own in enumerate(self._rows) for at in range(0, len(own), _TASK_ROWS)
-        ]
+        """The rows in tasks of at most _ROWS with the same adapter."""
+        parts = [(i, own[at : at + _ROWS]) for i, own in enumerate(self._rows) for at in range(0, len(own), _ROWS)]
         starts = np.cumsum([0, *(len(own) for _, own in parts)])
         rows = [row for _, own in parts for row in own]
         self._arrays = [np.array(x, np.int64) for x in ([i for i, _ in parts], starts, rows)]  # keeps them alive

@@ -11,14 +11,14 @@
 namespace {
 
 constexpr int MAX_RANK = 512, RANK_STEP = 4, MAX_PARTS = 3, N_LINEARS = 4;
-constexpr int TASK_ROWS = 16, COLUMNS = 256, USUAL_RANK = 16;
+constexpr int LORA_ROWS = 16, LORA_COLUMNS = 256, USUAL_RANK = 16;
 
 struct LowRank {  // of some columns of a linear layer; rank 0: the adapter does not change them
     const void *down, *up;  // [rank, n_in], [rank, n_out]
     int64_t rank, n_out, column;
 };
 
-struct AdaptedRows {  // task i: the rows `rows[starts[i]]` to `rows[starts[i + 1]]`, at most TASK_ROWS, of one adapter
+struct AdaptedRows {  // task i: the rows `rows[starts[i]]` to `rows[starts[i + 1]]`, at most LORA_ROWS, of one adapter
     const int64_t *adapters, *starts, *rows;
     int64_t n_tasks;
 };
@@ -40,18 +40,18 @@ inline void dots(const T* x, const T* w, int64_t n, float* out) {
 
 template <class T>
 void add_low_rank(const LowRank& w, const int64_t* rows, int n, const T* x, int64_t n_in, T* y, int64_t s_y) {
-    alignas(64) float low[TASK_ROWS * MAX_RANK], c[TASK_ROWS * COLUMNS];
+    alignas(64) float low[LORA_ROWS * MAX_RANK], c[LORA_ROWS * LORA_COLUMNS];
     const T *down = (const T*)w.down, *up = (const T*)w.up, *b[MAX_RANK];
     const int rank = int(w.rank);
     for (int k = 0; k < rank; k += RANK_STEP)
         for (int r = 0; r < n; r++) dots(x + rows[r] * n_in, down + k * n_in, n_in, low + r * rank + k);
-    for (int64_t at = 0; at < w.n_out; at += COLUMNS) {
-        const int width = int(w.n_out - at < COLUMNS ? w.n_out - at : COLUMNS), whole = width / W * W;
+    for (int64_t at = 0; at < w.n_out; at += LORA_COLUMNS) {
+        const int width = int(w.n_out - at < LORA_COLUMNS ? w.n_out - at : LORA_COLUMNS), whole = width / W * W;
         for (int k = 0; k < rank; k++) b[k] = up + k * w.n_out + at;
-        product(n, whole, c, COLUMNS, low, rank, b, rank, nullptr);
+        product(n, whole, c, LORA_COLUMNS, low, rank, b, rank, nullptr);
         for (int r = 0; r < n; r++) {
             T* to = y + rows[r] * s_y + w.column + at;
-            for (int j = 0; j < whole; j += W) store(to + j, load(to + j) + load(c + r * COLUMNS + j));
+            for (int j = 0; j < whole; j += W) store(to + j, load(to + j) + load(c + r * LORA_COLUMNS + j));
             for (int j = whole; j < width; j++) {
                 float total = 0;
                 for (int k = 0; k < rank; k++) total += low[r * rank + k] * get(b[k][j]);

@@ -152,7 +152,8 @@ def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtyp
                 product = partial(_product, library, x, kept)
                 got, rows = product(70), rounded if deterministic else x.double()
                 want = rows @ weight.dequantise(torch.float64).T
-                _near(f"a product with {n_bits} bits", got, want, 1e-2 if deterministic else 0.1)
+                # A number that lies between two may be rounded to the other, a step of up to 0.03 times a weight of up to 0.5.
+                _near(f"a product with {n_bits} bits", got, want, 3e-2 if deterministic else 0.1)
             for n in (1, 2, 4, 11, 33):
                 assert torch.equal(product(n), got[:n]), f"a row differs in a batch of {n} on this machine"
 
