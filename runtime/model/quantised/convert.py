@@ -142,7 +142,7 @@ def measure(source: Path, out: Path, ids: Sequence[int]) -> Loss:
 
 
 def _float32(path: Path) -> Decoder:
-    model = load(path)
+    model = load(path, weight_dtype="dtype")
     assert isinstance(model, Decoder)
     return model
 
