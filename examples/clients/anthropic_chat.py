@@ -20,7 +20,11 @@ def main(url: str = "http://127.0.0.1:8000") -> None:
             messages.append({"role": "user", "content": text})
             print(f"you: {text}\npocket: ", end="")
             with client.messages.stream(
-                model="pocket", messages=messages, max_tokens=64, cache_control={"type": "ephemeral"}
+                model="pocket",
+                messages=messages,
+                max_tokens=64,
+                cache_control={"type": "ephemeral"},
+                extra_body={"temperature": 0},
             ) as stream:
                 for piece in stream.text_stream:
                     print(piece, end="", flush=True)

@@ -51,6 +51,7 @@ class ItemOptions(TypedDict, total=False):
     logprob_start_len: int | None
     top_logprobs_num: int | None
     return_text_in_logprobs: bool | None
+    adapter: str | None
     priority: int | None
     retries: int | None
     durable: bool | str
@@ -120,6 +121,8 @@ class RunCall(Protocol[Args, Out]):
     def __call__(self, *args: Any, top_logprobs_num: int | None, **kwargs: Any) -> Out: ...
     @overload
     def __call__(self, *args: Any, return_text_in_logprobs: bool | None, **kwargs: Any) -> Out: ...
+    @overload
+    def __call__(self, *args: Any, adapter: str | None, **kwargs: Any) -> Out: ...
     @overload
     def __call__(self, *args: Any, timeout: float | None, **kwargs: Any) -> Out: ...
     @overload

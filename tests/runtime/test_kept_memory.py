@@ -88,8 +88,9 @@ def test_names_of_programs_and_tools(kept: Callable[[], int], monkeypatch: pytes
     monkeypatch.setattr(sent_hints, "MAX_NAMESPACES", 4)
     sender = sent_hints.KVHintSender(clock=lambda: 0.0)
     for serial in range(400):
-        sender.begin(serial, f"{serial}" + 100 * KIB * "x", b"%d" % (serial // 60))
-        run = wire.Run(serial, ids(1, 2), wire.Sampling(max_tokens=1), order=(serial, 0))
+        namespace = b"%d" % (serial // 60)
+        sender.begin(serial, f"{serial}" + 100 * KIB * "x", namespace)
+        run = wire.Run(serial, ids(1, 2), wire.Sampling(max_tokens=1), order=(serial, 0), namespace=namespace)
         for tools in ((), (f"tool {serial}" + 100 * KIB * "y",)):
             sender.started(run)
             sender.calls(serial, 0, tools)
@@ -105,7 +106,7 @@ def test_estimates_of_a_namespace_are_its_own() -> None:
     sender = sent_hints.KVHintSender(clock=lambda: now[0])
     for serial, namespace in enumerate((b"ann", b"bob")):
         sender.begin(serial, "chat", namespace)
-        run = wire.Run(serial, ids(1, 2), wire.Sampling(max_tokens=1), order=(serial, 0))
+        run = wire.Run(serial, ids(1, 2), wire.Sampling(max_tokens=1), order=(serial, 0), namespace=namespace)
         for _ in range(4):
             sender.started(run)
             sender.ended(run, bytearray())

@@ -25,7 +25,7 @@ def test_checkers_know_every_option() -> None:
     batch = inspect.signature(bn.Program.run_batch).parameters
     own = {name for name, one in batch.items() if one.kind is one.KEYWORD_ONLY}
     assert ItemOptions.__optional_keys__ == options - own - {"stream"}
-    assert BatchOptions.__optional_keys__ == (options | own) - {"stream", "generator_style", "ordered"}
+    assert BatchOptions.__optional_keys__ == (options | own) - {"stream", "generator_style", "ordered", "checkpoint"}
 
 
 @pytest.mark.long

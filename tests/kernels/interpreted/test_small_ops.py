@@ -13,7 +13,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 def test_kernels_serve_cpu_tensors_in_this_process() -> None:
     for name, op in ops.TABLE.items():
-        assert op.on_gpu == ("reference" if name == "add_lora" else "kernel")
+        assert op.on_gpu == ("reference" if name in ("linear", "add_lora") else "kernel")
         assert ops.implementation(name, "cpu").__module__ == f"banyan.kernels.{op.folder}.{op.on_gpu}"
 
 

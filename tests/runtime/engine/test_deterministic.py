@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.native.layers import Layers
+from banyan.kernels.ops import Ragged
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.engine.batch import Batch
@@ -296,9 +297,10 @@ def test_startup_check_detects_batch_dependent_logits(
     assert any("deterministic" in line and "drafts do not branch" in line for line in e.resolved.decisions)
     plain = Layers.__call__
 
-    def slightly_off(self: Layers, x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        h, stream = plain(self, x, *rest)
-        return h * (1 + is_off(x, rest[-1]) * 1e-6), stream
+    def slightly_off(self: Layers, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, last: Tensor | None = None,
+                     *rest: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
+        h, stream = plain(self, x, cos, sin, ragged, last, *rest)
+        return h * (1 + is_off(x, last) * 1e-6), stream
 
     monkeypatch.setattr(Layers, "__call__", slightly_off)
     with pytest.raises(ConfigError, match=f"{what} changed logits by up to"):
