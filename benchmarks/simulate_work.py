@@ -102,7 +102,9 @@ class Crowd:
         self.took: dict[int, float] = {}
         self._start_times: dict[int, float] = {}
         self._backlog, self._serials = iter(backlog), count()
-        self.hints = KVHintSender(machine.take, lambda: machine.now) if foresees else None
+        self.hints = (
+            KVHintSender(lambda serial, command: machine.take(command), lambda: machine.now) if foresees else None
+        )
         self.n_prompt = self.n_present = 0
         self._open: dict[int, tuple[Run, State, int, Steps, Callable[[], None]]] = {}
         self.present: dict[int, Program] = {}  # by serial

@@ -72,6 +72,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     deterministic: Annotated[
         bool, "bitwise equal results for any batch, cache contents and chunk size; costs some speed"
     ] = False
+    replicas: Annotated[
+        int, "engines, each with a copy of the model; they share `threads`, `kv_memory` and `host_memory`"
+    ] = 1
     threads: Annotated[int | None, "CPU threads of the engine; default: one per physical core"] = None
     engine_timeout: Annotated[float, "seconds without a heartbeat after which the engine is killed and replaced"] = 30.0
     sampling_defaults: Annotated[
@@ -148,7 +151,10 @@ LIMITS = (
 """The options that limit clients. Limits that are the same for all servers are in protocol/limits.py."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "model": ("model", "device", "dtype", "weight_dtype", "adapters", "context", "threads", "sampling_defaults"),
+    "model": (
+        *("model", "device", "dtype", "weight_dtype", "adapters", "context", "replicas", "threads"),
+        "sampling_defaults",
+    ),
     "KV memory": ("kv_memory", "kv_dtype", "page", "cache", "eviction", "host_memory", "host_file"),
     "batches and speculation": (
         *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
@@ -161,12 +167,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 class Hardware(msgspec.Struct, frozen=True):
-    """What `resolve` needs to know about the machine. free_memory, free_gpu_memory: bytes that are free now."""
+    """What `resolve` needs to know about the machine. free_memory, free_gpu_memory: bytes that are free now; the latter
+    of the GPU that is used, one of n_gpus."""
 
     n_cores: int
     free_memory: int
     gpu: str | None = None
     free_gpu_memory: int = 0
+    n_gpus: int = 1
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,8 +232,8 @@ def unknown_option(name: str) -> str:
 
 
 _MINIMUMS = {
-    "max_running": 1, "step_tokens": 1, "context": 2, "threads": 1, "constraint_bytes": 1, "max_message": 1 << 16,
-    "max_programs": 1, "max_width": 1, "max_program": 1, "max_client": 1,
+    "max_running": 1, "step_tokens": 1, "context": 2, "replicas": 1, "threads": 1, "constraint_bytes": 1,
+    "max_message": 1 << 16, "max_programs": 1, "max_width": 1, "max_program": 1, "max_client": 1,
 }  # fmt: skip
 
 
@@ -340,7 +348,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     """Replace each "auto" by a value. OutOfMemory: the KV memory does not hold one context.
 
     By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
-    most 64 full contexts: more would only make the start slower.
+    most 64 full contexts: more would only make the start slower. Engines that share a device share its memory.
     """
     device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not hardware.gpu:
@@ -364,13 +372,15 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     n_needed = -(-context // config.page)
     if config.kv_memory == "auto":
         free = hardware.free_gpu_memory if device == "cuda" else hardware.free_memory
-        budget = int((free - model.n_parameters * _WIDTH[dtype]) * (0.8 if device == "cuda" else 0.4))
+        n_sharing = -(-config.replicas // (hardware.n_gpus if device == "cuda" else 1))
+        n_weights = n_sharing * model.n_parameters * _WIDTH[dtype]
+        budget = int((free - n_weights) * (0.8 if device == "cuda" else 0.4)) // n_sharing
         n_pages = min(budget // page_bytes, 64 * n_needed)
     elif (n_tokens := _tokens(config.kv_memory)) is not None:
-        n_pages = -(-n_tokens // config.page)
+        n_pages = -(-n_tokens // (config.page * config.replicas))
         budget = n_pages * page_bytes
     else:
-        budget = parse_bytes(config.kv_memory)
+        budget = parse_bytes(config.kv_memory) // config.replicas
         n_pages = budget // page_bytes
     if n_pages < n_needed:
         raise OutOfMemory(
@@ -389,7 +399,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         decisions.append(f"second tier: {n_host} pages, {n_host * page_bytes / 2**20:.0f} MiB in {where}")
     if config.weight_dtype != "auto":
         decisions.append(f"weights of linear layers in {config.weight_dtype}")
-    threads = config.threads or max(1, hardware.n_cores)
+    threads = max(1, (config.threads or hardware.n_cores) // config.replicas)
     decisions.append(f"{threads} threads")
     if config.deterministic:
         decisions.append("deterministic: bitwise equal in any batch, cache and chunks; drafts do not branch")
@@ -406,7 +416,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
 
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:
     """How many KV pages host memory holds. free: bytes of main memory that the weights and device pages leave."""
-    asked = parse_bytes(config.host_memory)
+    asked = parse_bytes(config.host_memory) // config.replicas
     n_host = asked // page_bytes
     if asked and not n_host:
         raise ConfigError(f"host_memory is {config.host_memory}, but a page takes {page_bytes / 2**20:.1f} MiB")

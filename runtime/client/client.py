@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -181,9 +181,7 @@ class Client:
 
     def ask(
         self,
-        what: Literal[
-            "stats", "flush", "check", "info", "tree", "events", "programs", "load_adapter", "unload_adapter"
-        ],
+        what: wire.Topic,
         timeout: float = 30.0,
         limit: int = 0,
         since: int = -1,

@@ -52,6 +52,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--socket", required=True, help="ZeroMQ address to which the server's PAIR socket is bound")
     parser.add_argument("--config", required=True, help="a Config as JSON")
     parser.add_argument("--alive-fd", type=int, help="end at EOF of this file descriptor")
+    parser.add_argument("--replica", type=int, default=0, help="number among the engines of its server: picks its GPU")
     parser.add_argument("--flight-fd", type=int, help="memory that records the requests in hand: flight_record.py")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
         _log.addHandler(_ToServer(link))
         try:
             flight = None if args.flight_fd is None else FlightRecord(args.flight_fd)
-            engine = build(msgspec.json.decode(args.config, type=Config), flight)
+            engine = build(msgspec.json.decode(args.config, type=Config), flight, args.replica)
             settle()
             engine.run(link)
             engine.close()
@@ -80,12 +81,13 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
-    """An engine from its configuration: reads the model, and resolves "auto" options by what the machine has now."""
+def build(config: Config, flight: FlightRecord | None = None, replica: int = 0) -> EngineLoop:
+    """An engine from its configuration: reads the model, and resolves "auto" options by what the machine has now.
+    replica: its number among the engines of the server."""
     path = spec.resolve(config.model)
     source = drafters.find(config, path)
     model_facts = facts(spec.read_spec(path), *((source.n_parameters, source.kv_elements) if source else ()))
-    hardware = probe(gpus=config.device != "cpu")
+    hardware = probe(config.device != "cpu", replica)
     resolved = configs.resolve(config, hardware, model_facts)
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(

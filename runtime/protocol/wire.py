@@ -439,6 +439,13 @@ class Acknowledge(Wire, frozen=True):
     program: Number
 
 
+Topic = (
+    Literal["stats", "flush", "check", "info", "tree", "events", "programs"]
+    | Literal["load_adapter", "unload_adapter", "add", "drain"]
+)
+"""What one can ask; see Ask."""
+
+
 class Ask(Wire, frozen=True):
     """A question outside any program. The Answer has the same id, and JSON in its body.
 
@@ -451,10 +458,13 @@ class Ask(Wire, frozen=True):
     "load_adapter": load the adapter in the directory `path` of the server's machine, for gens that name it `name`.
     "unload_adapter": new gens cannot name it; its memory is free when the requests that use it have ended. (The engine
     gets its digest in hex as `name`.)
+    "add": start one more engine; the answer comes when it is ready. "drain": place nothing more in the engine `name`;
+    the answer comes when it has ended. If there are several engines, "events" are those of the engine `name`, and all
+    other answers are the sums of what they say.
     """
 
     id: Number
-    what: Literal["stats", "flush", "check", "info", "tree", "events", "programs", "load_adapter", "unload_adapter"]
+    what: Topic
     limit: Annotated[int, Meta(ge=0, le=MAX_NODES)] = 0
     since: Annotated[int, Meta(ge=-1, le=MAX_NUMBER)] = -1
     name: Name = ""

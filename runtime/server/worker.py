@@ -36,8 +36,9 @@ from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_de
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
 from banyan.runtime.server.engine_link.adapters import AdapterNames
-from banyan.runtime.server.engine_link.link import EngineLink
+from banyan.runtime.server.engine_link.link import EngineLink, later_config
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
+from banyan.runtime.server.engine_link.replicas import Replica, Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
@@ -62,7 +63,8 @@ SWITCH = 0.0005
 """Seconds for which a thread that lays out a prompt may keep the loop waiting; Python's own 5 ms add up."""
 
 MAX_FAILED_STARTS = 2
-"""Engines in a row that may die before they are ready. Then the server ends."""
+"""Engines in a row that may die before they are ready. Then no other is started in their place; the server ends with
+the last one."""
 
 MAX_REFUSALS = 16
 """Messages of one peer that are refused with an error. Later ones are ignored."""
@@ -104,7 +106,7 @@ class Server:
         """is_private: remove the socket's directory at the end. engine: the command that starts an engine."""
         self.config, self._alive_fd, self.ready_fd, self._is_private = config, alive_fd, ready_fd, is_private
         self.is_stopping = False
-        self._error: BanyanError | None = None
+        self._error: BanyanError | None = None  # why the server ends
         self.tenants = Tenants(configured(config), config.isolate == "connection")
         if config.bind and not self.tenants.asks_for_token:
             raise ConfigError(f"bind is {config.bind}, and anybody could come in there; say who may, with token_file")
@@ -114,7 +116,6 @@ class Server:
         self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
         self._waiting: dict[bytes, tuple[str, Tenant]] = {}  # clients that wait until the engine is ready: their names
         self._has_free_memory = False  # a client has left since memory was given back
-        self._n_failed_starts = 0
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
         self.times = LoopTimes()
@@ -138,9 +139,9 @@ class Server:
         self.directory = resolve(self.config.model)
         read_config(self.directory)  # before a process is started for it
         self.name = name_of(self.directory)
-        engine_config = msgspec.structs.replace(self.config, model=str(self.directory))
-        self.link = EngineLink(self._context, engine_config, path, engine)
-        undo.callback(self.link.close)
+        self._engine = engine
+        self.replicas = Replicas(self._start_engine, self.config.replicas)
+        undo.callback(self.replicas.close)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="banyan-encode")
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         self._encoding = FairThreads(self._threads)
@@ -158,13 +159,12 @@ class Server:
         self.requests = EngineRequests(
             self.tokenizer,
             text_config.get("vocab_size"),
-            self.link.send,
             call_later=self._call_soon,
             on_end=self.observer.request_ended,
             is_late=self.work.is_late,
         )
         vocabulary = self.tokenizer.vocabulary()
-        self.link.set_vocabulary(vocabulary)
+        self.replicas.connect(self.requests, vocabulary)
         self.constraints = ConstraintChecker(
             self._context,
             Path(self.config.socket),
@@ -197,13 +197,14 @@ class Server:
         self.questions = Questions(
             self.tenants,
             self.tokenizer,
-            send_to_engine=self.link.send,
+            engines=self.replicas,
             send=self._send,
             stats=self._stats,
             info=self._info,
             programs=lambda: self.programs.overview(),
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
+            change=self._change_engines,
             offload=self._offload,
             adapters=self.adapters,
             log=partial(self._log, "quiet"),
@@ -233,10 +234,11 @@ class Server:
                 timeout = self.timers.wait(max(0.0, next_heartbeat - time.monotonic()))
                 ready = dict(self._poller.poll(0 if self.work else int(1000 * timeout) + 1))
                 self.work.start_slice()
-                if self.link.socket in ready:
-                    self.link.receive(self._take_report)
-                if self.link.life in ready:
-                    self._engine_died()
+                for replica in self.replicas:
+                    if replica.link.socket in ready:
+                        replica.link.receive(partial(self._take_report, replica))
+                    if replica.link.life in ready:
+                        self._engine_died(replica)
                 if any(source in ready for source in self.listeners.sockets):
                     self._receive()
                 if self._wake in ready:
@@ -264,7 +266,8 @@ class Server:
         """Make the poller again. Called whenever a child process was started or ended."""
         self._poller = zmq.Poller()
         ours = (*self.listeners.sockets, *self.listeners.monitors, self._wake, self._alive_fd)
-        for source in (*ours, self.link.socket, self.link.life, *self.constraints.sockets):
+        engines = (source for replica in self.replicas for source in (replica.link.socket, replica.link.life))
+        for source in (*ours, *engines, *self.constraints.sockets):
             if source is not None:
                 self._poller.register(source, zmq.POLLIN)
 
@@ -413,8 +416,8 @@ class Server:
 
     def _accept(self, client: bytes, name: str, tenant: Tenant) -> None:
         self._waiting[client] = name, tenant
-        if self.link.ready is not None:
-            self._welcome(self.link.ready)
+        if (ready := self.replicas.ready) is not None:
+            self._welcome(ready)
 
     def _welcome(self, ready: wire.Ready) -> None:
         """Accept the clients that said Hello."""
@@ -477,8 +480,10 @@ class Server:
         if self._has_free_memory and not self.work:  # all that the client had is freed
             self._has_free_memory = False
             self._threads.submit(trim_memory)
-        self.link.heartbeat()
-        if self.observer.wants_counters and self.link.ready is not None:
+        self._end_drained()
+        for replica in self.replicas:
+            replica.link.heartbeat()
+        if self.observer.wants_counters and self.replicas.ready is not None:
             self.questions.ask(OURSELVES, wire.Ask(id=0, what="stats"))
         self._probe_clients()
         for client, peer in list(self._peers.items()):
@@ -488,7 +493,7 @@ class Server:
 
     def _info(self, is_operator: bool) -> dict[str, Any]:
         """The answer to Ask("info"). Paths, processes and options are for operators."""
-        ready = self.link.ready
+        ready = self.replicas.ready
         known = {
             "model": self.name,
             "adapters": list(self.adapters),
@@ -503,7 +508,8 @@ class Server:
             "config": self.config,
             "engine": msgspec.structs.asdict(ready) if ready else None,
             "pid": os.getpid(),
-            "engine_pid": self.link.pid,
+            "engine_pid": next(iter(self.replicas)).link.pid,
+            "replicas": {replica.name: {"state": replica.state, "pid": replica.link.pid} for replica in self.replicas},
             "address": self.listeners.address,
         }
 
@@ -512,7 +518,7 @@ class Server:
             "clients": len(self._peers),
             "programs": len(self.programs),
             "requests": len(self.requests),
-            "engine_starts": self.link.n_starts,
+            "engine_starts": self.replicas.n_starts,
             "wrong_tokens": self._throttle.n_wrong,
             **({f"slo_{name}": n for name, n in self.observer.goodput.counts.items()} if self.config.slo else {}),
             "longest": {kind: round(seconds, 6) for kind, seconds in self.times.longest.items()},
@@ -521,65 +527,122 @@ class Server:
         kept = self.tokenizer.kept() | {"constraints": self.constraints.kept}  # what outlives programs
         if self._template is not None:
             kept["chat_markers"] = self._template.kept
-        return {"server": counters, "kept_by_server": kept}
+        replicas = {one.name: {"state": one.state, "starts": one.link.n_starts} for one in self.replicas}
+        return {"server": counters, "kept_by_server": kept, "replicas": replicas}
 
     # ---- the engine ------------------------------------------------------------------------------------------------
 
-    def _take_report(self, report: wire.EngineReport) -> None:
+    def _start_engine(self, name: str, is_first: bool) -> EngineLink:
+        """See Replicas."""
+        config = msgspec.structs.replace(self.config, model=str(self.directory))
+        if name != "0" and config.host_file:
+            config = msgspec.structs.replace(config, host_file=f"{config.host_file}.{name}")
+        command = self._engine if name == "0" else (*self._engine, "--replica", name)
+        config = config if is_first else later_config(config, self.replicas.ready)
+        return EngineLink(self._context, config, Path(self.config.socket), command)
+
+    def _change_engines(self, ask: wire.Ask, then: Callable[[str], None]) -> None:
+        """Add or drain an engine; see Questions. ConfigError: that cannot be."""
+        if ask.what == "add":
+            replica = self.replicas.add(then)
+            self._log("info", f"engine {replica.name} is added")
+            self.questions.reload_adapters(replica)
+            self._make_poller()
+        else:
+            self.replicas.drain(ask.name, then)
+            self._log("info", f"engine {ask.name} is drained")
+            self._end_drained()
+
+    def _end_drained(self) -> None:
+        for replica in self.replicas.drained:
+            self._remove(replica)
+
+    def _remove(self, replica: Replica, error: str = "") -> None:
+        self._log("info", f"engine {replica.name} is gone")
+        self.replicas.remove(replica, error)
+        self.questions.fail(replica.name, f"engine {replica.name} is gone")
+        self._make_poller()
+
+    def _take_report(self, replica: Replica, report: wire.EngineReport) -> None:
         start = self.times.clock()
-        self._handle_report(report)
+        self._handle_report(replica, report)
         self.times.since("report", start)
 
-    def _handle_report(self, report: wire.EngineReport) -> None:
+    def _handle_report(self, replica: Replica, report: wire.EngineReport) -> None:
         match report:
             case wire.Step():
                 self.observer.step(report)
                 self.requests.take(report)
+                if report.finished and not replica.lane.is_open:
+                    self._call_soon(self._end_drained)  # not now: its link is being read
             case wire.Failed(program=-1):
-                self._error = self._error or from_code(report.code, report.message)
+                replica.error = replica.error or from_code(report.code, report.message)
             case wire.Failed():
                 self.requests.fail(report)
             case wire.Answer():
-                self.questions.receive(report)
+                self.questions.receive(report, replica.name)
             case wire.Notice():
                 self._log("info", report.text)
                 if self.ready_fd is not None:
                     launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), notice=report.text))
             case wire.Ready():
-                self._n_failed_starts = 0
-                self.tenants.weights = report.weights
-                for name, digest in report.adapters.items():
-                    self.adapters.add(name, self.config.adapters[name], digest)
-                self.programs.generator.set_context(report.max_context)
-                lines = (*report.report, *self.listeners.report)
-                for line in lines:
-                    self._log("info", line)
-                if self.ready_fd is not None:
-                    launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), lines=lines))
-                    self.ready_fd = None
-                self._welcome(report)
+                self._engine_ready(replica, report)
 
-    def _engine_died(self) -> None:
-        """Start another engine and replay the running requests. The server ends if its first engine died while it was
-        starting, or if no engine comes up any more."""
-        self.link.receive(self._handle_report)  # reports sent before it died
-        death, was_ready = self.link.death(), self.link.ready is not None
-        self._n_failed_starts += not (was_ready or death.is_blameless)
-        why = "" if self._error is None else f": {self._error.message}"
+    def _engine_ready(self, replica: Replica, ready: wire.Ready) -> None:
+        others = [one for one in self.replicas if one is not replica and one.lane.is_ready]
+        if others and ready.weights != self.tenants.weights:
+            why = f"engine {replica.name} has other weights than those that run; its files were changed"
+            self._log("quiet", why)
+            self._call_soon(partial(self._remove, replica, why))
+            return
+        replica.n_failed_starts, replica.lane.is_ready = 0, True
+        self.tenants.weights = ready.weights
+        for name, digest in ready.adapters.items():
+            self.adapters.add(name, self.config.adapters[name], digest)
+        self.programs.generator.set_context(ready.max_context)
+        of = f"engine {replica.name}: " if len(self.replicas) > 1 else ""
+        for line in ready.report:
+            self._log("info", of + line)
+        if self.ready_fd is not None and all(one.lane.is_ready for one in self.replicas):
+            n = len(self.replicas)
+            lines = (*ready.report, *((f"{n} engines like this",) if n > 1 else ()), *self.listeners.report)
+            for line in self.listeners.report:
+                self._log("info", line)
+            launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), lines=lines))
+            self.ready_fd = None
+        replica.settle()
+        self._welcome(ready)
+
+    def _engine_died(self, replica: Replica) -> None:
+        """Start another engine and replay the running requests. If it dies again and again before it is ready, the
+        server does without it; it ends if this was the last one, or if one of its first engines died while it was
+        starting."""
+        link = replica.link
+        link.receive(partial(self._handle_report, replica))  # reports sent before it died
+        death, was_ready = link.death(), link.ready is not None
+        replica.n_failed_starts += not (was_ready or death.is_blameless)
+        replica.lane.is_ready = False
+        why = "" if replica.error is None else f": {replica.error.message}"
         lost = EngineLost(f"the engine process died ({death.how}){why}")
-        self.link.close()
-        self.questions.fail(lost.message)
-        if self.ready_fd is not None or self._n_failed_starts >= MAX_FAILED_STARTS:
-            self._error = self._error or lost
+        link.close()
+        self.questions.fail(replica.name, lost.message)
+        is_hopeless = replica.n_failed_starts >= MAX_FAILED_STARTS
+        if self.ready_fd is not None or (is_hopeless and len(self.replicas) == 1):
+            self._error = replica.error or lost
             self.requests.fail_all(lost.code, self._error.message)
             self.stop()
             return
-        self._error = None
+        if is_hopeless:
+            self._log("quiet", f"{lost.message}; no other is started in place of engine {replica.name}")
+            self._remove(replica, lost.message)
+            return
+        replica.error = None
         self._log("quiet", f"{lost.message}; starting another")
-        self.link.start()
+        link.start()
         self._make_poller()
-        self.questions.reload_adapters()
-        self.requests.replay(death)
+        self.questions.reload_adapters(replica)
+        self.requests.replay(replica.lane, death)
+        self._end_drained()
 
 
 def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:

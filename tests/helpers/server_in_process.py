@@ -260,7 +260,7 @@ class ServerInProcess:
         yield ()
 
     def _happen(self, event: Event) -> Iterator[Iterable[object]]:
-        listeners, link = self._server.listeners, self._server.link
+        listeners, link = self._server.listeners, next(iter(self._server.replicas)).link
         match event.kind:
             case "send":
                 listeners.present.add(event.client)

@@ -79,10 +79,13 @@ class _Fork:
 
 
 class _StateKV:
-    """The KV of one state. name: of its program. namespace: of its last generation, and before it of its program."""
+    """The KV of one state. serial, name: of its program. namespace: of its last generation, and before it of its
+    program."""
 
-    def __init__(self, name: str, namespace: bytes, parent: _StateKV | None = None, fork: _Fork | None = None) -> None:
-        self.name, self.namespace = name, namespace
+    def __init__(
+        self, serial: int, name: str, namespace: bytes, parent: _StateKV | None = None, fork: _Fork | None = None
+    ) -> None:
+        self.serial, self.name, self.namespace = serial, name, namespace
         self.parent, self.fork = parent, fork
         self.prompt: bytes = b""  # of its last generation, int32 ids
         self.output: bytes | bytearray = b""
@@ -99,11 +102,12 @@ class _StateKV:
 
 
 class KVHintSender:
-    """Gets the events of requests and programs, and sends hints to the engine with `send`."""
+    """Gets the events of requests and programs, and sends hints with `send`, to which it also gives the serial number
+    of the program."""
 
     def __init__(
         self,
-        send: Callable[[wire.EngineCommand], None] = lambda command: None,
+        send: Callable[[int, wire.EngineCommand], None] = lambda serial, command: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.send, self.clock = send, clock
@@ -143,7 +147,7 @@ class KVHintSender:
         if run.sampling.max_tokens and run.sample == 0:
             state.output = output
         if not state.n_running:
-            state.hold = self._release(state.hold)
+            state.hold = self._release(state, state.hold)
             self._newly_resting[run.order[0], run.order[1]] = None
 
     def settle(self) -> None:
@@ -182,7 +186,7 @@ class KVHintSender:
             for estimate in self._estimates_of(state):
                 estimate.update(None)
         state.rest_started, state.tools = 0.0, ()
-        state.hold = self._release(state.hold)
+        state.hold = self._release(state, state.hold)
 
     # ---- programs --------------------------------------------------------------------------------------------------
 
@@ -202,12 +206,12 @@ class KVHintSender:
             return
         ids = ids or state.ids
         if op.pin is not None:
-            state.pin = self._release(state.pin)
+            state.pin = self._release(state, state.pin)
         if op.steps is not None:
-            state.hold = self._release(state.hold)
+            state.hold = self._release(state, state.hold)
             state.hold = self._hold(state, ids, op.steps, prefetch=op.prefetch)
         elif op.prefetch:
-            self.send(wire.Release(self._hold(state, ids, prefetch=True)))
+            self._release(state, self._hold(state, ids, prefetch=True))
         if op.pin:
             state.pin = self._hold(state, ids, seconds=op.pin)
 
@@ -216,7 +220,7 @@ class KVHintSender:
         fork = _Fork(len(parent.ids) // 4)
         parent.n_branches += len(children)
         for child in children:
-            self._programs[serial][child] = _StateKV(parent.name, parent.namespace, parent, fork)
+            self._programs[serial][child] = _StateKV(serial, parent.name, parent.namespace, parent, fork)
 
     def adopted(self, serial: int, number: int, child: int) -> None:
         """State `number` has adopted its branch `child`, and continues with the branch's tokens."""
@@ -234,11 +238,11 @@ class KVHintSender:
             return
         state.is_dropped = True
         self._give_up(state)
-        state.pin = self._release(state.pin)
+        state.pin = self._release(state, state.pin)
         at: _StateKV | None = state
         while at is not None and at.is_dropped and not at.n_branches:
             if at.prompt and at.fork is not None:  # the KV of a root state may serve other programs
-                self.send(wire.EvictFirst(at.ids, at.fork.n_shared, at.namespace))
+                self.send(serial, wire.EvictFirst(at.ids, at.fork.n_shared, at.namespace))
             at.prompt = at.output = b""
             if (at := at.parent) is not None:
                 at.n_branches -= 1
@@ -257,7 +261,7 @@ class KVHintSender:
     def _state(self, serial: int, number: int) -> _StateKV:
         states = self._programs.setdefault(serial, {})
         if number not in states:
-            states[number] = _StateKV(*self._names.get(serial, ("", b"")))
+            states[number] = _StateKV(serial, *self._names.get(serial, ("", b"")))
         return states[number]
 
     def _find(self, order: tuple[int, ...]) -> _StateKV | None:
@@ -267,13 +271,13 @@ class KVHintSender:
         self, state: _StateKV, ids: bytes, steps: float = -1.0, seconds: float = 0.0, prefetch: bool = False
     ) -> int:
         self._n_holds += 1
-        self.send(wire.Hold(self._n_holds, ids, steps, seconds, prefetch, state.namespace))
+        self.send(state.serial, wire.Hold(self._n_holds, ids, steps, seconds, prefetch, state.namespace))
         return self._n_holds
 
-    def _release(self, hold: int) -> int:
-        """Release a hold, if there is one. Returns 0, the number that stands for no hold."""
+    def _release(self, state: _StateKV, hold: int) -> int:
+        """Release a hold of the state, if there is one. Returns 0, the number that stands for no hold."""
         if hold:
-            self.send(wire.Release(hold))
+            self.send(state.serial, wire.Release(hold))
         return 0
 
     def _estimates_of(self, state: _StateKV) -> list[_RestEstimate]:

@@ -31,6 +31,16 @@ STOPPED = 2
 """After so many heartbeats without an answer, an engine that was stopped by a signal (SIGSTOP) is killed."""
 
 
+def later_config(config: Config, ready: wire.Ready | None) -> Config:
+    """The options of an engine that starts while the server runs. It loads no adapters: the server names those that it
+    has now. ready: of an engine before it, or beside it. Beside others, the free memory says nothing about the share of
+    this one, so it gets as many pages as that engine."""
+    if ready is not None and config.replicas > 1:
+        n_tokens = config.replicas * ready.n_pages * ready.page
+        config = msgspec.structs.replace(config, kv_memory=f"{n_tokens} tokens")
+    return msgspec.structs.replace(config, adapters={})
+
+
 class EngineLink:
     """The current engine process.
 
@@ -54,15 +64,16 @@ class EngineLink:
         self._vocabulary = vocabulary
 
     def start(self) -> None:
-        """Start an engine. Commands that the previous one did not receive are dropped. A later engine loads no adapters
-        when it starts: the server names those that it has now."""
+        """Start an engine. Commands that the previous one did not receive are dropped."""
+        if self.n_starts:
+            self._config = later_config(self._config, self.ready)
         self.ready: wire.Ready | None = None
         self._queued: dict[tuple[str, int], bytes] = {}  # commands, by kind and number
         self.n_starts += 1
         self._address = ipc.child_path(self._path, "e")
         self.socket = ipc.pair(self._context, self._address)
-        config = self._config if self.n_starts == 1 else msgspec.structs.replace(self._config, adapters={})
-        options = ["--config", msgspec.json.encode(config).decode(), "--socket", ipc.address(self._address)]
+        config = msgspec.json.encode(self._config).decode()
+        options = ["--config", config, "--socket", ipc.address(self._address)]
         self._n_silent, self._is_hung, self._was_stopped = 0, False, False
         self._bad_report = ""
         self._n_oom_kills = n_oom_kills()

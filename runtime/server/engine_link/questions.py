@@ -1,15 +1,15 @@
-"""Questions of clients about the server (wire.Ask). The engine answers most of them; the server adds its own data."""
+"""Questions of clients about the server (wire.Ask). The engines answer most of them; the server adds its own data."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any, Protocol
 
 import msgspec
 
-from banyan.runtime.errors import BanyanError
+from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
@@ -21,16 +21,34 @@ MAX_OPEN = 256
 """The most unanswered questions of one client."""
 
 OURSELVES = b""
-"""The name of the asking client when the server itself asks the engine for counters."""
+"""The name of the asking client when the server itself asks the engines for counters."""
+
+
+class AskedEngine(Protocol):
+    """What this file needs of a Replica; see there."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def link(self) -> Any: ...
+
+
+class _OpenQuestion:
+    """A question that was forwarded. waiting: names of the engines that will answer."""
+
+    def __init__(self, client: Client, ask: wire.Ask, waiting: Iterable[str]) -> None:
+        self.client, self.ask, self.waiting = client, ask, set(waiting)
+        self.answers: dict[str, wire.Answer] = {}  # by name
 
 
 class Questions:
-    """Questions that wait for the engine's answer.
+    """Questions that wait for the answers of engines. Those that are ready are asked; all of them about adapters, and
+    if none is ready.
 
-    send_to_engine, send: functions that send a command to the engine, and a message to a client. stats: returns
-    what the server adds to the engine's counters. info: returns the server's own data, given whether an operator asks.
-    programs: returns an overview of the programs. check: describes a violated invariant of the server, or returns "".
-    on_counters: gets the counters that OURSELVES asked for.
+    engines: all of them. send: sends a message to a client. stats: returns what the server adds to the counters of the
+    engines. info: returns the server's own data, given whether an operator asks. programs: returns an overview of the
+    programs. check: describes a violated invariant of the server, or returns "". on_counters: gets the counters that
+    OURSELVES asked for. change: change(ask, then) adds or drains an engine, and calls `then` with "" or an error.
     offload(client, n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with its
     result or exception. adapters: those that clients load. log: prints a line.
     """
@@ -40,23 +58,24 @@ class Questions:
         tenants: Tenants,
         tokenizer: Tokenizer,
         *,
-        send_to_engine: Callable[[wire.EngineCommand], None],
+        engines: Iterable[AskedEngine],
         send: Callable[[Client, wire.ServerMessage], None],
         stats: Callable[[], dict[str, Any]],
         info: Callable[[bool], dict[str, Any]],
         programs: Callable[[], Any],
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],
+        change: Callable[[wire.Ask, Callable[[str], None]], None],
         offload: Callable[[Client, int, Callable[[], Any], Callable[[Any], None]], None],
         adapters: AdapterNames,
         log: Callable[[str], None],
     ) -> None:
         self._tenants, self._tokenizer = tenants, tokenizer
-        self._send_to_engine, self._send = send_to_engine, send
+        self._engines, self._send, self._change = engines, send, change
         self._stats, self._info, self._check, self._on_counters = stats, info, check, on_counters
         self._programs = programs
         self._offload, self._adapters, self._log = offload, adapters, log
-        self._open: dict[int, tuple[Client, wire.Ask]] = {}
+        self._open: dict[int, _OpenQuestion] = {}
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
 
@@ -78,50 +97,92 @@ class Questions:
         if ask.what == "programs":
             self._send(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(self._programs())))
             return
+        engines = list(self._engines)
         try:
+            if ask.what in ("drain", "add"):
+                self._change(ask, partial(self._changed, client, ask))
+                return
             if ask.what == "load_adapter":
                 self._adapters.check_new(ask.name)
             elif ask.what == "unload_adapter":
                 to_engine = msgspec.structs.replace(ask, name=self._adapters.remove(ask.name).hex())
+            else:
+                engines = [engine for engine in engines if engine.link.ready is not None] or engines
+            if ask.what == "events" and len(engines) > 1:
+                engines = [engine for engine in engines if engine.name == ask.name]
+            if not engines:
+                raise ConfigError("each engine has its own events; give the name of one (`banyan cluster status`)")
         except BanyanError as e:
             self._send(client, wire.Answer(id=ask.id, ok=False, body=e.message.encode()))
             return
-        self._forward(client, ask, to_engine)
+        self._forward(client, ask, to_engine, engines)
 
-    def reload_adapters(self) -> None:
+    def _changed(self, client: Client, ask: wire.Ask, error: str) -> None:
+        self._send(client, wire.Answer(id=ask.id, ok=not error, body=error.encode() or b"{}"))
+
+    def reload_adapters(self, engine: AskedEngine) -> None:
         """Have a new engine load the adapters. Called before requests are sent to it."""
         for name in self._adapters:
             ask = wire.Ask(0, "load_adapter", name=name, path=self._adapters.directory(name))
-            self._forward(OURSELVES, ask, ask)
+            self._forward(OURSELVES, ask, ask, [engine])
 
-    def _forward(self, client: Client, ask: wire.Ask, to_engine: wire.Ask) -> None:
-        self._n_open[client] += 1
-        self._open[self._n_asked] = client, ask
-        self._send_to_engine(msgspec.structs.replace(to_engine, id=self._n_asked))
-        self._n_asked += 1
-
-    def receive(self, answer: wire.Answer) -> None:
-        """Handle the engine's answer to a question."""
-        if (question := self._open.pop(answer.id, None)) is None:
+    def _forward(self, client: Client, ask: wire.Ask, to_engine: wire.Ask, engines: Sequence[AskedEngine]) -> None:
+        if not engines:
             return
-        client, ask = question
+        self._n_open[client] += 1
+        self._open[self._n_asked] = _OpenQuestion(client, ask, [engine.name for engine in engines])
+        to_engine = msgspec.structs.replace(to_engine, id=self._n_asked)
+        self._n_asked += 1
+        for engine in engines:
+            engine.link.send(to_engine)
+
+    def receive(self, answer: wire.Answer, name: str) -> None:
+        """Handle an engine's answer to a question."""
+        if (question := self._open.get(answer.id)) is None or name not in question.waiting:
+            return
+        question.waiting.remove(name)
+        question.answers[name] = answer
+        if not question.waiting:
+            self._conclude(answer.id)
+
+    def _conclude(self, number: int) -> None:
+        """All engines have answered."""
+        question = self._open.pop(number)
+        client, ask, answers = question.client, question.ask, question.answers
         self._close(client)
+        answer = next((answer for answer in answers.values() if not answer.ok), next(iter(answers.values())))
         ok, body = answer.ok, answer.body
         if ask.what == "load_adapter":
             ok, body = self._loaded(client, ask, answer)
+            if ok and client != OURSELVES:  # engines that died meanwhile, and those that replace them
+                missed = [engine for engine in self._engines if engine.name not in answers]
+                self._forward(OURSELVES, ask, ask, missed)
         if ok and ask.what == "stats":
-            counters = msgspec.json.decode(body) | self._stats()
+            counters = self._counters({name: msgspec.json.decode(one.body) for name, one in answers.items()})
             if client == OURSELVES:
                 self._on_counters(counters)
                 return
             body = msgspec.json.encode(counters)
         if ok and ask.what == "tree":
-            self._offload(client, len(body), partial(self._with_text, body), partial(self._send_tree, client, ask))
+            bodies = {name: one.body for name, one in answers.items()}
+            n_bytes = sum(map(len, bodies.values()))
+            self._offload(client, n_bytes, partial(self._with_text, bodies), partial(self._send_tree, client, ask))
             return
         if ok and ask.what == "check" and (violation := self._check()):
             ok, body = False, violation.encode()
         if client != OURSELVES:
             self._send(client, wire.Answer(id=ask.id, ok=ok, body=body))
+
+    def _counters(self, by_name: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+        """The sums over the engines, with the counters of each under "replicas", and those of the server."""
+        stats = reduce(_added, by_name.values()) | self._stats()
+        if len(by_name) > 1:
+            rates = [(one["cache"]["program_hit_rate"], one["cache"]["n_programs"]) for one in by_name.values()]
+            n_programs = max(1, sum(n for _, n in rates))
+            stats["cache"]["program_hit_rate"] = sum(rate * n for rate, n in rates) / n_programs
+        for name, row in stats.get("replicas", {}).items():
+            row |= {part: by_name.get(name, {}).get(part, {}) for part in ("engine", "cache")}
+        return stats
 
     def _loaded(self, client: Client, ask: wire.Ask, answer: wire.Answer) -> tuple[bool, bytes]:
         """Give the name to an adapter that the engine has loaded. Returns what to answer."""
@@ -143,23 +204,51 @@ class Questions:
         found = body if isinstance(body, bytes) else repr(body).encode()
         self._send(client, wire.Answer(id=ask.id, ok=found is body, body=found))
 
-    def fail(self, why: str) -> None:
-        """Answer all open questions with the error `why`, because the engine has died."""
-        while self._open:
-            client, ask = self._open.popitem()[1]
-            self._close(client)
-            if client != OURSELVES:
-                self._send(client, wire.Answer(id=ask.id, ok=False, body=why.encode()))
+    def fail(self, name: str, why: str) -> None:
+        """The engine has died. Answer the questions that no other engine answers with the error `why`."""
+        for number, question in list(self._open.items()):
+            if name not in question.waiting:
+                continue
+            question.waiting.remove(name)
+            if question.waiting:
+                continue
+            if question.answers:
+                self._conclude(number)
+                continue
+            del self._open[number]
+            self._close(question.client)
+            if question.client != OURSELVES:
+                self._send(question.client, wire.Answer(id=question.ask.id, ok=False, body=why.encode()))
 
     def _close(self, client: Client) -> None:
         self._n_open[client] -= 1
         if not self._n_open[client]:
             del self._n_open[client]
 
-    def _with_text(self, body: bytes) -> bytes:
-        """A snapshot of the tree with `text` in place of `ids`, and tenant names in place of namespaces."""
-        snapshot = msgspec.json.decode(body)
-        for node in snapshot["nodes"]:
-            node["text"] = self._tokenizer.text_of(node.pop("ids"))
-            node["namespace"] = self._tenants.name(bytes.fromhex(node["namespace"]))
-        return msgspec.json.encode(snapshot)
+    def _with_text(self, bodies: Mapping[str, bytes]) -> bytes:
+        """The snapshots of the trees as one, with `text` in place of `ids`, and tenant names in place of
+        namespaces. With several engines, the name of a root says whose it is."""
+        whole: dict[str, Any] = {}
+        nodes: list[dict[str, Any]] = []
+        for name, body in bodies.items():
+            snapshot = msgspec.json.decode(body)
+            n_before = len(nodes)
+            for node in snapshot.pop("nodes"):
+                node["text"] = self._tokenizer.text_of(node.pop("ids"))
+                node["namespace"] = self._tenants.name(bytes.fromhex(node["namespace"]))
+                if len(bodies) > 1:
+                    is_root = node["parent"] < 0
+                    node["namespace"] = f"{node['namespace']} on engine {name}".strip() if is_root else ""
+                    node["parent"] += 0 if is_root else n_before
+                nodes.append(node)
+            whole = _added(whole, snapshot) | {"page": snapshot["page"]} if whole else snapshot
+        return msgspec.json.encode(whole | {"nodes": nodes})
+
+
+def _added(a: Any, b: Any) -> Any:
+    """The sum of two trees of numbers; of what is no number, the first."""
+    if isinstance(a, dict):
+        return {key: _added(a[key], b[key]) if key in a and key in b else a.get(key, b.get(key)) for key in a | b}
+    if isinstance(a, list | tuple):
+        return [_added(one, other) for one, other in zip(a, b, strict=True)]
+    return a + b if isinstance(a, int | float) else a

@@ -82,6 +82,21 @@ class Trials(Generic[S]):
         else:
             self._waiting.append(request)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether new requests would wait for a suspect."""
+        return self._on_trial is not None or bool(self._suspects)
+
+    def add(self, request: S) -> None:
+        """Take a request that another engine had. `go_on` runs it."""
+        self._waiting.append(request)
+
+    def take_innocent(self) -> list[S]:
+        """The requests that wait and have crashed no engine since their last token. They are not run here any more."""
+        found = [request for request in self._waiting if not request.n_blamed]
+        self._waiting = deque(request for request in self._waiting if request.n_blamed)
+        return found
+
     def _run(self, request: S, is_trial: bool = False) -> None:
         request.is_given = True
         self._send(request, is_trial)
@@ -90,9 +105,14 @@ class Trials(Generic[S]):
         """The engine has finished `request`. Returns whether that was only its trial, so that it has to continue."""
         if request is not self._on_trial:
             return False
+        request.is_given = False
         self._waiting.append(request)
         self._on_trial = None
         return True
+
+    def is_tried(self, request: S) -> bool:
+        """Whether its trial runs now."""
+        return request is self._on_trial
 
     def judge(self, death: Death, living: Iterable[S]) -> list[S]:
         """Find the suspects of an engine's death among the requests `living`. Returns those that are given up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from banyan.runtime.protocol import wire
@@ -11,6 +12,13 @@ from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.questions import Questions
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
+
+
+class Engine:
+    """An engine that is asked. asked: what it was sent."""
+
+    def __init__(self, name: str, asked: list[Any]) -> None:
+        self.name, self.link = name, SimpleNamespace(send=asked.append, ready=None)
 
 
 def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
@@ -22,13 +30,14 @@ def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
     questions = Questions(
         tenants,
         words,
-        send_to_engine=asked.append,
+        engines=[Engine("0", asked)],
         send=lambda client, message: sent.append(message),
         stats=dict,
         info=lambda is_operator: {},
         programs=dict,
         check=str,
         on_counters=lambda counters: None,
+        change=lambda ask, then: None,
         offload=lambda client, n, work, then: offloaded.append((n, work, then)),
         adapters=AdapterNames(),
         log=print,
@@ -37,8 +46,8 @@ def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
         questions.ask(b"me", wire.Ask(number, "tree", limit=5000))
     ids = list(words.encode([]))
     body = json.dumps({"nodes": [{"ids": ids, "namespace": ""}]}).encode()
-    questions.receive(wire.Answer(asked[0].id, True, body))
-    questions.receive(wire.Answer(asked[1].id, True, b"{"))
+    questions.receive(wire.Answer(asked[0].id, True, body), "0")
+    questions.receive(wire.Answer(asked[1].id, True, b"{"), "0")
     assert not sent
     assert [n for n, _, _ in offloaded] == [len(body), 1]
     _, work, then = offloaded[0]
@@ -62,13 +71,14 @@ class Asked:
         self.questions = Questions(
             tenants,
             words,
-            send_to_engine=self.to_engine.append,
+            engines=[Engine("0", self.to_engine)],
             send=lambda client, message: self.sent.append(message),
             stats=dict,
             info=lambda is_operator: {},
             programs=dict,
             check=str,
             on_counters=lambda counters: None,
+            change=lambda ask, then: None,
             offload=lambda client, n, work, then: None,
             adapters=self.adapters,
             log=self.log.append,
@@ -79,7 +89,7 @@ class Asked:
 
     def answer(self, digest: bytes = b"", error: str = "", at: int = -1) -> None:
         body = error.encode() if error else json.dumps(digest.hex()).encode()
-        self.questions.receive(wire.Answer(self.to_engine[at].id, not error, body))
+        self.questions.receive(wire.Answer(self.to_engine[at].id, not error, body), "0")
 
 
 def test_adapter_has_its_name_once_the_engine_has_loaded_it(words: Tokenizer) -> None:
@@ -127,8 +137,8 @@ def test_new_engine_loads_the_adapters_again(words: Tokenizer) -> None:
     asked = Asked(words)
     for name in "ab":
         asked.adapters.add(name, f"/{name}", name.encode())
-    asked.questions.fail("it died")
-    asked.questions.reload_adapters()
+    asked.questions.fail("0", "it died")
+    asked.questions.reload_adapters(Engine("0", asked.to_engine))
     assert [(one.what, one.path) for one in asked.to_engine] == [("load_adapter", "/a"), ("load_adapter", "/b")]
     asked.answer(b"A", at=0)
     asked.answer(error="adapter 'b': its files are gone", at=1)

@@ -102,7 +102,7 @@ def test_request_outside_the_step_is_not_suspected(bench: Any, greedy: Sampler) 
     (waiting,) = b.engine.running
     for _ in range(3 * MAX_DEATHS):
         b.engine.running.clear()
-        b.requests.replay(Death(rids=frozenset({99})))
+        b.requests.replay(b.lane, Death(rids=frozenset({99})))
         assert list(b.engine.running) == [waiting]
     b.run()
     assert b.text(0) == "one"
@@ -197,7 +197,7 @@ def test_stopped_suspect_does_not_block_others(bench: Any, greedy: Sampler) -> N
     wait_until(lambda: b.run(n_steps=1) or b.engine.aborted, "the abort")
     b.engine.finished.clear()
     b.engine.running.clear()
-    b.requests.replay(Death(rids=frozenset({0, 1})))
+    b.requests.replay(b.lane, Death(rids=frozenset({0, 1})))
     b.run()
     assert b.text(0) == "xy"
     assert b.text(0, program=1) == "one"
@@ -205,13 +205,16 @@ def test_stopped_suspect_does_not_block_others(bench: Any, greedy: Sampler) -> N
 
 def test_eos_ids_beyond_the_vocabulary_are_not_sent(words: Tokenizer) -> None:
     commands: list[Any] = []
-    EngineRequests(words, 2, commands.append).start(pack([1]), wire.Sampling(stop_token_ids=(1,)), lambda r: None)
+    requests = EngineRequests(words, 2)
+    requests.add_engine(commands.append)
+    requests.start(pack([1]), wire.Sampling(stop_token_ids=(1,)), lambda r: None)
     assert unpack(commands[0].stop_ids) == [1]
 
 
 def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     ended: list[Any] = []
-    requests = EngineRequests(words, None, lambda command: None)
+    requests = EngineRequests(words, None)
+    requests.add_engine(lambda command: None)
     requests.start(pack([1]), wire.Sampling(logprobs=True, top_logprobs=2), ended.append)
     the, fox = words.encode([TextSpan("the")])[0], words.encode([TextSpan("x")])[0]
     top = wire.TopLogprobs(-0.5, pack([the, fox]), array("f", [-0.5, -1.5]).tobytes())
@@ -224,7 +227,8 @@ def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
 
 
 def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
-    requests = EngineRequests(words, None, lambda command: None)
+    requests = EngineRequests(words, None)
+    requests.add_engine(lambda command: None)
     ended: list[Any] = []
     first = requests.start(pack([1]), wire.Sampling(), ended.append)
     requests.start(pack([1]), wire.Sampling(), ended.append)

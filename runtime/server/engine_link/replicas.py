@@ -1,0 +1,131 @@
+"""The engines of a server: each is started again when it dies, and some are added or drained while the server runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from banyan.runtime.errors import BanyanError, ConfigError
+from banyan.runtime.protocol import wire
+from banyan.runtime.server.engine_link.lanes import Lane
+from banyan.runtime.server.engine_link.link import EngineLink
+from banyan.runtime.server.engine_link.requests import EngineRequests
+
+Then = Callable[[str], None]
+"""Called once, with "" or with what went wrong."""
+
+MAX_REPLICAS = 256
+"""The most engines of a server."""
+
+
+class Replica:
+    """One engine, and those that replace it when it dies. name: a number, which no other engine of the server gets."""
+
+    lane: Lane
+
+    def __init__(self, name: str, link: EngineLink) -> None:
+        self.name, self.link = name, link
+        self.n_failed_starts = 0
+        """Engines in a row that died before they were ready."""
+        self.error: BanyanError | None = None
+        """What it said when it could not start."""
+        self.then: list[Then] = []
+        """Those who wait until it is ready or, if it is drained, gone."""
+
+    @property
+    def state(self) -> str:
+        return "draining" if not self.lane.is_open else "ready" if self.lane.is_ready else "starting"
+
+    def settle(self, error: str = "") -> None:
+        """Tell those who wait for it."""
+        waiting, self.then = self.then, []
+        for then in waiting:
+            then(error)
+
+
+class Replicas:
+    """All engines of a server.
+
+    start: start(name, is_first) starts an engine; is_first: with the server, and not later.
+    """
+
+    def __init__(self, start: Callable[[str, bool], EngineLink], n: int) -> None:
+        self._start = start
+        self._replicas: list[Replica] = []
+        self._n_made = self._n_starts_before = 0
+        try:
+            for _ in range(n):
+                self._make(is_first=True)
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self._replicas)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def _make(self, is_first: bool) -> Replica:
+        name = str(self._n_made)
+        self._replicas = [*self._replicas, replica := Replica(name, self._start(name, is_first))]  # the loop iterates
+        self._n_made += 1
+        return replica
+
+    def connect(self, requests: EngineRequests, vocabulary: wire.SetVocabulary) -> None:
+        """Give them a vocabulary and the requests. Called once, while they start."""
+        self._requests, self._vocabulary = requests, vocabulary
+        for replica in self._replicas:
+            self._connect(replica)
+
+    def _connect(self, replica: Replica) -> None:
+        replica.link.set_vocabulary(self._vocabulary)
+        replica.lane = self._requests.add_engine(replica.link.send)
+        replica.lane.is_ready = replica.link.ready is not None
+
+    def add(self, then: Then) -> Replica:
+        """Start one more engine. ConfigError: there are MAX_REPLICAS."""
+        if len(self._replicas) == MAX_REPLICAS:
+            raise ConfigError(f"there are {MAX_REPLICAS} engines, which is the most")
+        replica = self._make(is_first=False)
+        self._connect(replica)
+        replica.then.append(then)
+        return replica
+
+    def drain(self, name: str, then: Then) -> Replica:
+        """Place nothing more in an engine, and move what has no output yet. ConfigError: there is no such engine, or
+        no other one takes programs."""
+        replica = next((replica for replica in self._replicas if replica.name == name), None)
+        if replica is None:
+            raise ConfigError(f"there is no engine {name!r}; there are {', '.join(one.name for one in self._replicas)}")
+        if not any(other.lane.is_open and other.lane.is_ready for other in self._replicas if other is not replica):
+            raise ConfigError(f"engine {name} is the only one that is ready; add another first")
+        replica.then.append(then)
+        self._requests.vacate(replica.lane)
+        return replica
+
+    @property
+    def drained(self) -> list[Replica]:
+        """Those to which nothing is left to do before they end."""
+        return [one for one in self._replicas if not one.lane.is_open and not one.lane.n_running]
+
+    def remove(self, replica: Replica, error: str = "") -> None:
+        """End an engine for good. Its requests start again elsewhere."""
+        self._replicas = [one for one in self._replicas if one is not replica]
+        self._n_starts_before += replica.link.n_starts
+        replica.link.close()
+        self._requests.remove_engine(replica.lane)
+        replica.settle(error)
+
+    def close(self) -> None:
+        for replica in self._replicas:
+            replica.link.close()
+
+    @property
+    def ready(self) -> wire.Ready | None:
+        """What a ready engine has told of itself; None: none is ready."""
+        return next((one.link.ready for one in self._replicas if one.link.ready is not None), None)
+
+    @property
+    def n_starts(self) -> int:
+        """Engines that were started."""
+        return self._n_starts_before + sum(replica.link.n_starts for replica in self._replicas)
