@@ -16,6 +16,8 @@ TOKENS = ("cached", "computed", "generated", "forced")
 GOOD = {"requests": "requests that ended", "tokens": "their tokens", "programs": "programs that ended without error"}
 DRAFTS = {"drafted": "draft tokens that were proposed", "accepted": "draft tokens that became part of an output"}
 PAGES = {"free": "n_free", "leased": "n_leased", "cached": "n_cached", "withdrawn": "n_quarantined"}
+REPLICA = {"running": "requests that run in an engine", "waiting": "requests that wait in an engine"}
+"""Counters of each engine; all other metrics are sums over the engines."""
 
 
 class Family(NamedTuple):
@@ -56,6 +58,10 @@ def families(stats: Mapping[str, Any], previous: Mapping[str, float] | None = No
     yield one("gauge", "hit_rate", "share of prompt tokens found in the tree", hit_rate)
     for name in ("running", "waiting"):
         yield one("gauge", f"{name}_requests", f"requests that are {name}", engine.get(name, 0))
+    replicas = stats.get("replicas", {})
+    for name, text in REPLICA.items():
+        values = {replica: row["engine"].get(name, 0) for replica, row in replicas.items()}
+        yield labelled("gauge", f"replica_{name}", text, "replica", values)
     for what, text in GOOD.items():
         if (n := server.get(f"slo_{what}")) is not None:
             yield one("counter", f"slo_{what}", f"{text}, to which a service level applies", n)

@@ -37,6 +37,7 @@ SERVE_EXAMPLES = """  banyan serve --socket ~/.banyan/s                         
   banyan serve Qwen/Qwen3-0.6B --socket ~/.banyan/s --kv-memory 4GiB --context 8192
   banyan serve ~/models/Qwen3-0.6B --socket ~/.banyan/s --metrics 9090 --slo ttft=500ms
   banyan serve --http 8000                     # for clients of OpenAI's and Anthropic's APIs
+  banyan serve --socket ~/.banyan/s --replicas 4      # four engines; see `banyan cluster --help`
   banyan serve --bind tcp://0.0.0.0:7100 --curve-key ~/.banyan/keys/server.key_secret --token-file tokens"""
 RUN_EXAMPLES = """  banyan run program.py                        # on a private runtime with the pocket model
   banyan run --model Qwen/Qwen3-0.6B program.py its arguments
@@ -50,6 +51,9 @@ CHAT_EXAMPLES = """  banyan chat
   echo "What is 6 * 7?" | banyan chat          # prints the reply and nothing else"""
 QUANTISE_EXAMPLES = """  banyan quantise ~/models/Qwen3-0.6B ~/models/Qwen3-0.6B-4bit --text notes.txt
   banyan quantise smol smol-8bit --text notes.txt --bits 8 --method rtn"""
+CLUSTER_EXAMPLES = """  banyan cluster status --socket ~/.banyan/s
+  banyan cluster drain 1 --socket ~/.banyan/s
+  banyan cluster add --socket ~/.banyan/s"""
 _JOIN = "connect to the server that listens there, instead of starting a private one"
 _METAVARS = {
     **dict.fromkeys(("kv_memory", "host_memory", "durable_bytes"), "SIZE"),
@@ -175,6 +179,15 @@ def _parser() -> Parser:
     _add_join(top)
     top.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="update interval (default: 1)")
     top.add_argument("--once", action="store_true", help="print one update and exit")
+
+    text = "show the engines of a running server, drain one, or add one"
+    cluster = add("cluster", _cluster, text, CLUSTER_EXAMPLES, " status|drain NAME|add --socket PATH")
+    text = "status: a table of them; drain: end the engine NAME, whose programs go on elsewhere; add: start one more"
+    cluster.add_argument("what", choices=("status", "drain", "add"), help=text)
+    cluster.add_argument("engine", nargs="?", default="", metavar="NAME", help="of the engine to drain")
+    _add_join(cluster)
+    text = "for status: seconds over which steps are counted (default: 1)"
+    cluster.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help=text)
 
     text = "print code with which a shell completes commands, options and models"
     completion = add("completion", lambda options: show(options.shell), text, TO_INSTALL, " SHELL")
@@ -460,3 +473,14 @@ def _top(options: argparse.Namespace) -> int:
 
     with _join(options) as runtime:
         return top.show(runtime, options.socket, options.seconds, options.once)
+
+
+def _cluster(options: argparse.Namespace) -> int:
+    from banyan.cli import cluster
+
+    if (options.what == "drain") != bool(options.engine):
+        raise ConfigError("write: banyan cluster drain NAME; the names are those of `banyan cluster status`")
+    with _join(options) as runtime:
+        if options.what == "status":
+            return cluster.status(runtime, options.seconds)
+        return cluster.drain(runtime, options.engine) if options.engine else cluster.add(runtime)

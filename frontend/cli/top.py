@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from banyan.cli.cluster import engines
 from banyan.runtime.errors import EngineLost, RuntimeLost
 
 Stats = Mapping[str, Any]
@@ -30,9 +31,10 @@ class Rates(NamedTuple):
 
 
 def rates(before: Stats, now: Stats) -> Rates:
-    """The rates between two samples; 0 if the engine, and with it its counters, started again between the two."""
+    """The rates between two samples; 0 if an engine, and with it its counters, started or ended between the two."""
     seconds = now["server"]["seconds"] - before["server"]["seconds"]
-    if seconds <= 0 or now["server"]["engine_starts"] != before["server"]["engine_starts"]:
+    is_other = now["server"]["engine_starts"] != before["server"]["engine_starts"]
+    if seconds <= 0 or is_other or now["replicas"].keys() != before["replicas"].keys():
         return Rates(0.0, dict.fromkeys(TOKENS, 0.0), 0.0, 0.0)
 
     def increase(part: str, name: str) -> float:
@@ -62,7 +64,8 @@ def view(before: Stats, now: Stats, title: str = "") -> RenderableType:
     grid = Table.grid(padding=(0, 3))
     for one, first, two, second in rows:
         grid.add_row(Text(one, "dim"), _number(first), Text(two, "dim"), _number(second))
-    return Group(Text(f"{title}   up {server['seconds']:,.0f} s", "bold"), "", grid, "", _page_bar(cache))
+    shown = [Text(f"{title}   up {server['seconds']:,.0f} s", "bold"), "", grid, "", _page_bar(cache)]
+    return Group(*shown, *(("", engines(before, now)) if len(now["replicas"]) > 1 else ()))
 
 
 def _good(server: Stats, what: str) -> str:

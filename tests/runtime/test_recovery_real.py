@@ -127,3 +127,59 @@ def test_values_after_engine_kills_equal_those_of_an_undisturbed_run(real: clien
     assert stats["server"]["engine_starts"] == n_starts
     assert stats["server"]["requests"] == stats["cache"]["n_leased"] == 0
     assert real.ask("check", timeout=60) == {}
+
+
+# ---- several engines -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("n_engines", "n_kills", "n_drains", "n_joins"),
+    [(2, 1, 1, 1), *(pytest.param(n, 10, 5, 5, marks=pytest.mark.long) for n in (2, 4))],
+)
+def test_values_after_kills_drains_and_joins_equal_those_of_calm_engines(
+    n_engines: int, n_kills: int, n_drains: int, n_joins: int
+) -> None:
+    """Each event interrupts work: if the work has ended before it, more programs are started."""
+    options = config.make(
+        dtype="float32", context=512, replicas=n_engines, threads=n_engines, kv_memory=f"{n_engines * 4096} tokens",
+        device="cpu", max_running=12,
+    )  # fmt: skip
+    server = launch.start(options, timeout=300)
+    try:
+        c = client.connect(server.socket, timeout=60)
+        calm = read_values(start_programs(c))
+        rng, disturbed, n_interrupted = random.Random(0), [start_programs(c)], 0
+        events = ["kill"] * n_kills + ["drain"] * n_drains + ["add"] * n_joins
+        rng.shuffle(events)
+        for event in events:
+            wait_until(lambda: ready_engines(c) >= 2, "two engines that are ready", seconds=300)
+            if is_done(disturbed[-1]):
+                disturbed.append(start_programs(c))
+            least = n_tokens(disturbed[-1]) + rng.randrange(1, 200)
+            wait_until(
+                lambda least=least: is_done(disturbed[-1]) or n_tokens(disturbed[-1]) >= least, f"{least} tokens"
+            )
+            engines = c.ask("info", 60)["replicas"]
+            name = rng.choice([name for name, engine in engines.items() if engine["state"] == "ready"])
+            n_interrupted += not is_done(disturbed[-1])
+            if event == "kill":
+                os.kill(engines[name]["pid"], signal.SIGKILL)
+            else:
+                c.ask(event, 300, name=name if event == "drain" else "")
+        assert n_interrupted >= len(events) // 2
+        for programs in disturbed:
+            for expected, actual in zip(calm, read_values(programs), strict=True):
+                assert actual == expected
+        n_left = n_engines - n_drains + n_joins
+        wait_until(lambda: ready_engines(c) == n_left, f"{n_left} engines", seconds=300)
+        stats = c.ask("stats", timeout=60)
+        assert stats["server"]["requests"] == stats["cache"]["n_leased"] == 0
+        assert stats["server"]["engine_starts"] == n_engines + n_kills + n_joins
+        assert c.ask("check", timeout=60) == {}
+    finally:
+        server.close()
+
+
+def ready_engines(c: client.Client) -> int:
+    return sum(engine["state"] == "ready" for engine in c.ask("info", 60)["replicas"].values())

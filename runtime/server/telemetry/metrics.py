@@ -34,7 +34,7 @@ class Metrics:
             raise ConfigError("metrics need prometheus_client: pip install 'banyan[metrics]'") from None
         self._core = core
         self._counters: dict[str, Any] = {}  # the latest counters of the engine and the server
-        self._previous: dict[str, float] = {}  # totals of previous engines
+        self._previous: dict[str, float] = {}  # totals of engines that have ended
         self._registry = prometheus.CollectorRegistry()
 
         def histogram(name: str, text: str) -> Any:
@@ -87,10 +87,11 @@ class Metrics:
 
     def update(self, counters: dict[str, Any]) -> None:
         """Take new counters of the engine and the server: the answer to Ask("stats")."""
-        n_starts = self._counters.get("server", {}).get("engine_starts")
-        if n_starts is not None and n_starts != counters["server"]["engine_starts"]:
-            for name, n in self._counters.get("engine", {}).items():
-                self._previous[name] = self._previous.get(name, 0) + n
+        replicas = counters["replicas"]
+        for name, before in self._counters.get("replicas", {}).items():
+            if name not in replicas or replicas[name]["starts"] != before["starts"]:
+                for counter, n in before["engine"].items():
+                    self._previous[counter] = self._previous.get(counter, 0) + n
         self._counters = counters
 
     # ---- called by prometheus_client on its own thread --------------------------------------------------------------

@@ -23,7 +23,8 @@ def stats(seconds: float, steps: int = 0, computed: int = 0, starts: int = 1, ev
     cache = {"n_pages": 100, "n_leased": 25, "n_cached": 50, "n_free": 25, "n_hit_tokens": 30, "n_query_tokens": 40,
              "n_evicted_pages": evicted}  # fmt: skip
     server = {"seconds": seconds, "programs": 1234, "clients": 3, "engine_starts": starts}
-    return {"engine": engine, "cache": cache, "server": server}
+    row = {"state": "ready", "starts": starts, "engine": engine, "cache": cache}
+    return {"engine": engine, "cache": cache, "server": server, "replicas": {"0": row}}
 
 
 def test_rates_cover_the_time_between_snapshots() -> None:
@@ -50,6 +51,17 @@ def test_view_shows_clients_and_pages() -> None:
         assert word in text
     assert (text.count("█"), text.count("░")) == (36, 12)
     assert "good requests" not in text
+
+
+def test_view_shows_each_of_several_engines() -> None:
+    before, now = stats(10.0, 100), stats(12.0, 130)
+    for one in (before, now):
+        one["replicas"]["7"] = one["replicas"]["0"] | {"state": "draining"}
+        one["replicas"]["8"] = {"state": "starting", "starts": 1, "engine": {}, "cache": {}}
+    lines = [line.split() for line in render(top.view(before, now)).splitlines()]
+    assert ["0", "ready", "12", "345", "75", "of", "100", "75.0%", "15.0"] in lines
+    assert ["7", "draining", "12", "345", "75", "of", "100", "75.0%", "15.0"] in lines
+    assert ["8", "starting", *"-----"] in lines
 
 
 def test_view_shows_service_levels_if_configured() -> None:

@@ -143,6 +143,7 @@ def main() -> None:
         parser.add_argument(name, required=True)
     for name in ("--alive-fd", "--flight-fd"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--replica")
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     model = Path(json.loads(args.config)["model"])

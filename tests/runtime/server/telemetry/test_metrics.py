@@ -41,7 +41,9 @@ def test_engine_counters_continue_after_a_restart(metrics: Metrics) -> None:
     def update(starts: int, steps: int, cached: int) -> None:
         engine = {"steps": steps, "cached_tokens": cached, "running": 3, "waiting": 4}
         cache = {"n_free": 5, "n_cached": 6, "n_query_tokens": 8, "n_hit_tokens": 2, "evicted": {"unused": 7}}
-        metrics.update({"engine": engine, "cache": cache, "server": {"engine_starts": starts, "programs": 9}})
+        replicas = {"0": {"starts": starts, "engine": engine}}
+        server = {"engine_starts": starts, "programs": 9}
+        metrics.update({"engine": engine, "cache": cache, "server": server, "replicas": replicas})
 
     update(1, 100, 40)
     update(1, 120, 50)
@@ -59,11 +61,23 @@ def test_engine_counters_continue_after_a_restart(metrics: Metrics) -> None:
     assert second["banyan_engine_starts_total"] == 2
 
 
+def test_engine_that_ended_is_still_counted(metrics: Metrics) -> None:
+    def update(**steps: int) -> None:
+        rows = {name: {"starts": 1, "engine": {"steps": n, "running": n}} for name, n in steps.items()}
+        metrics.update({"engine": {"steps": sum(steps.values())}, "cache": {}, "server": {}, "replicas": rows})
+
+    update(a=100, b=10)
+    update(b=20)
+    samples = read_metrics(metrics.port)
+    assert samples["banyan_steps_total"] == 120
+    assert samples['banyan_replica_running{replica="b"}'] == 20
+
+
 def test_drafts_batches_and_goodput_are_exported(metrics: Metrics) -> None:
     server = {"engine_starts": 1, "slo_requests": 5, "slo_good_requests": 4, "slo_tokens": 50, "slo_good_tokens": 45,
               "slo_programs": 2, "slo_good_programs": 1}  # fmt: skip
     counts = {"drafted_tree": 9, "accepted_tree": 6, "drafted_ngram": 2}
-    metrics.update({"engine": counts, "cache": {}, "server": server})
+    metrics.update({"engine": counts, "cache": {}, "server": server, "replicas": {}})
     for n in (1, 3, 3, 60):
         metrics.step(n)
     samples = read_metrics(metrics.port)

@@ -1,0 +1,60 @@
+"""`banyan cluster`: the engines of a running server: shows, drains and adds them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ENDING = 24 * 3600.0
+"""The most seconds that a drained engine may take to end, or a new one to start."""
+
+
+def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
+    """A table of the engines from two answers to Ask("stats"). steps/s: between the two; 0 if the engine, and with it
+    its counters, started again in between."""
+    table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
+    for column in ("replica", "state", "running", "queued", "pages used", "hit rate", "steps/s"):
+        table.add_column(column, justify="left" if column in ("replica", "state") else "right")
+    seconds = now["server"]["seconds"] - before["server"]["seconds"]
+    for name, row in now["replicas"].items():
+        if not (row["engine"] and row["cache"]):  # it starts
+            table.add_row(name, row["state"], *["-"] * 5)
+            continue
+        engine, cache = row["engine"], row["cache"]
+        earlier = before["replicas"].get(name, {"starts": 0})
+        n_steps = engine["steps"] - earlier["engine"].get("steps", 0) if earlier["starts"] == row["starts"] else 0
+        n_used = cache["n_pages"] - cache["n_free"]
+        hits = cache["n_hit_tokens"] / max(1, cache["n_query_tokens"])
+        table.add_row(
+            *(name, row["state"], f"{engine['running']:,}", f"{engine['waiting']:,}"),
+            *(f"{n_used:,} of {cache['n_pages']:,}", f"{hits:.1%}", f"{n_steps / seconds if seconds else 0:,.1f}"),
+        )
+    return table
+
+
+def status(runtime: Any, seconds: float, console: Console | None = None) -> int:
+    """Print the engines, with the steps of the next `seconds` seconds."""
+    before = runtime.client.ask("stats")
+    time.sleep(seconds)
+    (console or Console(highlight=False)).print(engines(before, runtime.client.ask("stats")))
+    return 0
+
+
+def drain(runtime: Any, name: str) -> int:
+    """Wait until an engine has ended without loss. BanyanError: there is no such engine, or no other one."""
+    runtime.client.ask("drain", ENDING, name=name)
+    print(f"engine {name} has ended; its programs went on elsewhere")
+    return 0
+
+
+def add(runtime: Any) -> int:
+    """Wait until one more engine is ready. BanyanError: it could not start."""
+    before = set(runtime.client.ask("info")["replicas"])
+    runtime.client.ask("add", ENDING)
+    added = sorted(set(runtime.client.ask("info")["replicas"]) - before)
+    print(f"engine {', '.join(added)} is ready")
+    return 0

@@ -1,0 +1,161 @@
+"""Two fake engines behind one server: where programs go, and what happens to them when an engine dies or is drained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.wire import Append, CacheHint, Gen
+from banyan.runtime.server.engine_link.recovery import Death
+
+Sampler = Callable[..., wire.Sampling]
+
+
+class Pair:
+    """A Bench with a second engine."""
+
+    def __init__(self, bench: Any, fake: ModuleType) -> None:
+        self.bench = bench
+        self.engines = [bench.engine, fake.FakeEngine(bench._speak)]
+        self.lanes = [bench.lane, bench.requests.add_engine(self.engines[1].take)]
+
+    def submit(self, n: int, greedy: Sampler, first: int = 0) -> None:
+        """Programs with one gen each, from number `first` on."""
+        for k in range(first, first + n):
+            self.bench.submit(Append(0, (f"p{k}",)), Gen(0, 0, greedy(max_tokens=40)), program=k, last=True)
+
+    def step(self, n: int = 1) -> None:
+        """Both engines compute n steps."""
+        for _ in range(n):
+            for engine in self.engines:
+                for report in engine.step():
+                    if isinstance(report, wire.Step):
+                        self.bench.requests.take(report)
+
+    def run(self) -> None:
+        for _ in range(1000):
+            self.step()
+        assert not len(self.bench.requests)
+        assert [lane.n_running for lane in self.lanes] == [0, 0]
+
+    def running(self) -> list[int]:
+        return [len(engine.running) for engine in self.engines]
+
+    def die(self, k: int, rids: Any = (), is_blameless: bool = False) -> None:
+        """Engine k dies with these requests in hand, and another starts in its place."""
+        self.engines[k].running.clear()
+        self.engines[k].reports.clear()
+        self.engines[k].finished.clear()
+        self.lanes[k].is_ready = False
+        self.bench.requests.replay(self.lanes[k], Death("in a test", is_blameless, frozenset(rids)))
+
+    def text(self, n: int) -> list[str]:
+        return [self.bench.text(0, program=k) for k in range(n)]
+
+
+@pytest.fixture
+def pair(bench: Any, fake_engine: ModuleType) -> Pair:
+    return Pair(bench({"p": "x"}), fake_engine)
+
+
+def test_programs_are_spread_and_stay_where_they_are(pair: Pair, greedy: Sampler) -> None:
+    pair.submit(6, greedy)
+    assert pair.running() == [3, 3]
+    pair.bench.submit(Append(0, ("again",)), Gen(0, 0, greedy()), Gen(0, 1, greedy()), program=9)
+    pair.run()
+    pair.submit(3, greedy, first=20)
+    pair.bench.submit(Gen(0, 2, greedy()), program=9, last=True)
+    pair.run()
+    homes = [{run.order[0] for run in engine.runs} for engine in pair.engines]
+    assert not homes[0] & homes[1]
+
+
+def test_what_an_engine_that_died_had_goes_on_elsewhere(pair: Pair, greedy: Sampler) -> None:
+    pair.submit(6, greedy)
+    pair.step(5)
+    pair.die(0, is_blameless=True)
+    assert pair.running() == [0, 6], "the new engine is not ready"
+    assert sorted(run.n_done for run, _ in pair.engines[1].running.values()) == [0, 0, 0, 5, 5, 5]
+    pair.submit(1, greedy, first=6)
+    assert pair.running() == [0, 7]
+    pair.run()
+    assert len(set(map(len, pair.text(7)))) == 1
+    pair.lanes[0].is_ready = True
+    pair.submit(1, greedy, first=7)
+    assert pair.running() == [1, 0]
+
+
+def test_suspects_are_tried_by_the_new_engine_and_harm_no_other(pair: Pair, greedy: Sampler) -> None:
+    pair.submit(6, greedy)
+    poison = next(iter(pair.engines[0].running))
+    pair.die(0, {poison})
+    assert (list(pair.engines[0].running), pair.running()[1]) == ([poison], 5)
+    pair.lanes[0].is_ready = True
+    pair.submit(1, greedy, first=6)
+    assert pair.running() == [1, 6], "nothing is placed beside a suspect"
+    pair.die(0, {poison})
+    assert pair.bench.failed(0, program=0).code == "quarantined"
+    pair.run()
+    assert all(pair.bench.text(0, program=k) for k in range(1, 7))
+
+
+def test_request_that_kills_an_engine_here_and_one_there_is_given_up(pair: Pair, greedy: Sampler) -> None:
+    pair.submit(2, greedy)
+    (poison,) = pair.engines[0].running
+    pair.die(0, {poison})
+    pair.bench.requests.remove_engine(pair.lanes[0])
+    poison = max(pair.engines[1].running)
+    pair.die(1, {poison})
+    assert pair.bench.failed(0, program=0).code == "quarantined"
+
+
+def test_drained_engine_keeps_what_has_output_until_it_ends(pair: Pair, greedy: Sampler) -> None:
+    pair.submit(4, greedy)
+    pair.step(3)
+    pair.submit(2, greedy, first=4)
+    pair.bench.requests.vacate(pair.lanes[0])
+    pair.submit(2, greedy, first=6)
+    pair.step()
+    assert pair.running() == [2, 6]
+    assert pair.lanes[0].n_running == 2
+    pair.run()
+    assert len(set(map(len, pair.text(8)))) == 1
+    assert not [one for one in pair.engines[0].runs if one.order[0] >= 6]
+
+
+def test_drained_engine_that_dies_loses_nothing(pair: Pair, greedy: Sampler) -> None:
+    pair.submit(4, greedy)
+    pair.step(3)
+    pair.bench.requests.vacate(pair.lanes[0])
+    pair.die(0, is_blameless=True)
+    assert pair.lanes[0].n_running == 0
+    pair.bench.requests.remove_engine(pair.lanes[0])
+    pair.run()
+    assert len(set(map(len, pair.text(4)))) == 1
+
+
+def test_hints_go_where_the_program_is(pair: Pair, greedy: Sampler) -> None:
+    pair.submit(1, greedy)
+    pair.bench.submit(Append(0, ("q",)), Gen(0, 0, greedy(max_tokens=2)), program=1)
+    pair.step(5)
+    pair.bench.submit(CacheHint(0, pin=60.0), program=1)
+    holds = [[one for one in engine.steered if isinstance(one, wire.Hold) and one.seconds] for engine in pair.engines]
+    assert [len(one) for one in holds] == [0, 1]
+
+
+def test_program_goes_on_elsewhere_after_its_engine_was_drained(pair: Pair, greedy: Sampler) -> None:
+    pair.bench.submit(Append(0, ("q",)), Gen(0, 0, greedy(max_tokens=2)), program=0)
+    pair.step(5)
+    pair.bench.requests.vacate(pair.lanes[0])
+    pair.bench.requests.remove_engine(pair.lanes[0])
+    commands: list[Any] = []
+    send = pair.lanes[1].send
+    pair.lanes[1].send = lambda command: (commands.append(command), send(command))  # type: ignore[func-returns-value]
+    pair.bench.submit(Gen(0, 1, greedy(max_tokens=2)), program=0, last=True)
+    assert pair.running() == [0, 1]
+    pair.run()
+    assert wire.ProgramEnded(client=0, program=0) in commands
