@@ -1,6 +1,6 @@
 """On which replicas of a fleet a program runs. Pure: no socket, no clock, no chance.
 
-    fleet = Fleet(StepTime(9e-4, 2.4e-4))
+    fleet = Fleet(StepTime(9.7e-4, 4e-5, 1e-4))
     fleet.add("engine 0", fingerprint)
     placement = fleet.place(Demand(block_digests(namespace, ids), len(ids) // 4, branches, fingerprint))
     ...                                        # run branch i on placement.replicas[i], joins on placement.home
@@ -24,10 +24,11 @@ from banyan.runtime.fleet.index import BLOCK, PrefixIndex
 
 
 class StepTime(NamedTuple):
-    """Seconds of an engine's step: fixed, and for each row. A row is a token of a prompt or a decode."""
+    """Seconds of an engine's step: fixed, for each token of a prompt, and for each decode."""
 
     fixed: float
-    row: float
+    prompt: float
+    decode: float
 
 
 class Branch(NamedTuple):
@@ -71,7 +72,7 @@ class Replica:
     def __init__(self, name: str, number: int, fingerprint: bytes) -> None:
         self.name, self.number, self.bit, self.fingerprint = name, number, 1 << number, fingerprint
         self.prompt = self.out = self.rows = self.n_placed = 0
-        self.order = 0, 0, number
+        self.order = 0.0, 0, number
 
 
 class Placement:
@@ -94,7 +95,7 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._by_number: dict[int, Replica] = {}
         self._open: dict[bytes, int] = {}  # weights -> the replicas that take new programs
-        self._order: dict[bytes, list[tuple[int, int, int]]] = {}  # weights -> their `order`, sorted
+        self._order: dict[bytes, list[tuple[float, int, int]]] = {}  # weights -> their `order`, sorted
         self._n_replicas = self._n_placed = 0
 
     def add(self, name: str, fingerprint: bytes) -> None:
@@ -131,15 +132,16 @@ class Fleet:
         branches, n_branches = demand.branches, len(demand.branches)
         missing = self._candidates(demand, n_branches)
         n_steps = max(branch.n_steps for branch in branches)
-        n_each = sum(branch.n_prompt + branch.n_out for branch in branches) / n_branches
-        fixed, row = self.step_time
-        # Rows computed on each replica before it ends what is placed now, without the branches themselves.
+        fixed, prompt, decode = self.step_time
+        own = sum(prompt * branch.n_prompt + decode * branch.n_out for branch in branches) / n_branches
+        # Seconds that a replica computes other work and the trunk before it ends what is placed now.
         ahead = sorted(
-            (one.prompt + n + min(one.out, one.rows * n_steps), i) for i, (one, n) in enumerate(missing.items())
+            (prompt * (one.prompt + n) + decode * min(one.out, one.rows * n_steps), i)
+            for i, (one, n) in enumerate(missing.items())
         )
         k, best, n_groups = 1, float("inf"), 1
         while k <= min(n_branches, len(ahead)):
-            seconds = fixed * n_steps + row * (ahead[k - 1][0] + -(-n_branches // k) * n_each)
+            seconds = fixed * n_steps + ahead[k - 1][0] + -(-n_branches // k) * own
             if seconds < best:
                 best, n_groups = seconds, k
             k *= 2
@@ -214,12 +216,13 @@ class Fleet:
         if rows > 0:
             self._n_placed += 1
             replica.n_placed = self._n_placed
-        before, replica.order = replica.order, (replica.prompt + replica.out, replica.n_placed, replica.number)
+        seconds = self.step_time.prompt * replica.prompt + self.step_time.decode * replica.out
+        before, replica.order = replica.order, (seconds, replica.n_placed, replica.number)
         if self._open[replica.fingerprint] & replica.bit:
             order = self._order[replica.fingerprint]
             del order[bisect_left(order, before)]
             insort(order, replica.order)
 
 
-def _order(replica: Replica) -> tuple[int, int, int]:
+def _order(replica: Replica) -> tuple[float, int, int]:
     return replica.order

@@ -20,8 +20,8 @@ def text(n: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(4 * n)
 
 
-def fleet(n: int, fixed: float = 1e-3, row: float = 1e-4) -> Fleet:
-    made = Fleet(StepTime(fixed, row))
+def fleet(n: int) -> Fleet:
+    made = Fleet(StepTime(1e-3, 4e-5, 1e-4))
     for i in range(n):
         made.add(f"r{i}", WEIGHTS)
     return made
