@@ -60,8 +60,8 @@ class VirtualEngine:
     """One replica. on_first: called at a request's first token, with the tokens of its prompt that were computed.
     on_end: when it has ended. stored, removed: the events of its cache."""
 
-    __slots__ = ("_cache", "_left", "_missing", "_prefill", "_running", "_size", "_step_time", "_turn", "_waiting", "busy", "now",
-                 "number", "on_end", "on_first", "removed", "stored", "version")  # fmt: skip
+    __slots__ = ("_cache", "_left", "_missing", "_prefill", "_running", "_size", "_step_time", "_turn", "_waiting",
+                 "busy", "now", "number", "on_end", "on_first", "removed", "stored", "version")  # fmt: skip
 
     def __init__(
         self,

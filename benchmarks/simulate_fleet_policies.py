@@ -228,12 +228,11 @@ class Preble(Router):
         if best < 0:
             return lightest
         if 2 * BLOCK * n_found > request.n_prompt:
-            return best if self.loads[best] <= self._imbalance * self.loads[lightest] + self._seconds(request) else lightest
+            own = self._time.prompt * request.n_own + self._time.decode * request.n_out
+            is_fair = self.loads[best] <= self._imbalance * self.loads[lightest] + own
+            return best if is_fair else lightest
         saved = self._time.prompt * BLOCK * n_found
         return best if self.loads[best] - saved <= self.loads[lightest] else lightest
-
-    def _seconds(self, request: Request) -> float:
-        return self._time.prompt * request.n_own + self._time.decode * request.n_out
 
     def work(self, request: Request, n_found: int, engine: int) -> float:
         has_it = bool(self.index.holders(request.prompt[:n_found], 1 << engine)) if n_found else False

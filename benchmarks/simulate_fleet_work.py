@@ -25,11 +25,11 @@ from banyan.runtime.fleet.index import BLOCK, block_digests
 from banyan.runtime.fleet.placement import StepTime
 
 LONG = 1000
-SHARES = {"few-shot": 0.25, "chat": 0.25, "tree of thought": 0.05, "agent": 0.35, "documents": 0.1}
+SHARES = {"few-shot": 0.25, "chat": 0.25, "tree of thought": 0.03, "agent": 0.37, "documents": 0.1}
 """Of the programs. The programs of the first, third and last kind fork."""
 FORKS = {"few-shot", "tree of thought", "documents"}
-WAITS = {"chat": 5.0, "agent": 1.0}
-"""Mean seconds that a user thinks or a tool takes; exponential."""
+WAITS = {"chat": 600, "agent": 150}
+"""The mean time that a user thinks or a tool takes, in steps of an engine; exponential."""
 
 
 class Library(Source):
@@ -78,15 +78,15 @@ class SimulatedProgram(NamedTuple):
     requests: list[Request]
 
 
-def programs(seed: int, n: int, rate: float, n_texts: int) -> list[SimulatedProgram]:
-    """n programs that arrive with `rate` per second."""
+def programs(seed: int, n: int, rate: float, n_texts: int, step: float) -> list[SimulatedProgram]:
+    """n programs that arrive with `rate` per second. step: seconds of an engine's step."""
     library, known, now, found = Library(seed, n_texts), dict[bytes, bytes](), 0.0, []
     kinds = library.chance.choices(list(SHARES), weights=list(SHARES.values()), k=n)
     for i, kind in enumerate(kinds):
         now += library.chance.expovariate(rate)
         calls = library.program(kind)
         trunk = _n_common([call.text for call in calls]) if len(calls) > 1 else len(calls[0].text)
-        mean = WAITS.get(kind, 0.0)
+        mean = step * WAITS.get(kind, 0)
 
         def grow(call: Call, before: str, program: int = i, trunk: int = trunk, mean: float = mean) -> Request:
             prompt = before + call.text
@@ -140,7 +140,7 @@ class Figures(NamedTuple):
 
     hits: the share of the prompts' tokens that were cached; of_oracle: relative to one cache that is infinite. forks:
     mean seconds of programs that fork; all: of all, without waits. ttft, ttft_p99: seconds to a request's first token.
-    busy: the share of the engines' time. us: microseconds of a placement.
+    busy: the share of the engines' time, until the last arrival. us: microseconds of a placement.
     """
 
     hits: float
@@ -172,7 +172,7 @@ class FleetRun:
         self._ttft: list[float] = []
         self._known: set[bytes] = set()
         self._n_prompt = self._n_computed = self._n_oracle = 0
-        self._placing, self._n_placed = 0.0, 0
+        self._placing, self._n_placed, self._busy = 0.0, 0, 0.0
         self._dirty: set[VirtualEngine] = set()
         self._n_warm = len(work) // 4
 
@@ -190,15 +190,16 @@ class FleetRun:
             else:
                 self._n_left[what.requests[0].program] += len(what.requests)
                 self._start(what.requests, now, what)
+                if what is self._work[-1]:
+                    self._busy = sum(engine.busy for engine in self._engines) / now / len(self._engines)
             for engine in self._dirty:
                 engine.version += 1
                 if (when := engine.next_event()) < float("inf"):
                     self._at(when, engine, engine.version)
             self._dirty.clear()
-        took = [took for took in self._took[self._n_warm :]]
+        took = self._took[self._n_warm :]
         forks = [took for took, one in zip(took, self._work[self._n_warm :], strict=True) if one.kind in FORKS]
         self._ttft.sort()
-        end = max(engine.now for engine in self._engines)
         return Figures(
             1 - self._n_computed / self._n_prompt,
             (self._n_prompt - self._n_computed) / self._n_oracle,
@@ -206,7 +207,7 @@ class FleetRun:
             sum(took) / len(took),
             sum(self._ttft) / len(self._ttft),
             self._ttft[int(0.99 * len(self._ttft))],
-            sum(engine.busy for engine in self._engines) / end / len(self._engines),
+            self._busy,
             self._placing / self._n_placed * 1e6,
         )
 

@@ -8,15 +8,17 @@
     fleet.end(placement)
 
 A placement is made for what starts together: a program at `Submit`, a fork, or the next turn of a program. It minimises
-the time at which the last branch ends. For k = 1, 2, 4, ... groups of branches it takes the k replicas with the least
-queued work and prompt that is not cached; each group computes the trunk once. So a replica with the prefix gets the
-program until the queue there takes longer than the prefill elsewhere, and a hot prefix spreads by itself. There is
-nothing to tune: the only parameter is the measured time of a step.
+the time at which the last branch ends, plus the time by which it delays others. For k = 1, 2, 4, ... groups of branches
+it takes the k replicas that cost least: by their queued work, the part of the trunk that they lack, which each group
+computes once, and the number of groups of others there. So a replica with the prefix gets the program until the queue
+there takes longer than the prefill elsewhere, and a hot prefix spreads by itself. There is no threshold to tune: the
+parameters are the measured times of a step.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -56,6 +58,11 @@ class Demand(NamedTuple):
     fingerprint: bytes
 
 
+OTHERS = 0.3
+"""The share of a group's seconds by which it delays each other group of its replica. It would be 1 if they all ended
+later. From 0.1 to 1 little changes (docs/fleet.md)."""
+
+
 class NoReplica(LookupError):
     """No replica takes new programs with these weights."""
 
@@ -63,28 +70,30 @@ class NoReplica(LookupError):
 class Replica:
     """An engine.
 
-    bit: its number as a set of one. prompt: tokens of prompts that it has to compute. out: tokens of outputs. rows: the
-    requests that will share its steps. order: its place in the order of queued work.
+    bit: its number as a set of one. prompt: tokens of prompts that it has to compute. out: tokens of outputs. rows:
+    branches that will share its steps. n_groups: the groups that they belong to. order: its place in the order of
+    queued work: seconds, the number of the last placement, and its own number.
     """
 
-    __slots__ = ("bit", "fingerprint", "n_placed", "name", "number", "order", "out", "prompt", "rows")
+    __slots__ = ("bit", "fingerprint", "n_groups", "name", "number", "order", "out", "prompt", "rows")
 
     def __init__(self, name: str, number: int, fingerprint: bytes) -> None:
         self.name, self.number, self.bit, self.fingerprint = name, number, 1 << number, fingerprint
-        self.prompt = self.out = self.rows = self.n_placed = 0
+        self.prompt = self.out = self.rows = self.n_groups = 0
         self.order = 0.0, 0, number
 
 
 class Placement:
-    """Where the branches of a demand run. home: the name of the replica for the trunk and for what follows the join.
-    replicas: that of each branch."""
+    """Where the branches of a demand run. home: the name of the replica for what follows the join. replicas: that of
+    each branch."""
 
-    __slots__ = ("home", "left", "placed", "replicas")
+    __slots__ = ("home", "left", "n_open", "placed", "replicas")
 
-    def __init__(self, home: str, placed: list[Replica], left: list[tuple[int, int]]) -> None:
-        self.home, self.replicas = home, [replica.name for replica in placed]
-        self.placed: list[Replica | None] = [*placed]
+    def __init__(self, placed: list[Replica], left: list[tuple[int, int]]) -> None:
+        self.home, self.replicas = placed[0].name, [replica.name for replica in placed]
+        self.placed: list[Replica | None] = [*placed]  # of each branch; None: it has ended
         self.left = left  # of each branch: tokens of prompts and of outputs
+        self.n_open = Counter(placed)  # branches of each group that have not ended
 
 
 class Fleet:
@@ -120,12 +129,14 @@ class Fleet:
         del self._by_number[self._replicas.pop(name).number]
 
     def stored(self, name: str, digests: Sequence[bytes]) -> None:
-        """The replica has these blocks (`blocks_of`), shortest prefix first."""
-        self.index.stored(self._replicas[name].bit, digests)
+        """The replica has these blocks (`blocks_of`), shortest prefix first. Ignored if it has left."""
+        if (replica := self._replicas.get(name)) is not None:
+            self.index.stored(replica.bit, digests)
 
     def removed(self, name: str, digests: Sequence[bytes]) -> None:
-        """The replica no longer has these blocks."""
-        self.index.removed(self._replicas[name].bit, digests)
+        """The replica no longer has these blocks. Ignored if it has left."""
+        if (replica := self._replicas.get(name)) is not None:
+            self.index.removed(replica.bit, digests)
 
     def place(self, demand: Demand) -> Placement:
         """Choose replicas, and count the work as theirs until it is done. NoReplica: none has the weights."""
@@ -134,19 +145,23 @@ class Fleet:
         n_steps = max(branch.n_steps for branch in branches)
         fixed, prompt, decode = self.step_time
         own = sum(prompt * branch.n_prompt + decode * branch.n_out for branch in branches) / n_branches
-        # Seconds that a replica computes other work and the trunk before it ends what is placed now.
-        ahead = sorted(
-            (prompt * (one.prompt + n) + decode * min(one.out, one.rows * n_steps), i)
+        # Of each candidate: seconds for which it computes other work and the trunk before it ends what is placed now;
+        # seconds of the trunk; how many groups are there.
+        found = [
+            (prompt * (one.prompt + n) + decode * min(one.out, one.rows * n_steps), prompt * n, one.n_groups, i)
             for i, (one, n) in enumerate(missing.items())
-        )
-        k, best, n_groups = 1, float("inf"), 1
-        while k <= min(n_branches, len(ahead)):
-            seconds = fixed * n_steps + ahead[k - 1][0] + -(-n_branches // k) * own
-            if seconds < best:
-                best, n_groups = seconds, k
+        ]
+        k, best, chosen = 1, float("inf"), [0]
+        while k <= min(n_branches, len(found)):
+            each = own * -(-n_branches // k)
+            groups = sorted((ahead + OTHERS * n * (trunk + each), ahead, i) for ahead, trunk, n, i in found)[:k]
+            ends = fixed * n_steps + each + max(ahead for _, ahead, _ in groups)
+            cost = ends + sum(seconds - ahead for seconds, ahead, _ in groups)
+            if cost < best:
+                best, chosen = cost, [i for _, _, i in groups]
             k *= 2
-        chosen = list(missing.items())
-        return self._book(demand, [chosen[i] for _, i in ahead[:n_groups]])
+        candidates = list(missing.items())
+        return self._book(demand, [candidates[i] for i in chosen])
 
     def _candidates(self, demand: Demand, n: int) -> dict[Replica, int]:
         """Replicas -> tokens of the trunk that each lacks: of those that have equally much of it, the n with the least
@@ -189,11 +204,13 @@ class Fleet:
             placed += [replica] * len(group)
             prompt, out = (sum(tokens) for tokens in zip(*left[-len(group) :], strict=True))
             self._add(replica, prompt, out, len(group))
+            replica.n_groups += 1
         self.index.stored(sum(replica.bit for replica, _ in chosen), demand.digests)
-        return Placement(chosen[0][0].name, placed, left)
+        return Placement(placed, left)
 
     def computed(self, placement: Placement, branch: int, n_prompt: int = 0, n_out: int = 0) -> None:
-        """A branch has computed so many tokens."""
+        """A branch has computed so many tokens. Enough are two calls for a request: at its first token and at its
+        end."""
         prompt, out = placement.left[branch]
         if (replica := placement.placed[branch]) is not None:
             n_prompt, n_out = min(n_prompt, prompt), min(n_out, out)
@@ -204,20 +221,21 @@ class Fleet:
         """A branch has ended, or all have. Idempotent."""
         for i in range(len(placement.placed)) if branch is None else (branch,):
             if (replica := placement.placed[i]) is not None:
+                placement.placed[i] = None
                 prompt, out = placement.left[i]
                 self._add(replica, -prompt, -out, -1)
-                placement.placed[i] = None
+                placement.n_open[replica] -= 1
+                replica.n_groups -= not placement.n_open[replica]
 
     def _add(self, replica: Replica, prompt: int, out: int, rows: int) -> None:
         """Change a replica's queued work. Of two with equal work, the one that got work longest ago is first."""
         replica.prompt += prompt
         replica.out += out
         replica.rows += rows
-        if rows > 0:
-            self._n_placed += 1
-            replica.n_placed = self._n_placed
+        before = replica.order
         seconds = self.step_time.prompt * replica.prompt + self.step_time.decode * replica.out
-        before, replica.order = replica.order, (seconds, replica.n_placed, replica.number)
+        self._n_placed += rows > 0
+        replica.order = seconds, self._n_placed if rows > 0 else before[1], replica.number
         if self._open[replica.fingerprint] & replica.bit:
             order = self._order[replica.fingerprint]
             del order[bisect_left(order, before)]
