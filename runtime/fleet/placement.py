@@ -163,6 +163,12 @@ class Fleet:
         candidates = list(missing.items())
         return self._book(demand, [candidates[i] for i in chosen])
 
+    def keep(self, demand: Demand, name: str) -> Placement:
+        """As `place`, on the replica where the program is already."""
+        replica = self._replicas[name]
+        n_blocks = next((n for n, _ in self.index.holders(demand.digests, replica.bit)), 0)
+        return self._book(demand, [(replica, demand.n_trunk - BLOCK * n_blocks)])
+
     def _candidates(self, demand: Demand, n: int) -> dict[Replica, int]:
         """Replicas -> tokens of the trunk that each lacks: of those that have equally much of it, the n with the least
         queued work."""

@@ -38,7 +38,7 @@ from banyan.runtime.server.constraints.constraint_checker import ConstraintCheck
 from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.link import EngineLink, later_config
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
-from banyan.runtime.server.engine_link.replicas import Replica, Replicas
+from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
@@ -557,18 +557,18 @@ class Server:
         for replica in self.replicas.drained:
             self._remove(replica)
 
-    def _remove(self, replica: Replica, error: str = "") -> None:
+    def _remove(self, replica: ReplicaProcess, error: str = "") -> None:
         self._log("info", f"engine {replica.name} is gone")
         self.replicas.remove(replica, error)
         self.questions.fail(replica.name, f"engine {replica.name} is gone")
         self._make_poller()
 
-    def _take_report(self, replica: Replica, report: wire.EngineReport) -> None:
+    def _take_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> None:
         start = self.times.clock()
         self._handle_report(replica, report)
         self.times.since("report", start)
 
-    def _handle_report(self, replica: Replica, report: wire.EngineReport) -> None:
+    def _handle_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> None:
         match report:
             case wire.Step():
                 self.observer.step(report)
@@ -588,7 +588,7 @@ class Server:
             case wire.Ready():
                 self._engine_ready(replica, report)
 
-    def _engine_ready(self, replica: Replica, ready: wire.Ready) -> None:
+    def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
         others = [one for one in self.replicas if one is not replica and one.lane.is_ready]
         if others and ready.weights != self.tenants.weights:
             why = f"engine {replica.name} has other weights than those that run; its files were changed"
@@ -600,6 +600,7 @@ class Server:
         for name, digest in ready.adapters.items():
             self.adapters.add(name, self.config.adapters[name], digest)
         self.programs.generator.set_context(ready.max_context)
+        self.requests.lanes.measured(ready.step_seconds, self.config.step_tokens)
         of = f"engine {replica.name}: " if len(self.replicas) > 1 else ""
         for line in ready.report:
             self._log("info", of + line)
@@ -613,7 +614,7 @@ class Server:
         replica.settle()
         self._welcome(ready)
 
-    def _engine_died(self, replica: Replica) -> None:
+    def _engine_died(self, replica: ReplicaProcess) -> None:
         """Start another engine and replay the running requests. If it dies again and again before it is ready, the
         server does without it; it ends if this was the last one, or if one of its first engines died while it was
         starting."""

@@ -1,7 +1,9 @@
 """Which engine computes which program.
 
-A program is placed with its first request, whose prompt is known then, and all its requests go to that engine. It is
-placed anew when that engine is drained, dies, or has a request on trial.
+A program is placed with its first request, whose prompt is known then, and all its requests go to that engine: its
+home. The branches of a fork are placed with the first request of one of them, and may be split over several engines;
+what follows the join is computed at home again. A program or a branch is placed anew when its engine is drained, dies,
+or has a request on trial. `fleet/placement.py` chooses; with one engine there is nothing to choose.
 """
 
 from __future__ import annotations
@@ -9,8 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from banyan.runtime.fleet.index import block_digests
+from banyan.runtime.fleet.placement import Branch, Demand, Fleet, Placement, StepTime
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_COUNT
 from banyan.runtime.server.engine_link.recovery import Trials
+
+STEP = StepTime(0.0, 4e-5, 4e-5)
+"""Until an engine has told how long its steps take."""
+MEMORY = 64
+"""The expected length of an output covers roughly the last so many outputs."""
+
+
+BookedWork = tuple[Placement, int]
+"""A placement, and which of its branches."""
 
 
 class Lane:
@@ -23,8 +37,8 @@ class Lane:
     is_open    it takes programs; False: it is drained
     """
 
-    def __init__(self, send: Callable[[wire.EngineCommand], None], trials: Trials[Any]) -> None:
-        self.send, self.trials = send, trials
+    def __init__(self, name: str, send: Callable[[wire.EngineCommand], None], trials: Trials[Any]) -> None:
+        self.name, self.send, self.trials = name, send, trials
         self.n_running = 0
         self.is_ready = self.is_open = True
 
@@ -33,31 +47,38 @@ class Lane:
         return self.is_open and self.is_ready and not self.trials.is_busy
 
 
-Choose = Callable[[wire.Run, Sequence[Lane]], Lane]
-"""Says where a program goes, given its first request and the lanes that take programs."""
-
-
-def least_running(run: wire.Run, lanes: Sequence[Lane]) -> Lane:
-    return min(lanes, key=lambda lane: lane.n_running)
-
-
 class PlacedProgram:
-    """home: where its next request goes. lanes: all that had requests of it. n_given_up: requests that were given
-    up."""
+    """Where a program runs.
 
-    __slots__ = ("home", "lanes", "n_given_up")
+    home        None: it has not been placed yet
+    branches    state -> its lane, if that is not home
+    forks       branch that has no request yet -> all branches of its fork
+    booked      branch that was placed and has no request yet -> its work
+    lanes       all that had requests of it
+    n_given_up  requests that were given up
+    """
 
-    def __init__(self, home: Lane) -> None:
-        self.home, self.lanes, self.n_given_up = home, {home}, 0
+    __slots__ = ("booked", "branches", "forks", "home", "lanes", "n_given_up")
+
+    def __init__(self) -> None:
+        self.home: Lane | None = None
+        self.branches: dict[int, Lane] = {}
+        self.forks: dict[int, tuple[int, ...]] = {}
+        self.booked: dict[int, BookedWork] = {}
+        self.lanes: set[Lane] = set()
+        self.n_given_up = 0
 
 
 class Lanes:
-    """All lanes, and the programs that have a place."""
+    """All lanes, and the programs that have requests."""
 
-    def __init__(self, choose: Choose) -> None:
-        self._choose = choose
+    def __init__(self) -> None:
         self._lanes: list[Lane] = []
         self._programs: dict[int, PlacedProgram] = {}  # by serial
+        self._fleet = Fleet(STEP)
+        self._in_fleet: set[Lane] = set()
+        self._booked: dict[int, BookedWork] = {}  # by rid
+        self._n_out = float(MEMORY)  # expected tokens of an output
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes)
@@ -67,43 +88,114 @@ class Lanes:
 
     def remove(self, lane: Lane) -> None:
         """The engine is gone, and none of its requests is left."""
+        self.lost(lane)
         self._lanes.remove(lane)
         for placed in self._programs.values():
             placed.lanes.discard(lane)
 
-    def find(self, serial: int) -> PlacedProgram | None:
-        return self._programs.get(serial)
-
-    def place(self, run: wire.Run) -> Lane:
-        """The lane of a request: that of its program."""
-        placed = self._programs.get(run.order[0]) if run.order else None
-        if placed is not None and placed.home.takes_programs:
-            return placed.home
-        lane = self._lanes[0] if len(self._lanes) == 1 else self._choose(run, self._candidates())
-        if placed is not None:
-            placed.home = lane
-            placed.lanes.add(lane)
-        elif run.order:
-            self._programs[run.order[0]] = PlacedProgram(lane)
-        return lane
-
-    def _candidates(self) -> list[Lane]:
-        takers = [lane for lane in self._lanes if lane.takes_programs]
-        return takers or [lane for lane in self._lanes if lane.is_open] or self._lanes
+    def lost(self, lane: Lane) -> None:
+        """The engine has died, and with it what it had cached."""
+        if lane in self._in_fleet:
+            self._in_fleet.remove(lane)
+            self._fleet.remove(lane.name)
 
     def others_take(self, lane: Lane) -> bool:
         """Whether another engine could take the requests of this one now."""
         return any(other.takes_programs for other in self._lanes if other is not lane)
 
+    def measured(self, seconds: float, n_tokens: int) -> None:
+        """A step of so many tokens takes an engine so long."""
+        if seconds:
+            self._fleet.step_time = StepTime(0.0, seconds / n_tokens, seconds / n_tokens)
+
+    def evicted(self, name: str, digests: Sequence[bytes]) -> None:
+        """The engine no longer has the pages with these digests (radix_cache/events.py)."""
+        self._fleet.removed(name, digests)
+
+    def find(self, serial: int) -> PlacedProgram | None:
+        return self._programs.get(serial)
+
+    def forked(self, serial: int, children: tuple[int, ...]) -> None:
+        """A state of a program was forked."""
+        if len(self._lanes) > 1:
+            placed = self._programs.setdefault(serial, PlacedProgram())
+            placed.forks.update(dict.fromkeys(children, children))
+
+    def place(self, run: wire.Run) -> Lane:
+        """The lane of a request."""
+        placed = self._programs.setdefault(run.order[0], PlacedProgram()) if run.order else PlacedProgram()
+        if len(self._lanes) == 1:
+            lane = placed.home = self._lanes[0]
+        else:
+            lane = self._place(run, placed)
+        placed.lanes.add(lane)
+        return lane
+
+    def _place(self, run: wire.Run, placed: PlacedProgram) -> Lane:
+        takers = {lane for lane in self._lanes if lane.takes_programs}
+        for lane in self._in_fleet - takers:
+            self.lost(lane)  # for the fleet: it is drained, or has a trial
+        for lane in self._lanes:
+            if lane in takers and lane not in self._in_fleet:
+                self._fleet.add(lane.name, b"")
+        self._in_fleet = takers
+        state = run.order[1] if len(run.order) > 1 else 0
+        home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
+        if home is None or home not in takers or state in placed.forks:
+            if booked is not None:
+                self._fleet.end(*booked)
+            self._choose(run, placed, placed.forks.get(state, (state,)))
+            home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
+            assert home is not None
+        elif booked is None:
+            booked = self._fleet.keep(self._demand(run, 1), home.name), 0
+        if booked is not None:
+            self._booked[run.rid] = booked
+        return home
+
+    def _choose(self, run: wire.Run, placed: PlacedProgram, branches: tuple[int, ...]) -> None:
+        """Place a program, or the branches of a fork. branches: those of the fork, or the one state."""
+        if self._in_fleet:
+            placement = self._fleet.place(self._demand(run, len(branches)))
+            by_name = {lane.name: lane for lane in self._in_fleet}
+            chosen = [by_name[name] for name in placement.replicas]
+            placed.booked.update({branch: (placement, i) for i, branch in enumerate(branches)})
+        else:  # all engines start, or have a request on trial
+            lanes = [lane for lane in self._lanes if lane.is_open] or self._lanes
+            chosen = [min(lanes, key=lambda lane: lane.n_running)] * len(branches)
+        if placed.home not in self._in_fleet:
+            placed.home = chosen[0]
+        for branch, lane in zip(branches, chosen, strict=True):
+            placed.forks.pop(branch, None)
+            placed.branches[branch] = lane
+
+    def _demand(self, run: wire.Run, n_branches: int) -> Demand:
+        n_out = min(run.sampling.max_tokens, round(self._n_out))
+        branches = (Branch(0, n_out, n_out),) * n_branches
+        return Demand(block_digests(run.namespace, run.ids), len(run.ids) // 4, branches, b"")
+
+    def began(self, rid: int) -> None:
+        """A request has its first token."""
+        if (booked := self._booked.get(rid)) is not None:
+            self._fleet.computed(*booked, n_prompt=MAX_COUNT)
+
+    def ended(self, rid: int, n_out: int) -> None:
+        """A request has ended, or leaves its lane, with so many tokens."""
+        if (booked := self._booked.pop(rid, None)) is not None:
+            self._fleet.end(*booked)
+            self._n_out += (n_out - self._n_out) / MEMORY
+
     def hint(self, serial: int, command: wire.EngineCommand) -> None:
         """Send a hint about the KV of a program to the engines that have computed for it; if none has yet, or the
         program has ended, to all."""
         placed = self._programs.get(serial)
-        for lane in self._lanes if placed is None else placed.lanes:
+        for lane in (placed and placed.lanes) or self._lanes:
             lane.send(command)
 
     def end(self, client: int, serial: int) -> None:
         """The program will start no more requests."""
         if (placed := self._programs.pop(serial, None)) is not None:
+            for booked in placed.booked.values():
+                self._fleet.end(*booked)
             for lane in placed.lanes:
                 lane.send(wire.ProgramEnded(client, serial))

@@ -25,7 +25,7 @@ OURSELVES = b""
 
 
 class AskedEngine(Protocol):
-    """What this file needs of a Replica; see there."""
+    """What this file needs of a ReplicaProcess; see there."""
 
     @property
     def name(self) -> str: ...

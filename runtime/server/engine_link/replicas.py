@@ -17,7 +17,7 @@ MAX_REPLICAS = 256
 """The most engines of a server."""
 
 
-class Replica:
+class ReplicaProcess:
     """One engine, and those that replace it when it dies. name: a number, which no other engine of the server gets."""
 
     lane: Lane
@@ -50,7 +50,7 @@ class Replicas:
 
     def __init__(self, start: Callable[[str, bool], EngineLink], n: int) -> None:
         self._start = start
-        self._replicas: list[Replica] = []
+        self._replicas: list[ReplicaProcess] = []
         self._n_made = self._n_starts_before = 0
         try:
             for _ in range(n):
@@ -59,15 +59,18 @@ class Replicas:
             self.close()
             raise
 
-    def __iter__(self) -> Iterator[Replica]:
+    def __iter__(self) -> Iterator[ReplicaProcess]:
         return iter(self._replicas)
 
     def __len__(self) -> int:
         return len(self._replicas)
 
-    def _make(self, is_first: bool) -> Replica:
+    def _make(self, is_first: bool) -> ReplicaProcess:
         name = str(self._n_made)
-        self._replicas = [*self._replicas, replica := Replica(name, self._start(name, is_first))]  # the loop iterates
+        self._replicas = [
+            *self._replicas,
+            replica := ReplicaProcess(name, self._start(name, is_first)),
+        ]  # the loop iterates
         self._n_made += 1
         return replica
 
@@ -77,12 +80,12 @@ class Replicas:
         for replica in self._replicas:
             self._connect(replica)
 
-    def _connect(self, replica: Replica) -> None:
+    def _connect(self, replica: ReplicaProcess) -> None:
         replica.link.set_vocabulary(self._vocabulary)
-        replica.lane = self._requests.add_engine(replica.link.send)
+        replica.lane = self._requests.add_engine(replica.link.send, replica.name)
         replica.lane.is_ready = replica.link.ready is not None
 
-    def add(self, then: Then) -> Replica:
+    def add(self, then: Then) -> ReplicaProcess:
         """Start one more engine. ConfigError: there are MAX_REPLICAS."""
         if len(self._replicas) == MAX_REPLICAS:
             raise ConfigError(f"there are {MAX_REPLICAS} engines, which is the most")
@@ -91,7 +94,7 @@ class Replicas:
         replica.then.append(then)
         return replica
 
-    def drain(self, name: str, then: Then) -> Replica:
+    def drain(self, name: str, then: Then) -> ReplicaProcess:
         """Place nothing more in an engine, and move what has no output yet. ConfigError: there is no such engine, or
         no other one takes programs."""
         replica = next((replica for replica in self._replicas if replica.name == name), None)
@@ -104,11 +107,11 @@ class Replicas:
         return replica
 
     @property
-    def drained(self) -> list[Replica]:
+    def drained(self) -> list[ReplicaProcess]:
         """Those to which nothing is left to do before they end."""
         return [one for one in self._replicas if not one.lane.is_open and not one.lane.n_running]
 
-    def remove(self, replica: Replica, error: str = "") -> None:
+    def remove(self, replica: ReplicaProcess, error: str = "") -> None:
         """End an engine for good. Its requests start again elsewhere."""
         self._replicas = [one for one in self._replicas if one is not replica]
         self._n_starts_before += replica.link.n_starts

@@ -21,7 +21,7 @@ from banyan.runtime.errors import BadProgram, BanyanError, ProgramError, Quarant
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_PRIORITY
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
-from banyan.runtime.server.engine_link.lanes import Choose, Lane, Lanes, least_running
+from banyan.runtime.server.engine_link.lanes import Lane, Lanes
 from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
 from banyan.runtime.server.policy.tenants import adapted
 from banyan.runtime.server.text.detokenizer import Detokenizer
@@ -160,7 +160,6 @@ class EngineRequests:
 
     call_later: calls a function on the server's loop, after the current callback. on_end: called with each request
     that ended without an error, before the request's own `done`. is_late: whether the callback should end soon.
-    choose: places programs.
     """
 
     def __init__(
@@ -171,19 +170,18 @@ class EngineRequests:
         call_later: Callable[[Callable[[], None]], None] = lambda call: call(),
         on_end: Callable[[EngineRequest], None] = lambda request: None,
         is_late: Callable[[], bool] = lambda: False,
-        choose: Choose = least_running,
     ) -> None:
         self._tokenizer, self._n_vocabulary, self.clock = tokenizer, n_vocabulary, clock
         self._call_later, self._on_end, self._is_late = call_later, on_end, is_late
-        self.lanes = Lanes(choose)
+        self.lanes = Lanes()
         self.kv_hints = KVHintSender(self.lanes.hint, clock)
         self._living: dict[int, EngineRequest] = {}
         self._n_started = 0
 
-    def add_engine(self, send: Callable[[wire.EngineCommand], None]) -> Lane:
+    def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Lane:
         """A new engine, to which `send` gives commands."""
         trials = Trials(self._run, lambda request: request.rid in self._living, self._is_late, self._call_later)
-        self.lanes.add(lane := Lane(send, trials))
+        self.lanes.add(lane := Lane(name, send, trials))
         return lane
 
     def __len__(self) -> int:
@@ -294,6 +292,7 @@ class EngineRequests:
         """Take a request out. None: it is not there."""
         if (request := self._living.pop(rid, None)) is not None:
             request.lane.n_running -= 1
+            self.lanes.ended(rid, len(request.ids) // 4)
         return request
 
     def abort(self, request: EngineRequest) -> None:
@@ -338,6 +337,7 @@ class EngineRequests:
         """The engine has died, and another takes its place. Send all its requests again, with their output so far: the
         suspects to the new engine, and the others to engines that are ready, if there are some. Requests that are
         given up fail with Quarantined; so does a program of which MAX_LOST requests were given up."""
+        self.lanes.lost(lane)
         for request in lane.trials.judge(death, self._requests_of(lane)):
             n_deaths = max(request.n_deaths, request.n_blamed_ever)
             why = f"{n_deaths} engines died of this request, and it is not run again; the last: {death.how}"
@@ -434,7 +434,9 @@ class EngineRequests:
 
     def _add(self, request: EngineRequest, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:
         """Detokenize new tokens, and stream their text."""
-        request.first = request.first or self.clock()
+        if not request.first:
+            request.first = self.clock()
+            self.lanes.began(request.rid)
         try:
             new = request.text.feed(ids)
         except BadProgram as e:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, CacheHint, Gen
+from banyan.runtime.protocol.wire import Append, CacheHint, Fork, Gen, Join
 from banyan.runtime.server.engine_link.recovery import Death
 
 Sampler = Callable[..., wire.Sampling]
@@ -21,7 +21,7 @@ class Pair:
     def __init__(self, bench: Any, fake: ModuleType) -> None:
         self.bench = bench
         self.engines = [bench.engine, fake.FakeEngine(bench._speak)]
-        self.lanes = [bench.lane, bench.requests.add_engine(self.engines[1].take)]
+        self.lanes = [bench.lane, bench.requests.add_engine(self.engines[1].take, "1")]
 
     def submit(self, n: int, greedy: Sampler, first: int = 0) -> None:
         """Programs with one gen each, from number `first` on."""
@@ -159,3 +159,27 @@ def test_program_goes_on_elsewhere_after_its_engine_was_drained(pair: Pair, gree
     assert pair.running() == [0, 1]
     pair.run()
     assert wire.ProgramEnded(client=0, program=0) in commands
+
+
+def test_branches_are_split_where_that_is_sooner_and_the_join_returns_home(pair: Pair, greedy: Sampler) -> None:
+    children = tuple(range(1, 9))
+    gens = [op for k in children for op in (Append(k, (f"b{k}",)), Gen(k, k, greedy(max_tokens=40)))]
+    ops = (Append(0, ("p",)), Gen(0, 0, greedy(max_tokens=4)), Fork(0, children), *gens, Join(0, children))
+    pair.bench.submit(*ops, Gen(0, 9, greedy(max_tokens=4)), last=True)
+    pair.run()
+    lanes = {run.order[1]: [run.order[1] for run in engine.runs] for engine in pair.engines for run in engine.runs}
+    assert [engine.runs.count(run) for engine in pair.engines for run in engine.runs] == [1] * 10
+    split = [[run.order[1] for run in engine.runs if run.order[1]] for engine in pair.engines]
+    assert sorted(map(len, split)) == [4, 4], lanes
+    home = [[run.order[1] for run in engine.runs].count(0) for engine in pair.engines]
+    assert sorted(home) == [0, 2], "state 0 stays at home"
+    assert not pair.bench.requests.lanes._booked
+
+
+def test_programs_with_a_prefix_go_where_it_is(pair: Pair, greedy: Sampler) -> None:
+    for k in range(12):
+        prefix = f"{k % 2} " + "the quick brown fox " * 20
+        pair.bench.submit(Append(0, (prefix + str(k),)), Gen(0, 0, greedy(max_tokens=2)), program=k, last=True)
+        pair.run()
+    homes = [{run.order[0] % 2 for run in engine.runs} for engine in pair.engines]
+    assert homes in ([{0}, {1}], [{1}, {0}])
