@@ -64,7 +64,13 @@ def view(before: Stats, now: Stats, title: str = "") -> RenderableType:
     grid = Table.grid(padding=(0, 3))
     for one, first, two, second in rows:
         grid.add_row(Text(one, "dim"), _number(first), Text(two, "dim"), _number(second))
-    shown = [Text(f"{title}   up {server['seconds']:,.0f} s", "bold"), "", grid, "", _page_bar(cache)]
+    shown: list[RenderableType] = [
+        Text(f"{title}   up {server['seconds']:,.0f} s", "bold"),
+        "",
+        grid,
+        "",
+        _page_bar(cache),
+    ]
     return Group(*shown, *(("", engines(before, now)) if len(now["replicas"]) > 1 else ()))
 
 

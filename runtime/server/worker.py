@@ -204,6 +204,7 @@ class Server:
             programs=lambda: self.programs.overview(),
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
+            on_events=self._learn_events,
             change=self._change_engines,
             offload=self._offload,
             adapters=self.adapters,
@@ -483,6 +484,8 @@ class Server:
         self._end_drained()
         for replica in self.replicas:
             replica.link.heartbeat()
+            if len(self.replicas) > 1 and replica.lane.is_ready:
+                self.questions.listen(replica, replica.next_event)
         if self.observer.wants_counters and self.replicas.ready is not None:
             self.questions.ask(OURSELVES, wire.Ask(id=0, what="stats"))
         self._probe_clients()
@@ -562,6 +565,13 @@ class Server:
         self.replicas.remove(replica, error)
         self.questions.fail(replica.name, f"engine {replica.name} is gone")
         self._make_poller()
+
+    def _learn_events(self, name: str, answer: dict[str, Any]) -> None:
+        """Take note of what an engine has stored and evicted, for the placement of programs."""
+        for replica in self.replicas:
+            if replica.name == name and replica.link.ready is not None:
+                replica.next_event = answer["next"]
+                self.requests.lanes.heard(name, answer["events"], replica.link.ready.page)
 
     def _take_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> None:
         start = self.times.clock()

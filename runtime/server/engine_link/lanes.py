@@ -8,10 +8,10 @@ or has a request on trial. `fleet/placement.py` chooses; with one engine there i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from banyan.runtime.fleet.index import block_digests
+from banyan.runtime.fleet.index import block_digests, blocks_of
 from banyan.runtime.fleet.placement import Branch, Demand, Fleet, Placement, StepTime
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_COUNT
@@ -108,9 +108,14 @@ class Lanes:
         if seconds:
             self._fleet.step_time = StepTime(0.0, seconds / n_tokens, seconds / n_tokens)
 
-    def evicted(self, name: str, digests: Sequence[bytes]) -> None:
-        """The engine no longer has the pages with these digests (radix_cache/events.py)."""
-        self._fleet.removed(name, digests)
+    def heard(self, name: str, events: Iterable[Mapping[str, Any]], page: int) -> None:
+        """What an engine has stored and evicted, in pages of so many tokens (radix_cache/events.py)."""
+        for event in events:
+            digests = [bytes.fromhex(digest) for digest in event["digests"]]
+            if event["kind"] == "removed":
+                self._fleet.removed(name, digests)
+            else:
+                self._fleet.stored(name, blocks_of(digests, event["first"], page))
 
     def find(self, serial: int) -> PlacedProgram | None:
         return self._programs.get(serial)

@@ -28,6 +28,8 @@ class ReplicaProcess:
         """Engines in a row that died before they were ready."""
         self.error: BanyanError | None = None
         """What it said when it could not start."""
+        self.next_event = -1
+        """From where its events are not known yet; see radix_cache/events.py."""
         self.then: list[Then] = []
         """Those who wait until it is ready or, if it is drained, gone."""
 
