@@ -48,8 +48,8 @@ class Questions:
     engines: all of them. send: sends a message to a client. stats: returns what the server adds to the counters of the
     engines. info: returns the server's own data, given whether an operator asks. programs: returns an overview of the
     programs. check: describes a violated invariant of the server, or returns "". on_counters: gets the counters that
-    OURSELVES asked for. on_events: gets the name of an engine and its answer to `listen`. change: change(ask, then) adds
-    or drains an engine, and calls `then` with "" or an error. offload(client, n, work, then): runs `work` on a thread
+    OURSELVES asked for. on_events: gets the name of an engine and its answer to `listen`. change(ask, then): adds or
+    drains an engine, and calls `then` with "" or an error. offload(client, n, work, then): runs `work` on a thread
     if `n` is large, and then `then` on the loop, with its result or exception. adapters: those that clients load. log:
     prints a line.
     """
