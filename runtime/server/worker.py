@@ -484,7 +484,7 @@ class Server:
         self._end_drained()
         for replica in self.replicas:
             replica.link.heartbeat()
-            if len(self.replicas) > 1 and replica.lane.is_ready:
+            if len(self.replicas) > 1 and replica.route.is_ready:
                 self.questions.listen(replica, replica.next_event)
         if self.observer.wants_counters and self.replicas.ready is not None:
             self.questions.ask(OURSELVES, wire.Ask(id=0, what="stats"))
@@ -571,7 +571,7 @@ class Server:
         for replica in self.replicas:
             if replica.name == name and replica.link.ready is not None:
                 replica.next_event = answer["next"]
-                self.requests.lanes.heard(name, answer["events"], replica.link.ready.page)
+                self.requests.routes.heard(name, answer["events"], replica.link.ready.page)
 
     def _take_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> None:
         start = self.times.clock()
@@ -583,7 +583,7 @@ class Server:
             case wire.Step():
                 self.observer.step(report)
                 self.requests.take(report)
-                if report.finished and not replica.lane.is_open:
+                if report.finished and not replica.route.is_open:
                     self._call_soon(self._end_drained)  # not now: its link is being read
             case wire.Failed(program=-1):
                 replica.error = replica.error or from_code(report.code, report.message)
@@ -599,22 +599,22 @@ class Server:
                 self._engine_ready(replica, report)
 
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
-        others = [one for one in self.replicas if one is not replica and one.lane.is_ready]
+        others = [one for one in self.replicas if one is not replica and one.route.is_ready]
         if others and ready.weights != self.tenants.weights:
             why = f"engine {replica.name} has other weights than those that run; its files were changed"
             self._log("quiet", why)
             self._call_soon(partial(self._remove, replica, why))
             return
-        replica.n_failed_starts, replica.lane.is_ready = 0, True
+        replica.n_failed_starts, replica.route.is_ready = 0, True
         self.tenants.weights = ready.weights
         for name, digest in ready.adapters.items():
             self.adapters.add(name, self.config.adapters[name], digest)
         self.programs.generator.set_context(ready.max_context)
-        self.requests.lanes.measured(ready.step_seconds, self.config.step_tokens)
+        self.requests.routes.measured(ready.step_seconds, self.config.step_tokens)
         of = f"engine {replica.name}: " if len(self.replicas) > 1 else ""
         for line in ready.report:
             self._log("info", of + line)
-        if self.ready_fd is not None and all(one.lane.is_ready for one in self.replicas):
+        if self.ready_fd is not None and all(one.route.is_ready for one in self.replicas):
             n = len(self.replicas)
             lines = (*ready.report, *((f"{n} engines like this",) if n > 1 else ()), *self.listeners.report)
             for line in self.listeners.report:
@@ -632,7 +632,7 @@ class Server:
         link.receive(partial(self._handle_report, replica))  # reports sent before it died
         death, was_ready = link.death(), link.ready is not None
         replica.n_failed_starts += not (was_ready or death.is_blameless)
-        replica.lane.is_ready = False
+        replica.route.is_ready = False
         why = "" if replica.error is None else f": {replica.error.message}"
         lost = EngineLost(f"the engine process died ({death.how}){why}")
         link.close()
@@ -652,7 +652,7 @@ class Server:
         link.start()
         self._make_poller()
         self.questions.reload_adapters(replica)
-        self.requests.replay(replica.lane, death)
+        self.requests.replay(replica.route, death)
         self._end_drained()
 
 

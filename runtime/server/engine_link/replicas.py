@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.lanes import Lane
 from banyan.runtime.server.engine_link.link import EngineLink
 from banyan.runtime.server.engine_link.requests import EngineRequests
+from banyan.runtime.server.engine_link.routes import Route
 
 Then = Callable[[str], None]
 """Called once, with "" or with what went wrong."""
@@ -20,7 +20,7 @@ MAX_REPLICAS = 256
 class ReplicaProcess:
     """One engine, and those that replace it when it dies. name: a number, which no other engine of the server gets."""
 
-    lane: Lane
+    route: Route
 
     def __init__(self, name: str, link: EngineLink) -> None:
         self.name, self.link = name, link
@@ -35,7 +35,7 @@ class ReplicaProcess:
 
     @property
     def state(self) -> str:
-        return "draining" if not self.lane.is_open else "ready" if self.lane.is_ready else "starting"
+        return "draining" if not self.route.is_open else "ready" if self.route.is_ready else "starting"
 
     def settle(self, error: str = "") -> None:
         """Tell those who wait for it."""
@@ -84,8 +84,8 @@ class Replicas:
 
     def _connect(self, replica: ReplicaProcess) -> None:
         replica.link.set_vocabulary(self._vocabulary)
-        replica.lane = self._requests.add_engine(replica.link.send, replica.name)
-        replica.lane.is_ready = replica.link.ready is not None
+        replica.route = self._requests.add_engine(replica.link.send, replica.name)
+        replica.route.is_ready = replica.link.ready is not None
 
     def add(self, then: Then) -> ReplicaProcess:
         """Start one more engine. ConfigError: there are MAX_REPLICAS."""
@@ -102,23 +102,23 @@ class Replicas:
         replica = next((replica for replica in self._replicas if replica.name == name), None)
         if replica is None:
             raise ConfigError(f"there is no engine {name!r}; there are {', '.join(one.name for one in self._replicas)}")
-        if not any(other.lane.is_open and other.lane.is_ready for other in self._replicas if other is not replica):
+        if not any(other.route.is_open and other.route.is_ready for other in self._replicas if other is not replica):
             raise ConfigError(f"engine {name} is the only one that is ready; add another first")
         replica.then.append(then)
-        self._requests.vacate(replica.lane)
+        self._requests.vacate(replica.route)
         return replica
 
     @property
     def drained(self) -> list[ReplicaProcess]:
         """Those to which nothing is left to do before they end."""
-        return [one for one in self._replicas if not one.lane.is_open and not one.lane.n_running]
+        return [one for one in self._replicas if not one.route.is_open and not one.route.n_running]
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
         """End an engine for good. Its requests start again elsewhere."""
         self._replicas = [one for one in self._replicas if one is not replica]
         self._n_starts_before += replica.link.n_starts
         replica.link.close()
-        self._requests.remove_engine(replica.lane)
+        self._requests.remove_engine(replica.route)
         replica.settle(error)
 
     def close(self) -> None:

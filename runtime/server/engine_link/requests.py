@@ -2,7 +2,7 @@
 
 The server holds the prompt and the output so far of each request. So the death of an engine costs time, but no results:
 `replay` sends each running request to another engine, with its output so far. recovery.py decides which requests may
-have killed the engine, and lanes.py which engine computes what.
+have killed the engine, and routes.py which engine computes what.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from banyan.runtime.errors import BadProgram, BanyanError, ProgramError, Quarant
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_PRIORITY
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
-from banyan.runtime.server.engine_link.lanes import Lane, Lanes
 from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
+from banyan.runtime.server.engine_link.routes import Route, Routes
 from banyan.runtime.server.policy.tenants import adapted
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.prompt import pack, unpack
@@ -117,14 +117,14 @@ class EngineRequest:
     ids                  output token ids so far, int32
     finish               how the request ended; None while it runs
     failed               why it failed: the engine refused it, or the server could not process its text
-    lane                 the engine that computes it
+    route                 the engine that computes it
     sent, first, ended   as in wire.Times
     """
 
     def __init__(
-        self, run: wire.Run, text: Detokenizer, done: Callable[[EngineRequest], None], lane: Lane, sent: float = 0.0
+        self, run: wire.Run, text: Detokenizer, done: Callable[[EngineRequest], None], route: Route, sent: float = 0.0
     ) -> None:
-        self.run, self.text, self.done, self.lane = run, text, done, lane
+        self.run, self.text, self.done, self.route = run, text, done, route
         self.sent, self.first, self.ended = sent, 0.0, 0.0
         self.ids = bytearray()
         self.logprobs: list[wire.TopLogprobs] = []
@@ -173,16 +173,16 @@ class EngineRequests:
     ) -> None:
         self._tokenizer, self._n_vocabulary, self.clock = tokenizer, n_vocabulary, clock
         self._call_later, self._on_end, self._is_late = call_later, on_end, is_late
-        self.lanes = Lanes()
-        self.kv_hints = KVHintSender(self.lanes.hint, clock)
+        self.routes = Routes()
+        self.kv_hints = KVHintSender(self.routes.hint, clock)
         self._living: dict[int, EngineRequest] = {}
         self._n_started = 0
 
-    def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Lane:
+    def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Route:
         """A new engine, to which `send` gives commands."""
         trials = Trials(self._run, lambda request: request.rid in self._living, self._is_late, self._call_later)
-        self.lanes.add(lane := Lane(name, send, trials))
-        return lane
+        self.routes.add(route := Route(name, send, trials))
+        return route
 
     def __len__(self) -> int:
         return len(self._living)
@@ -243,17 +243,17 @@ class EngineRequests:
         )
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
-        request = EngineRequest(run, text, done, lane := self.lanes.place(run), self.clock())
+        request = EngineRequest(run, text, done, route := self.routes.place(run), self.clock())
         request.stop_strings, request.listener, request.owner = stop_strings, listener, owner
         self._n_started += 1
         self._living[run.rid] = request
-        lane.n_running += 1
+        route.n_running += 1
         self.kv_hints.started(run)
         if owner is not None and (record := owner.record(run)) is not None:
             request.record = record
             request.run = msgspec.structs.replace(run, seed=record.seed)
         if request.record is None or request.record.is_new:
-            lane.trials.submit(request)
+            route.trials.submit(request)
         else:
             self._call_later(partial(self._guarded, self._restore, request, request.record))
         return request
@@ -265,7 +265,7 @@ class EngineRequests:
         if request.rid not in self._living:
             return
         if record.finish is None:
-            request.lane.trials.submit(request)
+            request.route.trials.submit(request)
         else:
             self._forget(request.rid)
             self._end(request, msgspec.structs.replace(record.finish, rid=request.rid, started=0.0))
@@ -286,21 +286,21 @@ class EngineRequests:
 
     def end(self, client: int, serial: int) -> None:
         """Take note that the program will start no more requests."""
-        self.lanes.end(client, serial)
+        self.routes.end(client, serial)
 
     def _forget(self, rid: int) -> EngineRequest | None:
         """Take a request out. None: it is not there."""
         if (request := self._living.pop(rid, None)) is not None:
-            request.lane.n_running -= 1
-            self.lanes.ended(rid, len(request.ids) // 4)
+            request.route.n_running -= 1
+            self.routes.ended(rid, len(request.ids) // 4)
         return request
 
     def abort(self, request: EngineRequest) -> None:
         """Stop a request and forget it; `done` is not called."""
         if self._forget(request.rid) is not None:
-            request.lane.send(wire.Abort(rid=request.rid))
+            request.route.send(wire.Abort(rid=request.rid))
             self.kv_hints.ended(request.run, request.ids)
-            request.lane.trials.go_on()
+            request.route.trials.go_on()
 
     def take(self, step: wire.Step) -> None:
         """Handle the engine's report of one step."""
@@ -315,15 +315,15 @@ class EngineRequests:
         for finish in step.finished:
             if request := self._living.get(finish.rid):
                 is_cut = finish.reason == "length" and len(request.ids) // 4 < request.run.sampling.max_tokens
-                if not (is_cut and request.text.matched is None and request.lane.trials.has_passed(request)):
+                if not (is_cut and request.text.matched is None and request.route.trials.has_passed(request)):
                     self._forget(finish.rid)
                     self._guarded(self._end, request, finish)
         self._go_on()
         self.kv_hints.settle()
 
     def _go_on(self) -> None:
-        for lane in self.lanes:
-            lane.trials.go_on()
+        for route in self.routes:
+            route.trials.go_on()
 
     def fail(self, failed: wire.Failed) -> None:
         """End the request with the id `failed.program`, which the engine refused."""
@@ -331,62 +331,62 @@ class EngineRequests:
             self.kv_hints.ended(request.run, request.ids)
             request.failed = failed
             self._guarded(request.done, request)
-            request.lane.trials.go_on()
+            request.route.trials.go_on()
 
-    def replay(self, lane: Lane, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
+    def replay(self, route: Route, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
         """The engine has died, and another takes its place. Send all its requests again, with their output so far: the
         suspects to the new engine, and the others to engines that are ready, if there are some. Requests that are
         given up fail with Quarantined; so does a program of which MAX_LOST requests were given up."""
-        self.lanes.lost(lane)
-        for request in lane.trials.judge(death, self._requests_of(lane)):
+        self.routes.lost(route)
+        for request in route.trials.judge(death, self._requests_of(route)):
             n_deaths = max(request.n_deaths, request.n_blamed_ever)
             why = f"{n_deaths} engines died of this request, and it is not run again; the last: {death.how}"
             self.fail(wire.Failed(program=request.rid, seq=0, code=Quarantined.code, message=why))
-            if (placed := self.lanes.find(request.serial)) is not None:  # otherwise this failure has ended the program
+            if (placed := self.routes.find(request.serial)) is not None:  # otherwise this failure has ended the program
                 placed.n_given_up += 1
                 if placed.n_given_up >= MAX_LOST:
                     many = f"engines died of {MAX_LOST} requests of this program; the last: {death.how}"
                     self._crashed(request, Quarantined(many))
-        if self.lanes.others_take(lane):
-            for request in lane.trials.take_innocent():
+        if self.routes.others_take(route):
+            for request in route.trials.take_innocent():
                 self._move(request)
         self._go_on()
 
-    def remove_engine(self, lane: Lane) -> None:
+    def remove_engine(self, route: Route) -> None:
         """The engine has ended for good. Its requests start again elsewhere."""
-        lane.is_open = False
-        self.lanes.remove(lane)
-        for request in self._requests_of(lane):
+        route.is_open = False
+        self.routes.remove(route)
+        for request in self._requests_of(route):
             request.is_given = False
             self._move(request)
         self._go_on()
 
-    def vacate(self, lane: Lane) -> None:
-        """Place no more requests in this lane. Those that have output, or are on trial, end there; all others start
+    def vacate(self, route: Route) -> None:
+        """Place no more requests in this route. Those that have output, or are on trial, end there; all others start
         again elsewhere."""
-        lane.is_open = False
-        lane.trials.take_innocent()
-        for request in self._requests_of(lane):
+        route.is_open = False
+        route.trials.take_innocent()
+        for request in self._requests_of(route):
             is_under_way = request.is_given and request.ids
-            if not (is_under_way or request.n_blamed or lane.trials.is_tried(request)):
+            if not (is_under_way or request.n_blamed or route.trials.is_tried(request)):
                 self._move(request)
         self._go_on()
 
-    def _requests_of(self, lane: Lane) -> list[EngineRequest]:
-        return [request for request in self._living.values() if request.lane is lane]
+    def _requests_of(self, route: Route) -> list[EngineRequest]:
+        return [request for request in self._living.values() if request.route is route]
 
     def _move(self, request: EngineRequest) -> None:
         """Place a request anew. It gets another number, so that what its engine still sends for it has no effect."""
         self._forget(request.rid)
         if request.is_given:
-            request.lane.send(wire.Abort(rid=request.rid))
+            request.route.send(wire.Abort(rid=request.rid))
             request.is_given = False
         request.run = msgspec.structs.replace(request.run, rid=self._n_started)
         self._n_started += 1
-        request.lane = self.lanes.place(request.run)
+        request.route = self.routes.place(request.run)
         self._living[request.rid] = request
-        request.lane.n_running += 1
-        request.lane.trials.add(request)
+        request.route.n_running += 1
+        request.route.trials.add(request)
 
     def _run(self, request: EngineRequest, is_trial: bool) -> None:
         """Send the request, with the output it has so far. A trial generates one token."""
@@ -402,7 +402,7 @@ class EngineRequests:
             sampling = msgspec.structs.replace(run.sampling, max_tokens=min(run.sampling.max_tokens, n_done + 1))
             run = msgspec.structs.replace(run, sampling=sampling)
         try:
-            request.lane.send(run)
+            request.route.send(run)
         except Exception as e:  # reported from the loop: the caller may be in the middle of its program
             self._call_later(partial(self._crashed, request, e))
 
@@ -430,13 +430,13 @@ class EngineRequests:
         self._add(request, ids, logprobs)
         if request.text.matched is not None and request.rid in self._living:
             # The request ends when the engine sends its Finish, which has the token counts.
-            request.lane.send(wire.Abort(rid=request.rid))
+            request.route.send(wire.Abort(rid=request.rid))
 
     def _add(self, request: EngineRequest, ids: memoryview, logprobs: Sequence[wire.TopLogprobs]) -> None:
         """Detokenize new tokens, and stream their text."""
         if not request.first:
             request.first = self.clock()
-            self.lanes.began(request.rid)
+            self.routes.began(request.rid)
         try:
             new = request.text.feed(ids)
         except BadProgram as e:

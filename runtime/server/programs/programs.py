@@ -318,7 +318,7 @@ class Programs(ProgramObserver):
         n_bytes = PIECE * len(state.prompt.pieces) + MARK * len(state.marks)
         self._quota.hold(program, len(children) * n_bytes)
         self._kv_hints.forked(program.serial, state.number, children)
-        self.generator.requests.lanes.forked(program.serial, children)
+        self.generator.requests.routes.forked(program.serial, children)
 
     def joined(self, program: RunningProgram, prompt: Prompt, start: int, stop: int) -> None:
         texts = (getattr(piece, "text", "") for piece in prompt.pieces[start:stop])

@@ -78,7 +78,7 @@ class Bench:
         """If set to a list, it collects constraint checks as the queue of another process would."""
         self._calls: list[Callable[[], None]] = []
         self.requests = EngineRequests(words, None, call_later=self._calls.append)
-        self.lane = self.requests.add_engine(self.engine.take)
+        self.route = self.requests.add_engine(self.engine.take)
         self.adapters = AdapterNames()
         generator = EngineGenerator(
             words, template, self.requests, self._offload, Random(0), self._check, self.adapters
@@ -168,7 +168,7 @@ class Bench:
         self.engine.running.clear()
         self.engine.reports.clear()
         self.engine.finished.clear()
-        self.requests.replay(self.lane, death)
+        self.requests.replay(self.route, death)
 
     def messages(self, kind: type, program: int = 0) -> list[Any]:
         return [m for _, m in self.sent if isinstance(m, kind) and m.program == program]

@@ -102,7 +102,7 @@ def test_request_outside_the_step_is_not_suspected(bench: Any, greedy: Sampler) 
     (waiting,) = b.engine.running
     for _ in range(3 * MAX_DEATHS):
         b.engine.running.clear()
-        b.requests.replay(b.lane, Death(rids=frozenset({99})))
+        b.requests.replay(b.route, Death(rids=frozenset({99})))
         assert list(b.engine.running) == [waiting]
     b.run()
     assert b.text(0) == "one"
@@ -197,7 +197,7 @@ def test_stopped_suspect_does_not_block_others(bench: Any, greedy: Sampler) -> N
     wait_until(lambda: b.run(n_steps=1) or b.engine.aborted, "the abort")
     b.engine.finished.clear()
     b.engine.running.clear()
-    b.requests.replay(b.lane, Death(rids=frozenset({0, 1})))
+    b.requests.replay(b.route, Death(rids=frozenset({0, 1})))
     b.run()
     assert b.text(0) == "xy"
     assert b.text(0, program=1) == "one"

@@ -61,16 +61,16 @@ def test_clients_are_numbered_and_forgotten(bench: Any) -> None:
 def test_program_ended_is_sent_once(bench: Any) -> None:
     b = bench()
     commands: list[Any] = []
-    send, b.lane.send = b.lane.send, commands.append
+    send, b.route.send = b.route.send, commands.append
     b.submit(Append(0, ("a",)), last=True)
     assert not commands, "the engine has no request of this program"
-    b.lane.send = lambda command: (commands.append(command), send(command))
+    b.route.send = lambda command: (commands.append(command), send(command))
     submit(b, 1)
     b.run()
     ended = [command for command in commands if isinstance(command, wire.ProgramEnded)]
     assert ended == [wire.ProgramEnded(client=0, program=1)]
     assert isinstance([one for one in commands if not isinstance(one, wire.Hold | wire.Release)][-1], wire.ProgramEnded)
-    assert b.requests.lanes.find(1) is None
+    assert b.requests.routes.find(1) is None
 
 
 @pytest.mark.parametrize(

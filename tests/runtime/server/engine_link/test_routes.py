@@ -21,7 +21,7 @@ class Pair:
     def __init__(self, bench: Any, fake: ModuleType) -> None:
         self.bench = bench
         self.engines = [bench.engine, fake.FakeEngine(bench._speak)]
-        self.lanes = [bench.lane, bench.requests.add_engine(self.engines[1].take, "1")]
+        self.routes = [bench.route, bench.requests.add_engine(self.engines[1].take, "1")]
 
     def submit(self, n: int, greedy: Sampler, first: int = 0) -> None:
         """Programs with one gen each, from number `first` on."""
@@ -40,7 +40,7 @@ class Pair:
         for _ in range(1000):
             self.step()
         assert not len(self.bench.requests)
-        assert [lane.n_running for lane in self.lanes] == [0, 0]
+        assert [route.n_running for route in self.routes] == [0, 0]
 
     def running(self) -> list[int]:
         return [len(engine.running) for engine in self.engines]
@@ -50,8 +50,8 @@ class Pair:
         self.engines[k].running.clear()
         self.engines[k].reports.clear()
         self.engines[k].finished.clear()
-        self.lanes[k].is_ready = False
-        self.bench.requests.replay(self.lanes[k], Death("in a test", is_blameless, frozenset(rids)))
+        self.routes[k].is_ready = False
+        self.bench.requests.replay(self.routes[k], Death("in a test", is_blameless, frozenset(rids)))
 
     def text(self, n: int) -> list[str]:
         return [self.bench.text(0, program=k) for k in range(n)]
@@ -84,7 +84,7 @@ def test_what_an_engine_that_died_had_goes_on_elsewhere(pair: Pair, greedy: Samp
     assert pair.running() == [0, 7]
     pair.run()
     assert len(set(map(len, pair.text(7)))) == 1
-    pair.lanes[0].is_ready = True
+    pair.routes[0].is_ready = True
     pair.submit(1, greedy, first=7)
     assert pair.running() == [1, 0]
 
@@ -94,7 +94,7 @@ def test_suspects_are_tried_by_the_new_engine_and_harm_no_other(pair: Pair, gree
     poison = next(iter(pair.engines[0].running))
     pair.die(0, {poison})
     assert (list(pair.engines[0].running), pair.running()[1]) == ([poison], 5)
-    pair.lanes[0].is_ready = True
+    pair.routes[0].is_ready = True
     pair.submit(1, greedy, first=6)
     assert pair.running() == [1, 6], "nothing is placed beside a suspect"
     pair.die(0, {poison})
@@ -107,7 +107,7 @@ def test_request_that_kills_an_engine_here_and_one_there_is_given_up(pair: Pair,
     pair.submit(2, greedy)
     (poison,) = pair.engines[0].running
     pair.die(0, {poison})
-    pair.bench.requests.remove_engine(pair.lanes[0])
+    pair.bench.requests.remove_engine(pair.routes[0])
     poison = max(pair.engines[1].running)
     pair.die(1, {poison})
     assert pair.bench.failed(0, program=0).code == "quarantined"
@@ -117,11 +117,11 @@ def test_drained_engine_keeps_what_has_output_until_it_ends(pair: Pair, greedy: 
     pair.submit(4, greedy)
     pair.step(3)
     pair.submit(2, greedy, first=4)
-    pair.bench.requests.vacate(pair.lanes[0])
+    pair.bench.requests.vacate(pair.routes[0])
     pair.submit(2, greedy, first=6)
     pair.step()
     assert pair.running() == [2, 6]
-    assert pair.lanes[0].n_running == 2
+    assert pair.routes[0].n_running == 2
     pair.run()
     assert len(set(map(len, pair.text(8)))) == 1
     assert not [one for one in pair.engines[0].runs if one.order[0] >= 6]
@@ -130,10 +130,10 @@ def test_drained_engine_keeps_what_has_output_until_it_ends(pair: Pair, greedy: 
 def test_drained_engine_that_dies_loses_nothing(pair: Pair, greedy: Sampler) -> None:
     pair.submit(4, greedy)
     pair.step(3)
-    pair.bench.requests.vacate(pair.lanes[0])
+    pair.bench.requests.vacate(pair.routes[0])
     pair.die(0, is_blameless=True)
-    assert pair.lanes[0].n_running == 0
-    pair.bench.requests.remove_engine(pair.lanes[0])
+    assert pair.routes[0].n_running == 0
+    pair.bench.requests.remove_engine(pair.routes[0])
     pair.run()
     assert len(set(map(len, pair.text(4)))) == 1
 
@@ -150,11 +150,11 @@ def test_hints_go_where_the_program_is(pair: Pair, greedy: Sampler) -> None:
 def test_program_goes_on_elsewhere_after_its_engine_was_drained(pair: Pair, greedy: Sampler) -> None:
     pair.bench.submit(Append(0, ("q",)), Gen(0, 0, greedy(max_tokens=2)), program=0)
     pair.step(5)
-    pair.bench.requests.vacate(pair.lanes[0])
-    pair.bench.requests.remove_engine(pair.lanes[0])
+    pair.bench.requests.vacate(pair.routes[0])
+    pair.bench.requests.remove_engine(pair.routes[0])
     commands: list[Any] = []
-    send = pair.lanes[1].send
-    pair.lanes[1].send = lambda command: (commands.append(command), send(command))  # type: ignore[func-returns-value]
+    send = pair.routes[1].send
+    pair.routes[1].send = lambda command: (commands.append(command), send(command))  # type: ignore[func-returns-value]
     pair.bench.submit(Gen(0, 1, greedy(max_tokens=2)), program=0, last=True)
     assert pair.running() == [0, 1]
     pair.run()
@@ -167,13 +167,13 @@ def test_branches_are_split_where_that_is_sooner_and_the_join_returns_home(pair:
     ops = (Append(0, ("p",)), Gen(0, 0, greedy(max_tokens=4)), Fork(0, children), *gens, Join(0, children))
     pair.bench.submit(*ops, Gen(0, 9, greedy(max_tokens=4)), last=True)
     pair.run()
-    lanes = {run.order[1]: [run.order[1] for run in engine.runs] for engine in pair.engines for run in engine.runs}
+    routes = {run.order[1]: [run.order[1] for run in engine.runs] for engine in pair.engines for run in engine.runs}
     assert [engine.runs.count(run) for engine in pair.engines for run in engine.runs] == [1] * 10
     split = [[run.order[1] for run in engine.runs if run.order[1]] for engine in pair.engines]
-    assert sorted(map(len, split)) == [4, 4], lanes
+    assert sorted(map(len, split)) == [4, 4], routes
     home = [[run.order[1] for run in engine.runs].count(0) for engine in pair.engines]
     assert sorted(home) == [0, 2], "state 0 stays at home"
-    assert not pair.bench.requests.lanes._booked
+    assert not pair.bench.requests.routes._booked
 
 
 def test_programs_with_a_prefix_go_where_it_is(pair: Pair, greedy: Sampler) -> None:

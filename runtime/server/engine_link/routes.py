@@ -27,7 +27,7 @@ BookedWork = tuple[Placement, int]
 """A placement, and which of its branches."""
 
 
-class Lane:
+class Route:
     """The way to one engine, and to those that replace it when it dies.
 
     send       gives it a command
@@ -51,57 +51,57 @@ class PlacedProgram:
     """Where a program runs.
 
     home        None: it has not been placed yet
-    branches    state -> its lane, if that is not home
+    branches    state -> its route, if that is not home
     forks       branch that has no request yet -> all branches of its fork
     booked      branch that was placed and has no request yet -> its work
-    lanes       all that had requests of it
+    routes       all that had requests of it
     n_given_up  requests that were given up
     """
 
-    __slots__ = ("booked", "branches", "forks", "home", "lanes", "n_given_up")
+    __slots__ = ("booked", "branches", "forks", "home", "n_given_up", "routes")
 
     def __init__(self) -> None:
-        self.home: Lane | None = None
-        self.branches: dict[int, Lane] = {}
+        self.home: Route | None = None
+        self.branches: dict[int, Route] = {}
         self.forks: dict[int, tuple[int, ...]] = {}
         self.booked: dict[int, BookedWork] = {}
-        self.lanes: set[Lane] = set()
+        self.routes: set[Route] = set()
         self.n_given_up = 0
 
 
-class Lanes:
-    """All lanes, and the programs that have requests."""
+class Routes:
+    """All routes, and the programs that have requests."""
 
     def __init__(self) -> None:
-        self._lanes: list[Lane] = []
+        self._routes: list[Route] = []
         self._programs: dict[int, PlacedProgram] = {}  # by serial
         self._fleet = Fleet(STEP)
-        self._in_fleet: set[Lane] = set()
+        self._in_fleet: set[Route] = set()
         self._booked: dict[int, BookedWork] = {}  # by rid
         self._n_out = float(MEMORY)  # expected tokens of an output
 
-    def __iter__(self) -> Iterator[Lane]:
-        return iter(self._lanes)
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes)
 
-    def add(self, lane: Lane) -> None:
-        self._lanes.append(lane)
+    def add(self, route: Route) -> None:
+        self._routes.append(route)
 
-    def remove(self, lane: Lane) -> None:
+    def remove(self, route: Route) -> None:
         """The engine is gone, and none of its requests is left."""
-        self.lost(lane)
-        self._lanes.remove(lane)
+        self.lost(route)
+        self._routes.remove(route)
         for placed in self._programs.values():
-            placed.lanes.discard(lane)
+            placed.routes.discard(route)
 
-    def lost(self, lane: Lane) -> None:
+    def lost(self, route: Route) -> None:
         """The engine has died, and with it what it had cached."""
-        if lane in self._in_fleet:
-            self._in_fleet.remove(lane)
-            self._fleet.remove(lane.name)
+        if route in self._in_fleet:
+            self._in_fleet.remove(route)
+            self._fleet.remove(route.name)
 
-    def others_take(self, lane: Lane) -> bool:
+    def others_take(self, route: Route) -> bool:
         """Whether another engine could take the requests of this one now."""
-        return any(other.takes_programs for other in self._lanes if other is not lane)
+        return any(other.takes_programs for other in self._routes if other is not route)
 
     def measured(self, seconds: float, n_tokens: int) -> None:
         """A step of so many tokens takes an engine so long."""
@@ -122,27 +122,27 @@ class Lanes:
 
     def forked(self, serial: int, children: tuple[int, ...]) -> None:
         """A state of a program was forked."""
-        if len(self._lanes) > 1:
+        if len(self._routes) > 1:
             placed = self._programs.setdefault(serial, PlacedProgram())
             placed.forks.update(dict.fromkeys(children, children))
 
-    def place(self, run: wire.Run) -> Lane:
-        """The lane of a request."""
+    def place(self, run: wire.Run) -> Route:
+        """The route of a request."""
         placed = self._programs.setdefault(run.order[0], PlacedProgram()) if run.order else PlacedProgram()
-        if len(self._lanes) == 1:
-            lane = placed.home = self._lanes[0]
+        if len(self._routes) == 1:
+            route = placed.home = self._routes[0]
         else:
-            lane = self._place(run, placed)
-        placed.lanes.add(lane)
-        return lane
+            route = self._place(run, placed)
+        placed.routes.add(route)
+        return route
 
-    def _place(self, run: wire.Run, placed: PlacedProgram) -> Lane:
-        takers = {lane for lane in self._lanes if lane.takes_programs}
-        for lane in self._in_fleet - takers:
-            self.lost(lane)  # for the fleet: it is drained, or has a trial
-        for lane in self._lanes:
-            if lane in takers and lane not in self._in_fleet:
-                self._fleet.add(lane.name, b"")
+    def _place(self, run: wire.Run, placed: PlacedProgram) -> Route:
+        takers = {route for route in self._routes if route.takes_programs}
+        for route in self._in_fleet - takers:
+            self.lost(route)  # for the fleet: it is drained, or has a trial
+        for route in self._routes:
+            if route in takers and route not in self._in_fleet:
+                self._fleet.add(route.name, b"")
         self._in_fleet = takers
         state = run.order[1] if len(run.order) > 1 else 0
         home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
@@ -162,17 +162,17 @@ class Lanes:
         """Place a program, or the branches of a fork. branches: those of the fork, or the one state."""
         if self._in_fleet:
             placement = self._fleet.place(self._demand(run, len(branches)))
-            by_name = {lane.name: lane for lane in self._in_fleet}
+            by_name = {route.name: route for route in self._in_fleet}
             chosen = [by_name[name] for name in placement.replicas]
             placed.booked.update({branch: (placement, i) for i, branch in enumerate(branches)})
         else:  # all engines start, or have a request on trial
-            lanes = [lane for lane in self._lanes if lane.is_open] or self._lanes
-            chosen = [min(lanes, key=lambda lane: lane.n_running)] * len(branches)
+            routes = [route for route in self._routes if route.is_open] or self._routes
+            chosen = [min(routes, key=lambda route: route.n_running)] * len(branches)
         if placed.home not in self._in_fleet:
             placed.home = chosen[0]
-        for branch, lane in zip(branches, chosen, strict=True):
+        for branch, route in zip(branches, chosen, strict=True):
             placed.forks.pop(branch, None)
-            placed.branches[branch] = lane
+            placed.branches[branch] = route
 
     def _demand(self, run: wire.Run, n_branches: int) -> Demand:
         n_out = min(run.sampling.max_tokens, round(self._n_out))
@@ -185,7 +185,7 @@ class Lanes:
             self._fleet.computed(*booked, n_prompt=MAX_COUNT)
 
     def ended(self, rid: int, n_out: int) -> None:
-        """A request has ended, or leaves its lane, with so many tokens."""
+        """A request has ended, or leaves its route, with so many tokens."""
         if (booked := self._booked.pop(rid, None)) is not None:
             self._fleet.end(*booked)
             self._n_out += (n_out - self._n_out) / MEMORY
@@ -194,13 +194,13 @@ class Lanes:
         """Send a hint about the KV of a program to the engines that have computed for it; if none has yet, or the
         program has ended, to all."""
         placed = self._programs.get(serial)
-        for lane in (placed and placed.lanes) or self._lanes:
-            lane.send(command)
+        for route in (placed and placed.routes) or self._routes:
+            route.send(command)
 
     def end(self, client: int, serial: int) -> None:
         """The program will start no more requests."""
         if (placed := self._programs.pop(serial, None)) is not None:
             for booked in placed.booked.values():
                 self._fleet.end(*booked)
-            for lane in placed.lanes:
-                lane.send(wire.ProgramEnded(client, serial))
+            for route in placed.routes:
+                route.send(wire.ProgramEnded(client, serial))
