@@ -35,7 +35,7 @@ from banyan.runtime.fleet.placement import StepTime
 POCKET, H100 = StepTime(9.7e-4, 4e-5, 1e-4), StepTime(8e-3, 2.5e-5, 3e-5)
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 """Seeds -> how many standard errors are 95 %."""
-PER_REPLICA = 12
+PER_REPLICA = 8
 """Programs that arrive in a run; a quarter of them warms it up."""
 GATES, IMBALANCES = (8, 16, 32, 64, 128), (3, 8, 32)
 LOWER = {"forks": "time of a fork program", "ttft_p99": "TTFT p99", "all": "time of a program", "ttft": "mean TTFT"}
