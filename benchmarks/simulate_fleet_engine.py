@@ -16,7 +16,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from banyan.runtime.fleet.index import BLOCK
-from banyan.runtime.fleet.placement import StepTime
+from banyan.runtime.fleet.placement import StepSeconds
 
 
 class Size(NamedTuple):
@@ -67,7 +67,7 @@ class VirtualEngine:
         self,
         number: int,
         size: Size,
-        step_time: StepTime,
+        step_time: StepSeconds,
         on_first: Callable[[Request, float, int], None],
         on_end: Callable[[Request, float], None],
         stored: Callable[[int, list[bytes]], None],

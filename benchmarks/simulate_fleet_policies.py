@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from simulate_fleet_engine import Request
 
 from banyan.runtime.fleet.index import BLOCK, PrefixIndex
-from banyan.runtime.fleet.placement import Branch, Demand, Fleet, Placement, StepTime
+from banyan.runtime.fleet.placement import Branch, Demand, Fleet, Placement, StepSeconds
 
 WEIGHTS = b"weights"
 
@@ -21,7 +21,7 @@ class Ours:
     """Whole programs and forks, placed by the fleet. sees: how much of a program is known at its start: "all" that it
     forks into, or only the "next" requests."""
 
-    def __init__(self, n_engines: int, step_time: StepTime, sees: str = "all") -> None:
+    def __init__(self, n_engines: int, step_time: StepSeconds, sees: str = "all") -> None:
         self._fleet, self._sees = Fleet(step_time), sees
         for i in range(n_engines):
             self._fleet.add(str(i), WEIGHTS)
@@ -218,7 +218,7 @@ class Preble(Router):
     load, recomputation and eviction. An engine whose load is more than `imbalance` times the least one's passes its
     requests on to that one. Load is seconds of work."""
 
-    def __init__(self, n_engines: int, step_time: StepTime, imbalance: float) -> None:
+    def __init__(self, n_engines: int, step_time: StepSeconds, imbalance: float) -> None:
         super().__init__(n_engines)
         self._time, self._imbalance = step_time, imbalance
         self._work: dict[int, float] = {}

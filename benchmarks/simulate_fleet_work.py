@@ -22,7 +22,7 @@ from serving_work import Call, Source, agents, chat, few_shot, long_context, tre
 from simulate_fleet_engine import Request, Size, VirtualEngine
 
 from banyan.runtime.fleet.index import BLOCK, block_digests
-from banyan.runtime.fleet.placement import StepTime
+from banyan.runtime.fleet.placement import StepSeconds
 
 LONG = 1000
 SHARES = {"few-shot": 0.25, "chat": 0.25, "tree of thought": 0.03, "agent": 0.37, "documents": 0.1}
@@ -157,7 +157,7 @@ class FleetRun:
     """A run of programs on engines, under one policy."""
 
     def __init__(
-        self, work: list[SimulatedProgram], policy: Policy, n_engines: int, size: Size, step_time: StepTime
+        self, work: list[SimulatedProgram], policy: Policy, n_engines: int, size: Size, step_time: StepSeconds
     ) -> None:
         self._work, self._policy = work, policy
         self._engines = [

@@ -1,6 +1,6 @@
 """On which replicas of a fleet a program runs. Pure: no socket, no clock, no chance.
 
-    fleet = Fleet(StepTime(9.7e-4, 4e-5, 1e-4))
+    fleet = Fleet(StepSeconds(9.7e-4, 4e-5, 1e-4))
     fleet.add("engine 0", fingerprint)
     placement = fleet.place(Demand(block_digests(namespace, ids), len(ids) // 4, branches, fingerprint))
     ...                                        # run branch i on placement.replicas[i], joins on placement.home
@@ -25,7 +25,7 @@ from typing import NamedTuple
 from banyan.runtime.fleet.index import BLOCK, PrefixIndex
 
 
-class StepTime(NamedTuple):
+class StepSeconds(NamedTuple):
     """Seconds of an engine's step: fixed, for each token of a prompt, and for each decode."""
 
     fixed: float
@@ -99,7 +99,7 @@ class Placement:
 class Fleet:
     """The replicas, their queued work and their prefixes."""
 
-    def __init__(self, step_time: StepTime, index: PrefixIndex | None = None) -> None:
+    def __init__(self, step_time: StepSeconds, index: PrefixIndex | None = None) -> None:
         self.step_time, self.index = step_time, index or PrefixIndex()
         self._replicas: dict[str, Replica] = {}
         self._by_number: dict[int, Replica] = {}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime.fleet.placement import StepTime
+from banyan.runtime.fleet.placement import StepSeconds
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-TIME = StepTime(1e-3, 1e-4, 1e-4)
+TIME = StepSeconds(1e-3, 1e-4, 1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from banyan.radix_cache.cache import Cache
 from banyan.runtime.fleet.index import BLOCK, PrefixIndex, block_digests, blocks_of
-from banyan.runtime.fleet.placement import Branch, Demand, Fleet, NoReplica, Placement, StepTime
+from banyan.runtime.fleet.placement import Branch, Demand, Fleet, NoReplica, Placement, StepSeconds
 from cache_support import open_published
 
 WEIGHTS = b"weights"
@@ -21,7 +21,7 @@ def text(n: int, seed: int = 0) -> bytes:
 
 
 def fleet(n: int) -> Fleet:
-    made = Fleet(StepTime(1e-3, 4e-5, 1e-4))
+    made = Fleet(StepSeconds(1e-3, 4e-5, 1e-4))
     for i in range(n):
         made.add(f"r{i}", WEIGHTS)
     return made
