@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from banyan.runtime.fleet.index import block_digests, blocks_of
-from banyan.runtime.fleet.placement import Branch, Demand, Fleet, Placement, StepTime
+from banyan.runtime.fleet.placement import Branch, Demand, Fleet, Placement, StepSeconds
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_COUNT
 from banyan.runtime.server.engine_link.recovery import Trials
 
-STEP = StepTime(0.0, 4e-5, 4e-5)
+STEP = StepSeconds(0.0, 4e-5, 4e-5)
 """Until an engine has told how long its steps take."""
 MEMORY = 64
 """The expected length of an output covers roughly the last so many outputs."""
@@ -106,7 +106,7 @@ class Routes:
     def measured(self, seconds: float, n_tokens: int) -> None:
         """A step of so many tokens takes an engine so long."""
         if seconds:
-            self._fleet.step_time = StepTime(0.0, seconds / n_tokens, seconds / n_tokens)
+            self._fleet.step_time = StepSeconds(0.0, seconds / n_tokens, seconds / n_tokens)
 
     def heard(self, name: str, events: Iterable[Mapping[str, Any]], page: int) -> None:
         """What an engine has stored and evicted, in pages of so many tokens (radix_cache/events.py)."""
