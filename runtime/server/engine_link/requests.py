@@ -322,7 +322,7 @@ class EngineRequests:
         self.kv_hints.settle()
 
     def _go_on(self) -> None:
-        for route in self.routes:
+        for route in self.routes.all:
             route.trials.go_on()
 
     def fail(self, failed: wire.Failed) -> None:

@@ -8,7 +8,7 @@ or has a request on trial. `fleet/placement.py` chooses; with one engine there i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from banyan.runtime.fleet.index import block_digests, blocks_of
@@ -73,23 +73,20 @@ class Routes:
     """All routes, and the programs that have requests."""
 
     def __init__(self) -> None:
-        self._routes: list[Route] = []
+        self.all: list[Route] = []
         self._programs: dict[int, PlacedProgram] = {}  # by serial
         self._fleet = Fleet(STEP)
         self._in_fleet: set[Route] = set()
         self._booked: dict[int, BookedWork] = {}  # by rid
         self._n_out = float(MEMORY)  # expected tokens of an output
 
-    def __iter__(self) -> Iterator[Route]:
-        return iter(self._routes)
-
     def add(self, route: Route) -> None:
-        self._routes.append(route)
+        self.all.append(route)
 
     def remove(self, route: Route) -> None:
         """The engine is gone, and none of its requests is left."""
         self.lost(route)
-        self._routes.remove(route)
+        self.all.remove(route)
         for placed in self._programs.values():
             placed.routes.discard(route)
 
@@ -101,7 +98,7 @@ class Routes:
 
     def others_take(self, route: Route) -> bool:
         """Whether another engine could take the requests of this one now."""
-        return any(other.takes_programs for other in self._routes if other is not route)
+        return any(other.takes_programs for other in self.all if other is not route)
 
     def measured(self, seconds: float, n_tokens: int) -> None:
         """A step of so many tokens takes an engine so long."""
@@ -122,25 +119,28 @@ class Routes:
 
     def forked(self, serial: int, children: tuple[int, ...]) -> None:
         """A state of a program was forked."""
-        if len(self._routes) > 1:
+        if len(self.all) > 1:
             placed = self._programs.setdefault(serial, PlacedProgram())
             placed.forks.update(dict.fromkeys(children, children))
 
     def place(self, run: wire.Run) -> Route:
         """The route of a request."""
-        placed = self._programs.setdefault(run.order[0], PlacedProgram()) if run.order else PlacedProgram()
-        if len(self._routes) == 1:
-            route = placed.home = self._routes[0]
+        if (placed := self._programs.get(run.order[0]) if run.order else None) is None:
+            placed = PlacedProgram()
+            if run.order:
+                self._programs[run.order[0]] = placed
+        if len(self.all) == 1:
+            route = placed.home = self.all[0]
         else:
             route = self._place(run, placed)
         placed.routes.add(route)
         return route
 
     def _place(self, run: wire.Run, placed: PlacedProgram) -> Route:
-        takers = {route for route in self._routes if route.takes_programs}
+        takers = {route for route in self.all if route.takes_programs}
         for route in self._in_fleet - takers:
             self.lost(route)  # for the fleet: it is drained, or has a trial
-        for route in self._routes:
+        for route in self.all:
             if route in takers and route not in self._in_fleet:
                 self._fleet.add(route.name, b"")
         self._in_fleet = takers
@@ -166,7 +166,7 @@ class Routes:
             chosen = [by_name[name] for name in placement.replicas]
             placed.booked.update({branch: (placement, i) for i, branch in enumerate(branches)})
         else:  # all engines start, or have a request on trial
-            routes = [route for route in self._routes if route.is_open] or self._routes
+            routes = [route for route in self.all if route.is_open] or self.all
             chosen = [min(routes, key=lambda route: route.n_running)] * len(branches)
         if placed.home not in self._in_fleet:
             placed.home = chosen[0]
@@ -194,7 +194,7 @@ class Routes:
         """Send a hint about the KV of a program to the engines that have computed for it; if none has yet, or the
         program has ended, to all."""
         placed = self._programs.get(serial)
-        for route in (placed and placed.routes) or self._routes:
+        for route in (placed and placed.routes) or self.all:
             route.send(command)
 
     def end(self, client: int, serial: int) -> None:
