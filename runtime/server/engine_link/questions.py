@@ -163,10 +163,11 @@ class Questions:
         answer = next((answer for answer in answers.values() if not answer.ok), next(iter(answers.values())))
         ok, body = answer.ok, answer.body
         if ask.what == "load_adapter":
+            before = self._adapters.digest(ask.name) if ask.name in self._adapters else b""
             ok, body = self._loaded(client, ask, answer)
-            if ok and client != OURSELVES:  # engines that died meanwhile, and those that replace them
-                missed = [engine for engine in self._engines if engine.name not in answers]
-                self._forward(OURSELVES, ask, ask, missed)
+            if ok and self._adapters.digest(ask.name) != before:  # others died meanwhile, or have what the files were
+                others = [engine for engine in self._engines if engine.name not in answers]
+                self._forward(OURSELVES, ask, ask, others)
         if client == OURSELVES and ask.what == "events":
             (name,) = answers
             self._listening.discard(name)
@@ -202,6 +203,8 @@ class Questions:
     def _loaded(self, client: Client, ask: wire.Ask, answer: wire.Answer) -> tuple[bool, bytes]:
         """Give the name to an adapter that the engine has loaded. Returns what to answer."""
         if client == OURSELVES:
+            if ask.name not in self._adapters:  # it was unloaded meanwhile
+                return False, b""
             if not answer.ok:  # its files are gone
                 self._adapters.remove(ask.name)
                 self._log(answer.body.decode())

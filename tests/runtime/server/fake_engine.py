@@ -16,6 +16,7 @@ import json
 import math
 import os
 import signal
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterable
@@ -75,8 +76,15 @@ class FakeEngine:
                 self.reports.append(wire.Answer(id=number, ok=True, body=b'{"nodes": []}'))
             case wire.Ask(id=number, what="load_adapter", name=name):
                 self.reports.append(wire.Answer(id=number, ok=True, body=json.dumps(name.encode().hex()).encode()))
+            case wire.Ask(id=number, what="events"):
+                body = b'{"next": 0, "is_all": true, "events": []}'
+                self.reports.append(wire.Answer(id=number, ok=True, body=body))
+            case wire.Ask(id=number, what="check" | "flush"):
+                self.reports.append(wire.Answer(id=number, ok=True, body=b"{}"))
             case wire.Ask(id=number):
-                body = json.dumps({"running": len(self.running), "engine": {"steps": 1}}).encode()
+                engine = {"steps": 1, "running": len(self.running), "waiting": 0}
+                names = ("n_pages", "n_free", "n_hit_tokens", "n_query_tokens", "n_programs", "program_hit_rate")
+                body = json.dumps({"engine": engine, "cache": dict.fromkeys(names, 0)}).encode()
                 self.reports.append(wire.Answer(id=number, ok=True, body=body))
 
     def step(self) -> list[wire.EngineReport]:
@@ -162,7 +170,7 @@ def main() -> None:
         if "fail" in options:
             code, message = options["fail"]
             socket.send(wire.encode(wire.Failed(program=-1, seq=0, code=code, message=message)))
-            return
+            sys.exit(1)
         socket.send(wire.encode(engine.ready))
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)

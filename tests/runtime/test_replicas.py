@@ -1,0 +1,152 @@
+"""Several engines of one server that die, do not start, are added and drained: real processes, a fake model."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import banyan as bn
+from banyan.cli import cluster
+from banyan.runtime.client import client
+from banyan.runtime.errors import BanyanError, Quarantined
+from banyan.runtime.protocol import wire
+from waits import wait_until
+
+Join = Callable[..., client.Client]
+OUTPUT = " ".join(map(str, range(60)))
+TWO = {"replicas": 2, "engine_timeout": 2.0}
+
+
+@pytest.fixture(scope="module")
+def boot(write_boot: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
+    return write_boot("ipc.HEARTBEAT, ipc.MAX_SILENT = 0.1, 300")
+
+
+def submit(c: client.Client, text: str) -> client.Program:
+    program = c.program(text)
+    gen = wire.Gen(0, 0, wire.Sampling(max_tokens=300, temperature=0.0))
+    program.submit([wire.Append(0, (text,)), gen], last=True)
+    return program
+
+
+def text(program: client.Program) -> str:
+    value: wire.Value = program.future(0).result(60)
+    return value.samples[0].text
+
+
+def engines(c: client.Client) -> dict[str, Any]:
+    replicas: dict[str, Any] = c.ask("info")["replicas"]
+    return replicas
+
+
+def test_request_that_kills_two_engines_takes_no_other_with_it(join: Join) -> None:
+    c = join(say={"count": OUTPUT}, step_ms=2, die_on="poison", options=TWO)
+    programs = [submit(c, f"{k} count") for k in range(6)]
+    poison = submit(c, "poison")
+    with pytest.raises(Quarantined, match="2 engines died of this request"):
+        text(poison)
+    assert [text(program) for program in programs] == [OUTPUT] * 6
+    starts = sorted(row["starts"] for row in c.ask("stats")["replicas"].values())
+    assert starts == [1, 3], "both died on one replica"
+
+
+def test_engines_are_killed_drained_and_added_without_loss(join: Join) -> None:
+    c = join(say={"count": OUTPUT}, step_ms=2, options=TWO)
+    programs = [submit(c, f"{k} count") for k in range(8)]
+    pid = engines(c)["0"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    c.ask("add")
+    programs += [submit(c, f"{k} count") for k in range(8)]
+    c.ask("drain", name="1")
+    programs += [submit(c, f"{k} count") for k in range(8)]
+    assert [text(program) for program in programs] == [OUTPUT] * 24
+    wait_until(lambda: {one["state"] for one in engines(c).values()} == {"ready"}, "engine 0")
+    assert list(engines(c)) == ["0", "2"]
+    assert c.ask("check") == {}
+    with pytest.raises(BanyanError, match="there is no engine '1'; there are 0, 2"):
+        c.ask("drain", name="1")
+    c.ask("drain", name="0")
+    with pytest.raises(BanyanError, match="engine 2 is the only one that is ready"):
+        c.ask("drain", name="2")
+    c.ask("add")
+    with pytest.raises(BanyanError, match="has its own events"):
+        c.ask("events")
+    assert c.ask("events", name="3")["events"] == []
+
+
+def test_server_goes_on_without_an_engine_that_does_not_start(join: Join, tmp_path: Path) -> None:
+    c = join(say={"count": OUTPUT}, step_ms=2, options=TWO)
+    (tmp_path / "model/fake.json").write_text('{"fail": ["out_of_memory", "no room"]}')
+    with pytest.raises(BanyanError, match="no room"):
+        c.ask("add")
+    programs = [submit(c, f"{k} count") for k in range(4)]
+    os.kill(engines(c)["1"]["pid"], signal.SIGKILL)
+    assert [text(program) for program in programs] == [OUTPUT] * 4
+    wait_until(lambda: list(engines(c)) == ["0"], "the end of engine 1")
+    assert text(submit(c, "count")) == OUTPUT
+
+
+def test_adapter_is_loaded_by_all_engines_and_by_those_that_come_later(join: Join) -> None:
+    c = join(say={"count": OUTPUT}, options=TWO)
+    c.ask("load_adapter", name="poems", path="/poems")
+    pid = engines(c)["1"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    c.ask("add")
+    wait_until(lambda: len(engines(c)) == 3 and engines(c)["1"]["pid"] != pid, "the engines")
+    assert c.ask("info")["adapters"] == ["poems"]
+    c.ask("unload_adapter", name="poems")
+    assert c.ask("info")["adapters"] == []
+
+
+def test_command_shows_drains_and_adds_engines(join: Join, capsys: pytest.CaptureFixture[str]) -> None:
+    class Connected:
+        client = join(options=TWO)
+
+    cluster.add(Connected)
+    cluster.drain(Connected, "0")
+    assert capsys.readouterr().out == "engine 2 is ready\nengine 0 has ended; its programs went on elsewhere\n"
+    cluster.status(Connected, 0.1)
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["replica", "1", "2"]
+
+
+@bn.function
+def chat(s: Any, assistant: int, topic: int) -> None:
+    s += f"You are assistant number {assistant}. " + "Answer briefly and kindly, and cite what you know. " * 12
+    for turn in range(3):
+        s += f"\nUser: tell me about topic {topic}, part {turn}.\nAssistant: "
+        s += bn.gen(f"turn {turn}", max_tokens=16, temperature=0.0, ignore_eos=True)
+
+
+@bn.function
+def questions(s: Any, document: int) -> None:
+    s += f"Document {document}. " + "It says that the banyan is a fig that begins its life as an epiphyte. " * 10
+    branches = s.fork(4)
+    for number, branch in enumerate(branches):
+        branch += f"\nQuestion {number}: "
+        branch += bn.gen("answer", max_tokens=12, temperature=0.0, ignore_eos=True)
+    branches.join("concate_and_append")
+    s += bn.gen("end", max_tokens=8, temperature=0.0, ignore_eos=True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_hit_rate_is_nearly_that_of_one_engine_with_the_same_memory() -> None:
+    rates = {}
+    for n in (1, 2, 4):
+        rng = random.Random(1)
+        with bn.Runtime(replicas=n, threads=n, device="cpu", dtype="float32", kv_memory="16384 tokens") as runtime:
+            for batch in range(8):
+                chats = [{"assistant": rng.randrange(6), "topic": 12 * batch + k} for k in range(12)]
+                chat.run_batch(chats, backend=runtime)
+                questions.run_batch([{"document": rng.randrange(8)} for _ in range(6)], backend=runtime)
+            cache = runtime.ask("stats")["cache"]
+        assert cache["n_leased"] == 0
+        rates[n] = cache["n_hit_tokens"] / cache["n_query_tokens"]
+    assert min(rates[2], rates[4]) > 0.95 * rates[1], rates
