@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +31,7 @@ class Request:
     """One generation. What a run changes is set anew by each run.
 
     program     the index of its program
-    digests     of the blocks of its whole text, prompt and output
+    digests     of the blocks of its whole text, prompt and output; prompt: of its prompt
     n_prompt    tokens of the prompt; n_own: those behind its parent's text, or behind the program's trunk
     n_out       tokens of the output
     wait        seconds between the end of its parent and its start: a tool or a user
@@ -39,21 +39,17 @@ class Request:
     """
 
     __slots__ = ("children", "digests", "engine", "n_out", "n_own", "n_prompt", "number", "parent", "placed", "program",
-                 "started", "wait")  # fmt: skip
+                 "prompt", "started", "wait")  # fmt: skip
 
     def __init__(self, program: int, digests: list[bytes], n_prompt: int, n_own: int, n_out: int, wait: float) -> None:
         self.program, self.digests, self.wait = program, digests, wait
+        self.prompt = digests[: n_prompt // BLOCK]
         self.n_prompt, self.n_own, self.n_out = n_prompt, n_own, n_out
         self.children: list[Request] = []
         self.parent: Request | None = None
         self.number = 0
         self.engine, self.started = -1, 0.0
         self.placed: object = None
-
-    @property
-    def prompt(self) -> list[bytes]:
-        """The digests of the prompt."""
-        return self.digests[: self.n_prompt // BLOCK]
 
 
 class VirtualEngine:
@@ -111,7 +107,7 @@ class VirtualEngine:
         self._left -= n_steps * chunk
         while self._running and self._running[0][0] <= self._turn + 1e-6:
             request = heappop(self._running)[2]
-            self._keep(request.digests)
+            self._keep(request.digests, n_known(request.digests, self._cache))
             self.on_end(request, now)
         if self._prefill is not None and self._left <= 1e-6:
             request, self._prefill = self._prefill, None
@@ -129,20 +125,31 @@ class VirtualEngine:
         if not self._waiting or len(self._running) >= self._size.max_running:
             return
         request = self._prefill = self._waiting.popleft()
-        prompt, cache = request.prompt, self._cache
-        n_found = next((i for i, digest in enumerate(prompt) if digest not in cache), len(prompt))
+        prompt = request.prompt
+        n_found = n_known(prompt, self._cache)
         self._missing = request.n_prompt - min(BLOCK * n_found, request.n_prompt - 1)
         self._left = float(self._missing)
-        self._keep(prompt)
+        self._keep(prompt, n_found)
 
-    def _keep(self, digests: list[bytes]) -> None:
-        """The blocks of a text were used. Evicts the longest unused ones."""
+    def _keep(self, digests: list[bytes], n_found: int) -> None:
+        """A text was used, of which n_found blocks are there. Evicts the longest unused blocks."""
         cache = self._cache
-        n_before = len(cache)
         for digest in reversed(digests):  # a text is evicted from its end
             cache[digest] = None
             cache.move_to_end(digest)
-        if len(cache) > n_before:
-            self.stored(self.number, digests)
+        if n_found < len(digests):
+            self.stored(self.number, digests[n_found:])
         if len(cache) > self._size.n_blocks:
             self.removed(self.number, [cache.popitem(last=False)[0] for _ in range(len(cache) - self._size.n_blocks)])
+
+
+def n_known(digests: list[bytes], known: Container[bytes]) -> int:
+    """How many of a text's blocks are known: nothing is known without what precedes it."""
+    low, high = 0, len(digests)
+    while low < high:
+        middle = (low + high) // 2
+        if digests[middle] in known:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -8,6 +8,7 @@ n-th is proportional to 1 / n.
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from serving_work import Call, Source, agents, chat, few_shot, long_context, tree_of_thought
-from simulate_fleet_engine import Request, Size, VirtualEngine
+from simulate_fleet_engine import Request, Size, VirtualEngine, n_known
 
 from banyan.runtime.fleet.index import BLOCK, block_digests
 from banyan.runtime.fleet.placement import StepSeconds
@@ -51,7 +52,7 @@ class Library(Source):
         return self._texts[key]
 
     def _slice(self, n: int) -> str:
-        start = self.chance.randrange(len(self._characters) - n)
+        start = int(self.chance.random() * (len(self._characters) - n))
         return self._characters[start : start + n]
 
     def program(self, kind: str) -> list[Call]:
@@ -140,7 +141,7 @@ class Figures(NamedTuple):
 
     hits: the share of the prompts' tokens that were cached; of_oracle: relative to one cache that is infinite. forks:
     mean seconds of programs that fork; all: of all, without waits. ttft, ttft_p99: seconds to a request's first token.
-    busy: the share of the engines' time, until the last arrival. us: microseconds of a placement.
+    busy: the share of the engines' time, until the last arrival. us: microseconds of a placement, the median.
     """
 
     hits: float
@@ -172,7 +173,8 @@ class FleetRun:
         self._ttft: list[float] = []
         self._known: set[bytes] = set()
         self._n_prompt = self._n_computed = self._n_oracle = 0
-        self._placing, self._n_placed, self._busy = 0.0, 0, 0.0
+        self._placing: list[float] = []
+        self._busy = 0.0
         self._dirty: set[VirtualEngine] = set()
         self._n_warm = len(work) // 4
 
@@ -208,7 +210,7 @@ class FleetRun:
             sum(self._ttft) / len(self._ttft),
             self._ttft[int(0.99 * len(self._ttft))],
             self._busy,
-            self._placing / self._n_placed * 1e6,
+            statistics.median(self._placing) * 1e6,
         )
 
     def _at(self, when: float, what: VirtualEngine | Request | SimulatedProgram, version: int = 0) -> None:
@@ -222,10 +224,9 @@ class FleetRun:
         else:
             assert parent is not None
             n_trunk, trunk = parent.n_prompt + parent.n_out, parent.digests
-        before = time.thread_time()
+        before = time.perf_counter()
         engines = self._policy.place(requests, trunk, n_trunk)
-        self._placing += time.thread_time() - before
-        self._n_placed += 1
+        self._placing.append(time.perf_counter() - before)
         for request, number in zip(requests, engines, strict=True):
             request.engine, request.started = number, now
             engine = self._engines[number]
@@ -239,14 +240,13 @@ class FleetRun:
 
     def _first(self, request: Request, now: float, n_computed: int) -> None:
         self._policy.first(request, n_computed)
-        n_known = next((i for i, one in enumerate(request.prompt) if one not in self._known), None)
-        self._known.update(request.digests)
+        n_before = n_known(request.digests, self._known)
+        self._known.update(request.digests[n_before:])
         if request.program >= self._n_warm:
             self._ttft.append(now - request.started)
             self._n_prompt += request.n_prompt
             self._n_computed += n_computed
-            n_known = len(request.prompt) if n_known is None else n_known
-            self._n_oracle += min(BLOCK * n_known, request.n_prompt - 1)
+            self._n_oracle += min(BLOCK * min(n_before, len(request.prompt)), request.n_prompt - 1)
 
     def _ended(self, request: Request, now: float) -> None:
         self._policy.ended(request)

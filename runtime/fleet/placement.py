@@ -140,28 +140,32 @@ class Fleet:
 
     def place(self, demand: Demand) -> Placement:
         """Choose replicas, and count the work as theirs until it is done. NoReplica: none has the weights."""
-        branches, n_branches = demand.branches, len(demand.branches)
-        missing = self._candidates(demand, n_branches)
-        n_steps = max(branch.n_steps for branch in branches)
+        is_open, n_branches = self._open.get(demand.fingerprint, 0), len(demand.branches)
+        if not is_open:
+            raise NoReplica("no replica with these weights takes programs")
+        holders = (*self.index.holders(demand.digests, is_open), (0, is_open))
+        n_steps = max(branch.n_steps for branch in demand.branches)
         fixed, prompt, decode = self.step_time
-        own = sum(prompt * branch.n_prompt + decode * branch.n_out for branch in branches) / n_branches
-        # Of each candidate: seconds for which it computes other work and the trunk before it ends what is placed now;
-        # seconds of the trunk; how many groups are there.
-        found = [
-            (prompt * (one.prompt + n) + decode * min(one.out, one.rows * n_steps), prompt * n, one.n_groups, i)
-            for i, (one, n) in enumerate(missing.items())
-        ]
-        k, best, chosen = 1, float("inf"), [0]
-        while k <= min(n_branches, len(found)):
+        own = sum(prompt * branch.n_prompt + decode * branch.n_out for branch in demand.branches) / n_branches
+        k, best, chosen = 1, float("inf"), list[tuple[Replica, int]]()
+        while k <= n_branches:
+            missing = self._candidates(demand, holders, 2 * k)
             each = own * -(-n_branches // k)
-            groups = sorted((ahead + OTHERS * n * (trunk + each), ahead, i) for ahead, trunk, n, i in found)[:k]
+            # Of each group: seconds until it ends with the delay of others, and those before its own branches, in which
+            # the replica computes other work and the trunk.
+            groups = []
+            for one, n in missing.items():
+                ahead = prompt * (one.prompt + n) + decode * min(one.out, one.rows * n_steps)
+                groups.append((ahead + OTHERS * one.n_groups * (prompt * n + each), ahead, one.number))
+            groups = sorted(groups)[:k]
             ends = fixed * n_steps + each + max(ahead for _, ahead, _ in groups)
             cost = ends + sum(seconds - ahead for seconds, ahead, _ in groups)
-            if cost < best:
-                best, chosen = cost, [i for _, _, i in groups]
+            if len(groups) < k or cost >= best:
+                break  # nor would more groups be better
+            replicas = [self._by_number[number] for _, _, number in groups]
+            best, chosen = cost, [(replica, missing[replica]) for replica in replicas]
             k *= 2
-        candidates = list(missing.items())
-        return self._book(demand, [candidates[i] for i in chosen])
+        return self._book(demand, chosen)
 
     def keep(self, demand: Demand, name: str) -> Placement:
         """As `place`, on the replica where the program is already."""
@@ -169,15 +173,12 @@ class Fleet:
         n_blocks = next((n for n, _ in self.index.holders(demand.digests, replica.bit)), 0)
         return self._book(demand, [(replica, demand.n_trunk - BLOCK * n_blocks)])
 
-    def _candidates(self, demand: Demand, n: int) -> dict[Replica, int]:
+    def _candidates(self, demand: Demand, holders: Sequence[tuple[int, int]], n: int) -> dict[Replica, int]:
         """Replicas -> tokens of the trunk that each lacks: of those that have equally much of it, the n with the least
         queued work."""
         found: dict[Replica, int] = {}
-        is_open = self._open.get(demand.fingerprint, 0)
-        if not is_open:
-            raise NoReplica("no replica with these weights takes programs")
-        for n_blocks, holders in (*self.index.holders(demand.digests, is_open), (0, is_open)):
-            for replica in self._least(demand.fingerprint, holders, n):
+        for n_blocks, replicas in holders:
+            for replica in self._least(demand.fingerprint, replicas, n):
                 found.setdefault(replica, demand.n_trunk - BLOCK * n_blocks)
         return found
 

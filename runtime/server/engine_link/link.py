@@ -33,9 +33,9 @@ STOPPED = 2
 
 def later_config(config: Config, ready: wire.Ready | None) -> Config:
     """The options of an engine that starts while the server runs. It loads no adapters: the server names those that it
-    has now. ready: of an engine before it, or beside it. Beside others, the free memory says nothing about the share of
-    this one, so it gets as many pages as that engine."""
-    if ready is not None and config.replicas > 1:
+    has now. ready: of an engine before it or beside it, if there are others: then the free memory says nothing about
+    the share of this one, and it gets as many pages."""
+    if ready is not None:
         n_tokens = config.replicas * ready.n_pages * ready.page
         config = msgspec.structs.replace(config, kv_memory=f"{n_tokens} tokens")
     return msgspec.structs.replace(config, adapters={})
@@ -66,7 +66,7 @@ class EngineLink:
     def start(self) -> None:
         """Start an engine. Commands that the previous one did not receive are dropped."""
         if self.n_starts:
-            self._config = later_config(self._config, self.ready)
+            self._config = later_config(self._config, self.ready if self._config.replicas > 1 else None)
         self.ready: wire.Ready | None = None
         self._queued: dict[tuple[str, int], bytes] = {}  # commands, by kind and number
         self.n_starts += 1
