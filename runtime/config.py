@@ -75,7 +75,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     replicas: Annotated[
         int, "engines, each with a copy of the model; they share `threads`, `kv_memory` and `host_memory`"
     ] = 1
-    threads: Annotated[int | None, "CPU threads of the engine; default: one per physical core"] = None
+    threads: Annotated[int | None, "CPU threads of the engines; default: one per physical core"] = None
     engine_timeout: Annotated[float, "seconds without a heartbeat after which the engine is killed and replaced"] = 30.0
     sampling_defaults: Annotated[
         Literal["model", "openai"],
@@ -383,10 +383,11 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         budget = parse_bytes(config.kv_memory) // config.replicas
         n_pages = budget // page_bytes
     if n_pages < n_needed:
+        each = f" for each of {config.replicas} engines" if config.replicas > 1 else ""
         raise OutOfMemory(
             f"a context of {context} tokens needs {n_needed} pages = {n_needed * page_bytes / 2**20:.1f} MiB of KV "
-            f"memory, but there are {max(budget, 0) / 2**20:.1f} MiB; lower `context`, raise `kv_memory`, or use a "
-            "16-bit `dtype`"
+            f"memory, but there are {max(budget, 0) / 2**20:.1f} MiB{each}; lower `context`, raise `kv_memory`, or use "
+            "a 16-bit `dtype`"
         )
     kept = "" if config.kv_dtype == "auto" else f" in {config.kv_dtype}"
     decisions.append(

@@ -156,13 +156,14 @@ class Fleet:
             groups = []
             for one, n in missing.items():
                 ahead = prompt * (one.prompt + n) + decode * min(one.out, one.rows * n_steps)
-                groups.append((ahead + OTHERS * one.n_groups * (prompt * n + each), ahead, one.number))
+                seconds = ahead + OTHERS * one.n_groups * (prompt * n + each)
+                groups.append((seconds, ahead, *one.order[1:]))  # of equals, which got work longest ago
             groups = sorted(groups)[:k]
-            ends = fixed * n_steps + each + max(ahead for _, ahead, _ in groups)
-            cost = ends + sum(seconds - ahead for seconds, ahead, _ in groups)
+            ends = fixed * n_steps + each + max(ahead for _, ahead, *_ in groups)
+            cost = ends + sum(seconds - ahead for seconds, ahead, *_ in groups)
             if len(groups) < k or cost >= best:
                 break  # nor would more groups be better
-            replicas = [self._by_number[number] for _, _, number in groups]
+            replicas = [self._by_number[number] for *_, number in groups]
             best, chosen = cost, [(replica, missing[replica]) for replica in replicas]
             k *= 2
         return self._book(demand, chosen)

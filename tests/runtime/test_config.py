@@ -20,7 +20,7 @@ VALUES = {
     "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_dtype": "int8", "kv_memory": "1GiB",
     "page": 32, "weight_dtype": "int8",
     "cache": False, "eviction": "slru", "host_memory": "2GiB", "host_file": "/tmp/x/kv", "max_running": 3,
-    "schedule": "fair", "step_tokens": 64, "speculate": "tree", "threads": 2, "socket": "/tmp/x/s",
+    "schedule": "fair", "step_tokens": 64, "speculate": "tree", "replicas": 2, "threads": 2, "socket": "/tmp/x/s",
     "max_message": 1 << 18, "max_programs": 5, "max_width": 6, "max_program": 1000, "max_client": 2000,
     "metrics": "0.0.0.0:9090",
     "engine_timeout": 5.0, "constraint_bytes": 1000, "constraint_seconds": 0.5, "log": "debug",
@@ -153,6 +153,26 @@ def test_kv_memory_is_counted_in_pages() -> None:
     with pytest.raises(OutOfMemory, match="context of 512 tokens"):
         resolve(make(kv_memory="100 tokens"), CPU, SMALL)
     assert resolve(Config(), CPU, SMALL).n_pages == 64 * 512 // 16, "at most 64 full contexts"
+
+
+def test_replicas_share_threads_and_memory() -> None:
+    page = 256 * 4 * 16
+    two = resolve(Config(replicas=2, threads=7, kv_memory=f"{200 * page}B", host_memory=f"{60 * page}B"), CPU, SMALL)
+    assert (two.n_pages, two.n_host, two.threads) == (100, 30, 3)
+    assert resolve(Config(replicas=2, kv_memory="3200 tokens"), CPU, SMALL).n_pages == 100
+    assert resolve(Config(replicas=64), CPU, SMALL).threads == 1
+    with pytest.raises(OutOfMemory, match="for each of 4 engines"):
+        resolve(Config(replicas=4, kv_memory="1600 tokens"), CPU, SMALL)
+
+
+def test_replicas_on_one_gpu_share_its_memory() -> None:
+    big = msgspec.structs.replace(MODEL, max_context=1 << 17)
+    n_pages = {
+        (n, n_gpus): resolve(Config(replicas=n), msgspec.structs.replace(GPU, n_gpus=n_gpus), big).n_pages
+        for n, n_gpus in ((1, 1), (4, 4), (4, 2), (4, 1))
+    }
+    assert n_pages[4, 4] == n_pages[1, 1]
+    assert n_pages[1, 1] > 2 * n_pages[4, 2] > 4 * n_pages[4, 1], n_pages
 
 
 def test_too_little_memory_is_refused_with_the_numbers() -> None:
