@@ -148,3 +148,75 @@ def test_new_engine_loads_the_adapters_again(words: Tokenizer) -> None:
     assert asked.adapters.digest("a") == b"A", "the files may have changed"
     assert asked.log == ["adapter 'b': its files are gone"]
     assert not asked.sent
+
+
+class AskedPair(Asked):
+    """Two engines, both ready."""
+
+    def __init__(self, words: Tokenizer) -> None:
+        super().__init__(words)
+        self.engines = [Engine("0", self.to_engine), Engine("1", self.to_engine)]
+        for engine in self.engines:
+            engine.link.ready = "yes"
+        self.questions._engines = self.engines
+        self.questions._stats = lambda: {"replicas": {"0": {}, "1": {}}}
+
+    def answers(self, what: Any, *bodies: Any, name: str = "") -> Any:
+        """The answer to a question to which the engines answer so."""
+        n = len(self.to_engine)
+        self.ask(what, name)
+        for engine, body in zip("01", bodies, strict=True):
+            self.questions.receive(wire.Answer(self.to_engine[n].id, True, json.dumps(body).encode()), engine)
+        return json.loads(self.sent[-1].body)
+
+
+def test_counters_of_engines_are_summed(words: Tokenizer) -> None:
+    one = {"engine": {"steps": 3, "only": 1}, "cache": {"program_hit_rate": 1.0, "n_programs": 1, "evicted": {"x": 1}}}
+    two = {"engine": {"steps": 4}, "cache": {"program_hit_rate": 0.0, "n_programs": 3, "evicted": {"x": 2}}}
+    stats = AskedPair(words).answers("stats", one, two)
+    assert stats["engine"] == {"steps": 7, "only": 1}
+    assert stats["cache"] == {"program_hit_rate": 0.25, "n_programs": 4, "evicted": {"x": 3}}
+    assert stats["replicas"]["1"] == two
+
+
+def test_trees_of_engines_are_shown_as_one(words: Tokenizer) -> None:
+    def tree(n: int) -> bytes:
+        root = {"parent": -1, "ids": [], "namespace": ""}
+        return json.dumps({"page": 16, "n_pages": n, "nodes": [root, root | {"parent": 0}]}).encode()
+
+    shown = json.loads(AskedPair(words).questions._with_text({"0": tree(5), "1": tree(6)}))
+    assert (shown["page"], shown["n_pages"]) == (16, 11)
+    assert [node["parent"] for node in shown["nodes"]] == [-1, 0, -1, 2]
+    assert "on engine 1" in shown["nodes"][2]["namespace"]
+
+
+def test_question_is_answered_without_an_engine_that_died(words: Tokenizer) -> None:
+    asked = AskedPair(words)
+    asked.ask("check", "")
+    asked.questions.fail("0", "it died")
+    assert not asked.sent
+    asked.questions.receive(wire.Answer(asked.to_engine[0].id, True, b"{}"), "1")
+    asked.ask("check", "")
+    asked.questions.fail("0", "it died")
+    asked.questions.fail("1", "it died too")
+    assert [(one.ok, one.body) for one in asked.sent] == [(True, b"{}"), (False, b"it died too")]
+
+
+def test_engine_that_died_while_an_adapter_was_loaded_loads_it_later(words: Tokenizer) -> None:
+    asked = AskedPair(words)
+    asked.ask("load_adapter", "a")
+    asked.questions.fail("0", "it died")
+    asked.questions.receive(wire.Answer(asked.to_engine[0].id, True, json.dumps(b"A".hex()).encode()), "1")
+    assert asked.adapters.digest("a") == b"A"
+    assert [one.what for one in asked.to_engine] == ["load_adapter"] * 3, "for each, and once more for engine 0"
+    asked.questions.receive(wire.Answer(asked.to_engine[-1].id, True, json.dumps(b"A".hex()).encode()), "0")
+    assert len(asked.to_engine) == 3
+    assert [one.ok for one in asked.sent] == [True]
+
+
+def test_events_are_those_of_one_engine(words: Tokenizer) -> None:
+    asked = AskedPair(words)
+    asked.ask("events", "")
+    assert b"each engine has its own events" in asked.sent[-1].body
+    asked.ask("events", "1")
+    assert len(asked.to_engine) == 1
