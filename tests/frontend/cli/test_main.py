@@ -112,7 +112,7 @@ def test_adapters_of_one_name_are_refused(capsys: pytest.CaptureFixture[str]) ->
 def test_each_flag_sets_its_option() -> None:
     argv = "--model m --device cpu --dtype float16 --context 512 --kv-memory 1GiB --page 8 --cache --max-running 3"
     argv += " --eviction lfu --host-memory 2GiB --host-file f"
-    argv += " --schedule lpm --step-tokens 99 --threads 2 --engine-timeout 7 --constraint-bytes 999"
+    argv += " --schedule lpm --step-tokens 99 --replicas 3 --threads 2 --engine-timeout 7 --constraint-bytes 999"
     argv += " --constraint-seconds 3 --socket s --max-message 70000 --log debug --max-programs 9 --max-width 8"
     argv += " --max-program 7777 --max-client 9999 --metrics 9090 --speculate tree,model"
     argv += " --constraint-engine outlines_core --token-file t --isolate connection"
@@ -135,6 +135,7 @@ def test_each_flag_sets_its_option() -> None:
         max_running=3,
         schedule="lpm",
         step_tokens=99,
+        replicas=3,
         threads=2,
         engine_timeout=7.0,
         constraint_bytes=999,
