@@ -40,11 +40,15 @@ class Shard:
         could not connect."""
         if device.type == "cuda":
             self._group = dist.ProcessGroupNCCL(store, self.rank, self.n_ranks)
-            return
+        else:
+            self._group = self._gloo(store)
+        self.add(torch.zeros(1, device=device))
+
+    def _gloo(self, store: dist.Store) -> dist.ProcessGroupGloo:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = TIMEOUT
-        self._group = dist.ProcessGroupGloo(store, self.rank, self.n_ranks, options)
+        return dist.ProcessGroupGloo(store, self.rank, self.n_ranks, options)
 
     # ---- what it has -----------------------------------------------------------------------------------------------
 
@@ -135,8 +139,8 @@ def cut(weight: Tensor | Grouped, at: slice, name: str, by_inputs: bool = False)
             of_scale = slice(0, 1)
         elif at.start % group or at.stop % group:
             raise Unsupported(
-                f"{name} has groups of {group} inputs in {n_bits} bits, which tp would cut at {at.start} and {at.stop}; "
-                "choose a smaller tp, or weight_dtype='dtype'"
+                f"{name} has groups of {group} inputs in {n_bits} bits, which tp would cut at {at.start} and {at.stop}"
+                "; choose a smaller tp, or weight_dtype='dtype'"
             )
         else:
             of_scale = slice(at.start // group, at.stop // group)
