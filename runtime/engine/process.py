@@ -95,7 +95,9 @@ def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
     path = spec.resolve(config.model)
     source = drafters.find(config, path)
     if source is not None and source.kind != "model" and config.tp > 1:
-        raise Unsupported(f"draft_model {source.path.name} is a head, which needs the whole embedding; with tp name a model")
+        raise Unsupported(
+            f"draft_model {source.path.name} is a head, which reads the whole embedding; with tp, name a model"
+        )
     part = sharded(spec.read_spec(path), config.tp)
     model_facts = facts(part, *((source.n_parameters, source.kv_elements) if source else ()))
     hardware = probe(config.device != "cpu", config.tp)

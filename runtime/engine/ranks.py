@@ -12,11 +12,12 @@ import threading
 import traceback
 from collections.abc import Sequence
 from socket import socket, socketpair
+from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # the stubs forget to export it
 
 from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.ops import Ragged
@@ -60,7 +61,7 @@ class Ranks:
     def __init__(self, config: Config, resolved: Resolved, path: str) -> None:
         """Start them; they load their parts of the model at once. ConfigError: there are too few GPUs."""
         if resolved.device == "cuda" and torch.cuda.device_count() < config.tp:
-            raise ConfigError(f"tp is {config.tp}, but torch sees {torch.cuda.device_count()} GPUs; each rank needs one")
+            raise ConfigError(f"tp is {config.tp}, and each rank needs a GPU; torch sees {torch.cuda.device_count()}")
         self._store_fd = os.memfd_create("banyan-ranks")
         self._peers: list[socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -96,7 +97,7 @@ class Ranks:
 
     def send(self, buffer: Ints) -> None:
         for peer in self._peers:
-            peer.sendall(buffer)
+            peer.sendall(buffer.data)
 
     def give_up(self) -> None:
         """End this process after an error in a step, whose other ranks wait for it forever."""
@@ -112,7 +113,7 @@ class Ranks:
             poll.register(fd, select.POLLIN)
         rank, process = by_fd[poll.poll()[0][0]]
         code = process.wait()
-        print(f"banyan: rank {rank} of the engine ended with exit code {code}; it ends too", file=sys.stderr, flush=True)
+        print(f"banyan: rank {rank} ended with exit code {code}; the engine ends too", file=sys.stderr, flush=True)
         if code < 0:
             os.kill(os.getpid(), signal.SIGKILL if -code in _FROM_OUTSIDE else -code)
         os._exit(code or 1)
@@ -150,6 +151,6 @@ class ParallelRunner(ModelRunner):
         self._changes.copy_slots(paths)
 
 
-def store(fd: int, n_ranks: int) -> dist.Store:
-    """Through which ranks find each other: in memory that they inherited, so nobody else reaches it."""
-    return dist.FileStore(f"/proc/self/fd/{fd}", n_ranks)
+def store(fd: int, n_ranks: int) -> Any:
+    """A torch.distributed.Store in memory that the ranks inherit, which nobody else reaches."""
+    return FileStore(f"/proc/self/fd/{fd}", n_ranks)

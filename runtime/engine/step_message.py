@@ -140,9 +140,9 @@ def _unpack_ragged(reader: Reader, device: torch.device) -> Ragged:
 def receive(peer: socket) -> Reader | None:
     """The next buffer; None: rank 0 has ended."""
     length = np.empty(1, np.int32)
-    if peer.recv_into(memoryview(length).cast("B"), 0, MSG_WAITALL) < length.nbytes:
+    if peer.recv_into(length.data.cast("B"), 0, MSG_WAITALL) < length.nbytes:
         return None
     ints = np.empty(int(length[0]), np.int32)
-    if peer.recv_into(memoryview(ints).cast("B"), 0, MSG_WAITALL) < ints.nbytes:
+    if peer.recv_into(ints.data.cast("B"), 0, MSG_WAITALL) < ints.nbytes:
         return None
     return Reader(ints)

@@ -13,14 +13,16 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch import distributed as _distributed
 from torch.nn import functional as F
 
 from banyan.kernels.linear.grouped import Grouped
 from banyan.runtime.errors import ConfigError, Unsupported
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.spec import ModelSpec
+
+dist: Any = _distributed  # whose stubs lack much
 
 TIMEOUT = timedelta(minutes=10)
 """For one exchange between ranks. It is longer than any step; a rank that dies ends an exchange at once."""
@@ -35,16 +37,16 @@ class Shard:
         self.rank, self.n_ranks, self._deterministic = rank, n_ranks, deterministic
         self._group: Any = None
 
-    def connect(self, store: dist.Store, device: torch.device) -> None:
-        """Wait until all ranks have called this. store: shared by them, and used by nobody else. RuntimeError: they
-        could not connect."""
+    def connect(self, store: Any, device: torch.device) -> None:
+        """Wait until all ranks have called this. store: a torch.distributed.Store that they share, and that nobody else
+        uses. RuntimeError: they could not connect."""
         if device.type == "cuda":
-            self._group = dist.ProcessGroupNCCL(store, self.rank, self.n_ranks)
+            self._group = dist.ProcessGroupNCCL(store, self.rank, self.n_ranks, dist.ProcessGroupNCCL.Options())
         else:
             self._group = self._gloo(store)
         self.add(torch.zeros(1, device=device))
 
-    def _gloo(self, store: dist.Store) -> dist.ProcessGroupGloo:
+    def _gloo(self, store: Any) -> Any:
         options = dist.ProcessGroupGloo._Options()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = TIMEOUT
@@ -144,11 +146,8 @@ def cut(weight: Tensor | Grouped, at: slice, name: str, by_inputs: bool = False)
             )
         else:
             of_scale = slice(at.start // group, at.stop // group)
-    numbers, scale, minimum = (
-        None if part is None else cut(part, here, name, by_inputs)
-        for part, here in ((numbers, at), (scale, of_scale), (minimum, of_scale))
-    )
-    return Grouped(numbers, scale, minimum, n_bits)
+    minimum = None if minimum is None else cut(minimum, of_scale, name, by_inputs)
+    return Grouped(cut(numbers, at, name, by_inputs), cut(scale, of_scale, name, by_inputs), minimum, n_bits)
 
 
 def sharded(spec: ModelSpec, tp: int) -> ModelSpec:
