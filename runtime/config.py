@@ -38,7 +38,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     weight_dtype: Annotated[
         WeightDtype, "linear weights; int8, int4: rounded in groups of 32; auto: few bits as stored, else dtype"
     ] = "auto"
-    tp: Annotated[int, "processes that compute the model together, each a part of every layer (tensor parallel)"] = 1
+    tp: Annotated[
+        int, "number of processes that compute the model together, each a part of every layer (tensor parallel)"
+    ] = 1
     adapters: Annotated[
         dict[str, str],
         "name and directory of an adapter (LoRA) in peft's format, which gens name; may be given several times",
