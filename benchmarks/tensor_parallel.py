@@ -3,7 +3,7 @@
     python benchmarks/tensor_parallel.py [MODEL] [--quick] [--json FILE]
 
 Message: rank 0 encodes and sends a step's buffer, and another rank receives and decodes it, here both in one thread,
-in CPU time. Steps: real processes over gloo, with one thread each and no speculation, in time of the clock. Default
+in CPU time. Steps: real processes over gloo, with one thread each and no speculation. Default
 MODEL: the pocket model. With more ranks than idle cores, a step waits for the scheduler of the operating system.
 """
 
@@ -59,22 +59,23 @@ def message(n_requests: int, n_tokens: int, times: int) -> tuple[float, float, i
     return 1e6 * statistics.median(sends), 1e6 * statistics.median(reads), size
 
 
-def decode_step(engine: EngineLoop, n_requests: int, n_steps: int) -> float:
-    """Median milliseconds of a step of n decodes behind prompts of 200 tokens."""
+def decode_step(engine: EngineLoop, n_requests: int, n_steps: int) -> tuple[float, float]:
+    """A step of n decodes behind prompts of 200 tokens: median milliseconds of the clock, and of this process's CPU."""
     sampling = Sampling(temperature=0.0, max_tokens=n_steps + 8, ignore_eos=True)
     for i in range(n_requests):
         ids = array("i", [300 + (i * 37 + k * k) % 1000 for k in range(200)])
         engine.take(Run(i, ids.tobytes(), sampling, order=(i,)))
     while any(request.n_out < 2 for request in engine.scheduler.requests.values()):
         engine.step()
-    seconds = []
+    seconds, cpu = [], []
     while len(engine.scheduler.running) == n_requests:
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         engine.step()
         seconds.append(time.perf_counter() - started)
+        cpu.append(time.process_time() - cpu_started)
     while not engine.scheduler.is_idle:
         engine.step()
-    return 1e3 * statistics.median(seconds)
+    return 1e3 * statistics.median(seconds), 1e3 * statistics.median(cpu)
 
 
 def main() -> int:
@@ -89,7 +90,7 @@ def main() -> int:
         report.row(f"message: encode and send, {name}", "us", send)
         report.row(f"message: receive and decode, {name}", "us", read)
         report.row(f"message: both, {name}", "us", send + read, target="<= 100")
-    alone: dict[int, float] = {}
+    alone: dict[tuple[int, str], float] = {}
     engines = list[EngineLoop]()  # kept: an engine without its ranks ends this process
     for name, tp in RUNS[:3] if args.quick else RUNS:
         config = configs.make(
@@ -99,8 +100,10 @@ def main() -> int:
         if name == "tp 1, op by op":
             engines[-1].model.model.fused = None  # type: ignore[attr-defined]
         for n in (1, 16):
-            ms = decode_step(engines[-1], n, 40 if args.quick else 150)
-            report.row(f"a step of {n} decodes, {name}", "ms", ms, alone.setdefault(n, ms), "tp 1")
+            both = decode_step(engines[-1], n, 40 if args.quick else 150)
+            for kind, ms in zip(("", ", CPU of rank 0"), both, strict=True):
+                baseline = alone.setdefault((n, kind), ms)
+                report.row(f"a step of {n} decodes, {name}{kind}", "ms", ms, baseline, "tp 1")
     return report.end(args.json)
 
 

@@ -147,6 +147,19 @@ def test_a_model_that_cannot_be_cut_is_refused(
         sharded(read_spec(tiny_model(family, **fields)), tp)
 
 
+def test_a_rank_gets_what_rank_0_shares() -> None:
+    """As the ids of a step do on a GPU."""
+    store = dist.HashStore()
+
+    def run(rank: int) -> Tensor:
+        shard = Shard(rank, 2)
+        shard.connect(store, torch.device("cpu"))
+        return shard.share(torch.arange(4) * (1 - rank))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [one.tolist() for one in pool.map(run, range(2))] == [[0, 1, 2, 3]] * 2
+
+
 def test_a_part_refuses_adapters(tiny_model: Callable[..., Path]) -> None:
     spec = sharded(read_spec(tiny_model("llama")), 2)
     with pytest.raises(Unsupported, match="adapters with tp=2"):
