@@ -163,7 +163,7 @@ def engines(tiny_model: Callable[..., Path]) -> Iterator[Engines]:
         resolved = Resolved(
             device="cpu",
             dtype="float32",
-            context=config.context or 512,
+            context=config.context or 128,
             n_pages=n_pages,
             n_host=n_host,
             threads=1,

@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import few_bits
 from banyan.kernels.linear.grouped import Grouped, quantise
 from banyan.runtime.errors import ConfigError, Unsupported
 from banyan.runtime.model import lora, parallel
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.model.parallel import Shard, cut, sharded
 from banyan.runtime.model.spec import read_spec
+from gguf_files import write_gguf
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 Steps = list[dict[str, list[int]]]
@@ -112,6 +114,22 @@ def test_ranks_cut_weights_in_few_bits(
     assert distance(of_ranks(tiny, path, 2, weight_dtype=weight_dtype), alone) < 0.3
     with pytest.raises(Unsupported, match=r"o_proj has groups of 32 inputs .* which tp would cut at 0 and 16; choose"):
         load(path, weight_dtype=weight_dtype, shard=Shard(0, 4))
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "fp8", "Q8_0"])
+def test_ranks_cut_checkpoints_in_few_bits(
+    native: None, tiny: ModuleType, tiny_model: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    """Dequantised they give the logits of one process; in few bits nearly so, for the reason above."""
+    source, path = tiny_model("llama", intermediate_size=128, tie_word_embeddings=kind == "Q8_0"), tmp_path / "few"
+    if kind == "Q8_0":
+        path = path.with_suffix(".gguf")
+        write_gguf(source, path, "llama", kind)
+    else:
+        few_bits.write(source, path, kind)
+    for weight_dtype, most in (("dtype", 1e-4), ("auto", 0.3)):
+        alone = logits(tiny, load(path, weight_dtype=weight_dtype))
+        assert distance(of_ranks(tiny, path, 2, weight_dtype=weight_dtype), alone) < most
 
 
 @pytest.mark.parametrize("n_in", [20, 64])
