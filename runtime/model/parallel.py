@@ -94,7 +94,7 @@ class Shard:
         options = dist.GatherOptions()
         options.rootRank = 0
         self._group.gather([parts] if parts else [], [y], options).wait()
-        return torch.cat(parts, 1)[:, :n_vocab] if parts else y
+        return torch.cat(parts, 1)[:, :n_vocab].contiguous() if parts else y
 
     def share(self, x: Tensor) -> Tensor:
         """Overwrite x with that of rank 0."""
