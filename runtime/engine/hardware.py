@@ -16,16 +16,17 @@ from banyan.runtime.model.spec import ModelSpec
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def probe(gpus: bool = True, replica: int = 0) -> Hardware:
-    """What is available now. gpus: look at the GPU too, which claims some of its memory. replica: the number of this
-    engine; the engines of a server take the GPUs in turn, and this one's becomes the current device."""
+def probe(gpus: bool = True, n: int = 1, replica: int = 0) -> Hardware:
+    """What is available now to each of n processes; each may have a GPU. gpus: look at the GPU too, which claims some
+    of its memory. replica: the number of this engine; the engines of a server take the GPUs in turn, and this one's
+    becomes the current device."""
     gpu, free_gpu, n_gpus = None, 0, 1
     if gpus and torch.cuda.is_available():
         n_gpus = torch.cuda.device_count()
         if replica:
             torch.cuda.set_device(replica % n_gpus)
         gpu, free_gpu = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
-    return Hardware(n_cores(), free_memory(), gpu, free_gpu, n_gpus)
+    return Hardware(n_cores() // n, free_memory() // n, gpu, free_gpu, n_gpus)
 
 
 def facts(spec: ModelSpec, n_parameters: int = 0, kv_elements: int = 0) -> ModelFacts:

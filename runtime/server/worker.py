@@ -547,6 +547,8 @@ class Server:
     def _change_engines(self, ask: wire.Ask, then: Callable[[str], None]) -> None:
         """Add or drain an engine; see Questions. ConfigError: that cannot be."""
         if ask.what == "add":
+            if self.config.tp > 1:
+                raise ConfigError("an engine with tp is the only one of its server")
             replica = self.replicas.add(then)
             self._log("info", f"engine {replica.name} is added")
             self.questions.reload_adapters(replica)
