@@ -143,7 +143,8 @@ def test_metrics_of_the_deployment_page_exist() -> None:
     metrics = Metrics("0")
     try:
         counters = dict.fromkeys(("slo_requests", "slo_good_requests"), 1)
-        metrics.update({"engine": {}, "cache": {}, "server": {"engine_starts": 1, **counters}})
+        replicas = {"0": {"starts": 1, "engine": {}}}
+        metrics.update({"engine": {}, "cache": {}, "server": {"engine_starts": 1, **counters}, "replicas": replicas})
         there = {family.name for family in metrics._registry.collect()}
     finally:
         metrics.close()
