@@ -135,7 +135,7 @@ class KVPool:
 
 
 def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype) -> int:
-    """Bytes of one token in all pools of a model, including scales."""
+    """Bytes of one token in all pools of a model that computes in spec.dtype, including scales."""
     dtype = KINDS.get(kv_dtype, getattr(torch, spec.dtype))
     return 2 * spec.n_layers * slot_bytes(spec.n_kv_heads, spec.head_dim, dtype)
 

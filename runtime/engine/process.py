@@ -26,11 +26,13 @@ import zmq
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
-from banyan.runtime.engine.hardware import facts, probe
+from banyan.runtime.engine.capacity import facts
+from banyan.runtime.engine.hardware import probe
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.speculation import drafters
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.model import load, spec, weights
+from banyan.runtime.model.size import least_bytes, measure
 from banyan.runtime.protocol.decoders import decode_command
 from banyan.runtime.protocol.flight_record import FlightRecord
 from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, Notice, encode
@@ -84,14 +86,18 @@ def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
     """An engine from its configuration: reads the model, and resolves "auto" options by what the machine has now."""
     path = spec.resolve(config.model)
     source = drafters.find(config, path)
-    model_facts = facts(spec.read_spec(path), *((source.n_parameters, source.kv_elements) if source else ()))
     hardware = probe(gpus=config.device != "cpu")
-    resolved = configs.resolve(config, hardware, model_facts)
+    known = spec.read_spec(path)
+    placement = configs.place(config, hardware, known.name, known.max_context, known.dtype)
+    least = least_bytes(path, known, placement.dtype, config.weight_dtype)
+    resolved = configs.resolve(config, hardware, facts(config, known, placement, source, least))  # refuses early
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
             path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context,
             deterministic=config.deterministic, weight_dtype=config.weight_dtype, progress=progress,
         )  # fmt: skip
+    n_bytes = measure(model).n_bytes
+    resolved = configs.resolve(config, hardware, facts(config, known, placement, source, n_bytes))
     suffix = "" if config.weight_dtype == "auto" else f" {config.weight_dtype}"
     engine = EngineLoop(
         config, model, resolved, flight=flight, weights=weights.version(path) + suffix,

@@ -1,0 +1,153 @@
+"""What fits into memory: the sizes of weights and KV, for the engine that starts and for a person who plans one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from banyan.runtime import config as configs
+from banyan.runtime.config import Config, Hardware, ModelFacts, Placement
+from banyan.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from banyan.runtime.engine.speculation.drafters import DraftSource
+    from banyan.runtime.model.families import ModelSpec
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in bytes, contexts in tokens; of each device, where there are several."""
+
+    model: str
+    device: str
+    dtype: str
+    n_devices: int
+    memory: int  # that is free before the weights
+    weight_bytes: int
+    kv_formula: str  # of kv_token_bytes, with its numbers
+    kv_token_bytes: int  # keys and values of one token, over all layers
+    page: int  # tokens
+    page_bytes: int
+    n_pages: int
+    kv_bytes: int  # of all pages, and of one more that belongs to nobody
+    context: int
+    concurrent: int
+    request_pages: int  # that one request of `context` tokens takes
+    n_fitting: int  # requests of `context` tokens whose pages there are
+    longest_context: int  # of each, if `concurrent` requests of the same length run, at most the model's own
+    fragmentation_bytes: int  # free slots in the last pages of `concurrent` requests, on average
+    step_weight_bytes: int  # that a decode step reads, whatever the batch
+    step_kv_bytes: int  # that a decode step of `concurrent` requests with `context` tokens reads, if they share nothing
+
+
+def facts(
+    config: Config, spec: ModelSpec, placement: Placement, source: DraftSource | None, weight_bytes: int,
+    n_devices: int = 1,
+) -> ModelFacts:  # fmt: skip
+    """What `config.resolve` needs to know about a model and the draft model that comes with it. weight_bytes: of the
+    model alone, on a device."""
+    import torch
+
+    from banyan.runtime.engine.kv_pool import bytes_per_token
+
+    width = getattr(torch, placement.dtype).itemsize
+    kv_bytes = bytes_per_token(_shard(spec, placement, n_devices), config.kv_dtype)
+    if source is not None:
+        weight_bytes, kv_bytes = weight_bytes + source.n_parameters * width, kv_bytes + source.kv_elements * width
+    return ModelFacts(spec.name, spec.max_context, spec.dtype, weight_bytes, kv_bytes, spec.kind)
+
+
+def size(
+    model: str = "pocket", memory: str | int | None = None, context: str | int | None = None, concurrent: int = 1, *,
+    tp: int = 1, **options: Any,
+) -> Capacity:  # fmt: skip
+    """What a runtime with these options would allocate, and how many requests that is enough for. Reads config.json and
+    the headers of the weights, and loads nothing.
+
+    memory      that is free on each device, such as "24GB"; default: what is free here now
+    context     tokens of a request, prompt and output, such as "32k"; default: the model's own maximum
+    concurrent  requests that run at once
+    tp          devices that share the model's heads and matrices
+    options     those of `Runtime`, such as kv_dtype="int8", weight_dtype="int4", kv_memory="4GiB". device="cuda" plans
+                for a GPU also on a machine without one
+
+    Raises ConfigError, and what `Runtime` raises for a model that it cannot load.
+    """
+    from banyan.runtime.engine.hardware import probe
+    from banyan.runtime.engine.speculation import drafters
+    from banyan.runtime.model import spec as specs
+    from banyan.runtime.model.size import weight_size
+
+    config = configs.make(model=model, context=None if context is None else _count(context), **options)
+    if concurrent < 1:
+        raise ConfigError(f"concurrent is {concurrent}; it must be at least 1")
+    hardware = probe(gpus=config.device != "cpu")
+    if memory is not None:
+        n = configs.parse_bytes(memory) if isinstance(memory, str) else memory
+        gpu = hardware.gpu or ("a GPU" if config.device == "cuda" else None)
+        hardware = Hardware(hardware.n_cores, n, gpu, n)
+    path = specs.resolve(model)
+    spec, source = specs.read_spec(path), drafters.find(config, path)
+    if tp < 1 or spec.n_heads % tp:
+        fitting = ", ".join(str(n) for n in range(1, spec.n_heads + 1) if not spec.n_heads % n)
+        raise ConfigError(f"tp is {tp}; the {spec.n_heads} heads of {spec.name} can be divided by {fitting}")
+    placement = configs.place(config, hardware, spec.name, spec.max_context, spec.dtype)
+    weights = weight_size(path, spec, *placement, config.deterministic, config.weight_dtype)
+    replicated = weights.n_bytes - weights.sharded
+    weight_bytes = replicated + -(-weights.sharded // tp)
+    model_facts = facts(config, spec, placement, source, weight_bytes, tp)
+    n_pages = configs.kv_budget(config, hardware, model_facts, placement).n_pages
+    page_bytes, request_pages = config.page * model_facts.kv_bytes, -(-placement.context // config.page)
+    return Capacity(
+        model=spec.name,
+        device=placement.device,
+        dtype=placement.dtype,
+        n_devices=tp,
+        memory=hardware.free_gpu_memory if placement.device == "cuda" else hardware.free_memory,
+        weight_bytes=weight_bytes,
+        kv_formula=_formula(_shard(spec, placement, tp), config, model_facts.kv_bytes),
+        kv_token_bytes=model_facts.kv_bytes,
+        page=config.page,
+        page_bytes=page_bytes,
+        n_pages=n_pages,
+        kv_bytes=(n_pages + 1) * page_bytes,
+        context=placement.context,
+        concurrent=concurrent,
+        request_pages=request_pages,
+        n_fitting=n_pages // request_pages,
+        longest_context=min(n_pages // concurrent * config.page, spec.max_context),
+        fragmentation_bytes=concurrent * (config.page - 1) * model_facts.kv_bytes // 2,
+        step_weight_bytes=replicated + -(-(weights.per_step - replicated) // tp),
+        step_kv_bytes=concurrent * placement.context * model_facts.kv_bytes,
+    )
+
+
+def _shard(spec: ModelSpec, placement: Placement, n_devices: int) -> ModelSpec:
+    """The part of a model on one device. Where there are fewer KV heads than devices, each has one."""
+    n_kv_heads = max(1, -(-spec.n_kv_heads // n_devices))
+    return msgspec.structs.replace(spec, dtype=placement.dtype, n_kv_heads=n_kv_heads)
+
+
+def _formula(spec: ModelSpec, config: Config, kv_bytes: int) -> str:
+    from banyan.runtime.engine.kv_pool import bytes_per_token
+
+    own = bytes_per_token(spec, config.kv_dtype)
+    n_pools = 2 * spec.n_layers
+    head = own // (n_pools * spec.n_kv_heads)
+    scale = "" if config.kv_dtype == "auto" else f" and {head - spec.head_dim} B of scale"
+    more = f" + {kv_bytes - own:,} B of the draft model" if kv_bytes > own else ""
+    return (
+        f"2 (K, V) x {spec.n_layers} layers x {spec.n_kv_heads} KV heads x {head} B ({spec.head_dim} numbers{scale})"
+        f"{more} = {kv_bytes:,} B"
+    )
+
+
+def _count(text: str | int) -> int:
+    """'32k' -> 32768, '1.5k' -> 1536, 4096 -> 4096."""
+    if isinstance(text, int):
+        return text
+    number, is_thousands = text.strip().lower().removesuffix("k"), text.strip().lower().endswith("k")
+    try:
+        return round(float(number) * (1024 if is_thousands else 1))
+    except (ValueError, OverflowError) as e:
+        raise ConfigError(f"cannot read {text!r} as a number of tokens; write it like 4096 or 32k") from e
