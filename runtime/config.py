@@ -16,7 +16,7 @@ from banyan.runtime.errors import ConfigError, OutOfMemory
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-KVDtype = Literal["auto", "int8", "fp8"]
+KVDtype = Literal["auto", "int8", "fp8", "k8v4"]
 WeightDtype = Literal["auto", "int8", "int4", "dtype"]
 Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
 Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
@@ -44,7 +44,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = {}
     context: Annotated[int | None, "maximum length of prompt + output, in tokens; default: the model's own"] = None
     kv_dtype: Annotated[
-        KVDtype, "dtype of keys and values; int8 or fp8 (e4m3): with a scale per token and head; auto: dtype"
+        KVDtype, "dtype of keys and values; int8, fp8 (e4m3): with a scale per token and head; k8v4: values in 4 bits"
     ] = "auto"
     kv_memory: Annotated[
         str, "memory for KV pages: '2GiB', '500MB', '20000 tokens'; auto: a share of the free memory"
