@@ -16,7 +16,7 @@ from banyan.runtime.errors import ConfigError, OutOfMemory
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-KVDtype = Literal["auto", "int8", "fp8", "k8v4"]
+KVDtype = Literal["auto", "fit", "int8", "fp8", "k8v4"]
 WeightDtype = Literal["auto", "int8", "int4", "dtype"]
 Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
 Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
@@ -44,7 +44,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = {}
     context: Annotated[int | None, "maximum length of prompt + output, in tokens; default: the model's own"] = None
     kv_dtype: Annotated[
-        KVDtype, "dtype of keys and values; int8, fp8 (e4m3): with a scale per token and head; k8v4: values in 4 bits"
+        KVDtype,
+        "dtype of keys and values; int8, fp8 (e4m3): with a scale per token and head; k8v4: keys as int8, values in 4 "
+        "bits; fit: int8 if dtype holds fewer than `max_running` full contexts; auto: dtype",
     ] = "auto"
     kv_memory: Annotated[
         str, "memory for KV pages: '2GiB', '500MB', '20000 tokens'; auto: a share of the free memory"
@@ -355,6 +357,10 @@ def place(config: Config, hardware: Hardware, name: str, max_context: int, check
     return Placement(device, dtype, context)
 
 
+MOST_CONTEXTS = 64
+"""Full contexts that kv_memory 'auto' has pages for, at most: more would only make the start slower."""
+
+
 class KVBudget(NamedTuple):
     """Pages for KV, and the bytes that there are for them."""
 
@@ -366,14 +372,15 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
     """The second part of `resolve`.
 
     By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
-    most 64 full contexts: more would only make the start slower.
+    most MOST_CONTEXTS.
     """
     page_bytes = config.page * model.kv_bytes
     if config.kv_memory == "auto":
         is_gpu = placement.device == "cuda"
         free = hardware.free_gpu_memory if is_gpu else hardware.free_memory
         budget = int((free - model.weight_bytes) * (0.8 if is_gpu else 0.4))
-        return KVBudget(max(0, min(budget // page_bytes, 64 * -(-placement.context // config.page))), budget)
+        most = MOST_CONTEXTS * -(-placement.context // config.page)
+        return KVBudget(max(0, min(budget // page_bytes, most)), budget)
     if (n_tokens := _tokens(config.kv_memory)) is not None:
         n_pages = -(-n_tokens // config.page)
         return KVBudget(n_pages, n_pages * page_bytes)

@@ -57,6 +57,18 @@ def facts(
     return ModelFacts(spec.name, spec.max_context, spec.dtype, weight_bytes, kv_bytes, spec.kind)
 
 
+def fit(config: Config, hardware: Hardware, spec: ModelSpec, placement: Placement, source: DraftSource | None,
+        weight_bytes: int, n_devices: int = 1) -> Config:  # fmt: skip
+    """The configuration with a kv_dtype in place of "fit"."""
+    if config.kv_dtype != "fit":
+        return config
+    plain = msgspec.structs.replace(config, kv_dtype="auto")
+    known = facts(plain, spec, placement, source, weight_bytes, n_devices)
+    n_contexts = configs.kv_budget(plain, hardware, known, placement).n_pages // -(-placement.context // config.page)
+    is_enough = n_contexts >= min(config.max_running, configs.MOST_CONTEXTS)
+    return plain if is_enough else msgspec.structs.replace(config, kv_dtype="int8")
+
+
 def size(
     model: str = "pocket", memory: str | int | None = None, context: str | int | None = None, concurrent: int = 1, *,
     tp: int = 1, **options: Any,
@@ -95,6 +107,7 @@ def size(
     weights = weight_size(path, spec, *placement, config.deterministic, config.weight_dtype)
     replicated = weights.n_bytes - weights.sharded
     weight_bytes = replicated + -(-weights.sharded // tp)
+    config = fit(config, hardware, spec, placement, source, weight_bytes, tp)
     model_facts = facts(config, spec, placement, source, weight_bytes, tp)
     n_pages = configs.kv_budget(config, hardware, model_facts, placement).n_pages
     page_bytes, request_pages = config.page * model_facts.kv_bytes, -(-placement.context // config.page)
@@ -129,17 +142,17 @@ def _shard(spec: ModelSpec, placement: Placement, n_devices: int) -> ModelSpec:
 
 
 def _formula(spec: ModelSpec, config: Config, kv_bytes: int) -> str:
-    from banyan.runtime.engine.kv_pool import bytes_per_token
+    from banyan.kernels.kv_layout import HALVES, slot_bytes
+    from banyan.runtime.engine.kv_pool import bytes_per_token, dtypes
 
-    own = bytes_per_token(spec, config.kv_dtype)
-    n_pools = 2 * spec.n_layers
-    head = own // (n_pools * spec.n_kv_heads)
-    scale = "" if config.kv_dtype == "auto" else f" and {head - spec.head_dim} B of scale"
-    more = f" + {kv_bytes - own:,} B of the draft model" if kv_bytes > own else ""
-    return (
-        f"2 (K, V) x {spec.n_layers} layers x {spec.n_kv_heads} KV heads x {head} B ({spec.head_dim} numbers{scale})"
-        f"{more} = {kv_bytes:,} B"
-    )
+    heads = []
+    for name, dtype in zip("KV", dtypes(spec, config.kv_dtype), strict=True):
+        n_bytes = spec.head_dim * dtype.itemsize // (2 if dtype == HALVES else 1)
+        scales = slot_bytes(1, spec.head_dim, dtype) - n_bytes
+        heads.append(f"{n_bytes} B of {name}" + (f" + {scales} B of scales" if scales else ""))
+    drafted = kv_bytes - bytes_per_token(spec, config.kv_dtype)
+    more = f" + {drafted:,} B of the draft model" if drafted else ""
+    return f"{spec.n_layers} layers x {spec.n_kv_heads} KV heads x ({' + '.join(heads)}){more} = {kv_bytes:,} B"
 
 
 def _count(text: str | int) -> int:

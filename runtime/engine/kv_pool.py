@@ -40,7 +40,7 @@ class KVPool:
         self.spare = range(n_pages * page, (n_pages + 1) * page)  # unused slots, for padding rows of CUDA graphs
         self.device = torch.device(device)
         try:
-            keys, values = _dtypes(spec, kv_dtype)
+            keys, values = dtypes(spec, kv_dtype)
             if keys == values:
                 pools = stacked(2 * spec.n_layers, shape, keys, device)
                 k_pools, v_pools = pools[::2], pools[1::2]
@@ -140,19 +140,19 @@ class KVPool:
 
 def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype) -> int:
     """Bytes of one token in all pools of a model that computes in spec.dtype, including scales."""
-    sizes = (slot_bytes(spec.n_kv_heads, spec.head_dim, dtype) for dtype in _dtypes(spec, kv_dtype))
+    sizes = (slot_bytes(spec.n_kv_heads, spec.head_dim, dtype) for dtype in dtypes(spec, kv_dtype))
     return spec.n_layers * sum(sizes)
 
 
-def _dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype]:
+def dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype]:
     """Of the numbers of keys and of values. ConfigError: values of this model cannot have 4 bits."""
     own = getattr(torch, spec.dtype)
-    dtypes = KV_KINDS.get(kv_dtype, (own, own))
-    if HALVES in dtypes and spec.head_dim % 16:
+    found = KV_KINDS.get(kv_dtype, (own, own))
+    if HALVES in found and spec.head_dim % 16:
         raise ConfigError(
             f"kv_dtype is {kv_dtype}, but heads of {spec.head_dim} are no groups of 16; use kv_dtype='int8'"
         )
-    return dtypes
+    return found
 
 
 def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str) -> PageFile:

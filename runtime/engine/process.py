@@ -26,7 +26,7 @@ import zmq
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
-from banyan.runtime.engine.capacity import facts
+from banyan.runtime.engine.capacity import facts, fit
 from banyan.runtime.engine.hardware import probe
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.speculation import drafters
@@ -90,13 +90,15 @@ def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
     known = spec.read_spec(path)
     placement = configs.place(config, hardware, known.name, known.max_context, known.dtype)
     least = least_bytes(path, known, placement.dtype, config.weight_dtype)
-    resolved = configs.resolve(config, hardware, facts(config, known, placement, source, least))  # refuses early
+    early = fit(config, hardware, known, placement, source, least)
+    resolved = configs.resolve(early, hardware, facts(early, known, placement, source, least))  # refuses at once
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
             path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context,
             deterministic=config.deterministic, weight_dtype=config.weight_dtype, progress=progress,
         )  # fmt: skip
     n_bytes = measure(model).n_bytes
+    config = fit(config, hardware, known, placement, source, n_bytes)
     resolved = configs.resolve(config, hardware, facts(config, known, placement, source, n_bytes))
     suffix = "" if config.weight_dtype == "auto" else f" {config.weight_dtype}"
     engine = EngineLoop(

@@ -25,7 +25,7 @@ ENGINES: list[dict[str, Any]] = [
     {"model": "pocket", "kv_dtype": "int8", "dtype": "bfloat16", "weight_dtype": "int4", "context": 512},
     {"model": "pocket", "draft_model": "draft", "kv_dtype": "fp8", "weight_dtype": "int8", "page": 32},
     {"model": "pocket", "kv_memory": "16MiB", "deterministic": True},
-    {"model": "llama", "kv_memory": "1000 tokens"},
+    {"model": "llama", "kv_memory": "1000 tokens", "kv_dtype": "k8v4"},
     {"model": "gemma2"},
     {"model": "gpt2", "weight_dtype": "int8", "kv_dtype": "int8"},
     {"model": "mixtral", "dtype": "bfloat16"},
@@ -79,6 +79,12 @@ def test_requests_and_contexts_that_fit() -> None:
     assert planned.fragmentation_bytes == 4 * 15 * planned.kv_token_bytes // 2
 
 
+@pytest.mark.parametrize(("max_running", "kv_dtype"), [(4, "auto"), (5, "int8")])
+def test_fit_is_int8_where_dtype_holds_too_few_contexts(max_running: int, kv_dtype: str) -> None:
+    options = {"kv_memory": str(4 * 2048 * 4096), "max_running": max_running, "device": "cpu"}
+    assert bn.size("pocket", "1GB", kv_dtype="fit", **options) == bn.size("pocket", "1GB", kv_dtype=kv_dtype, **options)
+
+
 def test_devices_share_heads_and_matrices() -> None:
     one, two = (bn.size("pocket", MEMORY, device="cuda", tp=n) for n in (1, 2))
     assert two.kv_token_bytes == one.kv_token_bytes // 2
@@ -115,4 +121,4 @@ def test_the_command_prints_the_same_figures(capsys: pytest.CaptureFixture[str])
     assert bn.Capacity(**json.loads(capsys.readouterr().out)) == planned
     assert main([*command, *options]) == 0
     shown = capsys.readouterr().out
-    assert "2 (K, V) x 4 layers x 2 KV heads x 68 B (64 numbers and 4 B of scale) = 1,088 B" in shown
+    assert "4 layers x 2 KV heads x (64 B of K + 4 B of scales + 64 B of V + 4 B of scales) = 1,088 B" in shown
