@@ -105,10 +105,8 @@ inline void widen_value(const Call& c, const Scratch& x, int s, int head, float*
         const auto* numbers = static_cast<const uint8_t*>(c.v) + from / 2;
         const int group = group_of(c.dim);
         const bf16* by = reinterpret_cast<const bf16*>(c.v_scale) + (x.slot[s] * c.n_kv_heads + head) * (c.dim / group * 2);
-        for (int d = 0; d < c.dim; by += 2) {
-            const float scale = get(by[0]), minimum = get(by[1]);
-            for (const int end = d + group; d < end; d += W) store(to + d, load_halves(numbers + d / 2) * scale + minimum);
-        }
+        for (int d = 0; d < c.dim; d += group, by += 2)
+            widen_halves(numbers + d / 2, to + d, group, get(by[0]), get(by[1]));
     } else {
         for (int d = 0; d < c.dim; d += W) store(to + d, load(static_cast<const P*>(c.v) + from + d));
     }

@@ -54,16 +54,18 @@ inline vf load(const int8_t* p) {
 #endif
 }
 inline vf load(const k8v4* p) { return load(&p->bits); }
-// W numbers of 4 bits from W / 2 bytes, low halves first.
-inline vf load_halves(const uint8_t* p) {
+// number * scale + minimum for a group of 4-bit numbers; of a byte, the low half is the first.
+inline void widen_halves(const uint8_t* from, float* to, int group, float scale, float minimum) {
 #ifdef __AVX512F__
-    const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), low = _mm_set1_epi8(15);
-    const __m128i each = _mm_unpacklo_epi8(_mm_and_si128(both, low), _mm_and_si128(_mm_srli_epi16(both, 4), low));
-    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(each));
+    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 table = _mm512_fmadd_ps(numbers, _mm512_set1_ps(scale), _mm512_set1_ps(minimum));
+    for (int d = 0; d < group; d += 16) {
+        const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + d / 2));
+        const __m512i index = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(both, _mm_srli_epi16(both, 4)));
+        _mm512_storeu_ps(to + d, _mm512_permutexvar_ps(index, table));  // looks at the low 4 bits of an index
+    }
 #else
-    vub small;
-    for (int i = 0; i < W; i++) small[i] = p[i / 2] >> i % 2 * 4 & 15;
-    return __builtin_convertvector(__builtin_convertvector(small, vi), vf);
+    for (int d = 0; d < group; d++) to[d] = (from[d / 2] >> d % 2 * 4 & 15) * scale + minimum;
 #endif
 }
 inline vf load(const e4m3* p) {  // its bits, shifted into a float's, are the number times 2^-120, also if subnormal
