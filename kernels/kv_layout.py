@@ -113,12 +113,13 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if dtype == HALVES:
-        groups = x.unflatten(-1, (-1, group_of(x.shape[-1])))
+        *rows, dim = x.shape
+        groups = x.reshape(*rows, dim // group_of(dim), group_of(dim))
         low, high = groups.aminmax(dim=-1)
         by = torch.stack(((high - low) / 15, low), -1).to(torch.bfloat16)
         scale, minimum = by.to(x.dtype).unsqueeze(-2).unbind(-1)
         steps = ((groups - minimum) / torch.where(scale > 0, scale, 1.0)).nan_to_num().round().clamp(0, 15).to(HALVES)
-        pairs = steps.flatten(-2).unflatten(-1, (-1, 2))
+        pairs = steps.reshape(*rows, dim // 2, 2)
         return pairs[..., 0] | pairs[..., 1] << 4, by
     scale = (x.abs().amax(-1) / LIMIT[dtype]).float()
     steps = (x / torch.where(scale > 0, scale, 1.0).unsqueeze(-1)).clamp(-LIMIT[dtype], LIMIT[dtype])
