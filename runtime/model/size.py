@@ -34,8 +34,9 @@ def weight_size(
 ) -> WeightSize:
     """The memory that `load` with these arguments will take. path, spec: of `resolve` and `read_spec`.
 
-    It is exact, except for weights that a checkpoint stores in few bits with zero points, which may turn out to need
-    none, and for oneDNN's own layout. What `load` raises for a model that it does not know, this raises too.
+    It is exact, except for what only the content of a checkpoint in few bits says: zero points may turn out to need no
+    minimums, and groups that lie scattered (act order) become floats; and except for oneDNN's own layout. What `load`
+    raises for a model that it does not know, this raises too.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # here, since it takes a second to import what it needs
 

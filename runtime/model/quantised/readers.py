@@ -47,7 +47,7 @@ def _empty(weights: Headers, scheme: Scheme, name: str, n_out: int, n_in: int) -
     """What a reader returns, with any content. A layer with zero points has minimums here; a reader leaves them out
     where all are in the middle."""
     group = {"mxfp4": 32, "nvfp4": 16}.get(scheme.format, scheme.group)
-    group = n_in if group < 0 else group
+    group = n_in if group < 0 else min(group, n_in)
     if scheme.format in ("fp8", "bitsandbytes-4bit") or n_in % group:
         return torch.empty(n_out, n_in, device=weights.device)
     scale = torch.empty(n_out, n_in // group, device=weights.device)
