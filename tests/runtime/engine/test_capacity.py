@@ -90,6 +90,11 @@ def test_fit_is_int8_where_dtype_holds_too_few_contexts(max_running: int, kv_dty
     assert bn.size("pocket", "1GB", kv_dtype="fit", **options) == bn.size("pocket", "1GB", kv_dtype=kv_dtype, **options)
 
 
+def test_heads_that_are_no_groups_are_refused(tiny_model: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match="heads of 24 are no groups of 16; use kv_dtype='int8'"):
+        bn.size(str(tiny_model("qwen3")), "1GB", device="cpu", kv_dtype="k8v4")
+
+
 def test_devices_share_heads_and_matrices() -> None:
     one, two = (bn.size("pocket", MEMORY, device="cuda", tp=n) for n in (1, 2))
     assert two.kv_token_bytes == one.kv_token_bytes // 2
