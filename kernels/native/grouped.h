@@ -171,7 +171,7 @@ inline bool has_tiles() {
     return is_allowed;
 }
 
-// Sets the shapes of the tiles, all 16 rows of 64 bytes, and restores those that were set: torch uses tiles in the same
+// Sets the shapes of the tiles, 64 bytes in each of 16 rows (tiles 0 to 5: of n_rows), and restores those that were set: torch uses tiles in the same
 // thread.
 class Tiles {
     struct alignas(64) Shapes {
@@ -181,8 +181,9 @@ class Tiles {
     } before;
 
   public:
-    Tiles() {
-        const Shapes ours;
+    explicit Tiles(int n_rows = TILE) {
+        Shapes ours;
+        std::memset(ours.rows, n_rows, 6);
         _tile_storeconfig(&before);
         _tile_loadconfig(&ours);
     }
@@ -360,7 +361,7 @@ inline char* row_memory(int64_t n_bytes) {
 // Calls make(first panel, first row, n, c) for blocks of rows and of PANELS panels, and writes the sums c[n][16 PANELS]
 // to `out`.
 template <int ROWS, int PANELS, class T, class F>
-void each_block(const GroupedWeight& w, const T* bias, T* out, int64_t n, int n_threads, const F& make) {
+void each_block(const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_out, int n_threads, const F& make) {
     constexpr int columns = COLUMNS * PANELS;
     const int64_t n_blocks = (n + ROWS - 1) / ROWS;
     ThreadPool::instance().run((w.n_out + TASK - 1) / TASK * n_blocks, n_threads, [&](int64_t task) {
@@ -371,7 +372,7 @@ void each_block(const GroupedWeight& w, const T* bias, T* out, int64_t n, int n_
             make(from / COLUMNS, first, n_rows, c);
             const int width = int(w.n_out - from < columns ? w.n_out - from : columns);
             for (int64_t r = 0; r < n_rows; r++) {
-                T* to = out + (first + r) * w.n_out + from;
+                T* to = out + (first + r) * s_out + from;
                 const float *sums = c + r * columns, *factor = w.factor + from;
                 int j = 0;
                 for (; j + W <= width; j += W) {
@@ -385,7 +386,8 @@ void each_block(const GroupedWeight& w, const T* bias, T* out, int64_t n, int n_
 }
 
 template <int BITS, bool HAS_MIN, class T>
-void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_x, int n_threads) {
+void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_x, int64_t s_out,
+                    int n_threads) {
     const int64_t n_groups = (w.n_in + GROUP - 1) / GROUP, n_tiles = (n + TILE - 1) / TILE;
     const int n_row_threads = n * w.n_in < (1 << 16) ? 1 : n_threads;
 #ifdef BANYAN_TILES
@@ -395,7 +397,7 @@ void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, T* out, i
             order_pairs(rows + i / TILE * n_groups * A_TILE + i % TILE * GROUP, A_TILE, x + i * s_x, w.n_in);
         });
         const int64_t last = (w.n_out - 1) / COLUMNS;
-        return each_block<TILED_ROWS, 2>(w, bias, out, n, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
+        return each_block<TILED_ROWS, 2>(w, bias, out, n, s_out, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
             const Tiles shapes;
             const int64_t panels[2] = {p, p < last ? p + 1 : p};
             tiled_rows<BITS, HAS_MIN>(w, panels, rows + first * n_groups * GROUP, n_groups, n_rows, c);
@@ -409,16 +411,16 @@ void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, T* out, i
     int32_t* offset = reinterpret_cast<int32_t*>(scale + 2 * n_all);
     const SmallRows rows{numbers, scale, scale + n_all, offset, n_groups, tile};
     ThreadPool::instance().run(n, n_row_threads, [&](int64_t i) { quantise_row(x + i * s_x, rows, i, w.n_in, zero); });
-    each_block<TASK_ROWS, 1>(w, bias, out, n, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
+    each_block<TASK_ROWS, 1>(w, bias, out, n, s_out, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
         panel_rows<BITS, HAS_MIN>(w, p, rows, first, n_rows, c);
     });
 }
 
 template <class T>
 void grouped_linear(const T* x, int n_bits, const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_x,
-                    int n_threads) {
+                    int64_t s_out, int n_threads) {
     const auto run = [&](auto bits, auto has_min) {
-        grouped_linear<decltype(bits)::value, decltype(has_min)::value>(x, w, bias, out, n, s_x, n_threads);
+        grouped_linear<decltype(bits)::value, decltype(has_min)::value>(x, w, bias, out, n, s_x, s_out, n_threads);
     };
     const std::integral_constant<int, 4> four;
     const std::integral_constant<int, 8> eight;

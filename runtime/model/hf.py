@@ -4,7 +4,8 @@ transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). O
 reads them through the page table. Everything else (norms, experts, positions, logit caps) remains transformers' code.
 
 A layer whose heads are fewer or smaller than the pages' (layers that differ, values shorter than keys as in multi-head
-latent attention) is padded with zeros, which changes no score and no output. On a CPU, linear layers become `Linear`.
+latent attention) is padded with zeros, which changes no score and no output. On a CPU, linear layers become `Linear`,
+and experts `moe.PackedExperts`.
 
 The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
 function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the function by which transformers would build the layer's mask,
@@ -45,6 +46,7 @@ from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
 from banyan.runtime.model.families import ModelSpec, dtype_name
+from banyan.runtime.model import moe
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.quantised.config import Quantisation
 from banyan.runtime.model.quantised.readers import state_dict
@@ -212,14 +214,19 @@ def _round(model: nn.Module, n_bits: int) -> None:
         if type(module) is nn.Linear:
             weight = module.weight.data
             module.weight = nn.Parameter(quantise(weight, n_bits).dequantise(weight.dtype), requires_grad=False)
+        elif moe.gate_of(module) is not None:
+            moe.round_(module, n_bits)
 
 
 def _pack(model: nn.Module, called: set[nn.Module], n_bits: int) -> None:
-    """Replace each nn.Linear that ran. One that did not may be read without a call, as by a head that is tied to it."""
+    """Replace each nn.Linear that ran, and all experts that `moe` knows. An nn.Linear that did not run may be read
+    without a call, as by a head that is tied to it."""
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
             if type(child) is nn.Linear and child in called:
                 setattr(parent, name, _PackedLinear(child, n_bits))
+            elif (gate := moe.gate_of(child)) is not None:
+                setattr(parent, name, moe.PackedExperts(child, gate, n_bits))
 
 
 def _attention(
