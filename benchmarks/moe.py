@@ -2,8 +2,8 @@
 
 Both compute the same rows with the same weights in one process, in turns: transformers' loop over the experts, its
 default (torch's grouped product, `grouped_mm`), and ours with weights in the rows' dtype, in 8 bits and in 4. Each row
-chooses its experts at random, anew in each turn. CPU seconds of the calling thread are measured, so with one thread other processes matter
-little; with more threads, wall time.
+chooses its experts at random, anew in each turn. CPU seconds of the calling thread are measured, so with one thread
+other processes matter little; with more threads, wall time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
     options.add_argument("--shape", default="64,8,1024,768", help="experts, those of a row, hidden, width")
     options.add_argument("--threads", type=int, default=1)
     args = options.parse_args()
-    #correct("tests/kernels/test_moe.py")
+    correct("tests/runtime/model/test_moe.py")
     torch.set_num_threads(args.threads)
     threads.use(args.threads)
     clock = time.thread_time if args.threads == 1 else time.perf_counter

@@ -118,7 +118,7 @@ _OPS = (
     ),
     Op(
         "experts",
-        "x [rows, n_in], weights of experts [n_out, n_in] and [n_in, n_out / 2], index, weights [rows, k] -> [rows, n_in]",
+        "x [rows, n_in], experts [n_out, n_in] and [n_in, n_out / 2], index, weights [rows, k] -> [rows, n_in]",
         lambda s: s.size * (1.5 * s.experts * s.n_in * s.n_out + 2 * s.rows * s.n_in),
         lambda s: 3 * s.rows * s.experts_of_row * s.n_in * s.n_out,
         folder="moe",

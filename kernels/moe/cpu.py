@@ -31,13 +31,16 @@ def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> 
         return reference.experts(x, all_experts, index, weights)
     library = build.library()
     assert library is not None, "a weight is packed only if there is a library"
-    assert x.dtype == gate_up.dtype and x.shape[1] == gate_up.n_in == down.n_out, f"{x.dtype} rows of {x.shape[1]}"
-    assert gate_up.n_out == 2 * down.n_in and index.dtype == torch.int64 and weights.shape == index.shape
+    assert x.dtype == gate_up.dtype, f"{x.dtype} times weights for {gate_up.dtype}"
+    assert (gate_up.n_in, gate_up.n_out, down.n_out) == (x.shape[1], 2 * down.n_in, x.shape[1])
+    assert index.dtype == torch.int64, index.dtype
+    assert weights.shape == index.shape == (len(x), index.shape[1])
     x, index, weights = x.contiguous(), index.contiguous(), weights.float().contiguous()
-    rows, inner, out = (x.new_empty(n, k) for n, k in ((index.numel(), down.n_out), (index.numel(), gate_up.n_out), x.shape))
+    rows, inner = (x.new_empty(index.numel(), n_out) for n_out in (down.n_out, gate_up.n_out))
+    out = torch.empty_like(x)
     call = Call(
-        Weight.of(gate_up, all_experts.gate_up_bias), Weight.of(down, all_experts.down_bias), *all_experts.gate, all_experts.n_experts, *index.shape,
-        *map(address, (index, weights, x, rows, inner, out)), threads.PRODUCT_WORK,
+        Weight.of(gate_up, all_experts.gate_up_bias), Weight.of(down, all_experts.down_bias), *all_experts.gate,
+        all_experts.n_experts, *index.shape, *map(address, (index, weights, x, rows, inner, out)), threads.PRODUCT_WORK,
     )  # fmt: skip
     library.banyan_experts(x.dtype == torch.bfloat16, ctypes.addressof(call), threads.n_max())
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from banyan.kernels.linear import packed
 from banyan.kernels.linear.grouped import Grouped
 from banyan.kernels.linear.packed import AnyWeight, GroupedRows, Packed
 from banyan.kernels.native import build
+
+Layout = TypeVar("Layout", Packed, GroupedRows)
 
 
 class Gate(NamedTuple):
@@ -39,32 +41,25 @@ class Experts(NamedTuple):
 
 
 def pack(weights: Sequence[Tensor | Grouped], dtype: torch.dtype) -> AnyWeight:
-    """One weight [n_out, n_in] of each expert, in the layout of the device's kernel, for rows in `dtype`. Weights in few
-    bits that have none here are dequantised."""
-    first, library = weights[0], build.library()
-    if isinstance(first, Grouped):
-        small = [weight for weight in weights if isinstance(weight, Grouped)]
-        if first.numbers.is_cuda or INTERPRETED:
-            rows = [packed.pack_rows(weight) for weight in small]
-            return GroupedRows(*(_join(parts) for parts in zip(*(x[:3] for x in rows), strict=True)), *rows[0][3:])
-        if library is not None and dtype in build.DTYPES:
-            kept = [packed.pack_grouped(weight, dtype, deterministic=False) for weight in small]
-            if all(kept):
-                return _stacked([x for x in kept if x is not None])
-        weights = [weight.dequantise(dtype) for weight in small]
-    floats = [weight for weight in weights if isinstance(weight, Tensor)]
-    n_in, where = floats[0].shape[1], floats[0].device.type
-    if library is None or where != "cpu" or INTERPRETED or dtype not in build.DTYPES or n_in % (4 // dtype.itemsize):
+    """One weight [n_out, n_in] of each expert, in the layout of the device's kernel, for rows in `dtype`. Weights in
+    few bits for which there is no kernel are dequantised."""
+    library = build.library() if dtype in build.DTYPES and not INTERPRETED else None
+    small = [weight for weight in weights if isinstance(weight, Grouped)]
+    if len(small) == len(weights):
+        if small[0].numbers.is_cuda or INTERPRETED:
+            return _joined([packed.pack_rows(weight) for weight in small])
+        kept = [packed.pack_grouped(weight, dtype, deterministic=False) for weight in small if library is not None]
+        if kept and all(kept):
+            return _joined(kept)
+    floats = [weight.dequantise(dtype) if isinstance(weight, Grouped) else weight for weight in weights]
+    if library is None or floats[0].device.type != "cpu" or floats[0].shape[1] * dtype.itemsize % 4:
         return torch.stack(floats)
-    return _stacked([packed.pack(weight, library.banyan_panel()) for weight in floats])._replace(deterministic=False)
+    return _joined([packed.pack(weight, library.banyan_panel())._replace(deterministic=False) for weight in floats])
 
 
-def _stacked(weights: Sequence[Packed]) -> Packed:
-    """The panels of all; n_out stays that of one."""
-    tensors = {name: _join([getattr(x, name) for x in weights]) for name in ("panels", "scale", "minimum", "factor")}
-    return weights[0]._replace(**tensors)
-
-
-def _join(parts: Sequence[Tensor | None]) -> Tensor | None:
-    found = [part for part in parts if part is not None]
-    return torch.cat(found) if found else None
+def _joined(weights: Sequence[Layout]) -> Layout:
+    """The first weight, with the tensors of all weights in place of its own."""
+    first = weights[0]
+    names = [name for name, part in first._asdict().items() if isinstance(part, Tensor)]
+    tensors: Any = {name: torch.cat([getattr(weight, name) for weight in weights]) for name in names}
+    return first._replace(**tensors)

@@ -1,5 +1,7 @@
 """A mixture-of-experts layer in plain PyTorch."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -20,16 +22,18 @@ def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> 
     index    int64 [n, n_each]: the experts of each row; a number outside of 0 to n_experts - 1 stands for none
     weights  float32 [n, n_each]
     """
-    assert isinstance(all_experts.gate_up, Tensor) and isinstance(all_experts.down, Tensor), "the reference computes on plain weights"
+    gate_up, down, biases = all_experts.gate_up, all_experts.down, (all_experts.gate_up_bias, all_experts.down_bias)
+    assert isinstance(gate_up, Tensor), "the reference computes on plain weights"
+    assert isinstance(down, Tensor)
     n, n_each = index.shape
     order = index.flatten().argsort(stable=True)
     numbers = torch.arange(all_experts.n_experts + 1, device=x.device)
     starts = torch.searchsorted(index.flatten()[order], numbers).tolist()
     out = x.new_zeros(n * n_each, x.shape[1])
-    for i, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+    for i, (start, end) in enumerate(pairwise(starts)):
         if start < end:
             own = order[start:end]
-            up_bias, down_bias = (None if bias is None else bias[i] for bias in (all_experts.gate_up_bias, all_experts.down_bias))
-            inner = gated(F.linear(x[own // n_each], all_experts.gate_up[i], up_bias), all_experts.gate)
-            out[own] = F.linear(inner, all_experts.down[i], down_bias)
-    return torch.einsum("nkh,nk->nh", out.view(n, n_each, -1).to(weights.dtype), weights).to(x.dtype)
+            up_bias, down_bias = (None if bias is None else bias[i] for bias in biases)
+            inner = gated(F.linear(x[own // n_each], gate_up[i], up_bias), all_experts.gate)
+            out[own] = F.linear(inner, down[i], down_bias)
+    return (out.view(n, n_each, x.shape[1]) * weights[..., None]).sum(1).to(x.dtype)

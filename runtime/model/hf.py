@@ -5,7 +5,7 @@ reads them through the page table. Everything else (norms, experts, positions, l
 
 A layer whose heads are fewer or smaller than the pages' (layers that differ, values shorter than keys as in multi-head
 latent attention) is padded with zeros, which changes no score and no output. On a CPU, linear layers become `Linear`,
-and experts `moe.PackedExperts`.
+and experts `PackedExperts` of moe.py.
 
 The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
 function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the function by which transformers would build the layer's mask,
@@ -45,8 +45,8 @@ from banyan.kernels.linear.grouped import quantise
 from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
-from banyan.runtime.model.families import ModelSpec, dtype_name
 from banyan.runtime.model import moe
+from banyan.runtime.model.families import ModelSpec, dtype_name
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.quantised.config import Quantisation
 from banyan.runtime.model.quantised.readers import state_dict
@@ -114,30 +114,34 @@ class HfModel:
         logits: Tensor = out.logits[0].float()
         return logits
 
-    def probe(self, n_bits: int = 0) -> None:
-        """Find the rule of each layer, pack the linear layers, and compare the logits with the model's eager code.
-        Unsupported if they differ. n_bits: that weights of linear layers are rounded to; 0: they are not."""
+    def probe(self, n_bits: int = 0, keeps_fp4: bool = False) -> None:
+        """Find the rule of each layer, pack linear layers and experts, and compare the logits with the model's eager
+        code. Unsupported if they differ. n_bits: that their weights are rounded to; 0: they are not. keeps_fp4: experts
+        whose weights are numbers of MXFP4 stay in few bits."""
         try:
-            self._probe(n_bits)
+            self._probe(n_bits, keeps_fp4)
         except (BanyanError, torch.OutOfMemoryError):
             raise
         except Exception as e:  # transformers' code was not written for this, so any failure means unsupported
             raise Unsupported(f"{self.spec.family} cannot run over pages: {type(e).__name__}: {e}") from e
 
-    def _probe(self, n_bits: int) -> None:
+    def _probe(self, n_bits: int, keeps_fp4: bool) -> None:
         s, device = self.spec, self._model.device
-        is_exact = self._model.dtype == torch.float32 and not n_bits
+        is_exact = self._model.dtype == torch.float32 and not n_bits and not keeps_fp4
         n = min(_PROBE, s.max_context)
         first = torch.arange(n, device=device) * 7919 % s.vocab_size
         second = (torch.arange(-(-n // 4), device=device) * 104729 + 17) % s.vocab_size
         self._model.set_attn_implementation("eager")
         if n_bits:
             _round(self._model, n_bits)
+            moe.round_experts(self._model, n_bits)
         with torch.inference_mode(), _called(self._model) as called:
             want = torch.cat([self._model(input_ids=ids[None], use_cache=False).logits[0] for ids in (first, second)])
         _drop_unused(self._model, called)
         if device.type == "cpu" or n_bits:
-            _pack(self._model, called, n_bits)
+            _pack_linear(self._model, called, n_bits)
+        if device.type == "cpu" or n_bits or keeps_fp4:
+            moe.pack_experts(self._model, n_bits, keeps_fp4)
 
         n_chunk, n_pages = -(-n // 3), -(-n // _PROBE_PAGE)
         shape = (2 * n_pages, _PROBE_PAGE, s.n_kv_heads, s.head_dim)
@@ -214,19 +218,14 @@ def _round(model: nn.Module, n_bits: int) -> None:
         if type(module) is nn.Linear:
             weight = module.weight.data
             module.weight = nn.Parameter(quantise(weight, n_bits).dequantise(weight.dtype), requires_grad=False)
-        elif moe.gate_of(module) is not None:
-            moe.round_(module, n_bits)
 
 
-def _pack(model: nn.Module, called: set[nn.Module], n_bits: int) -> None:
-    """Replace each nn.Linear that ran, and all experts that `moe` knows. An nn.Linear that did not run may be read
-    without a call, as by a head that is tied to it."""
+def _pack_linear(model: nn.Module, called: set[nn.Module], n_bits: int) -> None:
+    """Replace each nn.Linear that ran. One that did not may be read without a call, as by a head that is tied to it."""
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
             if type(child) is nn.Linear and child in called:
                 setattr(parent, name, _PackedLinear(child, n_bits))
-            elif (gate := moe.gate_of(child)) is not None:
-                setattr(parent, name, moe.PackedExperts(child, gate, n_bits))
 
 
 def _attention(
@@ -408,10 +407,11 @@ def build(
     dtype: torch.dtype,
     context: int,
     n_bits: int,
+    keeps: bool,
     progress: Progress | None,
 ) -> HfModel:
     """Load the weights with transformers (which also renames and fuses them), then probe the model. Weights in few bits
-    become floats first."""
+    become floats first; with `keeps`, experts in MXFP4 go back to few bits, without a loss."""
     model: Any
     info: dict[str, Any]
     n_bytes = Checkpoint(path).n_bytes
@@ -437,7 +437,8 @@ def build(
     model.eval()
     _freeze_rope(model, context)
     hf_model = HfModel(msgspec.structs.replace(spec, dtype=str(dtype).removeprefix("torch.")), model, context)
-    hf_model.probe(n_bits)
+    schemes = () if spec.quantisation is None else spec.quantisation.schemes
+    hf_model.probe(n_bits, keeps_fp4=keeps and any(scheme.format == "mxfp4" for _, scheme in schemes))
     return hf_model
 
 

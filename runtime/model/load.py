@@ -94,7 +94,7 @@ def load(
         if spec.dense is None:
             from banyan.runtime.model import hf
 
-            return hf.build(spec, directory, *at, N_BITS.get(weight_dtype, 0), progress)
+            return hf.build(spec, directory, *at, N_BITS.get(weight_dtype, 0), weight_dtype == "auto", progress)
         with Checkpoint(directory, progress, at[1]) as weights:
             return decoder.build(spec, weights, *at, deterministic, weight_dtype)
     except RuntimeError as e:

@@ -1,16 +1,17 @@
 """Experts of transformers' models in our own op.
 
-transformers 5 keeps the weights of a layer's experts in stacks, gate_up_proj and down_proj [n_experts, ...], and says in
-fields of the module how they lie. The function between the two products is the module's `_apply_gate`: it is compared
-with what `Gate` can express on a grid of numbers, so no list of families is needed. Experts with another function, or
-with a norm behind them, stay in transformers' code.
+transformers 5 keeps the weights of a layer's experts in stacks (gate_up_proj and down_proj [n_experts, ...]), and says
+in fields of the module how they lie. The function between the two products is the module's `_apply_gate`: its results
+for a grid of numbers are compared with those of `Gate`, so no list of families is needed. Experts with another
+function, or with a norm behind them, stay in transformers' code.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from banyan.kernels import ops
 from banyan.kernels.linear.grouped import Grouped, quantise
 from banyan.kernels.moe.experts import Experts, Gate, pack
 from banyan.kernels.moe.reference import gated
+from banyan.runtime.model.quantised.fp4 import regroup
 
 _LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")  # fields of experts
 _GELU = 2 * math.sqrt(2 / math.pi), 0.044715  # alpha and cubic part of GELU, in its form with tanh
-_FIELDS = {"gate_up_proj", "down_proj", "is_transposed", "is_concatenated", "has_gate", "has_bias"}
+_STACKS = ("gate_up_proj", "down_proj")
+_FIELDS = {*_STACKS, "is_transposed", "is_concatenated", "has_gate", "has_bias"}
 
 
 @torch.no_grad()
@@ -50,48 +53,50 @@ def _candidates(module: Any) -> Iterator[Gate]:
 
 
 def _matrices(module: Any, name: str) -> Iterator[Tensor]:
-    """The weight [n_out, n_in] of each expert, views of the stack. Interleaved gates and inner numbers stay so."""
+    """The weight [n_out, n_in] of each expert, as views of the stack."""
     stack = getattr(module, name).data
     return iter(stack.transpose(1, 2) if module.is_transposed else stack)
 
 
-def round_(module: Any, n_bits: int) -> None:
+def round_experts(model: nn.Module, n_bits: int) -> None:
     """Rounds the weights in place, as they will be packed. To round them again changes nothing."""
-    for name in ("gate_up_proj", "down_proj"):
-        for weight in _matrices(module, name):
-            weight.copy_(quantise(weight, n_bits).dequantise(weight.dtype))
+    for module in model.modules():
+        for name in _STACKS if gate_of(module) is not None else ():
+            for weight in _matrices(module, name):
+                weight.copy_(quantise(weight, n_bits).dequantise(weight.dtype))
+
+
+def pack_experts(model: nn.Module, n_bits: int, keeps_fp4: bool) -> None:
+    """Replaces all experts that our op can compute. n_bits, keeps_fp4: see `HfModel.probe`."""
+    small: Callable[[Tensor], Tensor | Grouped] = regroup if keeps_fp4 else lambda weight: weight
+    if n_bits:
+        small = partial(quantise, n_bits=n_bits)
+    for parent in [*model.modules()]:
+        for name, child in [*parent.named_children()]:
+            if (gate := gate_of(child)) is not None:
+                setattr(parent, name, PackedExperts(child, gate, small))
 
 
 class PackedExperts(nn.Module):
     """`ops.experts` in the place of a module of transformers. It takes the module's weights away, to free memory."""
 
-    def __init__(self, module: Any, gate: Gate, n_bits: int) -> None:
+    def __init__(self, module: Any, gate: Gate, small: Callable[[Tensor], Tensor | Grouped]) -> None:
         super().__init__()
-        self.dtype = module.down_proj.dtype
+        self.dtype, n_experts = module.down_proj.dtype, len(module.down_proj)
+        up_bias, down_bias = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
 
-        def order(x: Tensor) -> Tensor:
-            """Gates first, along the first axis."""
+        def gates_first(x: Tensor) -> Tensor:
             return x if module.is_concatenated else torch.cat([x[0::2], x[1::2]])
 
-        def bias(name: str) -> Tensor | None:
-            return getattr(module, name).data.contiguous() if module.has_bias else None
-
-        def packed(name: str) -> ops.AnyWeight:
-            weights = _matrices(module, name)
-            if name == "gate_up_proj":
-                weights = map(order, weights)
-            kept = pack([small(w) for w in weights], self.dtype)
+        def packed(name: str, order: Callable[[Tensor], Tensor]) -> ops.AnyWeight:
+            weights = [small(order(weight)) for weight in _matrices(module, name)]
             setattr(module, name, None)
-            return kept
+            return pack(weights, self.dtype)
 
-        def small(weight: Tensor) -> Tensor | Grouped:
-            return quantise(weight, n_bits) if n_bits else weight
-
-        n_experts, up_bias = len(module.down_proj), bias("gate_up_proj_bias")
-        up_bias = up_bias if up_bias is None else torch.stack([*map(order, up_bias)])
-        self.experts = Experts(
-            packed("gate_up_proj"), packed("down_proj"), up_bias, bias("down_proj_bias"), gate, n_experts
-        )
+        gate_up, down = packed("gate_up_proj", gates_first), packed("down_proj", lambda weight: weight)
+        if up_bias is not None:
+            up_bias = torch.stack([gates_first(bias) for bias in up_bias.data])
+        self.experts = Experts(gate_up, down, up_bias, down_bias, gate, n_experts)
 
     def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])

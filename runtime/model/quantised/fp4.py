@@ -37,6 +37,19 @@ def read_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return weight.flatten(2).to(dtype).transpose(1, 2).contiguous()
 
 
+def regroup(weight: Tensor) -> Grouped | Tensor:
+    """The same weight [n_out, n_in] in groups of 32 if its numbers are those of MXFP4, else as it is. A group's scale
+    follows from its largest number, which becomes 4 or 6."""
+    if weight.shape[1] % 32:
+        return weight
+    groups = weight.float().view(len(weight), -1, 32)
+    scale = _power(groups.abs().amax(2).frexp().exponent + 123)  # of the doubles: the largest becomes 8 or 12
+    numbers = groups / scale[..., None]
+    if not torch.isin(numbers, _DOUBLES.to(numbers)).all():
+        return weight
+    return Grouped(numbers.to(torch.int8).flatten(1), scale, None, 8)
+
+
 def _power(exponents: Tensor) -> Tensor:
     """2 to the power of each exponent less 127, in float32."""
     return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)
