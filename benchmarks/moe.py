@@ -25,7 +25,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from banyan.kernels import ops
 from banyan.kernels.linear.grouped import quantise
-from banyan.kernels.moe.experts import Experts, Gate, pack
+from banyan.kernels.moe.cpu import pack
+from banyan.kernels.moe.experts import Experts, Gate
 from banyan.kernels.native import threads
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

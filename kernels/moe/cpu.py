@@ -1,46 +1,39 @@
 """A mixture-of-experts layer on a CPU, in one call of the C++ library (native/experts.h)."""
 
-import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from banyan.kernels.kv_layout import address
-from banyan.kernels.linear.packed import Packed, Weight
+from banyan.kernels.device import INTERPRETED
+from banyan.kernels.linear import packed
+from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.linear.packed import AnyWeight, Packed
 from banyan.kernels.moe import reference
-from banyan.kernels.moe.experts import Experts
+from banyan.kernels.moe.experts import Experts, call, joined
 from banyan.kernels.native import build, threads
 
 
-class Call(ctypes.Structure):
-    """Mirrors `Experts` of native/experts.h."""
-
-    _fields_ = (
-        ("gate_up", Weight), ("down", Weight),
-        *((name, ctypes.c_float) for name in ("alpha", "cubic", "limit", "shift")),
-        *((name, ctypes.c_int64) for name in ("n_experts", "n", "n_each")),
-        *((name, ctypes.c_void_p) for name in ("index", "weights", "x", "rows", "inner", "out")),
-        ("product_work", ctypes.c_int64),
-    )  # fmt: skip
+def pack(weights: Sequence[Tensor | Grouped], dtype: torch.dtype) -> AnyWeight:
+    """One weight [n_out, n_in] of each expert, in the layout of the device's kernel, for rows in `dtype`. Weights in
+    few bits for which there is no kernel are dequantised."""
+    library = build.library() if dtype in build.DTYPES and not INTERPRETED else None
+    small = [weight for weight in weights if isinstance(weight, Grouped)]
+    if len(small) == len(weights):
+        if small[0].numbers.is_cuda or INTERPRETED:
+            return joined([packed.pack_rows(weight) for weight in small])
+        kept = [packed.pack_grouped(weight, dtype, deterministic=False) for weight in small if library is not None]
+        if whole := [weight for weight in kept if weight is not None]:  # all have the same groups
+            return joined(whole)
+    floats = [weight.dequantise(dtype) if isinstance(weight, Grouped) else weight for weight in weights]
+    if library is None or floats[0].device.type != "cpu" or floats[0].shape[1] * dtype.itemsize % 4:
+        return torch.stack(floats)
+    return joined([packed.pack(weight, library.banyan_panel())._replace(deterministic=False) for weight in floats])
 
 
 def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> Tensor:
-    """See `reference.experts`. Packed weights are for rows in the dtype of x."""
-    gate_up, down = all_experts.gate_up, all_experts.down
-    if not isinstance(gate_up, Packed) or not isinstance(down, Packed):
-        return reference.experts(x, all_experts, index, weights)
+    """See `reference.experts`."""
     library = build.library()
-    assert library is not None, "a weight is packed only if there is a library"
-    assert x.dtype == gate_up.dtype, f"{x.dtype} times weights for {gate_up.dtype}"
-    assert (gate_up.n_in, gate_up.n_out, down.n_out) == (x.shape[1], 2 * down.n_in, x.shape[1])
-    assert index.dtype == torch.int64, index.dtype
-    assert weights.shape == index.shape == (len(x), index.shape[1])
-    x, index, weights = x.contiguous(), index.contiguous(), weights.float().contiguous()
-    rows, inner = (x.new_empty(index.numel(), n_out) for n_out in (down.n_out, gate_up.n_out))
-    out = torch.empty_like(x)
-    call = Call(
-        Weight.of(gate_up, all_experts.gate_up_bias), Weight.of(down, all_experts.down_bias), *all_experts.gate,
-        all_experts.n_experts, *index.shape, *map(address, (index, weights, x, rows, inner, out)), threads.PRODUCT_WORK,
-    )  # fmt: skip
-    library.banyan_experts(x.dtype == torch.bfloat16, ctypes.addressof(call), threads.n_max())
-    return out
+    if library is None or not isinstance(all_experts.gate_up, Packed):
+        return reference.experts(x, all_experts, index, weights)
+    return call(library, x, all_experts, index, weights, threads.PRODUCT_WORK, threads.n_max())

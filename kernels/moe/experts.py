@@ -1,7 +1,8 @@
-"""The experts of a mixture-of-experts layer: their weights, packed for the device, and the gate between them."""
+"""The experts of a mixture-of-experts layer: their weights, and the gate between them."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -9,11 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from banyan.kernels.device import INTERPRETED
-from banyan.kernels.linear import packed
-from banyan.kernels.linear.grouped import Grouped
-from banyan.kernels.linear.packed import AnyWeight, GroupedRows, Packed
-from banyan.kernels.native import build
+from banyan.kernels.kv_layout import address
+from banyan.kernels.linear.packed import AnyWeight, GroupedRows, Packed, Weight
 
 Layout = TypeVar("Layout", Packed, GroupedRows)
 
@@ -40,26 +38,49 @@ class Experts(NamedTuple):
     n_experts: int
 
 
-def pack(weights: Sequence[Tensor | Grouped], dtype: torch.dtype) -> AnyWeight:
-    """One weight [n_out, n_in] of each expert, in the layout of the device's kernel, for rows in `dtype`. Weights in
-    few bits for which there is no kernel are dequantised."""
-    library = build.library() if dtype in build.DTYPES and not INTERPRETED else None
-    small = [weight for weight in weights if isinstance(weight, Grouped)]
-    if len(small) == len(weights):
-        if small[0].numbers.is_cuda or INTERPRETED:
-            return _joined([packed.pack_rows(weight) for weight in small])
-        kept = [packed.pack_grouped(weight, dtype, deterministic=False) for weight in small if library is not None]
-        if kept and all(kept):
-            return _joined(kept)
-    floats = [weight.dequantise(dtype) if isinstance(weight, Grouped) else weight for weight in weights]
-    if library is None or floats[0].device.type != "cpu" or floats[0].shape[1] * dtype.itemsize % 4:
-        return torch.stack(floats)
-    return _joined([packed.pack(weight, library.banyan_panel())._replace(deterministic=False) for weight in floats])
-
-
-def _joined(weights: Sequence[Layout]) -> Layout:
+def joined(weights: Sequence[Layout]) -> Layout:
     """The first weight, with the tensors of all weights in place of its own."""
     first = weights[0]
     names = [name for name, part in first._asdict().items() if isinstance(part, Tensor)]
     tensors: Any = {name: torch.cat([getattr(weight, name) for weight in weights]) for name in names}
     return first._replace(**tensors)
+
+
+class Call(ctypes.Structure):
+    """Mirrors `Experts` of native/experts.h."""
+
+    _fields_ = (
+        ("gate_up", Weight), ("down", Weight),
+        *((name, ctypes.c_float) for name in ("alpha", "cubic", "limit", "shift")),
+        *((name, ctypes.c_int64) for name in ("n_experts", "n", "n_each")),
+        *((name, ctypes.c_void_p) for name in ("index", "weights", "x", "rows", "inner", "out")),
+        ("product_work", ctypes.c_int64),
+    )  # fmt: skip
+
+
+def call(
+    library: ctypes.CDLL,
+    x: Tensor,
+    all_experts: Experts,
+    index: Tensor,
+    weights: Tensor,
+    product_work: int,
+    n_threads: int,
+) -> Tensor:
+    """`reference.experts` by the library. Weights are packed for rows in the dtype of x."""
+    gate_up, down = all_experts.gate_up, all_experts.down
+    assert isinstance(gate_up, Packed)
+    assert isinstance(down, Packed)
+    assert x.dtype == gate_up.dtype, f"{x.dtype} times weights for {gate_up.dtype}"
+    assert (gate_up.n_in, gate_up.n_out, down.n_out) == (x.shape[1], 2 * down.n_in, x.shape[1])
+    assert index.dtype == torch.int64, index.dtype
+    assert weights.shape == index.shape == (len(x), index.shape[1])
+    x, index, weights = x.contiguous(), index.contiguous(), weights.float().contiguous()
+    rows, inner = (x.new_empty(index.numel(), n_out) for n_out in (down.n_out, gate_up.n_out))
+    out = torch.empty_like(x)
+    arguments = Call(
+        Weight.of(gate_up, all_experts.gate_up_bias), Weight.of(down, all_experts.down_bias), *all_experts.gate,
+        all_experts.n_experts, *index.shape, *map(address, (index, weights, x, rows, inner, out)), product_work,
+    )  # fmt: skip
+    library.banyan_experts(x.dtype == torch.bfloat16, ctypes.addressof(arguments), n_threads)
+    return out

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from banyan.kernels import ops
 from banyan.kernels.linear.grouped import Grouped, quantise
-from banyan.kernels.moe.experts import Experts, Gate, pack
+from banyan.kernels.moe.cpu import pack
+from banyan.kernels.moe.experts import Experts, Gate
 from banyan.kernels.moe.reference import gated
 from banyan.runtime.model.quantised.fp4 import regroup
 

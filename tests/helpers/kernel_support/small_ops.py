@@ -12,7 +12,8 @@ from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import KINDS, LIMIT, Quantized, parts, stacked
 from banyan.kernels.linear.grouped import quantise
 from banyan.kernels.moe import reference as moe
-from banyan.kernels.moe.experts import Experts, Gate, pack
+from banyan.kernels.moe.cpu import pack
+from banyan.kernels.moe.experts import Experts, Gate
 from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.small_ops import reference as small_ops
 from kernel_support.cases import TOLERANCE
