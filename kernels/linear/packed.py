@@ -12,6 +12,9 @@ from banyan.kernels.linear.grouped import Grouped
 
 GROUP, COLUMNS = 32, 16  # of native/grouped.h
 HALF = 16
+FLOAT4 = 5  # of native/grouped.h
+"""In place of a number of bits: 4 bits, floats (E2M1) whose doubles are the numbers"""
+_DOUBLES = 0, 1, 2, 3, 4, 6, 8, 12
 
 
 class Packed(NamedTuple):
@@ -23,7 +26,7 @@ class Packed(NamedTuple):
     n_in: int
     dtype: torch.dtype  # of the rows it multiplies
     deterministic: bool = True  # a row of the product has the same bits in any batch
-    n_bits: int = 0  # 0: those of dtype
+    n_bits: int = 0  # 0: those of dtype; or FLOAT4
     scale: Tensor | None = None  # float16 [panels, groups, 16]
     minimum: Tensor | None = None  # likewise
     factor: Tensor | None = None  # float32 [panels * 16]
@@ -68,18 +71,20 @@ def pack(weight: Tensor, width: int) -> Packed:
     return Packed(panels if pairs == 2 else panels.squeeze(3), n_out, n_in, weight.dtype)
 
 
-def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool) -> Packed | None:
+def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool, finds_floats: bool = True) -> Packed | None:
     """Packs a weight in few bits for rows in `dtype`; None if its groups are not multiples of 32 inputs. A weight with
-    one group has any number of inputs."""
+    one group has any number of inputs. finds_floats: 8 bits become FLOAT4 if the numbers allow it."""
     numbers, scale, minimum, n_bits = weight
     (n_out, n_in), n_groups = numbers.shape, scale.shape[1]
     if n_groups > 1 and n_in // n_groups % GROUP:
         return None
-    zero = 128 if n_bits == 8 else 8 if minimum is None else 0
+    if finds_floats and n_bits == 8 and minimum is None and (codes := _float_codes(numbers)) is not None:
+        numbers, n_bits = codes, FLOAT4
+    zero = 128 if n_bits == 8 else 8 if n_bits == 4 and minimum is None else 0
     tall = F.pad(numbers, (0, -n_in % GROUP, 0, -n_out % COLUMNS))
     quads = (tall.view(-1, COLUMNS, tall.shape[1] // GROUP, 8, 4).to(torch.int16) + zero).to(torch.uint8)
     panels = quads.permute(0, 2, 3, 1, 4).reshape(*quads.shape[::2][:2], 4, 2, 64)  # pairs of quads
-    panels = (panels[..., 0, :] | panels[..., 1, :] << 4) if n_bits == 4 else panels
+    panels = panels if n_bits == 8 else panels[..., 0, :] | panels[..., 1, :] << 4
     largest = scale.abs().amax(1)
     if minimum is not None:
         largest = torch.maximum(largest, minimum.abs().amax(1))
@@ -94,6 +99,15 @@ def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool) -> Pa
         panels.flatten(2).contiguous(), n_out, n_in, dtype, deterministic, n_bits, part(scale),
         None if minimum is None else part(minimum), F.pad(factor, (0, -n_out % COLUMNS)),
     )  # fmt: skip
+
+
+def _float_codes(numbers: Tensor) -> Tensor | None:
+    """The codes of the E2M1 floats whose doubles the numbers are; None if some are not."""
+    code = torch.full((256,), -1, dtype=torch.int8)
+    for i, double in enumerate(_DOUBLES):
+        code[-double], code[double] = i + 8, i
+    codes = code[numbers.int()]
+    return None if (codes < 0).any() else codes
 
 
 def pack_rows(weight: Grouped) -> GroupedRows:

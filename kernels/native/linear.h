@@ -151,7 +151,7 @@ void linear(const T* x, const T* weight, const T* bias, T* out, int64_t n, int64
 
 struct Weight {  // of a linear layer, in panels
     const void *panels, *scale, *minimum, *factor, *bias;  // scale to factor: of a weight in few bits
-    int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type
+    int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type; or FLOAT4
 };
 
 // s_out: from one row of out to the next; 0: n_out

@@ -145,9 +145,11 @@ def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtyp
     for n_bits, low, high in ((4, 0, 16), (8, -128, 128)):
         numbers = torch.randint(low, high, (n_out, n_in), generator=generator, dtype=torch.int8)
         scale, minimum = torch.rand(2, n_out, 3, generator=generator) / (high - low) - 0.5 / (high - low)
+        doubles = torch.tensor([-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8)
         for weight in (
             Grouped(numbers, scale, minimum, n_bits),
             Grouped(numbers - (low + 8) % 16, scale, None, n_bits),
+            Grouped(doubles[(numbers % 15).int()], scale, None, 8),
         ):
             for deterministic in (False, True):
                 kept = packed.pack_grouped(weight, dtype, deterministic)

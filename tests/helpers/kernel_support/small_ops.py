@@ -202,6 +202,9 @@ def check_linear_in_few_bits(seed: int, dtype: torch.dtype, device: str) -> None
     if chance.random() < 0.5:
         minimum = -7 * weight.scale
         weight = weight._replace(numbers=weight.numbers + (8 if n_bits == 4 else 0), minimum=minimum)
+    elif n_bits == 8 and chance.random() < 0.5:  # doubles of the floats of MXFP4
+        doubles = torch.tensor([-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8)
+        weight = weight._replace(numbers=doubles.to(device)[(weight.numbers % 15).int()], scale=8 * weight.scale)
     packed = ops.pack(weight, dtype=dtype)
     for add in (None, bias):
         exact = weight.dequantise(torch.float64)

@@ -14,6 +14,7 @@ from tiny_configs import tiny_config
 
 import few_bits
 from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.linear.packed import FLOAT4
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.load import load
 from banyan.runtime.model.moe import PackedExperts
@@ -410,7 +411,7 @@ def test_experts_in_mxfp4(tiny_model, tiny, tmp_path):
     torch.testing.assert_close(logits(tiny, path), logits(tiny, same), rtol=1e-4, atol=1e-4)
     kept = load(path)
     experts = [module.experts for module in kept._model.modules() if isinstance(module, PackedExperts)]
-    assert [weight.n_bits for own in experts for weight in own[:2]] == [8] * 4, "doubles of the numbers, in 8 bits"
+    assert [weight.n_bits for own in experts for weight in own[:2]] == [FLOAT4] * 4
     got, want = tiny.Paged(kept).run(IDS, 24), logits(tiny, same)
     assert (got - want).norm() < 0.02 * want.norm()
     assert read_spec(path).n_parameters == read_spec(same).n_parameters
