@@ -19,13 +19,13 @@ constexpr int KC = 1024;
 constexpr int MC = 16 * MR;  // rows of a task
 constexpr int FLOAT_AHEAD = 2048;  // bytes of a panel that are prefetched (measured)
 
-// t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]
-template <class T, int R, int V, class At>
+// t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]. AHEAD: prefetches b
+template <class T, int R, int V, bool AHEAD = false, class At>
 inline void panel(vf (*t)[V], const At& at, const T* b, int n_k) {
     if constexpr (sizeof(T) == 4) {
         for (int k = 0; k < n_k; k++) {
             vf row[V];
-            for (int v = 0; v < V; v++) __builtin_prefetch(b + k * PANEL + v * W + FLOAT_AHEAD / sizeof(T));
+            for (int v = 0; AHEAD && v < V; v++) __builtin_prefetch(b + k * PANEL + v * W + FLOAT_AHEAD / sizeof(T));
             for (int v = 0; v < V; v++) row[v] = load(b + k * PANEL + v * W);
             for (int r = 0; r < R; r++) {
                 const float x = *at(r, k);
@@ -34,7 +34,7 @@ inline void panel(vf (*t)[V], const At& at, const T* b, int n_k) {
         }
     } else {
         for (int k = 0; k < n_k; k += 2) {
-            for (int v = 0; v < V; v++) __builtin_prefetch(b + k * PANEL + v * W * 2 + FLOAT_AHEAD / sizeof(T));
+            for (int v = 0; AHEAD && v < V; v++) __builtin_prefetch(b + k * PANEL + v * W * 2 + FLOAT_AHEAD / sizeof(T));
 #ifdef __AVX512BF16__
             __m512bh row[V];
             for (int v = 0; v < V; v++) row[v] = (__m512bh)_mm512_loadu_si512(b + k * PANEL + v * W * 2);
@@ -61,25 +61,25 @@ inline void panel(vf (*t)[V], const At& at, const T* b, int n_k) {
     }
 }
 
-template <int R, class T>
+template <int R, bool AHEAD, class T>
 inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
     vf t[R][NV];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) t[r][v] = fresh ? vf{} : load(c + r * PANEL + v * W);
-    panel<T, R, NV>(t, [&](int r, int k) { return a + r * s_a + k; }, b, n_k);
+    panel<T, R, NV, AHEAD>(t, [&](int r, int k) { return a + r * s_a + k; }, b, n_k);
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) store(c + r * PANEL + v * W, t[r][v]);
 }
 
-template <class T>
+template <bool AHEAD = false, class T>
 inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
-    for (; n >= MR; n -= MR, c += MR * PANEL, a += MR * s_a) block<MR>(c, a, s_a, b, n_k, fresh);
+    for (; n >= MR; n -= MR, c += MR * PANEL, a += MR * s_a) block<MR, AHEAD>(c, a, s_a, b, n_k, fresh);
     switch (n) {
-        case 1: return block<1>(c, a, s_a, b, n_k, fresh);
-        case 2: return block<2>(c, a, s_a, b, n_k, fresh);
-        case 3: return block<3>(c, a, s_a, b, n_k, fresh);
-        case 4: return block<4>(c, a, s_a, b, n_k, fresh);
-        case 5: return block<5>(c, a, s_a, b, n_k, fresh);
+        case 1: return block<1, AHEAD>(c, a, s_a, b, n_k, fresh);
+        case 2: return block<2, AHEAD>(c, a, s_a, b, n_k, fresh);
+        case 3: return block<3, AHEAD>(c, a, s_a, b, n_k, fresh);
+        case 4: return block<4, AHEAD>(c, a, s_a, b, n_k, fresh);
+        case 5: return block<5, AHEAD>(c, a, s_a, b, n_k, fresh);
     }
 }
 
@@ -123,7 +123,7 @@ void panel_rows(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int64_
         if (n > MR && n_in % GROUP == 0 && !deterministic && has_tiles()) return tiled_blocks(n, c, a, s_a, b, n_in);
 #endif
     for (int64_t k = 0; k < n_in; k += KC)
-        blocks(n, c, a + k, s_a, b + k * PANEL, int(n_in - k < KC ? n_in - k : KC), k == 0);
+        blocks<true>(n, c, a + k, s_a, b + k * PANEL, int(n_in - k < KC ? n_in - k : KC), k == 0);
 }
 
 template <class T>
