@@ -8,12 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels.kv_layout import address
-from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.linear.grouped import FLOAT4, Grouped
 
 GROUP, COLUMNS = 32, 16  # of native/grouped.h
 HALF = 16
-FLOAT4 = 5  # of native/grouped.h
-"""In place of a number of bits: 4 bits, floats (E2M1) whose doubles are the numbers"""
 _DOUBLES = 0, 1, 2, 3, 4, 6, 8, 12
 
 
@@ -73,13 +71,16 @@ def pack(weight: Tensor, width: int) -> Packed:
 
 def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool, finds_floats: bool = True) -> Packed | None:
     """Packs a weight in few bits for rows in `dtype`; None if its groups are not multiples of 32 inputs. A weight with
-    one group has any number of inputs. finds_floats: 8 bits become FLOAT4 if the numbers allow it."""
+    one group has any number of inputs."""
     numbers, scale, minimum, n_bits = weight
     (n_out, n_in), n_groups = numbers.shape, scale.shape[1]
     if n_groups > 1 and n_in // n_groups % GROUP:
         return None
-    if finds_floats and n_bits == 8 and minimum is None and (codes := _float_codes(numbers)) is not None:
-        numbers, n_bits = codes, FLOAT4
+    if n_bits == FLOAT4:
+        codes = torch.zeros(256, dtype=torch.int8, device=numbers.device)
+        for i, double in enumerate(_DOUBLES):
+            codes[-double], codes[double] = i + 8, i
+        numbers = codes[numbers.int()]
     zero = 128 if n_bits == 8 else 8 if n_bits == 4 and minimum is None else 0
     tall = F.pad(numbers, (0, -n_in % GROUP, 0, -n_out % COLUMNS))
     quads = (tall.view(-1, COLUMNS, tall.shape[1] // GROUP, 8, 4).to(torch.int16) + zero).to(torch.uint8)
@@ -101,15 +102,6 @@ def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool, finds
     )  # fmt: skip
 
 
-def _float_codes(numbers: Tensor) -> Tensor | None:
-    """The codes of the E2M1 floats whose doubles the numbers are; None if some are not."""
-    code = torch.full((256,), -1, dtype=torch.int8)
-    for i, double in enumerate(_DOUBLES):
-        code[-double], code[double] = i + 8, i
-    codes = code[numbers.int()]
-    return None if (codes < 0).any() else codes
-
-
 def pack_rows(weight: Grouped) -> GroupedRows:
     """Lays out a weight for linear/kernel.py, on its device."""
     numbers, scale, minimum, n_bits = weight
@@ -120,4 +112,4 @@ def pack_rows(weight: Grouped) -> GroupedRows:
         low, high = (padded.view(n_out, -1, 2, HALF) + zero).to(torch.uint8).unbind(2)
         padded = (low | high << 4).flatten(1)
     minimum = None if minimum is None else minimum.contiguous()
-    return GroupedRows(padded.contiguous(), scale.contiguous(), minimum, n_in, n_bits)
+    return GroupedRows(padded.contiguous(), scale.contiguous(), minimum, n_in, 4 if n_bits == 4 else 8)

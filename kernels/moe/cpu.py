@@ -22,11 +22,9 @@ def pack(weights: Sequence[Tensor | Grouped], dtype: torch.dtype) -> AnyWeight:
     if len(small) == len(weights):
         if small[0].numbers.is_cuda or INTERPRETED:
             return joined([packed.pack_rows(weight) for weight in small])
-        for finds_floats in (True, False) if library is not None else ():
-            kept = [packed.pack_grouped(weight, dtype, False, finds_floats) for weight in small]
-            whole = [weight for weight in kept if weight is not None]  # all or none: their groups are the same
-            if len({weight.n_bits for weight in whole}) == 1:
-                return joined(whole)
+        kept = [packed.pack_grouped(weight, dtype, deterministic=False) for weight in small if library is not None]
+        if whole := [weight for weight in kept if weight is not None]:  # all or none: their groups are the same
+            return joined(whole)
     floats = [weight.dequantise(dtype) if isinstance(weight, Grouped) else weight for weight in weights]
     if library is None or floats[0].device.type != "cpu" or floats[0].shape[1] * dtype.itemsize % 4:
         return torch.stack(floats)

@@ -15,7 +15,7 @@ from banyan.kernels.draw import reference as draw
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KV_KINDS, Pool, Quantized, quantize
 from banyan.kernels.linear import packed
-from banyan.kernels.linear.grouped import Grouped, quantise
+from banyan.kernels.linear.grouped import FLOAT4, Grouped, quantise
 from banyan.kernels.linear.packed import Packed, Weight
 from banyan.kernels.lora.adapted import AdaptedRows, AdapterWeights, LowRank
 from banyan.kernels.moe import reference as moe
@@ -149,7 +149,7 @@ def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtyp
         for weight in (
             Grouped(numbers, scale, minimum, n_bits),
             Grouped(numbers - (low + 8) % 16, scale, None, n_bits),
-            Grouped(doubles[(numbers % 15).int()], scale, None, 8),
+            Grouped(doubles[(numbers % 15).int()], scale, None, FLOAT4),
         ):
             for deterministic in (False, True):
                 kept = packed.pack_grouped(weight, dtype, deterministic)

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +21,6 @@ from banyan.kernels.linear.grouped import Grouped, quantise
 from banyan.kernels.moe.cpu import pack
 from banyan.kernels.moe.experts import Experts, Gate
 from banyan.kernels.moe.reference import gated
-from banyan.runtime.model.quantised.fp4 import regroup
 
 _LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")  # fields of experts
 _GELU = 2 * math.sqrt(2 / math.pi), 0.044715  # alpha and cubic part of GELU, in its form with tanh
@@ -59,23 +57,24 @@ def _matrices(module: Any, name: str) -> Iterator[Tensor]:
     return iter(stack.transpose(1, 2) if module.is_transposed else stack)
 
 
-def round_experts(model: nn.Module, n_bits: int) -> None:
+def gates(model: nn.Module) -> dict[nn.Module, Gate]:
+    """All experts that our op can compute."""
+    return {module: gate for module in model.modules() if (gate := gate_of(module)) is not None}
+
+
+def round_experts(known: Iterable[nn.Module], n_bits: int) -> None:
     """Rounds the weights in place, as they will be packed. To round them again changes nothing."""
-    for module in model.modules():
-        for name in _STACKS if gate_of(module) is not None else ():
-            for weight in _matrices(module, name):
-                weight.copy_(quantise(weight, n_bits).dequantise(weight.dtype))
+    for module, name in itertools.product(known, _STACKS):
+        for weight in _matrices(module, name):
+            weight.copy_(quantise(weight, n_bits).dequantise(weight.dtype))
 
 
-def pack_experts(model: nn.Module, n_bits: int, keeps_fp4: bool) -> None:
-    """Replaces all experts that our op can compute. n_bits, keeps_fp4: see `HfModel.probe`."""
-    small: Callable[[Tensor], Tensor | Grouped] = regroup if keeps_fp4 else lambda weight: weight
-    if n_bits:
-        small = partial(quantise, n_bits=n_bits)
+def pack_experts(model: nn.Module, known: dict[nn.Module, Gate], small: Callable[[Tensor], Tensor | Grouped]) -> None:
+    """Replaces experts by `PackedExperts`. small: what is kept of a weight [n_out, n_in]."""
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
-            if (gate := gate_of(child)) is not None:
-                setattr(parent, name, PackedExperts(child, gate, small))
+            if child in known:
+                setattr(parent, name, PackedExperts(child, known[child], small))
 
 
 class PackedExperts(nn.Module):
@@ -97,8 +96,8 @@ class PackedExperts(nn.Module):
         gate_up, down = packed("gate_up_proj", gates_first), packed("down_proj", lambda weight: weight)
         if up_bias is not None:
             up_bias = torch.stack([gates_first(bias) for bias in up_bias.data])
-        self.experts = Experts(gate_up, down, up_bias, down_bias, gate, n_experts)
+        self.packed = Experts(gate_up, down, up_bias, down_bias, gate, n_experts)
 
     def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        return ops.experts(rows.to(self.dtype), self.experts, index, weights).view(x.shape)
+        return ops.experts(rows.to(self.dtype), self.packed, index, weights).view(x.shape)

@@ -10,7 +10,7 @@ from torch import Tensor
 from banyan.kernels import ops
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import HALVES, KV_KINDS, LIMIT, Quantized, group_of, parts, read, stacked
-from banyan.kernels.linear.grouped import quantise
+from banyan.kernels.linear.grouped import FLOAT4, quantise
 from banyan.kernels.moe import reference as moe
 from banyan.kernels.moe.cpu import pack
 from banyan.kernels.moe.experts import Experts, Gate
@@ -215,7 +215,8 @@ def check_linear_in_few_bits(seed: int, dtype: torch.dtype, device: str) -> None
         weight = weight._replace(numbers=weight.numbers + (8 if n_bits == 4 else 0), minimum=minimum)
     elif n_bits == 8 and chance.random() < 0.5:  # doubles of the floats of MXFP4
         doubles = torch.tensor([-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8)
-        weight = weight._replace(numbers=doubles.to(device)[(weight.numbers % 15).int()], scale=8 * weight.scale)
+        numbers = doubles.to(device)[(weight.numbers % 15).int()]
+        weight = weight._replace(numbers=numbers, scale=8 * weight.scale, n_bits=FLOAT4)
     packed = ops.pack(weight, dtype=dtype)
     for add in (None, bias):
         exact = weight.dequantise(torch.float64)

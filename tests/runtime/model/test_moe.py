@@ -34,7 +34,7 @@ IDS = random.Random(0).choices(range(3, 320), k=40)
 
 
 def packed_experts(model):
-    return [module.experts for module in model._model.modules() if isinstance(module, moe.PackedExperts)]
+    return [module.packed for module in model._model.modules() if isinstance(module, moe.PackedExperts)]
 
 
 @pytest.fixture(autouse=True)

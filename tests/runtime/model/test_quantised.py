@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_configs import tiny_config
 
 import few_bits
-from banyan.kernels.linear.grouped import Grouped
-from banyan.kernels.linear.packed import FLOAT4
+from banyan.kernels.linear.grouped import FLOAT4, Grouped
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.load import load
 from banyan.runtime.model.moe import PackedExperts
@@ -412,10 +411,12 @@ def test_experts_in_mxfp4(tiny_model, tiny, tmp_path):
     (path / "config.json").write_text(json.dumps(config))
     torch.testing.assert_close(logits(tiny, path), logits(tiny, same), rtol=1e-4, atol=1e-4)
     kept = load(path)
-    experts = [module.experts for module in kept._model.modules() if isinstance(module, PackedExperts)]
+    experts = [module.packed for module in kept._model.modules() if isinstance(module, PackedExperts)]
     assert [weight.n_bits for own in experts for weight in own[:2]] == [FLOAT4] * 4
     got, want = tiny.Paged(kept).run(IDS, 24), logits(tiny, same)
     assert (got - want).norm() < 0.02 * want.norm()
+    planned = weight_size(path, read_spec(path), "cpu", "float32", 512, False, "auto")
+    assert planned == measure(kept._model)
     assert read_spec(path).n_parameters == read_spec(same).n_parameters
     assert read_spec(path).kind == "MXFP4, 4 bits in groups of 32, a mixture of 4 experts, in transformers' code"
     save_file(held | {name: t[:1] for name, t in held.items() if name.endswith("_scales")}, path / "model.safetensors")
