@@ -23,8 +23,10 @@ from banyan.runtime.protocol import wire
 
 JOINED = 1024
 """Pieces that a join copies in one step."""
-FREED = 1 << 16
+FREED = 1 << 13
 """Ops or pieces that `free` drops in one step."""
+MAX_MARKS = 1 << 13
+"""Marks of one state: a fork copies them."""
 
 
 class Generator(Protocol):
@@ -368,6 +370,8 @@ class Executor:
                 prompt = state.prompt.copy() if join.adopt else state.prompt
                 self._reach(join, Snapshot(prompt, len(prompt.pieces), dict(state.marks)))
             case wire.Mark(mark=mark):
+                if len(state.marks) == MAX_MARKS and mark not in state.marks:
+                    raise BadProgram(f"a state would have more than {MAX_MARKS} marks (each var_scope makes one)")
                 state.marks[mark] = len(state.prompt.pieces)
             case wire.CacheHint():
                 self._observer.keep(self, state, op)
