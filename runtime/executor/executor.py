@@ -187,7 +187,7 @@ class Executor:
                         self._enqueue(state, join)
                     return
                 case wire.Drop():
-                    self._dropped.update(self._subtree(op.state) if op.tree else (op.state,))
+                    self._dropped.update(self.subtree(op.state) if op.tree else (op.state,))
                     self._has_progressed = True
                     return
                 case wire.Results():
@@ -212,17 +212,16 @@ class Executor:
         self.pump()
 
     def free(self) -> Iterator[None]:
-        """After the end: free what the states hold, FREED ops or pieces in a step, as there may be millions of them."""
-        for state in reversed(self.states.values()):  # what they inherited stays with their ancestors until the end
-            state.origin = None
-            for held in (state.queue, state.prompt.pieces):
-                while held:
-                    for _ in range(min(len(held), FREED)):
-                        held.pop()
-                    yield
-            state.prompt = self._no_prompt
-            state.marks.clear()
+        """After the end: free what the program holds, FREED objects in a step, as there may be millions of them."""
+        while self.states:  # the last first: what they inherited stays with their ancestors
+            _, state = self.states.popitem()
+            yield from _drain(state.queue.pop, len(state.queue))
+            yield from _drain(state.prompt.pieces.pop, len(state.prompt.pieces))
             yield
+        yield from _drain(self.makers.popitem, len(self.makers))
+        yield from _drain(self.values.popitem, len(self.values))
+        for numbers in (self._dropped, self._needed, self._unmade):
+            yield from _drain(numbers.pop, len(numbers))
 
     def end(self) -> None:
         """Stop everything. Nothing is reported any more but `ended`."""
@@ -234,7 +233,7 @@ class Executor:
             self._search = None
         self.pump()
 
-    def _subtree(self, number: int) -> Iterator[int]:
+    def subtree(self, number: int) -> Iterator[int]:
         """A state and all states forked from it, at any depth."""
         left = [number]
         while left:
@@ -291,7 +290,7 @@ class Executor:
         do."""
         with self._lock:
             while self.is_over and self.running and not self._stops:
-                state = next(iter(self.running))
+                state = self.running.pop()  # next(iter()) would look at all places where states were
                 assert state.generation is not None
                 self._abort(state.generation)
                 self._release(state)
@@ -631,6 +630,14 @@ def copy_error(error: BanyanError, why: str) -> BanyanError:
     copied.args = (copied.message, *error.args[1:])
     copied.__cause__ = error.__cause__
     return copied
+
+
+def _drain(pop: Callable[[], object], n: int) -> Iterator[None]:
+    """Call `pop` n times, at most FREED times in one step."""
+    for k in range(n):
+        pop()
+        if k % FREED == FREED - 1:
+            yield
 
 
 def _refs(parts: tuple[wire.Part, ...]) -> Iterator[int]:

@@ -12,8 +12,8 @@ T = TypeVar("T")
 
 
 class PieceList(Generic[T]):
-    """Copies share their full chunks, which never change. So a copy costs as much as a list of len / CHUNK items, and the
-    garbage collector, which traverses each container that is new, traverses no long one."""
+    """Copies share their full chunks, which never change. So a copy takes len / CHUNK steps, and the garbage collector,
+    which traverses each container that is new, traverses no long one."""
 
     __slots__ = ("_full", "_last")
 

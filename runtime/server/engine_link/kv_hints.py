@@ -15,8 +15,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
 from math import inf
 
 from banyan.runtime.errors import BadProgram
@@ -146,8 +146,9 @@ class KVHintSender:
             state.hold = self._release(state.hold)
             self._newly_resting[run.order[0], run.order[1]] = None
 
-    def settle(self) -> None:
-        """An engine step was handled and the requests that follow from it have started: all other states rest now."""
+    def settle(self) -> Iterator[None]:
+        """An engine step was handled and the requests that follow from it have started: all other states rest now. Does
+        one state in each step."""
         now = self.clock()
         steps = self._steps
         if 0.0 < now - steps[1] < 1.0:
@@ -158,7 +159,18 @@ class KVHintSender:
             state = self._find(key)
             if state is not None and not state.n_running and not state.is_dropped:
                 self._start_rest(key, state, now)
+            yield
+        if len(self._overdue) > self._max_overdue:  # most of these rests are over
+            old, self._overdue = self._overdue, []
+            for one in old:
+                if (at := self._find(one[1])) is not None and at.rest_started == one[2]:
+                    heappush(self._overdue, one)
+                yield
+            self._max_overdue = 1024 + 2 * len(self._overdue)
         while self._overdue and self._overdue[0][0] < now:
+            yield
+            if not self._overdue:  # the last program has ended meanwhile
+                return
             _, key, rest_started = heappop(self._overdue)
             state = self._find(key)
             if state is not None and state.rest_started == rest_started:
@@ -169,10 +181,6 @@ class KVHintSender:
         estimates = self._estimates_of(state)
         seconds = max(estimate.seconds for estimate in estimates)
         heappush(self._overdue, (now + max(MIN_REST, OVERDUE_FACTOR * seconds), key, now))
-        if len(self._overdue) > self._max_overdue:  # most of these rests are over
-            self._overdue = [one for one in self._overdue if (at := self._find(one[1])) and at.rest_started == one[2]]
-            heapify(self._overdue)
-            self._max_overdue = 1024 + 2 * len(self._overdue)
         if state.tools or all(estimate.is_likely_to_continue for estimate in estimates):
             state.hold = self._hold(state, state.ids, steps=seconds / self._steps[0])
 
@@ -243,12 +251,15 @@ class KVHintSender:
             if (at := at.parent) is not None:
                 at.n_branches -= 1
 
-    def end(self, serial: int) -> None:
-        """A program has ended. Its pins stay."""
+    def end(self, serial: int) -> Iterator[None]:
+        """A program has ended. Its pins stay. Does one state in each step."""
         self._names.pop(serial, None)
-        for number, state in self._programs.pop(serial, {}).items():
+        states = self._programs.pop(serial, {})
+        while states:
+            number, state = states.popitem()
             self._newly_resting.pop((serial, number), None)
             self._give_up(state)
+            yield
         if not self._programs:
             self._overdue.clear()
 

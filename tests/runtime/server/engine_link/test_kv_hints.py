@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -110,7 +111,7 @@ def test_rests_of_tool_calls_are_measured_per_tool(clocked: Any) -> None:
         keeper.ended(run, bytearray(pack([4])))
         keeper.calls(77, 0, ("look",))
         n = len(commands(clocked, Hold))
-        keeper.settle()
+        deque(keeper.settle(), 0)
         assert len(commands(clocked, Hold)) == n + 1, "... except after a tool call"
         clocked.now += seconds
     assert commands(clocked, Hold)[-1].steps * keeper._steps[0] == pytest.approx(3.0)
@@ -259,8 +260,8 @@ def test_events_of_unknown_programs_are_ignored() -> None:
     keeper.calls(5, 0, ("x",))
     keeper.drop(5, 0)
     keeper.adopted(5, 0, 1)
-    keeper.end(5)
-    keeper.settle()
+    deque(keeper.end(5), 0)
+    deque(keeper.settle(), 0)
 
 
 def test_memory_of_ended_rests_is_bounded(clocked: Any) -> None:
@@ -269,7 +270,7 @@ def test_memory_of_ended_rests_is_bounded(clocked: Any) -> None:
     for _ in range(5000):
         keeper.started(run)
         keeper.ended(run, bytearray())
-        keeper.settle()
+        deque(keeper.settle(), 0)
         clocked.now += 0.01
     assert len(keeper._overdue) <= 1100
 
