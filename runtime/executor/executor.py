@@ -23,7 +23,7 @@ from banyan.runtime.protocol import wire
 
 JOINED = 1024
 """Pieces that a join copies in one step."""
-FREED = 1 << 13
+FREED = 1 << 11
 """Ops or pieces that `free` drops in one step."""
 MAX_MARKS = 1 << 13
 """Marks of one state: a fork copies them."""

@@ -31,6 +31,8 @@ MIN_REST = 2.0
 """... but not before this many seconds."""
 MEMORY = 64
 """An estimate covers roughly the last so many rests of a name: each new rest lowers the weight of the older ones."""
+LINKS = 1000
+"""States above a dropped one that are looked at in one step."""
 MAX_NAMES, MAX_NAMESPACES = 1024, 64
 """The most names with an estimate in a namespace, and the most namespaces. Beyond that, the least recently used are
 forgotten."""
@@ -110,6 +112,7 @@ class KVHintSender:
         self._programs: dict[int, dict[int, _StateKV]] = {}
         self._names: dict[int, tuple[str, bytes]] = {}  # serial -> (program's name, namespace)
         self._newly_resting: dict[Key, None] = {}  # since the last step
+        self._unfinished: list[_StateKV] = []  # where `_evict` stopped
         self._overdue: list[tuple[float, Key, float]] = []  # heap of (when to give up, state, when the rest started)
         self._max_overdue = 1024  # size at which stale entries are removed
         self._estimates: OrderedDict[bytes, OrderedDict[tuple[str, str], _RestEstimate]] = OrderedDict()  # by namespace
@@ -167,6 +170,9 @@ class KVHintSender:
                     heappush(self._overdue, one)
                 yield
             self._max_overdue = 1024 + 2 * len(self._overdue)
+        while self._unfinished:
+            self._evict(self._unfinished.pop())
+            yield
         while self._overdue and self._overdue[0][0] < now:
             yield
             if not self._overdue:  # the last program has ended meanwhile
@@ -243,13 +249,22 @@ class KVHintSender:
         state.is_dropped = True
         self._give_up(state)
         state.pin = self._release(state.pin)
+        self._evict(state)
+
+    def _evict(self, state: _StateKV) -> None:
+        """Have the KV of a dropped state evicted, and that of states above it whose last branch it was: LINKS of them
+        now, and the others when the engine has taken a step."""
         at: _StateKV | None = state
-        while at is not None and at.is_dropped and not at.n_branches:
+        for _ in range(LINKS):
+            if at is None or not at.is_dropped or at.n_branches:
+                return
             if at.prompt and at.fork is not None:  # the KV of a root state may serve other programs
                 self.send(wire.EvictFirst(at.ids, at.fork.n_shared, at.namespace))
             at.prompt = at.output = b""
             if (at := at.parent) is not None:
                 at.n_branches -= 1
+        if at is not None:
+            self._unfinished.append(at)
 
     def end(self, serial: int) -> Iterator[None]:
         """A program has ended. Its pins stay. Does one state in each step."""
@@ -262,6 +277,7 @@ class KVHintSender:
             yield
         if not self._programs:
             self._overdue.clear()
+            self._unfinished.clear()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 

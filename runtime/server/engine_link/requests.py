@@ -292,8 +292,8 @@ class EngineRequests:
             self._send(wire.ProgramEnded(client, serial))
 
     def abort(self, *requests: EngineRequest) -> None:
-        """Forget requests, and stop those that have not ended; `done` is not called. The engine learns it, and memory is
-        freed, when there is time."""
+        """Forget requests, and stop those that have not ended; `done` is not called. The engine learns it, and their
+        memory is freed, when there is time."""
         self._dropped.extend((request, self._living.pop(request.rid, None) is not None) for request in requests)
         self._drop()
 

@@ -23,6 +23,7 @@ from banyan.runtime.protocol.wire import (
     Join,
     Release,
 )
+from banyan.runtime.server.engine_link import kv_hints
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender, n_common
 from banyan.runtime.server.text.prompt import pack, unpack
 
@@ -115,6 +116,20 @@ def test_rests_of_tool_calls_are_measured_per_tool(clocked: Any) -> None:
         assert len(commands(clocked, Hold)) == n + 1, "... except after a tool call"
         clocked.now += seconds
     assert commands(clocked, Hold)[-1].steps * keeper._steps[0] == pytest.approx(3.0)
+
+
+def test_long_chain_of_dropped_states_is_evicted_in_pieces(clocked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_hints, "LINKS", 2)
+    ops: list[Any] = [Append(0, ("a",))]
+    for k in range(5):
+        ops += [Gen(k, k, SHORT), Fork(k, (k + 1,)), Append(k + 1, ("b",))]
+    clocked.submit(*ops, Gen(5, 5, wire.Sampling(max_tokens=50)))
+    clocked.run(40)
+    clocked.submit(*map(Drop, range(1, 6)))
+    assert len(commands(clocked, EvictFirst)) == 2
+    clocked.submit(Append(0, ("c",)), Gen(0, 9, SHORT))
+    clocked.run()
+    assert len(commands(clocked, EvictFirst)) == 5
 
 
 def test_dropped_branches_are_evicted_up_to_the_fork(clocked: Any) -> None:

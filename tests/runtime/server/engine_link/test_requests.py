@@ -223,6 +223,20 @@ def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     assert logprob == wire.TokenLogprob(the, spell([the]), -0.5, ((the, spell([the]), -0.5), (fox, "x", -1.5)))
 
 
+def test_requests_are_stopped_as_far_as_there_is_time(words: Tokenizer) -> None:
+    calls: list[Callable[[], None]] = []
+    commands: list[Any] = []
+    requests = EngineRequests(words, None, commands.append, call_later=calls.append, is_late=lambda: True)
+    started = [requests.start(pack([1]), wire.Sampling(), lambda r: None) for _ in range(3)]
+    requests.abort(*started)
+    assert len(requests) == 0
+    for n_told in (1, 2, 3):
+        assert [command.rid for command in commands if isinstance(command, wire.Abort)] == list(range(n_told))
+        while calls:
+            calls.pop()()
+            break
+
+
 def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
     requests = EngineRequests(words, None, lambda command: None)
     ended: list[Any] = []
