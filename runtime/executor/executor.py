@@ -20,13 +20,12 @@ from banyan.runtime.executor.generation import Generation, NextStep, generation_
 from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.executor.state import JoinPoint, PendingJoin, QueuedOp, RunningState, Snapshot
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_MARKS
 
 JOINED = 1024
 """Pieces that a join copies in one step."""
 FREED = 1 << 11
 """Ops or pieces that `free` drops in one step."""
-MAX_MARKS = 1 << 13
-"""Marks of one state: a fork copies them."""
 
 
 class Generator(Protocol):
@@ -592,7 +591,7 @@ class Executor:
                 self._needed.update(self._needs(state, op))
                 yield
             yield
-        for number in self._dropped.difference(self._needed):
+        for number in tuple(self._dropped):
             if number not in self._needed:
                 self._end_dropped(self.states[number])
             yield

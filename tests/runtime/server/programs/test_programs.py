@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from banyan.runtime.executor.executor import MAX_MARKS
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_MARKS
 from banyan.runtime.protocol.wire import (
     Append,
     Arg,
