@@ -274,6 +274,7 @@ class KVHintSender:
             number, state = states.popitem()
             self._newly_resting.pop((serial, number), None)
             self._give_up(state)
+            state.parent = None  # so that each is freed by itself, and not with a chain of 60,000
             yield
         if not self._programs:
             self._overdue.clear()
