@@ -53,7 +53,7 @@ class LocalPrompt(Prompt):
     def __init__(self, chat: wire.ChatMarkers | None, program: str) -> None:
         """chat: the role markers; None: the backend takes no turns. program: its name, for errors."""
         self._chat, self._program = chat, program
-        self.pieces = PieceList[Piece]()
+        self.pieces: PieceList[Piece] = PieceList()
         self.role: str | None = None
         self.n_inherited = 0
         self._text, self._n_rendered = "", 0  # the first pieces as text

@@ -24,7 +24,7 @@ class PieceList(Generic[T]):
             self.append(item)
 
     def copy(self) -> PieceList[T]:
-        copied = PieceList[T]()
+        copied: PieceList[T] = PieceList.__new__(PieceList)
         copied._full, copied._last = self._full.copy(), self._last.copy()
         return copied
 
