@@ -253,6 +253,7 @@ class EngineAttempt(Attempt):
         copy, owner = self.prompt.copy(), self._program.scheduling.namespace
 
         def work() -> Encoded:
+            self._examine()
             known = copy.prompt(generator.tokenizer, generator.template, self._program.started)
             prompts = [known.encode(generator.tokenizer, suffix, owner) for suffix in suffixes]
             self._prepare(prompts)
@@ -263,8 +264,11 @@ class EngineAttempt(Attempt):
         generator.offload(self._program, n_chars, work, self._encoded)
 
     def _n_prepare(self) -> int:
-        """The work of `_prepare`, in characters to encode."""
+        """The work of `_examine` and `_prepare`, in characters to encode."""
         return 0
+
+    def _examine(self) -> None:
+        """What may take long before the prompt is laid out. Called on any thread. Raises BanyanError."""
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         """Other work that may take long. Called on any thread. encoded: the prompt with each suffix."""
@@ -529,8 +533,7 @@ class ToolTurn(GenAttempt):
         n_chars = 0 if self._generation.memo is not None else sum(map(len, self.op.tools.specs))
         return super()._n_prepare() + SPEC * n_chars
 
-    def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        super()._prepare(encoded)
+    def _examine(self) -> None:
         if self._generation.memo is None:
             assert self.op.tools is not None
             names, only = list(map(_check_tool, self.op.tools.specs)), self.op.tools.only
