@@ -49,6 +49,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kv_memory: Annotated[
         str, "memory for KV pages: '2GiB', '500MB', '20000 tokens'; auto: a share of the free memory"
     ] = "auto"
+    state_memory: Annotated[
+        str, "memory for recurrent states, of models that have one: '2GiB'; auto: as much as KV pages may have"
+    ] = "auto"
     page: Annotated[int, "KV slots in a page, a power of two"] = 16
     cache: Annotated[bool, "keep KV in the radix tree and share it between requests"] = True
     eviction: Annotated[Eviction, "eviction order of pages that no running program waits for"] = "lru"
@@ -149,7 +152,7 @@ LIMITS = (
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "model": ("model", "device", "dtype", "weight_dtype", "adapters", "context", "threads", "sampling_defaults"),
-    "KV memory": ("kv_memory", "kv_dtype", "page", "cache", "eviction", "host_memory", "host_file"),
+    "KV memory": ("kv_memory", "kv_dtype", "state_memory", "page", "cache", "eviction", "host_memory", "host_file"),
     "batches and speculation": (
         *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
     ),
@@ -171,12 +174,14 @@ class Hardware(msgspec.Struct, frozen=True):
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a Config that can be "auto" or depend on the machine, with their values here. n_pages: KV pages on
-    the device. n_host: KV pages in host memory. decisions: lines for the log that say what was chosen."""
+    the device. state_memory: bytes for recurrent states; 0: the model has none. n_host: KV pages in host memory.
+    decisions: lines for the log that say what was chosen."""
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
     context: int
     n_pages: int
+    state_memory: int = 0
     n_host: int = 0
     threads: int
     decisions: tuple[str, ...]
@@ -186,7 +191,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """What `resolve` needs to know about the model. kv_elements: numbers in the keys and values of one token, summed
     over all layers, draft models included. kv_beside: how many of these belong to draft models, whose KV is never
     8-bit. kv_heads: heads of keys and values of the model itself, summed over all layers; 8-bit KV has a scale for each
-    head and token. kind: how it runs, "" for a native family."""
+    head and token. kind: how it runs, "" for a native family. is_recurrent: layers keep a state of the text."""
 
     name: str
     max_context: int
@@ -196,6 +201,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     kv_beside: int = 0
     kv_heads: int = 0
     kind: str = ""
+    is_recurrent: bool = False
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -259,6 +265,8 @@ def _check(c: Config) -> None:
     require(bool(c.bind) or not c.curve_key, "curve_key is for tcp://, and bind is not set")
     if c.kv_memory != "auto" and _tokens(c.kv_memory) is None:
         parse_bytes(c.kv_memory)
+    if c.state_memory != "auto":
+        parse_bytes(c.state_memory)
     names = drafters(c.speculate, c.draft_model)
     require(
         not c.draft_model or "model" in names,
@@ -340,7 +348,8 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     """Replace each "auto" by a value. OutOfMemory: the KV memory does not hold one context.
 
     By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
-    most 64 full contexts: more would only make the start slower.
+    most 64 full contexts: more would only make the start slower. Where a model has recurrent states, half of this share
+    is theirs.
     """
     device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not hardware.gpu:
@@ -357,14 +366,19 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     if context > model.max_context:
         raise ConfigError(f"context is {context}, but {model.name} supports at most {model.max_context} tokens")
 
+    _check_recurrent(config, model)
     kv_bytes = model.kv_elements * _WIDTH[dtype]  # per token
     if config.kv_dtype != "auto":
         kv_bytes = model.kv_elements - model.kv_beside + 4 * model.kv_heads + model.kv_beside * _WIDTH[dtype]
     page_bytes = config.page * kv_bytes
     n_needed = -(-context // config.page)
+    free = hardware.free_gpu_memory if device == "cuda" else hardware.free_memory
+    share = (0.8 if device == "cuda" else 0.4) / (2 if model.is_recurrent else 1)
+    budget = int((free - model.n_parameters * _WIDTH[dtype]) * share)
+    state_memory = 0
+    if model.is_recurrent:
+        state_memory = budget if config.state_memory == "auto" else parse_bytes(config.state_memory)
     if config.kv_memory == "auto":
-        free = hardware.free_gpu_memory if device == "cuda" else hardware.free_memory
-        budget = int((free - model.n_parameters * _WIDTH[dtype]) * (0.8 if device == "cuda" else 0.4))
         n_pages = min(budget // page_bytes, 64 * n_needed)
     elif (n_tokens := _tokens(config.kv_memory)) is not None:
         n_pages = -(-n_tokens // config.page)
@@ -398,10 +412,27 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         dtype=dtype,
         context=context,
         n_pages=n_pages,
+        state_memory=state_memory,
         n_host=n_host,
         threads=threads,
         decisions=tuple(decisions),
     )
+
+
+def _check_recurrent(config: Config, model: ModelFacts) -> None:
+    """Refuses options that recurrent states exclude, or that are only for these."""
+    if not model.is_recurrent:
+        if config.state_memory != "auto":
+            raise ConfigError(f"state_memory is for models with a recurrent state; {model.name} has none; leave it out")
+        return
+    names = set(drafters(config.speculate, config.draft_model))
+    if config.draft_model or (config.speculate != "auto" and names - {"grammar"}):
+        raise ConfigError(
+            f"{model.name} has a recurrent state, which cannot be taken back to before a rejected draft; leave out "
+            "draft_model, and let speculate be auto, off or grammar"
+        )
+    if config.host_file:
+        raise ConfigError(f"host_file keeps no recurrent states, without which KV of {model.name} is of no use")
 
 
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:

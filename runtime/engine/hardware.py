@@ -29,8 +29,9 @@ def facts(spec: ModelSpec, n_parameters: int = 0, kv_elements: int = 0) -> Model
     pages."""
     sizes = spec.n_parameters + n_parameters, spec.kv_elements + kv_elements
     return ModelFacts(
-        spec.name, spec.max_context, spec.dtype, *sizes, kv_beside=kv_elements, kv_heads=spec.kv_heads, kind=spec.kind
-    )
+        spec.name, spec.max_context, spec.dtype, *sizes, kv_beside=kv_elements, kv_heads=spec.kv_heads, kind=spec.kind,
+        is_recurrent=spec.kv_layers is not None,
+    )  # fmt: skip
 
 
 def n_cores(root: Path = _CGROUPS) -> int:

@@ -41,7 +41,7 @@ class KVPool:
         self.spare = range(n_pages * page, (n_pages + 1) * page)  # unused slots, for padding rows of CUDA graphs
         self.device = torch.device(device)
         try:
-            layers = stacked(2 * spec.n_layers, shape, self.kv_dtype, device)
+            layers = stacked(2 * spec.n_kv_layers, shape, self.kv_dtype, device)
         except (torch.OutOfMemoryError, RuntimeError) as e:
             size = n_pages * page * bytes_per_token(spec, kv_dtype) / 2**20
             raise OutOfMemory(
@@ -137,7 +137,7 @@ class KVPool:
 def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype) -> int:
     """Bytes of one token in all pools of a model, including scales."""
     dtype = KINDS.get(kv_dtype, getattr(torch, spec.dtype))
-    return 2 * spec.n_layers * slot_bytes(spec.n_kv_heads, spec.head_dim, dtype)
+    return 2 * spec.n_kv_layers * slot_bytes(spec.n_kv_heads, spec.head_dim, dtype)
 
 
 def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str) -> PageFile:

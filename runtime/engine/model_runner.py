@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,12 +16,18 @@ from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.model.load import Model
 from banyan.runtime.protocol.wire import Run, Sampling
 
+if TYPE_CHECKING:
+    from banyan.runtime.model.recurrent import StatePool
+
 
 class ModelRunner:
-    """A model and the pool of its KV. graphs: set where decode steps are captured and replayed."""
+    """A model and the pool of its KV. graphs: set where decode steps are captured and replayed. states: of a model with
+    a recurrent state."""
 
-    def __init__(self, model: Model, store: KVPool, graphs: Graphs | None = None) -> None:
-        self.model, self.store, self.graphs = model, store, graphs
+    def __init__(
+        self, model: Model, store: KVPool, graphs: Graphs | None = None, states: StatePool | None = None
+    ) -> None:
+        self.model, self.store, self.graphs, self.states = model, store, graphs, states
 
     @torch.inference_mode()
     def warm_up(self, n_rows: int, n_running: int = 1) -> None:
@@ -33,6 +40,8 @@ class ModelRunner:
             n = end - start
             at = torch.arange(start, end, device=device)
             rows = torch.tensor([n - 1], device=device)
+            if self.states is not None:
+                self.states.begin([(n, 0, ())])
             self.model.forward(torch.zeros_like(at), at, ragged([n], [end], pages, page, device), self.store.kv, rows)
         if self.graphs is not None:
             for n in SIZES:
@@ -40,11 +49,16 @@ class ModelRunner:
                     self.graphs(decodes(n, self.store))
 
     @torch.inference_mode()
-    def __call__(self, batch: Batch, copies: Sequence[tuple[int, int, int]]) -> Tensor:
-        """One forward pass, after the page copies that it needs. Returns logits, float32 [n_scored + n_sampled, vocab];
-        those of a captured step are overwritten by the next one."""
+    def __call__(
+        self, batch: Batch, copies: Sequence[tuple[int, int, int]], states: Sequence[tuple[int, int]] = ()
+    ) -> Tensor:
+        """One forward pass, after the copies of pages and states that it needs. Returns logits, float32 [n_scored +
+        n_sampled, vocab]; those of a captured step are overwritten by the next one."""
         self.store.copy(copies)
         batch.fill_deferred()
+        if self.states is not None:
+            self.states.copy(states)
+            self.states.begin(batch.spans)
         if self.graphs is not None and batch.adapted is None and (logits := self.graphs(batch)) is not None:
             return logits
         arguments = batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows
