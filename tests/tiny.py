@@ -192,6 +192,7 @@ class Paged:
         batch = ragged(lens, ends, [self.pages[name] for name in new], self.page)
         if self.states is not None:
             slots = {name: slot for slot, name in enumerate(self.pages)}
+            self.states.copy([(-1, slots[name]) for name, ids in new.items() if self.n_tokens[name] == len(ids)])
             self.states.begin([(n, slots[name], ()) for name, n in zip(new, lens, strict=True)])
         boundaries = torch.tensor([0, *lens]).cumsum(0)
         rows = boundaries[1:] - 1 if last_only else torch.arange(len(ids))

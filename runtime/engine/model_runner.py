@@ -41,6 +41,7 @@ class ModelRunner:
             at = torch.arange(start, end, device=device)
             rows = torch.tensor([n - 1], device=device)
             if self.states is not None:
+                self.states.copy([] if start else [(-1, 0)])
                 self.states.begin([(n, 0, ())])
             self.model.forward(torch.zeros_like(at), at, ragged([n], [end], pages, page, device), self.store.kv, rows)
         if self.graphs is not None:

@@ -40,7 +40,7 @@ class StatePart(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
 
-class _Call(NamedTuple):
+class _MixerCall(NamedTuple):
     """A call of each mixer. rows: int64 [n_requests, n_rows]. slots: of their states. kept: slots to copy from and to,
     after the call; int64 [2, n]."""
 
@@ -57,7 +57,11 @@ def slot_bytes(parts: Sequence[StatePart]) -> int:
 class StatePool:
     """The states of n_slots requests, a row of bytes for each. A slot has zeros until it is written to."""
 
-    def __init__(self, parts: Sequence[StatePart], n_slots: int, device: torch.device | str) -> None:
+    def __init__(
+        self, parts: Sequence[StatePart], n_slots: int, device: torch.device | str, is_stepwise: bool = False
+    ) -> None:
+        """is_stepwise: the mixers compute several rows only from the first state on, so rows behind another state are
+        computed one by one."""
         self.n_slots, self._size = n_slots, (size := slot_bytes(parts))
         try:
             self._slots = torch.zeros(n_slots, size, dtype=torch.uint8, device=device)
@@ -67,7 +71,8 @@ class StatePool:
                 "`state_memory`"
             ) from e
         self._layers: dict[int, list[tuple[StatePart, Tensor]]] = {}
-        self._calls: list[_Call] = []
+        self._calls: list[_MixerCall] = []
+        self._is_stepwise, self._first = is_stepwise, set[int]()  # slots with the first state
         at = 0
         for part in sorted(parts, key=lambda part: -part.dtype.itemsize):  # so each begins at a multiple of its dtype
             view = self._slots[:, at : at + part.n_bytes].view(part.dtype).view(n_slots, *part.shape)
@@ -83,6 +88,7 @@ class StatePool:
         for source, destination in copies:
             if source < 0:
                 self._slots[destination].zero_()
+                self._first.add(destination)
             elif source != destination:
                 self._slots[destination] = self._slots[source]
 
@@ -92,28 +98,32 @@ class StatePool:
         groups: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # first row, slot, slot to copy to
         first = 0
         for n_rows, slot, kept in spans:
-            start = 0
-            for i, (end, keep) in enumerate((*kept, (n_rows, -1))):
+            start, ends = 0, [*kept, (n_rows, -1)]
+            if self._is_stepwise:
+                keep_at = dict(kept)
+                ends = [(n, keep_at.get(n, -1)) for n in range(ends[0][0] if slot in self._first else 1, n_rows + 1)]
+            for i, (end, keep) in enumerate(ends):
                 if end > start:
                     groups.setdefault((i, end - start), []).append((first + start, slot, keep))
                     start = end
             first += n_rows
+        self._first.clear()
         self._calls = [self._call(n, group) for (_, n), group in sorted(groups.items())]
 
-    def _call(self, n_rows: int, group: list[tuple[int, int, int]]) -> _Call:
+    def _call(self, n_rows: int, group: list[tuple[int, int, int]]) -> _MixerCall:
         device = self._slots.device
         firsts, slots, _ = zip(*group, strict=True)
         rows = torch.tensor(firsts, device=device)[:, None] + torch.arange(n_rows, device=device)
         is_run = slots == tuple(range(slots[0], slots[0] + len(slots)))  # then nothing is gathered
         kept = [(slot, keep) for _, slot, keep in group if keep >= 0]
-        return _Call(
+        return _MixerCall(
             rows,
             slice(slots[0], slots[0] + len(slots)) if is_run else torch.tensor(slots, device=device),
             torch.tensor(kept, device=device).T if kept else None,
         )
 
     @contextmanager
-    def states(self, layer: int, call: _Call) -> Iterator[cache_utils.Cache]:
+    def states(self, layer: int, call: _MixerCall) -> Iterator[cache_utils.Cache]:
         """transformers' cache with the states of one layer. What the mixer leaves in it goes back to the slots."""
         parts = self._layers[layer]
         own = cache_utils.LinearAttentionLayer(number_of_states=1 + max(part.number for part, _ in parts))
@@ -131,7 +141,7 @@ class StatePool:
             if call.kept is not None:
                 view[call.kept[1]] = view[call.kept[0]]
 
-    def calls(self) -> Sequence[_Call]:
+    def calls(self) -> Sequence[_MixerCall]:
         return self._calls
 
 

@@ -18,7 +18,7 @@ SMALL = ModelFacts(name="s", max_context=512, checkpoint_dtype="float32", n_para
 # Every option with a valid value that is not its default.
 VALUES = {
     "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_dtype": "int8", "kv_memory": "1GiB",
-    "page": 32, "weight_dtype": "int8",
+    "page": 32, "weight_dtype": "int8", "state_memory": "1GiB",
     "cache": False, "eviction": "slru", "host_memory": "2GiB", "host_file": "/tmp/x/kv", "max_running": 3,
     "schedule": "fair", "step_tokens": 64, "speculate": "tree", "threads": 2, "socket": "/tmp/x/s",
     "max_message": 1 << 18, "max_programs": 5, "max_width": 6, "max_program": 1000, "max_client": 2000,

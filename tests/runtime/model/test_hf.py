@@ -106,18 +106,18 @@ def test_linear_layers_in_few_bits(n_bits, most, tiny, tiny_model, reference):
 
 TINY = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
-MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 4}
+RWKV = {"hidden_size": 64, "attention_hidden_size": 64, "num_hidden_layers": 2}
 
 
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        ("mamba", MAMBA, "recurrent state"),
+        ("rwkv", RWKV, "recurrent state in a cache of their own"),
         ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4}, "max_position_embeddings"),
         ("bert", TINY, "neither causal nor a causal window"),
         ("doge", TINY, "makes its own attention mask"),
         ("diffllama", TINY, "differ from transformers' own|0 of 2 layers"),  # depends on the version of transformers
-        ("minimax", TINY | {"num_local_experts": 2}, "linear_attention"),
+        ("minimax", TINY | {"num_local_experts": 2}, "cache of its own"),
         ("openai-gpt", {"n_embd": 64, "n_layer": 2, "n_head": 4}, "0 of 2 layers go through"),
     ],
 )
