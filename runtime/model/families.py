@@ -140,8 +140,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def kind(self) -> str:
         """What a person should know about how it is stored and runs; "" for a native family in floats."""
         experts = f"a mixture of {self.n_experts} experts" if self.n_experts else ""
+        state = "" if self.kv_layers is None else "a recurrent state"
         backend = "" if self.dense is not None else "in transformers' code"
-        return ", ".join(filter(None, (str(self.quantisation or ""), experts, backend)))
+        return ", ".join(filter(None, (str(self.quantisation or ""), experts, state, backend)))
 
     @property
     def n_kv_layers(self) -> int:

@@ -41,10 +41,11 @@ class StatePart(NamedTuple):
 
 
 class _MixerCall(NamedTuple):
-    """A call of each mixer. rows: int64 [n_requests, n_rows]. slots: of their states. kept: slots to copy from and to,
-    after the call; int64 [2, n]."""
+    """A call of each mixer. rows: int64 [n_requests, n_rows]; n_all: if they are all rows of the step in order, their
+    number, else 0. slots: of their states. kept: slots to copy from and to, after the call; int64 [2, n]."""
 
     rows: Tensor
+    n_all: int
     slots: Tensor | slice
     kept: Tensor | None
 
@@ -108,9 +109,9 @@ class StatePool:
                     start = end
             first += n_rows
         self._first.clear()
-        self._calls = [self._call(n, group) for (_, n), group in sorted(groups.items())]
+        self._calls = [self._call(n, group, first) for (_, n), group in sorted(groups.items())]
 
-    def _call(self, n_rows: int, group: list[tuple[int, int, int]]) -> _MixerCall:
+    def _call(self, n_rows: int, group: list[tuple[int, int, int]], n_all: int) -> _MixerCall:
         device = self._slots.device
         firsts, slots, _ = zip(*group, strict=True)
         rows = torch.tensor(firsts, device=device)[:, None] + torch.arange(n_rows, device=device)
@@ -118,6 +119,7 @@ class StatePool:
         kept = [(slot, keep) for _, slot, keep in group if keep >= 0]
         return _MixerCall(
             rows,
+            n_all * (n_rows * len(group) == n_all),
             slice(slots[0], slots[0] + len(slots)) if is_run else torch.tensor(slots, device=device),
             torch.tensor(kept, device=device).T if kept else None,
         )
@@ -177,9 +179,11 @@ class RecurrentMixer(nn.Module):
         n_rows, pool = hidden.shape[1], _POOL.get()
         out: Tensor | None = None
         for call in pool.calls():
-            own = {name: _rows_of(value, n_rows, call.rows) for name, value in options.items()}
+            own = {name: _rows_of(value, n_rows, call) for name, value in options.items()}
             with pool.states(self._layer, call) as cache:
                 y = self.mixer(**own | self._none | {self._cache: cache})
+            if call.n_all:
+                return y.reshape(1, n_rows, *y.shape[2:])
             if out is None:
                 out = y.new_empty(1, n_rows, *y.shape[2:])
             out[0, call.rows] = y
@@ -187,11 +191,13 @@ class RecurrentMixer(nn.Module):
         return out
 
 
-def _rows_of(value: Any, n_rows: int, rows: Tensor) -> Any:
-    """Of tensors [1, n_rows, ...], these rows: [n_requests, n, ...]."""
+def _rows_of(value: Any, n_rows: int, call: _MixerCall) -> Any:
+    """Of tensors [1, n_rows, ...], the rows of a call: [n_requests, n, ...]."""
     if isinstance(value, tuple):
-        return tuple(_rows_of(one, n_rows, rows) for one in value)
-    return value[0][rows] if isinstance(value, Tensor) and value.shape[:2] == (1, n_rows) else value
+        return tuple(_rows_of(one, n_rows, call) for one in value)
+    if not isinstance(value, Tensor) or value.shape[:2] != (1, n_rows):
+        return value
+    return value.view(*call.rows.shape, *value.shape[2:]) if call.n_all else value[0][call.rows]
 
 
 class _Recorder(DynamicCache):  # type: ignore[misc]

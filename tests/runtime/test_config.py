@@ -220,3 +220,26 @@ def test_8_bit_kv_pages_include_their_scales() -> None:
         assert resolved.n_pages == 1000
         assert resolved.n_host == 10**6 // (16 * token)
         assert (f"in {kv_dtype};" in resolved.decisions[1]) == (kv_dtype != "auto")
+
+
+def test_recurrent_states_and_pages_share_the_memory() -> None:
+    recurrent, machine = msgspec.structs.replace(MODEL, is_recurrent=True), Hardware(n_cores=1, free_memory=64 << 30)
+    half, plain = resolve(Config(), machine, recurrent), resolve(Config(), machine, MODEL)
+    assert half.n_pages == plain.n_pages // 2
+    assert half.state_memory // (4 * 16 * MODEL.kv_elements) == half.n_pages
+    assert resolve(Config(state_memory="3MiB"), machine, recurrent).state_memory == 3 << 20
+    assert plain.state_memory == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "is_recurrent", "message"),
+    [
+        ({"speculate": "tree"}, True, "cannot be taken back"),
+        ({"draft_model": "draft"}, True, "leave out draft_model"),
+        ({"host_file": "/tmp/x", "host_memory": "1MiB"}, True, "host_file keeps no recurrent states"),
+        ({"state_memory": "1MiB"}, False, "has none"),
+    ],
+)
+def test_options_that_recurrent_states_exclude(options: dict[str, str], is_recurrent: bool, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(make(**options), CPU, msgspec.structs.replace(SMALL, is_recurrent=is_recurrent))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_configs import tiny_config
 
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.scheduling import scheduler
@@ -18,6 +19,20 @@ from banyan.runtime.errors import OutOfMemory
 from banyan.runtime.model.load import load
 from banyan.runtime.protocol.wire import Abort, Sampling
 
+FAMILIES = {
+    "falcon_h1": "long",
+    "granitemoehybrid": "",
+    "jamba": "",
+    "kimi_linear": "long",
+    "lfm2": "long",
+    "mamba": "long",
+    "mamba2": "",
+    "nemotron_h": "long",
+    "qwen3_5": "long",
+    "qwen3_5_text": "",
+    "qwen3_next": "long",
+}
+"""Families of the table in docs/models.md, and the mark of their test: below, `lfm2` is in all others."""
 N_OUT = 6
 GREEDY = Sampling(temperature=0.0, max_tokens=N_OUT)
 
@@ -75,6 +90,22 @@ def test_cold_warm_and_forked_are_equal(lfm2: Tiny, step_tokens: int, cache: boo
     prompts = [root, root + text(9, 1), root[:21] + text(5, 2), text(17, 3)]
     lfm2.run(e, prompts)
     lfm2.run(e, prompts)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.long] if mark else []) for name, mark in FAMILIES.items()]
+)
+def test_families_are_equal_cold_warm_and_forked(
+    family: str, tiny: Any, tmp_path: Path, fake: ModuleType, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tiny.TINY, family, tiny_config(family))
+    own = Tiny(tiny.make_tiny(tmp_path / "model", family), fake, reference)
+    e, root = own.engine(step_tokens=16), text(30)
+    for prompts in ([root], [root], [root + own.expected(root) + [5]], [root[:19] + text(5, i) for i in range(3)]):
+        own.run(e, prompts)
+    cold = 30 + 3 * 5 + 4 * (N_OUT - 1)
+    assert computed(e) < cold + 30  # with nothing shared it would be 30 + 30 + 37 + 3 * 24 of the prompts
+    assert not e.drafting.drafters
 
 
 def test_identical_prompt_computes_one_token(lfm2: Tiny) -> None:

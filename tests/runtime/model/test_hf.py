@@ -30,6 +30,7 @@ def random_ids(n: int, seed: int = 0) -> list[int]:
 
 def test_mixture_of_experts_says_so(tiny_model):
     assert read_spec(tiny_model("mixtral")).kind == "a mixture of 4 experts, in transformers' code"
+    assert read_spec(tiny_model("lfm2")).kind == "a recurrent state, in transformers' code"
     assert read_spec(tiny_model("llama")).kind == ""
 
 
