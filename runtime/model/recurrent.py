@@ -181,7 +181,7 @@ class RecurrentMixer(nn.Module):
         for call in pool.calls():
             own = {name: _rows_of(value, n_rows, call) for name, value in options.items()}
             with pool.states(self._layer, call) as cache:
-                y = self.mixer(**own | self._none | {self._cache: cache})
+                y: Tensor = self.mixer(**own | self._none | {self._cache: cache})
             if call.n_all:
                 return y.reshape(1, n_rows, *y.shape[2:])
             if out is None:
@@ -200,38 +200,55 @@ def _rows_of(value: Any, n_rows: int, call: _MixerCall) -> Any:
     return value.view(*call.rows.shape, *value.shape[2:]) if call.n_all else value[0][call.rows]
 
 
-class _Recorder(DynamicCache):  # type: ignore[misc]
-    """Records which module uses the state of which layer."""
+class _MixerUse(NamedTuple):
+    """A call of a module that used the state of a layer."""
 
-    def __init__(self, config: Any, running: list[nn.Module]) -> None:
+    layer: int
+    args: Any
+    options: Any
+
+
+class _Recorder(DynamicCache):  # type: ignore[misc]
+    """Records which module uses the state of which layer. running: the modules that run and their arguments, the
+    innermost last."""
+
+    def __init__(self, config: Any, running: list[tuple[nn.Module, Any, Any]]) -> None:
         super().__init__(config=config)
         self._running = running
-        self.users: dict[nn.Module, int] = {}
+        self.users: dict[nn.Module, _MixerUse] = {}
+
+    def _record(self, layer: int) -> None:
+        module, args, options = self._running[-1]
+        self.users[module] = _MixerUse(layer, args, options)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0  # also where no layer has attention
 
     def get_conv_state(self, layer_idx: int, *args: Any, **options: Any) -> Tensor | None:
-        self.users[self._running[-1]] = layer_idx
+        self._record(layer_idx)
         state: Tensor | None = super().get_conv_state(layer_idx, *args, **options)
         return state
 
     def update_recurrent_state(self, states: Tensor, layer_idx: int, *args: Any, **options: Any) -> Tensor:
-        self.users[self._running[-1]] = layer_idx
+        self._record(layer_idx)
         state: Tensor = super().update_recurrent_state(states, layer_idx, *args, **options)
         return state
 
 
 @torch.inference_mode()
-def pack_mixers(model: Any, ids: Tensor) -> list[StatePart]:
-    """Replace the mixers of a model. ids: a few tokens, int64 [n]. Returns the parts of a request's state."""
-    running: list[nn.Module] = []
+def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
+    """Replace the mixers of a model. ids: a few tokens, int64 [n]. Returns the parts of a request's state, and
+    `is_stepwise` for its StatePool."""
+    running: list[tuple[nn.Module, Any, Any]] = []
+
+    def enter(module: nn.Module, args: Any, options: Any) -> None:
+        running.append((module, args, options))
 
     def leave(*_: object) -> None:
         running.pop()
 
     recorder = _Recorder(model.config, running)
-    hooks = [module.register_forward_pre_hook(lambda own, _: running.append(own)) for module in model.modules()]
+    hooks = [module.register_forward_pre_hook(enter, with_kwargs=True) for module in model.modules()]
     hooks += [module.register_forward_hook(leave) for module in model.modules()]
     try:
         cache = {name: recorder for name in _CACHES if name in inspect.signature(model.forward).parameters}
@@ -241,15 +258,38 @@ def pack_mixers(model: Any, ids: Tensor) -> list[StatePart]:
         for hook in hooks:
             hook.remove()
     users = recorder.users
+    uses: list[tuple[RecurrentMixer, _MixerUse]] = []
     inner = {part for user in users for part in user.modules() if part is not user}
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
             if child in users and child not in inner:
-                setattr(parent, name, RecurrentMixer(child, users[child]))
-    return [
+                uses.append((RecurrentMixer(child, users[child].layer), users[child]))
+                setattr(parent, name, uses[-1][0])
+    parts = [
         StatePart(layer, kind, number, tuple(state.shape[1:]), state.dtype)
         for layer, own in enumerate(recorder.layers)
         for kind in _KINDS
         for number, state in getattr(own, kind, {}).items()
         if state is not None
     ]
+    return parts, _needs_steps(uses, StatePool(parts, 2, ids.device), len(ids))
+
+
+def _needs_steps(uses: Sequence[tuple[RecurrentMixer, _MixerUse]], pool: StatePool, n: int) -> bool:
+    """Whether a mixer is wrong for several rows behind a state. Compares n rows at once with two halves, and with the
+    second half row by row: rounding gives both errors of one size."""
+    half = n // 2
+
+    def outputs(*kept: int) -> list[Tensor]:
+        out = []
+        for mixer, use in uses:
+            pool.copy([(-1, 0)])
+            pool.begin([(n, 0, [(position, 1) for position in kept])])
+            with using(pool):
+                out.append(mixer(*use.args, **use.options)[0, half:].float())
+        return out
+
+    return any(
+        bool((y - whole).norm() > 4 * (step - whole).norm() + 1e-3 * whole.norm())
+        for whole, y, step in zip(outputs(), outputs(half), outputs(*range(half, n)), strict=True)
+    )

@@ -23,7 +23,6 @@ FAMILIES = {
     "falcon_h1": "long",
     "granitemoehybrid": "",
     "jamba": "",
-    "kimi_linear": "long",
     "lfm2": "long",
     "mamba": "long",
     "mamba2": "",

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from tiny_configs import tiny_config
 
 from banyan.kernels import ops
 from banyan.runtime.errors import BadModel, Unsupported
@@ -90,6 +91,17 @@ def test_half_precision_is_close(tiny, tiny_model, reference):
     assert model.spec.dtype == "bfloat16"
     ids = random_ids(40)
     actual, expected = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
+    assert ((actual - expected).norm() / expected.norm()) < 0.1
+
+
+@pytest.mark.parametrize("family", ["jamba", "mamba2"])
+def test_states_go_on_behind_a_chunk_in_half_precision(family, tiny, tmp_path, reference, monkeypatch):
+    """transformers' Mamba 1, as in Jamba, ignores the state in a call with several rows."""
+    monkeypatch.setitem(tiny.TINY, family, tiny_config(family))
+    path = tiny.make_tiny(tmp_path / "m", family)
+    ids = random_ids(40)
+    actual = tiny.Paged(load(path, dtype="bfloat16")).run(ids, chunk=16)
+    expected = tiny.reference_logits(reference(path), ids)
     assert ((actual - expected).norm() / expected.norm()) < 0.1
 
 
