@@ -42,6 +42,7 @@ class Batch(NamedTuple):
     deferred: DeferredTokens | None = None
     adapted: AdaptedRows | None = None  # the rows that use an adapter
     spans: tuple[Span, ...] = ()  # for models with a recurrent state: see `StatePool.begin`
+    state_copies: tuple[tuple[int, int], ...] = ()  # of slots, before the step
 
     def sampling_logits(self, logits: Tensor) -> Tensor:
         """The part of a step's logits that belongs to the rows that sample."""
@@ -127,4 +128,5 @@ def assemble(
         if adapted
         else None,
         tuple((work.n_new, work.lease.state, work.kept) for work in plan.works if work.lease.state >= 0),
+        plan.states,
     )

@@ -225,7 +225,7 @@ class EngineLoop:
         try:
             is_exact, adapters = self.config.deterministic, self.adapters.weights
             batch = assemble(plan, self.page, self.device, is_exact, sampled, adapters)
-            return InFlightStep(plan, batch, start, logits=self.model(batch, plan.copies, plan.states))
+            return InFlightStep(plan, batch, start, logits=self.model(batch, plan.copies))
         except Exception as e:
             self._fail(plan, e)
             return None

@@ -50,15 +50,13 @@ class ModelRunner:
                     self.graphs(decodes(n, self.store))
 
     @torch.inference_mode()
-    def __call__(
-        self, batch: Batch, copies: Sequence[tuple[int, int, int]], states: Sequence[tuple[int, int]] = ()
-    ) -> Tensor:
+    def __call__(self, batch: Batch, copies: Sequence[tuple[int, int, int]]) -> Tensor:
         """One forward pass, after the copies of pages and states that it needs. Returns logits, float32 [n_scored +
         n_sampled, vocab]; those of a captured step are overwritten by the next one."""
         self.store.copy(copies)
         batch.fill_deferred()
         if self.states is not None:
-            self.states.copy(states)
+            self.states.copy(batch.state_copies)
             self.states.begin(batch.spans)
         if self.graphs is not None and batch.adapted is None and (logits := self.graphs(batch)) is not None:
             return logits
