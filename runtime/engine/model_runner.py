@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from banyan.kernels.ops import ragged
+from banyan.kernels.lora.adapted import AdaptedRows
+from banyan.kernels.native import threads
+from banyan.kernels.ops import Ragged, ragged
+from banyan.radix_cache.host_tier import Move
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import SIZES, Graphs
 from banyan.runtime.engine.kv_pool import KVPool
@@ -16,18 +18,13 @@ from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.model.load import Model
 from banyan.runtime.protocol.wire import Run, Sampling
 
-if TYPE_CHECKING:
-    from banyan.runtime.model.recurrent import StatePool
-
 
 class ModelRunner:
-    """A model and the pool of its KV. graphs: set where decode steps are captured and replayed. states: of a model with
-    a recurrent state."""
+    """A model and the pool of its KV. graphs: set where decode steps are captured and replayed. Whatever a step changes
+    in the pool goes through here."""
 
-    def __init__(
-        self, model: Model, store: KVPool, graphs: Graphs | None = None, states: StatePool | None = None
-    ) -> None:
-        self.model, self.store, self.graphs, self.states = model, store, graphs, states
+    def __init__(self, model: Model, store: KVPool, graphs: Graphs | None = None) -> None:
+        self.model, self.store, self.graphs = model, store, graphs
 
     @torch.inference_mode()
     def warm_up(self, n_rows: int, n_running: int = 1) -> None:
@@ -40,10 +37,10 @@ class ModelRunner:
             n = end - start
             at = torch.arange(start, end, device=device)
             rows = torch.tensor([n - 1], device=device)
-            if self.states is not None:
-                self.states.copy([] if start else [(-1, 0)])
-                self.states.begin([(n, 0, ())])
-            self.model.forward(torch.zeros_like(at), at, ragged([n], [end], pages, page, device), self.store.kv, rows)
+            if self.store.states is not None:
+                self.store.states.copy([] if start else [(-1, 0)])
+                self.store.states.begin([(n, 0, ())])
+            self.forward(torch.zeros_like(at), at, ragged([n], [end], pages, page, device), rows)
         if self.graphs is not None:
             for n in SIZES:
                 if n <= n_running:
@@ -53,17 +50,38 @@ class ModelRunner:
     def __call__(self, batch: Batch, copies: Sequence[tuple[int, int, int]]) -> Tensor:
         """One forward pass, after the copies of pages and states that it needs. Returns logits, float32 [n_scored +
         n_sampled, vocab]; those of a captured step are overwritten by the next one."""
-        self.store.copy(copies)
+        self.copy(copies)
         batch.fill_deferred()
-        if self.states is not None:
-            self.states.copy(batch.state_copies)
-            self.states.begin(batch.spans)
+        if self.store.states is not None:
+            self.store.states.copy(batch.state_copies)
+            self.store.states.begin(batch.spans)
         if self.graphs is not None and batch.adapted is None and (logits := self.graphs(batch)) is not None:
             return logits
-        arguments = batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows
-        return (
-            self.model.forward(*arguments) if batch.adapted is None else self.model.forward(*arguments, batch.adapted)
-        )
+        return self.forward(batch.ids, batch.positions, batch.ragged, batch.rows, batch.adapted)
+
+    def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, rows: Tensor,
+                adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
+        """See `Model.forward`."""
+        arguments = ids, positions, ragged, self.store.kv, rows
+        return self.model.forward(*arguments) if adapted is None else self.model.forward(*arguments, adapted)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """See `KVPool.move`."""
+        self.store.move(moves)
+
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """See `KVPool.copy`."""
+        self.store.copy(copies)
+
+    def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """See `KVPool.copy_slots`."""
+        self.store.copy_slots(paths)
+
+
+def use_threads(n: int, model: Model) -> None:
+    """Compute on n threads of the CPU."""
+    threads.use(n)
+    torch.set_num_threads(1 if getattr(model, "is_packed", False) else n)
 
 
 def decodes(n: int, store: KVPool) -> Batch:
