@@ -116,6 +116,7 @@ class Server:
         self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
         self._waiting: dict[bytes, tuple[str, Tenant]] = {}  # clients that wait until the engine is ready: their names
         self._has_free_memory = False  # a client has left since memory was given back
+        self._n_collected = 0  # programs that had begun when all garbage was collected
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
         self.times = LoopTimes()
@@ -201,7 +202,7 @@ class Server:
             send=self._send,
             stats=self._stats,
             info=self._info,
-            programs=lambda: self.programs.overview(),
+            programs=self.programs.overview,
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
             on_events=self._learn_events,
@@ -233,11 +234,13 @@ class Server:
         with self._undo:
             while not self.is_stopping:
                 timeout = self.timers.wait(max(0.0, next_heartbeat - time.monotonic()))
-                ready = dict(self._poller.poll(0 if self.work else int(1000 * timeout) + 1))
+                ready = dict(self._poller.poll(0 if self.work or self.replicas.is_busy else int(1000 * timeout) + 1))
                 self.work.start_slice()
                 for replica in self.replicas:
-                    if replica.link.socket in ready:
-                        replica.link.receive(partial(self._take_report, replica))
+                    if replica.link.socket in ready or replica.link.is_busy:
+                        start = self.times.clock()
+                        replica.link.receive(partial(self._handle_report, replica), self.work.is_late)
+                        self.times.since("report", start)
                     if replica.link.life in ready:
                         self._engine_died(replica)
                 if any(source in ready for source in self.listeners.sockets):
@@ -255,6 +258,9 @@ class Server:
                 self.timers.run(self.work.is_late)
                 self.times.since("timers", start)
                 self.work.run()
+                start = self.times.clock()
+                gc.collect(0)  # the objects of this round alone: Python itself lets far more pile up before it looks
+                self.times.since("garbage", start)
                 if time.monotonic() >= next_heartbeat:
                     next_heartbeat = time.monotonic() + ipc.HEARTBEAT
                     start = self.times.clock()
@@ -391,7 +397,7 @@ class Server:
             case wire.Acknowledge():
                 self.programs.acknowledge(client, message)
             case wire.Ask():
-                self.questions.ask(client, message)
+                return self.questions.ask(client, message)
             case wire.Ping():
                 self._send(client, wire.Pong())
         return ()
@@ -476,7 +482,9 @@ class Server:
             self._send(client, wire.Pong())
 
     def _heartbeat(self) -> None:
-        if not (self.work or len(self.programs)) and (self._has_free_memory or gc.get_count()[2]):
+        is_empty = not (self.work or len(self.programs) or self._encoding.is_busy or self._calls)
+        if is_empty and (self._has_free_memory or self.programs.n_started > self._n_collected):
+            self._n_collected = self.programs.n_started
             gc.collect()  # the heap is small now; this also empties Python's free lists
         if self._has_free_memory and not self.work:  # all that the client had is freed
             self._has_free_memory = False
@@ -575,18 +583,13 @@ class Server:
                 replica.next_event = answer["next"]
                 self.requests.routes.heard(name, answer["events"], replica.link.ready.page)
 
-    def _take_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> None:
-        start = self.times.clock()
-        self._handle_report(replica, report)
-        self.times.since("report", start)
-
-    def _handle_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> None:
+    def _handle_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> Iterable[None]:
         match report:
             case wire.Step():
                 self.observer.step(report)
-                self.requests.take(report)
                 if report.finished and not replica.route.is_open:
                     self._call_soon(self._end_drained)  # not now: its link is being read
+                return self.requests.take(report)
             case wire.Failed(program=-1):
                 replica.error = replica.error or from_code(report.code, report.message)
             case wire.Failed():
@@ -599,6 +602,7 @@ class Server:
                     launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), notice=report.text))
             case wire.Ready():
                 self._engine_ready(replica, report)
+        return ()
 
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
         others = [one for one in self.replicas if one is not replica and one.route.is_ready]
@@ -676,8 +680,8 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
         server = Server(_read_config(args.config), args.alive_fd, args.ready_fd, args.private, engine)
         _handle_signals(server, has_parent=args.alive_fd is not None)
         gc.freeze()  # objects that live as long as the process
-        # Programs leave no cycles, and a collection of the whole heap would hold the loop: see Server._heartbeat.
-        gc.set_threshold(*gc.get_threshold()[:2], 1 << 30)
+        # Programs leave no cycles, and a collection of a large heap would hold the loop: see Server.run and _heartbeat.
+        gc.disable()
         server.run()
     except BanyanError as e:
         ready_fd = args.ready_fd if server is None else server.ready_fd  # None after the start was reported

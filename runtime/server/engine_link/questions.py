@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, Protocol
 
@@ -46,12 +46,12 @@ class Questions:
     if none is ready.
 
     engines: all of them. send: sends a message to a client. stats: returns what the server adds to the counters of the
-    engines. info: returns the server's own data, given whether an operator asks. programs: returns an overview of the
-    programs. check: describes a violated invariant of the server, or returns "". on_counters: gets the counters that
-    OURSELVES asked for. on_events: gets the name of an engine and its answer to `listen`. change(ask, then): adds or
-    drains an engine, and calls `then` with "" or an error. offload(client, n, work, then): runs `work` on a thread
-    if `n` is large, and then `then` on the loop, with its result or exception. adapters: those that clients load. log:
-    prints a line.
+    engines. info: returns the server's own data, given whether an operator asks. programs: makes an overview of the
+    programs, in steps. check: describes a violated invariant of the server, or returns "". on_counters: gets the
+    counters that OURSELVES asked for. on_events: gets the name of an engine and its answer to `listen`. change(ask,
+    then): adds or drains an engine, and calls `then` with "" or an error. offload(client, n, work, then): runs `work`
+    on a thread if `n` is large, and then `then` on the loop, with its result or exception. adapters: those that clients
+    load. log: prints a line.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Questions:
         send: Callable[[Client, wire.ServerMessage], None],
         stats: Callable[[], dict[str, Any]],
         info: Callable[[bool], dict[str, Any]],
-        programs: Callable[[], Any],
+        programs: Callable[[], Generator[None, None, Any]],
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],
         on_events: Callable[[str, dict[str, Any]], None],
@@ -82,13 +82,13 @@ class Questions:
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
 
-    def ask(self, client: Client, ask: wire.Ask) -> None:
-        """Handle a client's question."""
+    def ask(self, client: Client, ask: wire.Ask) -> Iterable[None]:
+        """Handle a client's question. Returns the steps that are left to do."""
         tenant = Tenant() if client == OURSELVES else self._tenants.tenant(client)
         if ask.what == "info":
             body = msgspec.json.encode(self._info(tenant.is_operator))
             self._send(client, wire.Answer(id=ask.id, ok=True, body=body))
-            return
+            return ()
         refusal, to_engine = "", ask
         if not tenant.is_operator:
             refusal = f"{ask.what!r} tells of all tenants, and {tenant.name!r} is no operator; see docs/security.md"
@@ -96,15 +96,14 @@ class Questions:
             refusal = f"{MAX_OPEN} questions of this client are open, which is the limit; wait for answers"
         if refusal:
             self._send(client, wire.Answer(id=ask.id, ok=False, body=refusal.encode()))
-            return
+            return ()
         if ask.what == "programs":
-            self._send(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(self._programs())))
-            return
+            return self._tell_programs(client, ask)
         engines = list(self._engines)
         try:
             if ask.what in ("drain", "add"):
                 self._change(ask, partial(self._changed, client, ask))
-                return
+                return ()
             if ask.what == "load_adapter":
                 self._adapters.check_new(ask.name)
             elif ask.what == "unload_adapter":
@@ -117,8 +116,13 @@ class Questions:
                 raise ConfigError("each engine has its own events; give the name of one (`banyan cluster status`)")
         except BanyanError as e:
             self._send(client, wire.Answer(id=ask.id, ok=False, body=e.message.encode()))
-            return
+            return ()
         self._forward(client, ask, to_engine, engines)
+        return ()
+
+    def _tell_programs(self, client: Client, ask: wire.Ask) -> Iterator[None]:
+        overview = yield from self._programs()
+        self._send(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(overview)))
 
     def _changed(self, client: Client, ask: wire.Ask, error: str) -> None:
         self._send(client, wire.Answer(id=ask.id, ok=not error, body=error.encode() or b"{}"))

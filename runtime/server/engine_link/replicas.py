@@ -131,6 +131,11 @@ class Replicas:
         return next((one.link.ready for one in self._replicas if one.link.ready is not None), None)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether reports wait that have arrived already."""
+        return any(replica.link.is_busy for replica in self._replicas)
+
+    @property
     def n_starts(self) -> int:
         """Engines that were started."""
         return self._n_starts_before + sum(replica.link.n_starts for replica in self._replicas)

@@ -11,7 +11,8 @@ import math
 import time
 import traceback
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -176,6 +177,8 @@ class EngineRequests:
         self.routes = Routes()
         self.kv_hints = KVHintSender(self.routes.hint, clock)
         self._living: dict[int, EngineRequest] = {}
+        self._dropped: deque[tuple[EngineRequest, bool]] = deque()
+        """Requests that nobody needs, and whether they were stopped and the engine does not know it yet."""
         self._n_started = 0
 
     def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Route:
@@ -295,15 +298,25 @@ class EngineRequests:
             self.routes.ended(rid, len(request.ids) // 4)
         return request
 
-    def abort(self, request: EngineRequest) -> None:
-        """Stop a request and forget it; `done` is not called."""
-        if self._forget(request.rid) is not None:
-            request.route.send(wire.Abort(rid=request.rid))
-            self.kv_hints.ended(request.run, request.ids)
-            request.route.trials.go_on()
+    def abort(self, *requests: EngineRequest) -> None:
+        """Forget requests, and stop those that have not ended; `done` is not called. The engine learns it, and their
+        memory is freed, when there is time."""
+        self._dropped.extend((request, self._forget(request.rid) is not None) for request in requests)
+        self._drop()
 
-    def take(self, step: wire.Step) -> None:
-        """Handle the engine's report of one step."""
+    def _drop(self) -> None:
+        while self._dropped:
+            request, was_living = self._dropped.popleft()
+            if was_living:
+                request.route.send(wire.Abort(rid=request.rid))
+                self.kv_hints.ended(request.run, request.ids)
+            if self._dropped and self._is_late():
+                self._call_later(self._drop)
+                return
+        self._go_on()
+
+    def take(self, step: wire.Step) -> Iterator[None]:
+        """Handle the engine's report of one step, one request at a time."""
         at = 0
         ids = memoryview(step.ids).cast("i")
         counts = memoryview(step.counts).cast("i")
@@ -311,6 +324,7 @@ class EngineRequests:
             if request := self._living.get(rid):
                 request.n_cached = step.cached.get(rid, request.n_cached)
                 self._guarded(self._grow, request, ids[at : at + n], step.logprobs.get(rid, ()))
+                yield
             at += n
         for finish in step.finished:
             if request := self._living.get(finish.rid):
@@ -318,8 +332,9 @@ class EngineRequests:
                 if not (is_cut and request.text.matched is None and request.route.trials.has_passed(request)):
                     self._forget(finish.rid)
                     self._guarded(self._end, request, finish)
+                    yield
         self._go_on()
-        self.kv_hints.settle()
+        yield from self.kv_hints.settle()
 
     def _go_on(self) -> None:
         for route in self.routes.all:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -34,7 +35,7 @@ class Pair:
             for engine in self.engines:
                 for report in engine.step():
                     if isinstance(report, wire.Step):
-                        self.bench.requests.take(report)
+                        deque(self.bench.requests.take(report), 0)
 
     def run(self) -> None:
         for _ in range(1000):
