@@ -20,17 +20,23 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import msgspec
 import zmq
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
-from banyan.runtime.engine.hardware import facts, probe
+from banyan.runtime.engine.capacity import facts, fit
+from banyan.runtime.engine.hardware import probe
 from banyan.runtime.engine.loop import EngineLoop
+from banyan.runtime.engine.model_runner import ModelRunner
+from banyan.runtime.engine.ranks import ParallelRunner, PoolSize, Ranks
 from banyan.runtime.engine.speculation import drafters
-from banyan.runtime.errors import BanyanError
+from banyan.runtime.errors import BanyanError, Unsupported
 from banyan.runtime.model import load, spec, weights
+from banyan.runtime.model.parallel import Shard, sharded
+from banyan.runtime.model.size import least_bytes, measure
 from banyan.runtime.protocol.decoders import decode_command
 from banyan.runtime.protocol.flight_record import FlightRecord
 from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, Notice, encode
@@ -57,7 +63,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if args.alive_fd is not None:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
     with zmq.Context() as context:
         link = ServerLink(context, args.socket, args.alive_fd)
         _log.setLevel(logging.INFO)
@@ -80,23 +86,44 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def end_with_parent() -> None:
+    """Let the kernel end this process with SIGKILL when its parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
     """An engine from its configuration: reads the model, and resolves "auto" options by what the machine has now."""
     path = spec.resolve(config.model)
     source = drafters.find(config, path)
-    model_facts = facts(spec.read_spec(path), *((source.n_parameters, source.kv_elements) if source else ()))
-    hardware = probe(gpus=config.device != "cpu")
-    resolved = configs.resolve(config, hardware, model_facts)
+    if source is not None and source.kind != "model" and config.tp > 1:
+        raise Unsupported(
+            f"draft_model {source.path.name} is a head, which reads the whole embedding; with tp, name a model"
+        )
+    hardware = probe(config.device != "cpu", config.tp)
+    known = sharded(spec.read_spec(path), config.tp)
+    placement = configs.place(config, hardware, known.name, known.max_context, known.dtype)
+    least = least_bytes(path, known, placement.dtype, config.weight_dtype)
+    early = fit(config, hardware, known, placement, source, least)
+    resolved = configs.resolve(early, hardware, facts(early, known, placement, source, least))  # refuses at once
+    ranks = Ranks(config, placement, resolved.threads, str(path)) if config.tp > 1 else None
+    shard = Shard(0, config.tp, config.deterministic) if ranks is not None else None
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
             path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context,
-            deterministic=config.deterministic, weight_dtype=config.weight_dtype, progress=progress,
+            deterministic=config.deterministic, weight_dtype=config.weight_dtype, shard=shard,
+            progress=progress,
         )  # fmt: skip
+    n_bytes = measure(model).n_bytes
+    config = fit(config, hardware, known, placement, source, n_bytes)
+    resolved = configs.resolve(config, hardware, facts(config, known, placement, source, n_bytes))
+    if ranks is not None and shard is not None:
+        ranks.connect(shard, PoolSize(resolved.n_pages, resolved.n_host, config.page, config.kv_dtype), resolved.device)
     suffix = "" if config.weight_dtype == "auto" else f" {config.weight_dtype}"
     engine = EngineLoop(
         config, model, resolved, flight=flight, weights=weights.version(path) + suffix,
         fingerprint=weights.fingerprint(path) + suffix.encode(),
         draft_model=drafters.read(source, resolved, model) if source else None,
+        make_runner=ModelRunner if ranks is None else partial(ParallelRunner, ranks),
     )  # fmt: skip
     for name, directory in config.adapters.items():
         engine.adapters.names[name] = engine.adapters.load(directory, name)

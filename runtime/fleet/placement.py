@@ -60,7 +60,7 @@ class Demand(NamedTuple):
 
 OTHERS = 0.3
 """The share of a group's seconds by which it delays each other group of its replica. It would be 1 if they all ended
-later. From 0.1 to 1 little changes (docs/fleet.md)."""
+later. docs/fleet.md measures others than this."""
 
 
 class NoReplica(LookupError):
