@@ -130,6 +130,7 @@ RULES = {
     f"{RUNTIME}.model": Rule(
         (*CORE, "banyan.kernels"), ("huggingface_hub", "msgspec", "numpy", "rich", "safetensors", "torch")
     ),
+    f"{RUNTIME}.model.recurrent": Rule(CORE, ("torch", "transformers")),
     f"{RUNTIME}.model.hf": Rule(
         (*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("msgspec", "numpy", "torch", "transformers")
     ),

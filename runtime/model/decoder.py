@@ -212,8 +212,9 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         head = Linear(weight, None, deterministic, dtype)
     else:
         spec, own = sharded(spec, shard.n_ranks), shard.of_vocabulary(c.vocab_size)
-        head = JoinedLinear(shard, c.vocab_size, cut(weight, own, name), None, deterministic, dtype)
-        embed = cut(embed, own, name)
+        weight, is_embed = cut(weight, own, name), weight is embed
+        embed = weight if is_embed else cut(embed, own, name)
+        head = JoinedLinear(shard, c.vocab_size, weight, None, deterministic, dtype)
     del weight, known
     layers = [layer(i) for i in range(c.num_hidden_layers)]
     norm = take(("model.norm", c.hidden_size))

@@ -4,7 +4,8 @@ transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). O
 reads them through the page table. Everything else (norms, experts, positions, logit caps) remains transformers' code.
 
 A layer whose heads are fewer or smaller than the pages' (layers that differ, values shorter than keys as in multi-head
-latent attention) is padded with zeros, which changes no score and no output. On a CPU, linear layers become `Linear`.
+latent attention) is padded with zeros, which changes no score and no output. On a CPU, linear layers become `Linear`,
+and experts `PackedExperts` of moe.py. Layers with a recurrent state have it in slots (recurrent.py).
 
 The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
 function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the function by which transformers would build the layer's mask,
@@ -15,9 +16,10 @@ paged attention cannot express raises an `Unsupported` that names it; anything e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +34,9 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    DynamicCache,
     PreTrainedModel,
+    cache_utils,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
@@ -40,18 +44,24 @@ from transformers.utils import logging
 
 from banyan.kernels import ops
 from banyan.kernels.kv_layout import Pool, Quantized
-from banyan.kernels.linear.grouped import quantise
+from banyan.kernels.linear.grouped import Grouped, quantise
 from banyan.kernels.lora.adapted import AdaptedRows
+from banyan.kernels.moe.experts import Gate
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
+from banyan.runtime.model import moe, recurrent
 from banyan.runtime.model.families import ModelSpec, dtype_name
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.quantised.config import Quantisation
+from banyan.runtime.model.quantised.fp4 import regroup
 from banyan.runtime.model.quantised.readers import state_dict
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
-_KNOWN_LAYERS = {"attention", "full_attention", "sliding_attention"}
+_ATTENTION = {"attention", "full_attention", "sliding_attention"}
+_RECURRENT = {"conv", "linear_attention", "mamba", "hybrid", "hybrid_sliding", "dummy", "mlp", "moe"}
+"""Kinds of layers of models with recurrent state: with a state, with attention too, and with neither."""
+_UNBOUNDED = 1 << 17  # the longest context where neither config.json nor attention has a limit
 _HEAD_DIMS = ("head_dim", "qk_head_dim", "v_head_dim", "global_head_dim", "swa_head_dim", "swa_v_head_dim")
 _KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # their count, by family
@@ -71,7 +81,7 @@ class HfStep(NamedTuple):
 
     family: str
     ragged: Ragged
-    kv: Sequence[tuple[Pool, Pool]]
+    kv: Mapping[int, tuple[Pool, Pool]]  # by layer
     rules: dict[int, AttentionRule]  # by layer; filled by the first forward pass
     max_context: int
 
@@ -87,6 +97,20 @@ class HfModel:
         self._model = model
         self._context = context
         self.rules: dict[int, AttentionRule] = {}
+        self._kv_layers = range(spec.n_layers) if spec.kv_layers is None else spec.kv_layers
+        self._state_parts: list[recurrent.StatePart] = []
+        self._is_stepwise = False  # see StatePool
+        self._states: recurrent.StatePool | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a request's recurrent state."""
+        return recurrent.slot_bytes(self._state_parts)
+
+    def new_states(self, n_slots: int) -> recurrent.StatePool:
+        """The pool of recurrent states that `forward` uses from now on."""
+        self._states = recurrent.StatePool(self._state_parts, n_slots, self._model.device, self._is_stepwise)
+        return self._states
 
     @property
     def module(self) -> nn.Module:
@@ -104,62 +128,72 @@ class HfModel:
         adapted: AdaptedRows | None = None,
     ) -> Tensor:  # fmt: skip
         assert adapted is None, "lora.read refuses adapters for this model"
-        token = _STEP.set(HfStep(self.spec.family, ragged, kv, self.rules, self.spec.max_context))
+        by_layer = dict(zip(self._kv_layers, kv, strict=False))
+        token = _STEP.set(HfStep(self.spec.family, ragged, by_layer, self.rules, self.spec.max_context))
         try:
-            out = self._model(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=rows,
-                return_dict=True,
-            )
+            with recurrent.using(self._states):
+                out = self._model(
+                    input_ids=ids[None],
+                    position_ids=positions[None],
+                    use_cache=False,
+                    logits_to_keep=rows,
+                    return_dict=True,
+                )
         finally:
             _STEP.reset(token)
         logits: Tensor = out.logits[0].float()
         return logits
 
-    def probe(self, n_bits: int = 0) -> None:
-        """Find the rule of each layer, pack the linear layers, and compare the logits with the model's eager code.
-        Unsupported if they differ. n_bits: that weights of linear layers are rounded to; 0: they are not."""
+    def probe(self, n_bits: int = 0, keeps_fp4: bool = False) -> None:
+        """Find the rule of each layer, pack linear layers and experts, and compare the logits with the model's eager
+        code. Unsupported if they differ. n_bits: that their weights are rounded to; 0: they are not. keeps_fp4: experts
+        whose weights are numbers of MXFP4 stay in few bits."""
         try:
-            self._probe(n_bits)
+            self._probe(n_bits, keeps_fp4)
         except (BanyanError, torch.OutOfMemoryError):
             raise
         except Exception as e:  # transformers' code was not written for this, so any failure means unsupported
             raise Unsupported(f"{self.spec.family} cannot run over pages: {type(e).__name__}: {e}") from e
 
-    def _probe(self, n_bits: int) -> None:
+    def _probe(self, n_bits: int, keeps_fp4: bool) -> None:
         s, device = self.spec, self._model.device
-        is_exact = self._model.dtype == torch.float32 and not n_bits
+        is_exact = self._model.dtype == torch.float32 and not n_bits and not keeps_fp4
         n = min(_PROBE, s.max_context)
         first = torch.arange(n, device=device) * 7919 % s.vocab_size
         second = (torch.arange(-(-n // 4), device=device) * 104729 + 17) % s.vocab_size
         self._model.set_attn_implementation("eager")
+        experts = moe.gates(self._model)
         if n_bits:
             _round(self._model, n_bits)
+            moe.round_experts(experts, n_bits)
         with torch.inference_mode(), _called(self._model) as called:
             want = torch.cat([self._model(input_ids=ids[None], use_cache=False).logits[0] for ids in (first, second)])
         _drop_unused(self._model, called)
-        if device.type == "cpu" or n_bits:
-            _pack(self._model, called, n_bits)
+        if s.kv_layers is not None:
+            self._state_parts, self._is_stepwise = recurrent.pack_mixers(self._model, first[:6])
+            self.new_states(2)
+        _pack(self._model, called, device, n_bits, experts, regroup if keeps_fp4 else None)
 
         n_chunk, n_pages = -(-n // 3), -(-n // _PROBE_PAGE)
         shape = (2 * n_pages, _PROBE_PAGE, s.n_kv_heads, s.head_dim)
-        kv = [tuple(torch.zeros(2, *shape, dtype=self._model.dtype, device=device)) for _ in range(s.n_layers)]
+        kv = [tuple(torch.zeros(2, *shape, dtype=self._model.dtype, device=device)) for _ in range(s.n_kv_layers)]
         pages = [list(range(n_pages)), list(range(n_pages, 2 * n_pages))]
 
         def step(ids: list[Tensor], starts: list[int]) -> Tensor:
             q, ends = [len(own) for own in ids], [start + len(own) for own, start in zip(ids, starts, strict=True)]
             positions = torch.cat([torch.arange(*span, device=device) for span in zip(starts, ends, strict=True)])
             batch = ragged(q, ends, pages[: len(ids)], _PROBE_PAGE, device)
+            if self._states is not None:
+                self._states.copy([(-1, slot) for slot, start in enumerate(starts) if not start])
+                self._states.begin([(n, slot, ()) for slot, n in enumerate(q)])
             return self.forward(torch.cat(ids), positions, batch, kv, torch.arange(sum(q), device=device))
 
         self._model.set_attn_implementation(_PROBING)
         got = [step([first[:n_chunk]], [0])]
-        if set(self.rules) != set(range(s.n_layers)):
+        if set(self.rules) != set(self._kv_layers):
             raise Unsupported(
-                f"{s.family}: {len(self.rules)} of {s.n_layers} layers go through transformers' attention registry; "
-                "the state of the others cannot be kept in pages"
+                f"{s.family}: {len(self.rules)} of {len(self._kv_layers)} layers go through transformers' attention "
+                "registry; the state of the others cannot be kept in pages"
             )
         self._model.set_attn_implementation(_PAGED)
         got.append(step([first[n_chunk:], second], [n_chunk, 0]))
@@ -220,8 +254,17 @@ def _round(model: nn.Module, n_bits: int) -> None:
             module.weight = nn.Parameter(quantise(weight, n_bits).dequantise(weight.dtype), requires_grad=False)
 
 
-def _pack(model: nn.Module, called: set[nn.Module], n_bits: int) -> None:
-    """Replace each nn.Linear that ran. One that did not may be read without a call, as by a head that is tied to it."""
+def _pack(
+    model: nn.Module, called: set[nn.Module], device: torch.device, n_bits: int, experts: dict[nn.Module, Gate],
+    keep: Callable[[Tensor], Tensor | Grouped] | None,
+) -> None:  # fmt: skip
+    """Replace experts, and each nn.Linear that ran. One that did not may be read without a call, as by a head that is
+    tied to it. On a GPU, only what becomes smaller. keep: for weights of experts that are not rounded."""
+    if device.type == "cpu" or n_bits or keep is not None:
+        exact: Callable[[Tensor], Tensor | Grouped] = (lambda weight: weight) if keep is None else keep
+        moe.pack_experts(model, experts, partial(quantise, n_bits=n_bits) if n_bits else exact)
+    if device.type != "cpu" and not n_bits:
+        return
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
             if type(child) is nn.Linear and child in called:
@@ -234,6 +277,8 @@ def _attention(
     """Our entry in transformers' registry: query, key, value [1, heads, n_rows, dim] -> [1, n_rows, heads, dim]."""
     step = _STEP.get()
     layer = module.layer_idx
+    if layer not in step.kv:
+        raise Unsupported(f"{step.family}: its config says that layer {layer} has no attention, but it has")
     rule = step.rules.get(layer)
     if rule is None or attention_mask is not None:
         rule = step.rules[layer] = _rule(module, query, key, value, attention_mask, options, step)
@@ -334,8 +379,9 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
             raise Unsupported(f"transformers {transformers.__version__} knows no model_type {family!r}") from e
         raise BadModel(f"{path / 'config.json'}: {e}") from e
     text = config.get_text_config()
-    _check(config, text, family)
-    n_heads = _largest(text, "num_attention_heads")
+    kv_layers = _kv_layers(text)
+    _check(config, text, family, kv_layers)
+    n_heads = _largest(text, "num_attention_heads") if kv_layers != () else text.hidden_size
     head_dim = max(_largest(text, name) for name in _HEAD_DIMS) or text.hidden_size // n_heads
     if getattr(text, "kv_lora_rank", None):  # latents become keys and values of all heads before attention
         n_kv_heads, head_dim = n_heads, max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
@@ -343,6 +389,8 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         n_kv_heads = 1
     else:
         n_kv_heads = max(_largest(text, name) for name in _KV_HEADS) or n_heads
+    if kv_layers == ():  # its pages hold nothing
+        n_kv_heads = head_dim = 1
     return ModelSpec(
         n_layers=text.num_hidden_layers,
         n_heads=n_heads,
@@ -350,12 +398,24 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         head_dim=head_dim,
         hidden=text.hidden_size,
         vocab_size=text.vocab_size,
-        max_context=text.max_position_embeddings,
+        max_context=_largest(text, "max_position_embeddings") or _UNBOUNDED,
         dtype=dtype_name(config.dtype or text.dtype),
         tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         n_experts=_n_experts(text),
+        kv_layers=kv_layers,
         **common,
     )
+
+
+def _kv_layers(config: Any) -> tuple[int, ...] | None:
+    """The layers with attention, of a model of which some layers have a recurrent state; None of others."""
+    try:
+        layers = DynamicCache(config=config).layers
+        if any(isinstance(layer, cache_utils.LinearAttentionLayer) for layer in layers):
+            return tuple(i for i, layer in enumerate(layers) if isinstance(layer, cache_utils.DynamicLayer))
+    except Exception:  # a kind of layer that no cache has, or a release of transformers without such layers
+        pass
+    return None
 
 
 def _largest(config: Any, name: str) -> int:
@@ -379,29 +439,31 @@ def auto_class(config: Any) -> Any:
     )
 
 
-def _check(config: Any, text: Any, family: str) -> None:
+def _check(config: Any, text: Any, family: str, kv_layers: tuple[int, ...] | None) -> None:
     if (auto := auto_class(config)) is None:
         raise Unsupported(f"{family} is not a causal language model in transformers")
     kinds = set(getattr(text, "layer_types", None) or ())
-    is_stateful = getattr(auto._model_mapping[type(config)], "_is_stateful", False) and not (
-        kinds and kinds <= _KNOWN_LAYERS
-    )
+    unknown = kinds - (_ATTENTION if kv_layers is None else _ATTENTION | _RECURRENT)
+    is_stateful = getattr(auto._model_mapping[type(config)], "_is_stateful", False) and not (kinds and not unknown)
     unsupported = {
-        "its layers keep a recurrent state": is_stateful,
-        f"layers of kind {', '.join(sorted(kinds - _KNOWN_LAYERS))}": kinds - _KNOWN_LAYERS,
+        "its layers keep a recurrent state in a cache of their own": is_stateful and kv_layers is None,
+        f"layers of kind {', '.join(sorted(unknown))}": unknown,
         "attention in chunks (attention_chunk_size)": getattr(text, "attention_chunk_size", None),
     }
     for what, is_present in unsupported.items():
         if is_present:
             experts = "a mixture-of-experts model; " if _n_experts(text) else ""
             raise Unsupported(f"{family}: {experts}{what} is not supported; `banyan models` lists what is")
-    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings"):
+    attention = () if kv_layers == () else ("num_attention_heads", "max_position_embeddings")
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size", *attention):
         if not _largest(text, name):
             raise Unsupported(f"{family}: its config has no {name}")
 
 
-def build_empty(path: Path, device: torch.device, dtype: torch.dtype, n_bits: int) -> nn.Module:
+def build_empty(path: Path, device: torch.device, dtype: torch.dtype, n_bits: int, keeps_fp4: bool) -> nn.Module:
     """The module that `build` makes, whose tensors have any content; on a CPU within a FakeTensorMode."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     config.__dict__.pop("quantization_config", None)
     with torch.device("meta"):
@@ -419,8 +481,9 @@ def build_empty(path: Path, device: torch.device, dtype: torch.dtype, n_bits: in
                     new = torch.empty_like(old, device=device)
                     moved[id(old)] = nn.Parameter(new, requires_grad=False) if isinstance(old, nn.Parameter) else new
                 parts[name] = moved.get(id(old))
-    if device.type == "cpu" or n_bits:
-        _pack(model, called, n_bits)
+    with unset_fake_temporarily():
+        experts = moe.gates(model)
+    _pack(model, called, device, n_bits, experts, partial(regroup, is_known=True) if keeps_fp4 else None)
     return model
 
 
@@ -431,10 +494,11 @@ def build(
     dtype: torch.dtype,
     context: int,
     n_bits: int,
+    keeps_fp4: bool,
     progress: Progress | None,
 ) -> HfModel:
     """Load the weights with transformers (which also renames and fuses them), then probe the model. Weights in few bits
-    become floats first."""
+    become floats first; with `keeps_fp4`, experts in MXFP4 go back to few bits, without a loss."""
     model: Any
     info: dict[str, Any]
     n_bytes = Checkpoint(path).n_bytes
@@ -460,7 +524,7 @@ def build(
     model.eval()
     _freeze_rope(model, context)
     hf_model = HfModel(msgspec.structs.replace(spec, dtype=str(dtype).removeprefix("torch.")), model, context)
-    hf_model.probe(n_bits)
+    hf_model.probe(n_bits, keeps_fp4)
     return hf_model
 
 

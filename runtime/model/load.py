@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,10 +19,19 @@ from banyan.runtime.model.parallel import Shard, sharded
 from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve
 from banyan.runtime.model.weights import Checkpoint, Progress
 
+if TYPE_CHECKING:
+    from banyan.runtime.model.recurrent import StatePool
+
 KV = Sequence[tuple[Pool, Pool]]  # per layer K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
 
 N_BITS = {"int8": 8, "int4": 4}
 """weight_dtype -> the bits that weights are rounded to"""
+
+
+def keeps_fp4(spec: ModelSpec, weight_dtype: str) -> bool:
+    """Whether experts in MXFP4 stay so, in a family that transformers computes."""
+    schemes = () if spec.quantisation is None else spec.quantisation.schemes
+    return weight_dtype == "auto" and any(scheme.format == "mxfp4" for _, scheme in schemes)
 
 
 class Model(Protocol):
@@ -46,6 +55,19 @@ class Model(Protocol):
         adapted         the rows that use an adapter; only for a native family
         Returns         float32 [n_out, vocab_size], in the order of `rows`
         """
+        ...
+
+
+@runtime_checkable
+class RecurrentModel(Model, Protocol):
+    """A model of which some layers keep a recurrent state; see `recurrent`."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a request's state."""
+
+    def new_states(self, n_slots: int) -> StatePool:
+        """The pool of states that `forward` uses from now on: call its `begin` before each step."""
         ...
 
 
@@ -99,7 +121,7 @@ def load(
         if spec.dense is None:
             from banyan.runtime.model import hf
 
-            return hf.build(spec, directory, *at, N_BITS.get(weight_dtype, 0), progress)
+            return hf.build(spec, directory, *at, N_BITS.get(weight_dtype, 0), keeps_fp4(spec, weight_dtype), progress)
         with Checkpoint(directory, progress, at[1]) as weights:
             return decoder.build(spec, weights, *at, deterministic, weight_dtype, shard)
     except RuntimeError as e:

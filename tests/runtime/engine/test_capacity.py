@@ -31,6 +31,7 @@ ENGINES: list[dict[str, Any]] = [
     {"model": "gemma2"},
     {"model": "gpt2", "weight_dtype": "int8", "kv_dtype": "int8"},
     {"model": "mixtral", "dtype": "bfloat16"},
+    {"model": "gpt_oss", "weight_dtype": "int4"},
 ]
 
 
@@ -45,7 +46,7 @@ def test_figures_are_those_of_an_engine(
     if options["model"] != "pocket":
         options["model"] = str(tiny_model(options["model"]))
     planned = bn.size(memory=MEMORY, **options)
-    monkeypatch.setattr(process, "probe", lambda gpus=True: Hardware(n_cores=1, free_memory=MEMORY))
+    monkeypatch.setattr(process, "probe", lambda *_: Hardware(n_cores=1, free_memory=MEMORY))
     engine = process.build(make(**options))
     store = engine.model.store
     pools = [part for pair in store.kv for pool in pair for part in parts(pool)]

@@ -308,7 +308,7 @@ def test_a_rank_that_cannot_load_is_an_error_at_the_start(
     two: Two, code: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        two(code)[0].connect(Shard(0, 2), CPU)
+        two(code)[0].connect(Shard(0, 2), SIZE, "cpu")
 
 
 def ranks_of(c: client.Client) -> list[psutil.Process]:
