@@ -37,8 +37,10 @@ def pack(
         return packed.pack_grouped(weight, dtype, deterministic) if is_served else None
     if library is None or weight.device.type != "cpu" or weight.dtype not in build.DTYPES:
         return None
-    if weight.dtype == torch.bfloat16 and (weight.shape[1] % 2 or (_has_matrix_unit() and not deterministic)):
-        return None
+    if weight.dtype == torch.bfloat16:
+        is_slower = _has_matrix_unit() and not library.banyan_has_tiles()
+        if weight.shape[1] % 2 or (is_slower and not deterministic):
+            return None
     return packed.pack(weight, library.banyan_panel())
 
 
@@ -60,7 +62,8 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
 
 @cache
 def _has_matrix_unit() -> bool:
-    """Whether the CPU multiplies bfloat16 in tiles (Intel's AMX). oneDNN uses it; the library does not."""
+    """Whether the CPU multiplies bfloat16 in tiles (Intel's AMX). oneDNN uses it; so does the library if the
+    compiler knows it."""
     try:
         return "amx_bf16" in Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -258,24 +258,42 @@ void order_pairs(bf16* to, int64_t s_to, const T* from, int64_t n_in) {  // one 
     }
 }
 
-// Adds n groups to c[16 * N rows][2 panels of 16]. a: of the first row tile and group; s_a: from one row tile to the next
+// bfloat16 columns to multiply: pairs of k, as [16 columns][2], and the distances from one pair, group of k and 16 columns
+// to the next.
+struct Columns {
+    const bf16* at;
+    int64_t s_pair, s_group, s_columns;
+};
+
+// Adds n groups to c[16 * N rows][2 * 16 columns], which starts at 0 if `fresh`. a: of the first row tile and group; s_a:
+// from one row tile to the next; s_c: from one row to the next. With each group, n_ahead cache lines from `ahead` on are
+// prefetched into L2.
 template <int N>
-void add_tiles(float* c, const bf16* a, int64_t s_a, const bf16* b, int n) {
-    constexpr int row = 2 * COLUMNS * sizeof(float);
-    _tile_loadd(0, c, row);
-    _tile_loadd(1, c + COLUMNS, row);
-    if (N > 1) { _tile_loadd(2, c + TILE * 2 * COLUMNS, row); _tile_loadd(3, c + TILE * 2 * COLUMNS + COLUMNS, row); }
-    for (int g = 0; g < n; g++, a += A_TILE, b += GROUP * COLUMNS) {
+inline void add_tiles(float* c, int64_t s_c, const bf16* a, int64_t s_a, Columns b, int64_t n, bool fresh,
+                      const char* ahead = nullptr, int64_t n_ahead = 0) {
+    const int64_t row = s_c * sizeof(float), pair = b.s_pair * sizeof(bf16);
+    if (fresh) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, row);
+        _tile_loadd(1, c + COLUMNS, row);
+        if (N > 1) { _tile_loadd(2, c + TILE * s_c, row); _tile_loadd(3, c + TILE * s_c + COLUMNS, row); }
+    }
+    for (int64_t g = 0; g < n; g++, a += A_TILE, b.at += b.s_group) {
+        for (int64_t i = 0; i < n_ahead; i++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
         _tile_loadd(4, a, 64);
-        _tile_loadd(6, b, 64);
-        _tile_loadd(7, b + WIDE_GROUPS * GROUP * COLUMNS, 64);
+        _tile_loadd(6, b.at, pair);
+        _tile_loadd(7, b.at + b.s_columns, pair);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (N > 1) { _tile_loadd(5, a + s_a, 64); _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7); }
     }
     _tile_stored(0, c, row);
     _tile_stored(1, c + COLUMNS, row);
-    if (N > 1) { _tile_stored(2, c + TILE * 2 * COLUMNS, row); _tile_stored(3, c + TILE * 2 * COLUMNS + COLUMNS, row); }
+    if (N > 1) { _tile_stored(2, c + TILE * s_c, row); _tile_stored(3, c + TILE * s_c + COLUMNS, row); }
 }
 
 // c[r][0 .. 32) of n rows. a: of the first row, [tile of rows][group][row][32]
@@ -283,7 +301,6 @@ template <int BITS, bool HAS_MIN>
 void tiled_rows(const GroupedWeight& w, const int64_t (&panels)[2], const bf16* a, int64_t n_groups, int n, float* c) {
     constexpr int n_bytes = GROUP * COLUMNS * BITS / 8;
     alignas(64) bf16 wide[2][WIDE_GROUPS * GROUP * COLUMNS];
-    std::memset(c, 0, (n + TILE - 1) / TILE * TILE * 2 * COLUMNS * sizeof *c);
     const int64_t s_a = n_groups * A_TILE;
     for (int64_t g = 0; g < n_groups; g += WIDE_GROUPS) {
         const int n_part = int(n_groups - g < WIDE_GROUPS ? n_groups - g : WIDE_GROUPS);
@@ -295,10 +312,11 @@ void tiled_rows(const GroupedWeight& w, const int64_t (&panels)[2], const bf16* 
                 dequantise<BITS, HAS_MIN>(wide[p] + i * GROUP * COLUMNS, q, w.scale + o,
                                           HAS_MIN ? w.minimum + o : nullptr);
             }
+        const Columns b{wide[0], 2 * COLUMNS, GROUP * COLUMNS, WIDE_GROUPS * GROUP * COLUMNS};
         for (int r = 0; r < n; r += 2 * TILE) {
             const bf16* from = a + r / TILE * s_a + g * A_TILE;
-            if (n - r > TILE) add_tiles<2>(c + r * 2 * COLUMNS, from, s_a, wide[0], n_part);
-            else add_tiles<1>(c + r * 2 * COLUMNS, from, s_a, wide[0], n_part);
+            if (n - r > TILE) add_tiles<2>(c + r * 2 * COLUMNS, 2 * COLUMNS, from, s_a, b, n_part, g == 0);
+            else add_tiles<1>(c + r * 2 * COLUMNS, 2 * COLUMNS, from, s_a, b, n_part, g == 0);
         }
     }
 }

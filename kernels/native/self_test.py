@@ -30,6 +30,7 @@ def run(library: ctypes.CDLL) -> None:
         _attention(library, generator, dtype, tolerance)
         _layers(library, generator, dtype, tolerance)
         _adapters(library, generator, dtype, tolerance)
+        _dense(library, generator, dtype, tolerance)
         _grouped(library, generator, dtype)
     _masks(library, generator)
     _draws(library, generator)
@@ -129,6 +130,16 @@ def _linear(
     grouped = packed.pack_grouped(small, dtype, deterministic=True)
     assert grouped is not None
     return (grouped, bias), partial(functional.linear, weight=small.dequantise(torch.float64), bias=bias.double())
+
+
+def _dense(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
+    """A product of many rows; each row has the same bits in all batches."""
+    x, weight = _randn(generator, dtype, 600, 300), _randn(generator, dtype, 150, 300) / 300**0.5
+    product = partial(_product, library, x, packed.pack(weight, library.banyan_panel()))
+    got = product(600)
+    _near("a product", got, x.double() @ weight.double().T, tolerance)
+    for n in (1, 2, 11, 16, 40, 70, 520):
+        assert torch.equal(product(n), got[:n]), f"a row differs in a batch of {n} on this machine"
 
 
 def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype) -> None:
