@@ -182,8 +182,10 @@ class Tiles {
 
   public:
     Tiles() {
-        const Shapes ours;
+        // GCC takes these for accesses to 8 bytes, and would drop stores to the other 56.
+        static const Shapes ours;
         _tile_storeconfig(&before);
+        asm volatile("" : : "r"(&before) : "memory");
         _tile_loadconfig(&ours);
     }
     ~Tiles() {
@@ -376,9 +378,9 @@ inline char* row_memory(int64_t n_bytes) {
 }
 
 // Calls make(first panel, first row, n, c) for blocks of rows and of PANELS panels, and writes the sums c[n][16 PANELS]
-// to `out`.
-template <int ROWS, int PANELS, class T, class F>
-void each_block(const GroupedWeight& w, const T* bias, T* out, int64_t n, int n_threads, const F& make) {
+// to `out`, rounded to T.
+template <int ROWS, int PANELS, class T, class U, class F>
+void each_block(const GroupedWeight& w, const T* bias, U* out, int64_t n, int n_threads, const F& make) {
     constexpr int columns = COLUMNS * PANELS;
     const int64_t n_blocks = (n + ROWS - 1) / ROWS;
     ThreadPool::instance().run((w.n_out + TASK - 1) / TASK * n_blocks, n_threads, [&](int64_t task) {
@@ -389,21 +391,22 @@ void each_block(const GroupedWeight& w, const T* bias, T* out, int64_t n, int n_
             make(from / COLUMNS, first, n_rows, c);
             const int width = int(w.n_out - from < columns ? w.n_out - from : columns);
             for (int64_t r = 0; r < n_rows; r++) {
-                T* to = out + (first + r) * w.n_out + from;
+                U* to = out + (first + r) * w.n_out + from;
                 const float *sums = c + r * columns, *factor = w.factor + from;
                 int j = 0;
                 for (; j + W <= width; j += W) {
                     const vf y = load(sums + j) * load(factor + j);
-                    store(to + j, bias ? y + load(bias + from + j) : y);
+                    store(to + j, rounded<T, U>(bias ? y + load(bias + from + j) : y));
                 }
-                for (; j < width; j++) put(to + j, sums[j] * factor[j] + (bias ? get(bias[from + j]) : 0.0f));
+                for (; j < width; j++)
+                    put(to + j, get(near<T>(sums[j] * factor[j] + (bias ? get(bias[from + j]) : 0.0f))));
             }
         }
     });
 }
 
-template <int BITS, bool HAS_MIN, class T>
-void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_x, int n_threads) {
+template <int BITS, bool HAS_MIN, class T, class U>
+void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_x, int n_threads) {
     const int64_t n_groups = (w.n_in + GROUP - 1) / GROUP, n_tiles = (n + TILE - 1) / TILE;
     const int n_row_threads = n * w.n_in < (1 << 16) ? 1 : n_threads;
 #ifdef BANYAN_TILES
@@ -432,8 +435,8 @@ void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, T* out, i
     });
 }
 
-template <class T>
-void grouped_linear(const T* x, int n_bits, const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_x,
+template <class T, class U>
+void grouped_linear(const T* x, int n_bits, const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_x,
                     int n_threads) {
     const auto run = [&](auto bits, auto has_min) {
         grouped_linear<decltype(bits)::value, decltype(has_min)::value>(x, w, bias, out, n, s_x, n_threads);

@@ -83,9 +83,9 @@ inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int
 template <class T>
 constexpr int64_t padded(int64_t n_in) { return sizeof(T) == 2 ? (n_in + GROUP - 1) / GROUP * GROUP : n_in; }
 
-// Calls make(panel, first row, n, c) for each panel and ROWS rows, and writes the sums c[n][PANEL] to `out`.
-template <int ROWS, class T, class F>
-void each_panel(const T* bias, T* out, int64_t n, int64_t n_out, int n_threads, const F& make) {
+// Calls make(panel, first row, n, c) for each panel and ROWS rows, and writes the sums c[n][PANEL] to `out`, rounded to T.
+template <int ROWS, class T, class U, class F>
+void each_panel(const T* bias, U* out, int64_t n, int64_t n_out, int n_threads, const F& make) {
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + ROWS - 1) / ROWS;
     ThreadPool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
         const int64_t p = task / n_blocks, first = task % n_blocks * ROWS;
@@ -95,13 +95,14 @@ void each_panel(const T* bias, T* out, int64_t n, int64_t n_out, int n_threads, 
         const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
         const T* add = bias ? bias + p * PANEL : nullptr;
         for (int64_t r = 0; r < n_rows; r++) {
-            T* to = out + (first + r) * n_out + p * PANEL;
+            U* to = out + (first + r) * n_out + p * PANEL;
             float* sums = c + r * PANEL;
             int64_t j = 0;
             for (; add && j + W <= width; j += W) store(sums + j, load(sums + j) + load(add + j));
             for (; add && j < width; j++) sums[j] += get(add[j]);
-            for (j = 0; j + 2 * W <= width; j += 2 * W) store(to + j, load(sums + j), load(sums + j + W));
-            for (; j < width; j++) put(to + j, sums[j]);
+            for (j = 0; j + 2 * W <= width; j += 2 * W)
+                store(to + j, rounded<T, U>(load(sums + j)), rounded<T, U>(load(sums + j + W)));
+            for (; j < width; j++) put(to + j, get(near<T>(sums[j])));
         }
     });
 }
@@ -145,8 +146,8 @@ inline void tiled_panel(float* c, const bf16* rows, const bf16* b, int64_t n, in
 }
 #endif
 
-template <class T>
-void linear(const T* x, const T* weight, const T* bias, T* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
+template <class T, class U>
+void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
             int n_threads) {
     const int64_t s_panel = padded<T>(n_in) * PANEL;
 #ifdef BANYAN_TILES
@@ -172,8 +173,9 @@ struct Weight {  // of a linear layer, in panels
     int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type, and always deterministic
 };
 
-template <class T>
-void multiply(const T* x, const Weight& w, T* out, int64_t n, int64_t s_x, int n_threads) {
+// out: T, or float, which is rounded to T
+template <class T, class U>
+void multiply(const T* x, const Weight& w, U* out, int64_t n, int64_t s_x, int n_threads) {
     const T* bias = (const T*)w.bias;
     if (!w.n_bits) return linear(x, (const T*)w.panels, bias, out, n, w.n_in, w.n_out, s_x, n_threads);
     const GroupedWeight grouped{(const uint8_t*)w.panels, (const uint16_t*)w.scale, (const uint16_t*)w.minimum,

@@ -86,6 +86,13 @@ inline void store(T* p, vf a, vf b) {  // a whole cache line in bfloat16, which 
 #endif
     store(p, a), store(p + W, b);
 }
+template <class T, class U>
+inline vf rounded(vf x) {  // to T; where storing it as U does that, unchanged
+    if constexpr (sizeof(U) == sizeof(T)) return x;
+    T near[W];
+    store(near, x);
+    return load(near);
+}
 inline void store(int8_t* p, vf x) {  // for numbers within 127; rounds to nearest even
     vb small = __builtin_convertvector(__builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi), vb);
     std::memcpy(p, &small, sizeof small);
@@ -108,6 +115,12 @@ inline void put(bf16* p, float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     p->bits = x != x ? 0x7FC0 : uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+template <class T>
+inline T near(float x) {
+    T y;
+    put(&y, x);
+    return y;
 }
 
 inline float get(int8_t x) { return x; }
