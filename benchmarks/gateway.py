@@ -4,16 +4,19 @@
 
 Concurrent streams of chat completions are read over plain sockets, so the client costs little. The figure is the CPU
 time of the HTTP process (user and system) between the first request and the last, over the tokens in the streams; the
-server and its engine have processes of their own. `--peer` measures another OpenAI server on the same machine, whose
-HTTP process has this pid and whose first model is asked; its figure is the baseline.
+server, which has the tokenizer, and its engine have processes of their own. Rows "with the server" add the server's
+CPU time. `--peer` measures another OpenAI server on the same machine, whose HTTP process has this pid and whose first
+model is asked; its figure is the baseline. vLLM's HTTP process has the tokenizer too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import urllib.request
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -44,17 +47,15 @@ async def ask(url: str, body: dict[str, object]) -> tuple[int, int]:
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     data = json.dumps(body).encode()
-    writer.write(
-        f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n".encode()
-    )
-    writer.write(data)
+    head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
     answer = await reader.read()
     writer.close()
     assert answer.startswith(b"HTTP/1.1 200"), answer[:500]
     if not body.get("stream"):
         return 1, 1
     assert answer.count(b"[DONE]") == 1
-    n_tokens = int(answer.rpartition(b'"completion_tokens":')[2].lstrip().partition(b",")[0])
+    n_tokens = int(re.findall(rb'"completion_tokens": ?(\d+)', answer)[-1])
     return answer.count(b'"content":"') - 1, n_tokens
 
 
@@ -63,14 +64,14 @@ async def together(url: str, n: int, body: dict[str, object]) -> tuple[int, int]
     return sum(one for one, _ in done), sum(one for _, one in done)
 
 
-def cost(url: str, pid: int, n_streams: int, n_requests: int) -> Cost:
+def cost(url: str, pids: Sequence[int], n_streams: int, n_requests: int) -> list[Cost]:
+    """The cost in each of these processes."""
     with urllib.request.urlopen(f"{url}/v1/models") as answer:
         model = json.load(answer)["data"][0]["id"]
-    process = psutil.Process(pid)
+    processes = [psutil.Process(pid) for pid in pids]
 
-    def spent() -> float:
-        times = process.cpu_times()
-        return float(times.user + times.system)
+    def spent() -> list[float]:
+        return [float(one.user + one.system) for one in (process.cpu_times() for process in processes)]
 
     question = [{"role": "user", "content": "Tell me anything."}]
     body: dict[str, object] = {"model": model, "messages": question, "temperature": 1.0, "max_tokens": N_TOKENS}
@@ -81,8 +82,12 @@ def cost(url: str, pid: int, n_streams: int, n_requests: int) -> Cost:
     middle = spent()
     for _ in range(n_requests // 50):
         asyncio.run(together(url, 50, body | {"max_tokens": 1}))
-    seconds, request = middle - start, (spent() - middle) / n_requests
-    return Cost(1e6 * seconds / n_tokens, 1e6 * seconds / n_events, 1e6 * request, n_tokens / n_events)
+    costs = []
+    for at_start, at_middle, at_end in zip(start, middle, spent(), strict=True):
+        streams = 1e6 * (at_middle - at_start)
+        one = 1e6 * (at_end - at_middle) / n_requests
+        costs.append(Cost(streams / n_tokens, streams / n_events, one, n_tokens / n_events))
+    return costs
 
 
 def main() -> int:
@@ -93,8 +98,8 @@ def main() -> int:
     with closing(launch.start(config.make())) as server:
         http = config.HTTPConfig(socket=str(server.socket), address="0")
         with closing(launch.start_gateway(http)) as gateway:
-            ours = cost(gateway.url, gateway.pid, *sizes)
-    theirs = cost(args.peer[0].rstrip("/"), int(args.peer[1]), *sizes) if args.peer else None
+            ours, server_only = cost(gateway.url, [gateway.pid, server.pid], *sizes)
+    theirs = cost(args.peer[0].rstrip("/"), [int(args.peer[1])], *sizes)[0] if args.peer else None
     report = Report("gateway", f"{sizes[0]} streams at once of {N_TOKENS} tokens, then {sizes[1]} requests of 1 token")
     for name, what, target in (
         ("token", "CPU per streamed token", "ratio >= 2"),
@@ -102,7 +107,10 @@ def main() -> int:
         ("request", "CPU per request", ""),
     ):
         baseline = None if theirs is None else getattr(theirs, name)
-        report.row(what, "us", getattr(ours, name), baseline, args.peer[0] if args.peer else "", target)
+        peer = args.peer[0] if args.peer else ""
+        report.row(what, "us", getattr(ours, name), baseline, peer, target)
+        both = getattr(ours, name) + getattr(server_only, name)
+        report.row(f"{what}, with the server", "us", both, baseline, peer)
     return report.end(args.json)
 
 

@@ -38,6 +38,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     weight_dtype: Annotated[
         WeightDtype, "linear weights; int8, int4: rounded in groups of 32; auto: few bits as stored, else dtype"
     ] = "auto"
+    tp: Annotated[
+        int, "number of processes that compute the model together, each a part of every layer (tensor parallel)"
+    ] = 1
     adapters: Annotated[
         dict[str, str],
         "name and directory of an adapter (LoRA) in peft's format, which gens name; may be given several times",
@@ -148,7 +151,9 @@ LIMITS = (
 """The options that limit clients. Limits that are the same for all servers are in protocol/limits.py."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "model": ("model", "device", "dtype", "weight_dtype", "adapters", "context", "threads", "sampling_defaults"),
+    "model": (
+        *("model", "device", "dtype", "weight_dtype", "tp", "adapters", "context", "threads", "sampling_defaults"),
+    ),
     "KV memory": ("kv_memory", "kv_dtype", "page", "cache", "eviction", "host_memory", "host_file"),
     "batches and speculation": (
         *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
@@ -225,7 +230,7 @@ def unknown_option(name: str) -> str:
 
 _MINIMUMS = {
     "max_running": 1, "step_tokens": 1, "context": 2, "threads": 1, "constraint_bytes": 1, "max_message": 1 << 16,
-    "max_programs": 1, "max_width": 1, "max_program": 1, "max_client": 1,
+    "max_programs": 1, "max_width": 1, "max_program": 1, "max_client": 1, "tp": 1,
 }  # fmt: skip
 
 
@@ -243,6 +248,8 @@ def _check(c: Config) -> None:
     n_host_bytes = parse_bytes(c.host_memory)
     require(n_host_bytes > 0 or not c.host_file, "host_file needs a size; set host_memory too, such as '4GiB'")
     require(n_host_bytes == 0 or c.cache, "host_memory holds what the cache evicts, but the cache is off")
+    require(c.tp == 1 or not c.host_file, "host_file holds the KV of one process; use host_memory alone, or tp=1")
+    require(c.tp == 1 or not c.adapters, "adapters are not cut into parts; leave tp out, or merge them into the model")
     for name, path in c.adapters.items():
         check_adapter_name(name)
         require(bool(path), f"adapter {name!r} has no directory; write it like NAME=DIR")
@@ -390,7 +397,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     if config.weight_dtype != "auto":
         decisions.append(f"weights of linear layers in {config.weight_dtype}")
     threads = config.threads or max(1, hardware.n_cores)
-    decisions.append(f"{threads} threads")
+    decisions.append(f"{threads} threads" if config.tp == 1 else f"{config.tp} processes, each with {threads} threads")
     if config.deterministic:
         decisions.append("deterministic: bitwise equal in any batch, cache and chunks; drafts do not branch")
     return Resolved(

@@ -17,6 +17,7 @@ TRANSLATED: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "max_total_tokens": ("kv_memory", lambda n: f"{n} tokens"),
     "page_size": ("page", None),
     "speculative_draft_model_path": ("draft_model", str),
+    "tp_size": ("tp", None),
 }
 """Option of SGLang's server -> (the option here with the same meaning, its value as a function of SGLang's)."""
 
@@ -35,7 +36,7 @@ socket, selects kernels and CUDA graphs by itself, and runs no code of a model. 
 itself."""
 
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    **dict.fromkeys(("tp_size", "dp_size", "pp_size", "ep_size", "nnodes"), ((1,), "a server uses one device")),
+    **dict.fromkeys(("dp_size", "pp_size", "ep_size", "nnodes"), ((1,), "a server has one engine, on one machine")),
     **dict.fromkeys(("base_gpu_id", "node_rank"), ((0,), "set CUDA_VISIBLE_DEVICES")),
     "is_embedding": ((False,), "there are no embeddings"),
     "load_format": (("auto", "safetensors"), "weights are read from safetensors"),

@@ -32,6 +32,17 @@ class AttentionOptions(NamedTuple):
     sinks: Tensor | None = None
 
 
+class HostTables(NamedTuple):
+    """The tables of a batch on the host: see the fields of `Ragged` with these names."""
+
+    q_start: np.ndarray
+    kv_len: np.ndarray
+    page_table: np.ndarray
+    slots: np.ndarray
+    position: np.ndarray
+    ancestors: np.ndarray | None
+
+
 class Ragged(NamedTuple):
     """A ragged batch over paged KV. Built once per step and shared by all layers.
 
@@ -54,6 +65,7 @@ class Ragged(NamedTuple):
     n_drafted: int = 0  # rows of the largest draft tree
     deterministic: bool = False  # a row's result has the same bits in every batch
     tail: "Ragged | None" = None  # the rows whose result is wanted, if these are far fewer; for the last layer
+    host: HostTables | None = None  # None: they are on the device only
 
     def check(self, window: int) -> None:
         """Raises ValueError if a draft tree is larger than a layer's window."""
@@ -107,21 +119,24 @@ def ragged(
     if parents is not None:
         ancestors, position = _trees(q_lens, parents, position)
 
+    n_drafted = max((len(own) for own in parents or () if own is not None), default=0)
+    tables = HostTables(q_start, np.array(kv_lens, np.int32), table, slots, position, ancestors)
+    shared = tuple(subtrees(table, contexts, page_size))
+    return from_host(tables, tuple(q_lens), tuple(kv_lens), shared, n_drafted, deterministic, tail, device)
+
+
+def from_host(
+    tables: HostTables, q_lens: tuple[int, ...], kv_lens: tuple[int, ...], shared: tuple[Subtree, ...], n_drafted: int,
+    deterministic: bool, tail: Ragged | None, device: torch.device | str,
+) -> Ragged:  # fmt: skip
+    """The batch with these tables, copied to `device`; see `Ragged`. shared: its subtrees."""
+    *always, ancestors = tables
+    q_start, kv_len, table, slots, position = (to_device(each, device) for each in always)
+    masks = None if ancestors is None else to_device(ancestors, device)
     return Ragged(
-        q_start=to_device(q_start, device),
-        kv_len=to_device(np.array(kv_lens, np.int32), device),
-        page_table=to_device(table, device),
-        slots=to_device(slots, device),
-        position=to_device(position, device),
-        q_lens=tuple(q_lens),
-        kv_lens=tuple(kv_lens),
-        plans={},
-        subtrees=tuple(subtrees(table, contexts, page_size)),
-        ancestors=None if ancestors is None else to_device(ancestors, device),
-        n_drafted=max((len(own) for own in parents or () if own is not None), default=0),
-        deterministic=deterministic,
-        tail=tail,
-    )
+        q_start, kv_len, table, slots, position, q_lens, kv_lens, {}, shared, masks, n_drafted, deterministic, tail,
+        tables,
+    )  # fmt: skip
 
 
 def _rows(

@@ -60,7 +60,7 @@ def _step(
     )  # fmt: skip
     rows = torch.tensor(counts) - 1
     ids, at, rows = (x.to(store.device) for x in (ids, at, rows))
-    return runner.model.forward(ids, at, batch, store.kv, rows)
+    return runner.forward(ids, at, batch, rows)
 
 
 def _compare(got: Tensor, expected: Tensor, way: str) -> None:

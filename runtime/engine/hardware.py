@@ -16,12 +16,13 @@ from banyan.runtime.model.spec import ModelSpec
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def probe(gpus: bool = True) -> Hardware:
-    """What is available now. gpus: look at the GPU too, which claims some of its memory."""
+def probe(gpus: bool = True, n: int = 1) -> Hardware:
+    """What is available now to each of n processes; each may have a GPU. gpus: look at the GPU too, which claims some
+    of its memory."""
     gpu, free_gpu = None, 0
     if gpus and torch.cuda.is_available():
         gpu, free_gpu = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
-    return Hardware(n_cores=n_cores(), free_memory=free_memory(), gpu=gpu, free_gpu_memory=free_gpu)
+    return Hardware(n_cores=n_cores() // n, free_memory=free_memory() // n, gpu=gpu, free_gpu_memory=free_gpu)
 
 
 def facts(spec: ModelSpec, n_parameters: int = 0, kv_elements: int = 0) -> ModelFacts:

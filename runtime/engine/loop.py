@@ -15,7 +15,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from banyan.kernels.native import threads
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.snapshot import snapshot
 from banyan.runtime.config import Config, Resolved, drafters
@@ -26,7 +25,7 @@ from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
 from banyan.runtime.engine.determinism import check_determinism
 from banyan.runtime.engine.guides import Guides
 from banyan.runtime.engine.kv_pool import KVPool, open_file
-from banyan.runtime.engine.model_runner import ModelRunner
+from banyan.runtime.engine.model_runner import ModelRunner, use_threads
 from banyan.runtime.engine.sampler import PendingSample, sample
 from banyan.runtime.engine.scheduling import kv_hints
 from banyan.runtime.engine.scheduling.kv_hints import KVHintReceiver
@@ -72,6 +71,7 @@ class EngineLoop:
         self, config: Config, model: Model, resolved: Resolved, clock: Callable[[], float] = time.monotonic,
         flight: FlightRecord | None = None, weights: str = "", stopwatch: Callable[[], float] | None = None,
         fingerprint: bytes = b"", draft_model: DraftModel | None = None,
+        make_runner: Callable[[Model, KVPool, Graphs | None], ModelRunner] = ModelRunner,
     ) -> None:  # fmt: skip
         """flight: records which requests are in hand, in case one kills this process. weights: `weights.version`, which
         identifies the second tier's file. stopwatch: seconds, for the cost of steps. fingerprint: see Ready.weights."""
@@ -82,8 +82,7 @@ class EngineLoop:
         is_one_thread = resolved.device == "cpu" and resolved.threads == 1
         self.stopwatch = stopwatch or (time.thread_time if is_one_thread else time.perf_counter)
         if self.device.type == "cpu":
-            threads.use(resolved.threads)
-            torch.set_num_threads(1 if getattr(model, "is_packed", False) else resolved.threads)
+            use_threads(resolved.threads, model)
         self.plans_ahead = self.device.type == "cuda"  # the device computes while this process plans
 
         file = open_file(config, resolved, self.spec, weights) if config.host_file else None
@@ -93,7 +92,7 @@ class EngineLoop:
         # transformers' own code may not be capturable, and a captured step does not cut attention into absolute chunks.
         if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:
             graphs = Graphs(model, store, resolved.context, cuda_capture())
-        self.model = ModelRunner(model, store, graphs)
+        self.model = make_runner(model, store, graphs)
         self.adapters = LoadedAdapters(model.spec, self.device)
         self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file)
         drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch) if draft_model else None
@@ -136,7 +135,7 @@ class EngineLoop:
         """Shut down. A second tier in a file first receives the pages on the device."""
         if self.model.store.file is not None:
             self.cache.close()
-            self.model.store.move(self.cache.take_moves())
+            self.model.move(self.cache.take_moves())
             self.model.store.release()
 
     # ---- the loop --------------------------------------------------------------------------------------------------
@@ -188,7 +187,7 @@ class EngineLoop:
             return None
         self._in_flight.append(plan)
         self._record_in_flight()
-        self.model.store.move(plan.moves)  # if this fails, the tree is wrong and the engine must end
+        self.model.move(plan.moves)  # if this fails, the tree is wrong and the engine must end
         start = self.stopwatch()
         sampled = None
         if before is not None and before.pending is not None and before.pending.ids is not None:
@@ -230,7 +229,7 @@ class EngineLoop:
             else:
                 self._in_flight.remove(plan)
                 self.scheduler.commit(plan, result)
-                self.model.store.copy_slots(self.scheduler.moves)
+                self.model.copy_slots(self.scheduler.moves)
                 self.scheduler.moves.clear()
                 if self.drafting.drafters:
                     now = self.stopwatch()

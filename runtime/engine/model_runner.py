@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from banyan.kernels.ops import ragged
+from banyan.kernels.lora.adapted import AdaptedRows
+from banyan.kernels.native import threads
+from banyan.kernels.ops import Ragged, ragged
+from banyan.radix_cache.host_tier import Move
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import SIZES, Graphs
 from banyan.runtime.engine.kv_pool import KVPool
@@ -17,7 +20,8 @@ from banyan.runtime.protocol.wire import Run, Sampling
 
 
 class ModelRunner:
-    """A model and the pool of its KV. graphs: set where decode steps are captured and replayed."""
+    """A model and the pool of its KV. graphs: set where decode steps are captured and replayed. Whatever a step changes
+    in the pool goes through here."""
 
     def __init__(self, model: Model, store: KVPool, graphs: Graphs | None = None) -> None:
         self.model, self.store, self.graphs = model, store, graphs
@@ -33,7 +37,7 @@ class ModelRunner:
             n = end - start
             at = torch.arange(start, end, device=device)
             rows = torch.tensor([n - 1], device=device)
-            self.model.forward(torch.zeros_like(at), at, ragged([n], [end], pages, page, device), self.store.kv, rows)
+            self.forward(torch.zeros_like(at), at, ragged([n], [end], pages, page, device), rows)
         if self.graphs is not None:
             for n in SIZES:
                 if n <= n_running:
@@ -43,14 +47,35 @@ class ModelRunner:
     def __call__(self, batch: Batch, copies: Sequence[tuple[int, int, int]]) -> Tensor:
         """One forward pass, after the page copies that it needs. Returns logits, float32 [n_scored + n_sampled, vocab];
         those of a captured step are overwritten by the next one."""
-        self.store.copy(copies)
+        self.copy(copies)
         batch.fill_deferred()
         if self.graphs is not None and batch.adapted is None and (logits := self.graphs(batch)) is not None:
             return logits
-        arguments = batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows
-        return (
-            self.model.forward(*arguments) if batch.adapted is None else self.model.forward(*arguments, batch.adapted)
-        )
+        return self.forward(batch.ids, batch.positions, batch.ragged, batch.rows, batch.adapted)
+
+    def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, rows: Tensor,
+                adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
+        """See `Model.forward`."""
+        arguments = ids, positions, ragged, self.store.kv, rows
+        return self.model.forward(*arguments) if adapted is None else self.model.forward(*arguments, adapted)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """See `KVPool.move`."""
+        self.store.move(moves)
+
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """See `KVPool.copy`."""
+        self.store.copy(copies)
+
+    def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+        """See `KVPool.copy_slots`."""
+        self.store.copy_slots(paths)
+
+
+def use_threads(n: int, model: Model) -> None:
+    """Compute on n threads of the CPU."""
+    threads.use(n)
+    torch.set_num_threads(1 if getattr(model, "is_packed", False) else n)
 
 
 def decodes(n: int, store: KVPool) -> Batch:

@@ -20,17 +20,22 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import msgspec
+import torch
 import zmq
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
 from banyan.runtime.engine.hardware import facts, probe
 from banyan.runtime.engine.loop import EngineLoop
+from banyan.runtime.engine.model_runner import ModelRunner
+from banyan.runtime.engine.ranks import ParallelRunner, Ranks
 from banyan.runtime.engine.speculation import drafters
-from banyan.runtime.errors import BanyanError
+from banyan.runtime.errors import BanyanError, Unsupported
 from banyan.runtime.model import load, spec, weights
+from banyan.runtime.model.parallel import Shard, sharded
 from banyan.runtime.protocol.decoders import decode_command
 from banyan.runtime.protocol.flight_record import FlightRecord
 from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, Notice, encode
@@ -57,7 +62,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if args.alive_fd is not None:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent()
     with zmq.Context() as context:
         link = ServerLink(context, args.socket, args.alive_fd)
         _log.setLevel(logging.INFO)
@@ -80,23 +85,39 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+def end_with_parent() -> None:
+    """Let the kernel end this process with SIGKILL when its parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
     """An engine from its configuration: reads the model, and resolves "auto" options by what the machine has now."""
     path = spec.resolve(config.model)
     source = drafters.find(config, path)
-    model_facts = facts(spec.read_spec(path), *((source.n_parameters, source.kv_elements) if source else ()))
-    hardware = probe(gpus=config.device != "cpu")
+    if source is not None and source.kind != "model" and config.tp > 1:
+        raise Unsupported(
+            f"draft_model {source.path.name} is a head, which reads the whole embedding; with tp, name a model"
+        )
+    part = sharded(spec.read_spec(path), config.tp)
+    model_facts = facts(part, *((source.n_parameters, source.kv_elements) if source else ()))
+    hardware = probe(config.device != "cpu", config.tp)
     resolved = configs.resolve(config, hardware, model_facts)
+    ranks = Ranks(config, resolved, str(path)) if config.tp > 1 else None
+    shard = Shard(0, config.tp, config.deterministic) if ranks is not None else None
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
             path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context,
-            deterministic=config.deterministic, weight_dtype=config.weight_dtype, progress=progress,
+            deterministic=config.deterministic, weight_dtype=config.weight_dtype, shard=shard,
+            progress=progress,
         )  # fmt: skip
+    if ranks is not None and shard is not None:
+        ranks.connect(shard, torch.device(resolved.device))
     suffix = "" if config.weight_dtype == "auto" else f" {config.weight_dtype}"
     engine = EngineLoop(
         config, model, resolved, flight=flight, weights=weights.version(path) + suffix,
         fingerprint=weights.fingerprint(path) + suffix.encode(),
         draft_model=drafters.read(source, resolved, model) if source else None,
+        make_runner=ModelRunner if ranks is None else partial(ParallelRunner, ranks),
     )  # fmt: skip
     for name, directory in config.adapters.items():
         engine.adapters.names[name] = engine.adapters.load(directory, name)

@@ -21,6 +21,7 @@ from banyan.kernels.native import build as native
 from banyan.kernels.native.layers import Head, Layers, Weights, fused
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.model.linear import Linear, tiled
+from banyan.runtime.model.parallel import JoinedLinear, Shard, SummedLinear, cut, sharded
 from banyan.runtime.model.quantised.layer import ACTIVATIONS
 from banyan.runtime.model.quantised.readers import floats, read_linear
 from banyan.runtime.model.rope import frequencies
@@ -45,13 +46,16 @@ class Decoder:
     """A loaded dense model; implements `load.Model`."""
 
     def __init__(self, spec: ModelSpec, embed: Tensor, layers: Sequence[Layer], norm: Tensor, head: Linear,
-                 rope: tuple[Tensor, float]) -> None:  # fmt: skip
+                 rope: tuple[Tensor, float], shard: Shard | None = None) -> None:  # fmt: skip
+        """shard: if the weights are those of one rank."""
         assert spec.dense is not None
         self.spec = spec
         self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
         self.eps = spec.dense.rms_norm_eps
         self.frequencies, self.rope_scale = rope  # [head_dim / 2], on cos and sin
-        self.fused = self._fused() if self.is_packed else None  # runs all layers in one call
+        self.shard = shard
+        # Runs all layers in one call, in which ranks cannot add up their sums.
+        self.fused = self._fused() if self.is_packed and shard is None else None
         self.features: Tensor | None = None  # [n_slots, hidden]: if set, `forward` stores its last hidden states there
 
     @property
@@ -68,7 +72,11 @@ class Decoder:
                 rows: Tensor, adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
         angles = positions[:, None].float() * self.frequencies  # [n_rows, head_dim / 2]
         cos_sin = angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
-        x = F.embedding(ids, self.embed)  # [n_rows, hidden]
+        x = (
+            F.embedding(ids, self.embed)
+            if self.shard is None
+            else self.shard.embed(ids, self.embed, self.spec.vocab_size)
+        )  # [n_rows, hidden]
         last = rows if ragged.tail is not None and self.features is None else None
         if self.fused is not None and self.fused.bind(kv):
             if self.features is None:
@@ -133,9 +141,10 @@ class Decoder:
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,
-          deterministic: bool = False, weight_dtype: str = "auto") -> Decoder:  # fmt: skip
-    """Build a dense model from its checkpoint. At most one layer is in memory twice at any time. weight_dtype: of the
-    linear layers and the head, see `load`; embeddings are in `dtype`."""
+          deterministic: bool = False, weight_dtype: str = "auto", shard: Shard | None = None) -> Decoder:  # fmt: skip
+    """Build a dense model from its checkpoint. At most one layer, or the embedding, is in memory twice at any time.
+    weight_dtype: of the linear layers and the head, see `load`; embeddings are in `dtype`. shard: build only its
+    part."""
     c = spec.dense
     assert c is not None
 
@@ -159,34 +168,56 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
             known = take((name, n_out), rest=(n_in,)) if stored is None else floats(stored, dtype).to(device)
         return known if weight_dtype in ("auto", "dtype") else quantise(known, n_bits)
 
-    def linear(n_in: int, has_bias: bool, *parts: tuple[str, int]) -> Linear:
-        """One matrix of the projections (name, n_out) of n_in features."""
-        bias = take(*parts, of="bias") if has_bias else None
-        weight = concatenate([matrix(name, n_out, n_in) for name, n_out in parts], dtype)
-        return Linear(weight, bias, deterministic, dtype)
+    def by_outputs(has_bias: bool, *parts: tuple[str, int, int]) -> Linear:
+        """One matrix of the projections (name, n, width) of hidden states. A projection has n parts of `width` outputs,
+        of which a rank has some."""
+        found = [matrix(name, n * width, c.hidden_size) for name, n, width in parts]
+        biases = [take((name, n * width), of="bias") for name, n, width in parts] if has_bias else []
+        if shard is not None:
+            found, biases = (
+                [cut(each, shard.of(n, width), name) for each, (name, n, width) in zip(whole, parts, strict=False)]
+                for whole in (found, biases)
+            )
+        return Linear(concatenate(found, dtype), torch.cat(biases) if biases else None, deterministic, dtype)
+
+    def by_inputs(has_bias: bool, name: str, n: int, width: int) -> Linear:
+        """A projection of n parts of `width` inputs to hidden states."""
+        weight = matrix(name, c.hidden_size, n * width)
+        bias = take((name, c.hidden_size), of="bias") if has_bias else None
+        if shard is None:
+            return Linear(weight, bias, deterministic, dtype)
+        weight = cut(weight, shard.of(n, width), name, by_inputs=True)
+        return SummedLinear(shard, weight, None if shard.rank else bias, deterministic, dtype)
 
     def layer(i: int) -> Layer:
         base = f"model.layers.{i}"
         at, mlp = f"{base}.self_attn", f"{base}.mlp"
-        n_q, n_kv = c.num_attention_heads * c.dim, c.n_kv_heads * c.dim
-        qkv = (f"{at}.q_proj", n_q), (f"{at}.k_proj", n_kv), (f"{at}.v_proj", n_kv)
-        gate_up = (f"{mlp}.gate_proj", c.intermediate_size), (f"{mlp}.up_proj", c.intermediate_size)
+        heads = c.num_attention_heads, c.dim
+        keys, values = ((f"{at}.{which}_proj", c.n_kv_heads, c.dim) for which in "kv")
+        gate, up = ((f"{mlp}.{which}_proj", c.intermediate_size, 1) for which in ("gate", "up"))
         return Layer(
             attention_norm=take((f"{base}.input_layernorm", c.hidden_size)),
-            qkv=linear(c.hidden_size, c.has_qkv_bias, *qkv),
+            qkv=by_outputs(c.has_qkv_bias, (f"{at}.q_proj", *heads), keys, values),
             qk_norm=(take((f"{at}.q_norm", c.dim)), take((f"{at}.k_norm", c.dim))) if c.has_qk_norm else None,
-            out=linear(n_q, c.has_out_bias, (f"{at}.o_proj", c.hidden_size)),
+            out=by_inputs(c.has_out_bias, f"{at}.o_proj", *heads),
             mlp_norm=take((f"{base}.post_attention_layernorm", c.hidden_size)),
-            gate_up=linear(c.hidden_size, c.has_mlp_bias, *gate_up),
-            down=linear(c.intermediate_size, c.has_mlp_bias, (f"{mlp}.down_proj", c.hidden_size)),
+            gate_up=by_outputs(c.has_mlp_bias, gate, up),
+            down=by_inputs(c.has_mlp_bias, f"{mlp}.down_proj", c.intermediate_size, 1),
             window=c.windows[i] if c.windows[i] < max_context else 0,  # a window that hides nothing needs no mask
         )
 
     embed = take(("model.embed_tokens", c.vocab_size), rest=(c.hidden_size,))
+    name, known = ("model.embed_tokens", embed) if c.tie_word_embeddings else ("lm_head", None)
+    weight = matrix(name, c.vocab_size, c.hidden_size, known)
+    if shard is None:
+        head = Linear(weight, None, deterministic, dtype)
+    else:
+        spec, own = sharded(spec, shard.n_ranks), shard.of_vocabulary(c.vocab_size)
+        head = JoinedLinear(shard, c.vocab_size, cut(weight, own, name), None, deterministic, dtype)
+        embed = cut(embed, own, name)
+    del weight, known
     layers = [layer(i) for i in range(c.num_hidden_layers)]
     norm = take(("model.norm", c.hidden_size))
-    name, known = ("model.embed_tokens", embed) if c.tie_word_embeddings else ("lm_head", None)
-    head = Linear(matrix(name, c.vocab_size, c.hidden_size, known), None, deterministic, dtype)
 
     def has_no_effect(name: str) -> bool:
         """Older checkpoints have rope tables, a head that is tied, and of GPTQ biases of zeros."""
@@ -197,4 +228,5 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     weights.finish(ignore=has_no_effect)
     inv_freq, scale = frequencies(c.rope, c.dim, max_context)
     name = str(dtype).removeprefix("torch.")
-    return Decoder(msgspec.structs.replace(spec, dtype=name), embed, layers, norm, head, (inv_freq.to(device), scale))
+    rope = inv_freq.to(device), scale
+    return Decoder(msgspec.structs.replace(spec, dtype=name), embed, layers, norm, head, rope, shard)

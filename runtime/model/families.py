@@ -116,7 +116,8 @@ class Qwen3(Qwen2, frozen=True, kw_only=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The dimensions of a model, read from its config.json and checkpoint headers. Counts are of the whole model."""
+    """The dimensions of a model, read from its config.json and checkpoint headers. Counts are of the whole model, or of
+    one rank's part: see `parallel.sharded`."""
 
     name: str  # the directory's name or the hub id, for messages
     family: str  # transformers' model_type
@@ -134,6 +135,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     dense: Dense | None = None  # None: transformers' code computes it
     n_experts: int = 0  # of a mixture-of-experts layer
     quantisation: Quantisation | None = None  # how a safetensors checkpoint stores linear layers in few bits
+    n_ranks: int = 1  # processes that compute it together
 
     @property
     def kind(self) -> str:

@@ -15,6 +15,7 @@ from banyan.kernels.native import build as native
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.errors import ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
+from banyan.runtime.model.parallel import Shard, sharded
 from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve
 from banyan.runtime.model.weights import Checkpoint, Progress
 
@@ -56,6 +57,7 @@ def load(
     max_context: int | None = None,
     deterministic: bool = False,
     weight_dtype: str = "auto",
+    shard: Shard | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Load a model directory, .gguf file or hub id onto a device.
@@ -66,12 +68,15 @@ def load(
     deterministic the bits of a row's logits do not depend on the other rows of the batch
     weight_dtype  of linear layers. auto: in the few bits that they are stored in, else dtype; int8, int4: rounded to so
                   many bits in groups of 32, if they are not stored in as few; dtype: always dtype
+    shard         load only the part of this rank; its `spec` is that of the part
     progress      called with (bytes read, bytes in total); `weights.bar` makes one
 
     Raises ModelNotFound, BadModel, Unsupported, ConfigError, or OutOfMemory.
     """
     directory = resolve(path)
     spec = read_spec(directory)
+    if shard is not None:
+        sharded(spec, shard.n_ranks)  # raises where it cannot be cut
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
     context = spec.max_context if max_context is None else max_context
@@ -96,7 +101,7 @@ def load(
 
             return hf.build(spec, directory, *at, N_BITS.get(weight_dtype, 0), progress)
         with Checkpoint(directory, progress, at[1]) as weights:
-            return decoder.build(spec, weights, *at, deterministic, weight_dtype)
+            return decoder.build(spec, weights, *at, deterministic, weight_dtype, shard)
     except RuntimeError as e:
         if not isinstance(e, torch.OutOfMemoryError) and "can't allocate memory" not in str(e):
             raise

@@ -85,6 +85,10 @@ def read(path: Path, spec: ModelSpec, device: torch.device, dtype: torch.dtype) 
         raise Unsupported(
             f"adapters with {spec.name}: {spec.family} runs in transformers' own code; merge the adapter into the model"
         )
+    if spec.n_ranks > 1:
+        raise Unsupported(
+            f"adapters with tp={spec.n_ranks}: an adapter is not cut; leave tp out, or merge the adapter into the model"
+        )
     raw = _bounded(path / CONFIG, _MAX_CONFIG).read_bytes()
     config = _parse(path / CONFIG, raw)
     file = path / WEIGHTS

@@ -27,7 +27,7 @@ VALUES = {
     "constraint_engine": "outlines_core", "token_file": "tokens", "deterministic": True, "isolate": "connection",
     "durable_bytes": "1GiB", "slo": "ttft=1s,itl=50ms", "traces": "console",
     "bind": "tcp://127.0.0.1:7100", "curve_key": "server.key_secret", "draft_model": "org/small",
-    "sampling_defaults": "openai", "adapters": {"poems": "/adapters/poems"},
+    "sampling_defaults": "openai", "tp": 2, "adapters": {"poems": "/adapters/poems"},
 }  # fmt: skip
 
 

@@ -15,11 +15,11 @@ from banyan.sglang.server_options import translate
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"tp_size": 1, "dp_size": 1, "port": 30000, "trust_remote_code": True, "load_format": "auto"}, {}),
+        ({"dp_size": 1, "port": 30000, "trust_remote_code": True, "load_format": "auto"}, {}),
         ({"attention_backend": "triton", "disable_cuda_graph": True, "reasoning_parser": "qwen3"}, {}),
         ({"max_total_tokens": 2048, "context_length": 512}, {"kv_memory": "2048 tokens", "context": 512}),
         ({"disable_radix_cache": True, "dtype": "half"}, {"cache": False, "dtype": "float16"}),
-        ({"max_running_requests": 4, "page_size": 32}, {"max_running": 4, "page": 32}),
+        ({"max_running_requests": 4, "page_size": 32, "tp_size": 2}, {"max_running": 4, "page": 32, "tp": 2}),
         ({"enable_deterministic_inference": True}, {"deterministic": True}),
         ({"speculative_draft_model_path": "draft"}, {"draft_model": "draft"}),
         ({"quantization": None, "chat_template": None, "context_length": None, "tp_size": None}, {}),
@@ -32,9 +32,9 @@ def test_options_with_the_same_meaning_are_accepted(options: dict[str, Any], exp
 
 def test_all_refused_options_are_named_at_once() -> None:
     with pytest.raises(sgl.ConfigError) as refused:
-        sgl.Runtime(tp_size=2, mem_fraction_static=0.8, random_seed=1, nonsense=1, load_format="dummy", port=1)
+        sgl.Runtime(dp_size=2, mem_fraction_static=0.8, random_seed=1, nonsense=1, load_format="dummy", port=1)
     assert refused.value.message.split("\n") == [
-        "tp_size=2 is not supported, only 1: a server uses one device",
+        "dp_size=2 is not supported, only 1: a server has one engine, on one machine",
         "mem_fraction_static is SGLang's; here it is kv_memory= (`banyan serve --help` has its values)",
         "random_seed is SGLang's, and not needed here: each run has its own seed: prog.run(..., seed=1)",
         f"there is no option 'nonsense'; there are {', '.join(Config.__struct_fields__)}",

@@ -113,7 +113,7 @@ def test_q_can_be_a_view_of_a_wider_tensor() -> None:
     ("dtype", "options"),
     short_form(
         product([torch.float32, torch.bfloat16], [{}, {"window": 50, "softcap": 5.0, "sinks": torch.ones(4)}]),
-        lambda dtype, options: (dtype == torch.bfloat16) == bool(options),
+        lambda dtype, options: dtype == torch.float32 and bool(options),
     ),
     ids=str,
 )
@@ -154,7 +154,7 @@ def check_random(call: dict, min_split: int, trees: bool) -> None:
         check(attention_case(q_lens=q_lens, kv_lens=[q + c for q, c in requests], dim=16, **call))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(call=calls, min_split=st.sampled_from([32, 256]), trees=st.booleans())
 def test_random_batches_agree(call: dict, min_split: int, trees: bool) -> None:
     check_random(call, min_split, trees)

@@ -76,3 +76,10 @@ def test_probe_of_this_machine_is_plausible() -> None:
     assert 1 <= probed.n_cores <= (os.cpu_count() or 1)
     assert 0 < probed.free_memory <= psutil.virtual_memory().total
     assert (probed.gpu is None) == (probed.free_gpu_memory == 0)
+
+
+def test_processes_that_work_together_share_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "n_cores", lambda: 8)
+    monkeypatch.setattr(hardware, "free_memory", lambda: 12 * GIB)
+    found = hardware.probe(False, 4)
+    assert (found.n_cores, found.free_memory) == (2, 3 * GIB)

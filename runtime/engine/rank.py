@@ -1,0 +1,78 @@
+"""Another rank than 0, as a process: it runs its part of the model on what rank 0 sends, and decides nothing.
+
+    python -m banyan.runtime.engine.rank FD
+
+FD: its socket to rank 0. It ends when rank 0 does, at EOF of the socket or by a SIGKILL from the kernel."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+from socket import socket
+
+import msgspec
+import torch
+
+from banyan.runtime.engine.kv_pool import KVPool
+from banyan.runtime.engine.model_runner import use_threads
+from banyan.runtime.engine.process import end_with_parent, settle
+from banyan.runtime.engine.ranks import RankReport, RankStart, store
+from banyan.runtime.engine.step_message import receive, unpack
+from banyan.runtime.errors import BanyanError
+from banyan.runtime.model import load
+from banyan.runtime.model.parallel import Shard
+
+
+def main(fd: int) -> int:
+    """Returns 0 when rank 0 has ended; 1 when this rank could not load its part of the model, which it reports."""
+    gc.disable()  # until `settle`
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+    with socket(fileno=fd) as peer:
+        with peer.makefile("rb") as file:
+            line = file.readline()
+        if not line:
+            return 0
+        start = msgspec.json.decode(line, type=RankStart)
+        config, resolved = start.config, start.resolved
+        device = torch.device(resolved.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(start.rank)
+        shard = Shard(start.rank, config.tp, config.deterministic)
+        try:
+            model = load.load(
+                start.path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context,
+                deterministic=config.deterministic, weight_dtype=config.weight_dtype, shard=shard,
+            )  # fmt: skip
+            pool = KVPool(
+                model.spec, resolved.n_pages, config.page, resolved.device, resolved.n_host, None, config.kv_dtype
+            )
+        except BanyanError as e:
+            peer.sendall(msgspec.json.encode(RankReport(e.code, e.message)) + b"\n")
+            return 1
+        if device.type == "cpu":
+            use_threads(resolved.threads, model)
+        peer.sendall(msgspec.json.encode(RankReport()) + b"\n")
+        if not peer.recv(1):
+            return 0
+        shard.connect(store(start.store_fd, config.tp), device)
+        settle()
+        run(peer, model, pool, shard)
+    return 0
+
+
+@torch.inference_mode()
+def run(peer: socket, model: load.Model, pool: KVPool, shard: Shard) -> None:
+    """Compute each step that rank 0 computes, until it ends."""
+    while (reader := receive(peer)) is not None:
+        reader.apply(pool)
+        batch, n_rows, n_wanted, numbers = unpack(reader, pool.device)
+        if numbers is None:
+            numbers = shard.share(torch.empty(n_rows + n_wanted, dtype=torch.int64, device=pool.device))
+        assert batch.position is not None
+        model.forward(numbers[:n_rows], batch.position.long(), batch, pool.kv, numbers[n_rows:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

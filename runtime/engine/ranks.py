@@ -1,0 +1,156 @@
+"""Tensor parallel on rank 0: it has the scheduler, the tree and the sampler, and starts the other ranks (rank.py), each
+of which only runs its part of the model."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from socket import socket, socketpair
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # the stubs forget to export it
+
+from banyan.kernels.lora.adapted import AdaptedRows
+from banyan.kernels.ops import Ragged
+from banyan.radix_cache.host_tier import Move
+from banyan.runtime.config import Config, Resolved
+from banyan.runtime.engine.cuda_graphs import Graphs
+from banyan.runtime.engine.kv_pool import KVPool
+from banyan.runtime.engine.model_runner import ModelRunner
+from banyan.runtime.engine.step_message import Ints, KVChanges, pack
+from banyan.runtime.errors import ConfigError, EngineLost, from_code
+from banyan.runtime.model import load
+from banyan.runtime.model.parallel import Shard
+
+COMMAND = (sys.executable, "-m", "banyan.runtime.engine.rank")
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_GRACE = 5.0
+"""Seconds after an error in a step in which the death of the rank that caused it shows."""
+
+
+class RankStart(msgspec.Struct, frozen=True):
+    """The first line that a rank reads from its socket. store_fd: memory in which the ranks find each other."""
+
+    rank: int
+    config: Config
+    resolved: Resolved
+    path: str
+    store_fd: int
+
+
+class RankReport(msgspec.Struct, frozen=True):
+    """The only line that a rank writes. code: why it could not load its part of the model; "": it has."""
+
+    code: str = ""
+    message: str = ""
+
+
+class Ranks:
+    """The processes of all ranks but this one. They end with this process, and this process ends with each of them:
+    what they had in common is lost, and the server starts another engine."""
+
+    def __init__(self, config: Config, resolved: Resolved, path: str) -> None:
+        """Start them; they load their parts of the model at once. ConfigError: there are too few GPUs."""
+        if resolved.device == "cuda" and torch.cuda.device_count() < config.tp:
+            raise ConfigError(f"tp is {config.tp}, and each rank needs a GPU; torch sees {torch.cuda.device_count()}")
+        self._store_fd = os.memfd_create("banyan-ranks")
+        self._peers: list[socket] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(1, config.tp):
+            ours, theirs = socketpair()
+            fds = theirs.fileno(), self._store_fd
+            with theirs:
+                process = subprocess.Popen(
+                    [*COMMAND, str(fds[0])], pass_fds=fds, stdin=subprocess.DEVNULL, stdout=2,
+                )  # fmt: skip
+            self._peers.append(ours)
+            self._processes.append(process)
+            start = RankStart(rank, config, resolved, path, self._store_fd)
+            ours.sendall(msgspec.json.encode(start) + b"\n")
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def connect(self, shard: Shard, device: torch.device) -> None:
+        """Wait until all ranks have loaded their parts, and connect them. Raises the error of the first that could
+        not."""
+        for rank, peer in enumerate(self._peers, 1):
+            with peer.makefile("rb") as file:
+                line = file.readline()
+            if not line:
+                how = self._processes[rank - 1].wait()
+                raise EngineLost(f"rank {rank} ended while it loaded its part of the model: exit code {how}")
+            report = msgspec.json.decode(line, type=RankReport)
+            if report.code:
+                raise from_code(report.code, f"rank {rank}: {report.message}")
+        self._watcher.start()
+        for peer in self._peers:
+            peer.sendall(b"\n")
+        shard.connect(store(self._store_fd, shard.n_ranks), device)
+
+    def send(self, buffer: Ints) -> None:
+        for peer in self._peers:
+            peer.sendall(buffer.data)
+
+    def give_up(self) -> None:
+        """End this process after an error in a step, whose other ranks wait for it forever."""
+        traceback.print_exc()
+        self._watcher.join(_GRACE)
+        os._exit(1)
+
+    def _watch(self) -> None:
+        """End this process when a rank ends, and in the same way, which tells the server whether a request did it."""
+        by_fd = {os.pidfd_open(process.pid): (rank, process) for rank, process in enumerate(self._processes, 1)}
+        poll = select.poll()
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        rank, process = by_fd[poll.poll()[0][0]]
+        code = process.wait()
+        print(f"banyan: rank {rank} ended with exit code {code}; the engine ends too", file=sys.stderr, flush=True)
+        if code < 0:
+            os.kill(os.getpid(), signal.SIGKILL if -code in _FROM_OUTSIDE else -code)
+        os._exit(code or 1)
+
+
+class ParallelRunner(ModelRunner):
+    """Runs each step on all ranks. Decode steps are not captured: the ranks would have to capture together."""
+
+    def __init__(self, ranks: Ranks, model: load.Model, store: KVPool, graphs: Graphs | None) -> None:
+        super().__init__(model, store)
+        self._ranks, self._changes = ranks, KVChanges()
+
+    def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, rows: Tensor,
+                adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
+        try:
+            numbers = () if ids.is_cuda else (ids.numpy(), rows.numpy())
+            self._ranks.send(pack(self._changes.take(), ragged, len(rows), numbers))
+            if ids.is_cuda:
+                self.model.shard.share(torch.cat([ids, rows]))  # type: ignore[attr-defined]
+            return super().forward(ids, positions, ragged, rows, adapted)
+        except Exception:
+            self._ranks.give_up()
+            raise
+
+    def move(self, moves: Sequence[Move]) -> None:
+        super().move(moves)
+        self._changes.move(moves)
+
+    def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        super().copy(copies)
+        self._changes.copy(copies)
+
+    def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
+        super().copy_slots(paths)
+        self._changes.copy_slots(paths)
+
+
+def store(fd: int, n_ranks: int) -> Any:
+    """A torch.distributed.Store in memory that the ranks inherit, which nobody else reaches."""
+    return FileStore(f"/proc/self/fd/{fd}", n_ranks)
