@@ -1,8 +1,8 @@
 """Linear layers on a CPU, by the C++ library.
 
-The library is as fast as oneDNN on many rows. On few rows it saves oneDNN's overhead of 12 us per call: one row times
-256 x 512 takes 4 us instead of 15 in float32, and 3 instead of 12 in bfloat16 (one core of an AMD EPYC Zen 5, torch
-2.13).
+The library is about as fast as oneDNN on many rows. On few rows it saves oneDNN's overhead of 12 us per call: one row
+times 256 x 512 takes 4 us instead of 15 in float32, and 3 instead of 12 in bfloat16 (one core of an AMD EPYC Zen 5,
+torch 2.13).
 """
 
 import ctypes
