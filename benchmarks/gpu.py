@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from banyan.kernels import ops
 from banyan.kernels.draw.rows import draw_rows
-from banyan.kernels.kv_layout import KINDS, Quantized, quantize
+from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize
 from banyan.kernels.ops import TABLE, OpSizes
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs, cuda_capture
@@ -104,11 +104,11 @@ def decodes(run: Run, roof: dict[str, float]) -> None:
 
 
 def quantized_kv(run: Run) -> None:
-    """KV in 8 bits compared with bfloat16."""
+    """KV in few bits compared with bfloat16."""
     n, context = run.size(64, 2), run.size(4096, 40)
     case = run.attend(work.alone(n, context))
-    for kind, dtype in KINDS.items():
-        pools = Quantized(*quantize(case.k, dtype)), Quantized(*quantize(case.v, dtype))
+    for kind, (keys, values) in KV_KINDS.items():
+        pools = Quantized(*quantize(case.k, keys)), Quantized(*quantize(case.v, values))
         ours, wide = run.times(lambda: case.ours(pools=pools), case.ours)  # noqa: B023
         target = "ratio >= 1.7" if kind == "fp8" else ""
         run.row(f"decode {n} x {context}, {kind} KV", "us", 1e6 * ours, 1e6 * wide, f"{str(run.dtype)[6:]} KV", target)

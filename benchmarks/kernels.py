@@ -31,7 +31,7 @@ from banyan.kernels.attention import cpu, native
 from banyan.kernels.attention import plan as planner
 from banyan.kernels.attention.plan import Subtree, Tiles
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged
-from banyan.kernels.kv_layout import KINDS, Quantized, quantize
+from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize
 from banyan.runtime.engine.batch import assemble
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import ModelRunner
@@ -115,8 +115,8 @@ def decodes(report: Report, share: dict[str, float], seconds: float) -> None:
     case = Case(alone(64, 1024), torch.bfloat16)
     ours, naive = best(case.ours, case.sdpa, seconds=seconds)
     report.row("decode 64 x 1k, bf16", "ms", 1e3 * ours, 1e3 * naive, "gather + SDPA, enable_gqa", "ratio >= 4")
-    for kind, dtype in KINDS.items():
-        pools = Quantized(*quantize(case.k, dtype)), Quantized(*quantize(case.v, dtype))
+    for kind, (keys, values) in KV_KINDS.items():
+        pools = Quantized(*quantize(case.k, keys)), Quantized(*quantize(case.v, values))
         ours, wide = best(partial(case.ours, pools=pools), case.ours, seconds=seconds)
         report.row(f"decode 64 x 1k, bf16, KV in {kind}", "ms", 1e3 * ours, 1e3 * wide, "ours, KV in bf16")
 

@@ -1,12 +1,17 @@
-"""Steps with weights in bfloat16, 8 and 4 bits: `python benchmarks/quantised.py [--model smol] [--threads 1]`
+"""Steps with weights in bfloat16, 8 and 4 bits: `python benchmarks/quantised.py [--model smol] [--threads 1]`, and what
+keys and values in few bits cost: `python benchmarks/quantised.py --kv [--model smol]`
 
 Without a model: the first layers of a Llama of 1.17 B parameters, with random weights. The kinds of weights take turns,
 step by step, so that each finds the caches full of another's weights and all have the same noise. A decode has 64
 tokens of context; a prefill has 512 tokens.
+
+With --kv: attention of decodes over pages of each kind, in turns and out of cache; and with a model its perplexity on
+4,096 tokens of these docs, in windows of 512.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import time
@@ -17,10 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 from report import Report, correct, parser
 
-from banyan.kernels.kv_layout import stacked
+from banyan.kernels import ops
+from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize, stacked
 from banyan.kernels.native import threads
 from banyan.kernels.ops import ragged
 from banyan.runtime.model.load import Model, load
+from banyan.runtime.model.spec import resolve
+from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
 
 SHAPE = {"vocab_size": 49_152, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
          "num_key_value_heads": 8}  # fmt: skip
@@ -62,16 +70,83 @@ class Step:
         self.best = min(self.best, time.perf_counter() - started)
 
 
+def kv_kinds(*names: str) -> dict[str, tuple[torch.dtype, torch.dtype]]:
+    """The dtypes of keys and values: those of few bits, and those that are named."""
+    return {name: (getattr(torch, name), getattr(torch, name)) for name in names} | KV_KINDS
+
+
+def decode_attention(report: Report, n_requests: int, context: int, n_steps: int) -> None:
+    """Attention of a decode, of 32 heads of 64 over 8 KV heads, in as many layers as 256 MB of bfloat16 pages are."""
+    pages = context // PAGE
+    n_layers = max(1, 2**28 // (n_requests * context * 8 * 64 * 4))
+    batch = ragged([1] * n_requests, [context] * n_requests,
+                   [range(i * pages, (i + 1) * pages) for i in range(n_requests)], PAGE, "cpu")  # fmt: skip
+    real = torch.randn(n_requests * pages, PAGE, 8, 64)
+    q = torch.randn(n_requests, 32, 64)
+    best, pools = {}, {}
+    for name, dtypes in kv_kinds("float32", "bfloat16").items():
+        pairs = []
+        for _ in range(n_layers):
+            pair = (
+                Quantized(*quantize(real, dtype)) if name in KV_KINDS else real.to(dtype, copy=True) for dtype in dtypes
+            )
+            pairs.append(tuple(pair))
+        pools[name], best[name] = pairs, float("inf")
+    for _ in range(n_steps):
+        for name, pairs in pools.items():
+            own = q if name == "float32" else q.bfloat16()
+            started = time.perf_counter()
+            for pair in pairs:
+                ops.attention(own, *pair, batch, scale=0.125)
+            best[name] = min(best[name], (time.perf_counter() - started) / n_layers)
+    for name, seconds in best.items():
+        report.row(
+            f"attention, {n_requests} x {context}, KV in {name}",
+            "ms",
+            1e3 * seconds,
+            1e3 * best["bfloat16"],
+            "bfloat16",
+        )
+
+
+def perplexities(report: Report, model: str) -> None:
+    source, folder = resolve(model), Path(__file__).resolve().parent.parent / "docs"
+    text = "\n".join((folder / f"{page}.md").read_text() for page in ("language", "http", "speculation", "deployment"))
+    tokenizer = Tokenizer(source, Files.read(source))
+    ids = tokenizer.encode([TextSpan(text)], at_start=True)[: 8 * PROMPT]
+    tokenizer.close()
+    loaded, found = load(source), {}
+    shape = PROMPT // PAGE, PAGE, loaded.spec.n_kv_heads, loaded.spec.head_dim
+    batch, position = ragged([PROMPT], [PROMPT], [range(PROMPT // PAGE)], PAGE, "cpu"), torch.arange(PROMPT)
+    for name, dtypes in kv_kinds("float32").items():
+        loss = 0.0
+        for window in torch.tensor(ids).split(PROMPT):
+            pools: Any = [tuple(stacked(1, shape, dtype)[0] for dtype in dtypes) for _ in loaded.windows]
+            logits = loaded.forward(window, position, batch, pools, position)
+            loss += float(torch.nn.functional.cross_entropy(logits[:-1], window[1:])) / 8
+        found[name] = math.exp(loss)
+        target = "ratio >= 0.99" if name == "k8v4" else ""
+        report.row(f"perplexity, KV in {name}", "", found[name], found["float32"], "float32", target)
+
+
 def main() -> None:
     options = parser(__doc__, quick="three batches, fewer steps")
     options.add_argument("--model", help="a model to take instead of random weights")
     options.add_argument("--layers", type=int, default=4, help="of the model with random weights (of its 16)")
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--steps", type=int, default=30, help="of each kind and batch; the best one counts")
+    options.add_argument("--kv", action="store_true", help="measure keys and values in few bits")
     args = options.parse_args()
     correct("tests/runtime/model/test_linear.py")
     torch.set_num_threads(args.threads)
     threads.use(args.threads)
+    if args.kv:
+        report = Report("kv", f"{args.model or 'attention alone'}; {args.threads} threads")
+        for n_requests, context in ((1, 4096), (16, 1024)) if args.quick else ((1, 4096), (16, 1024), (64, 1024)):
+            decode_attention(report, n_requests, context, 5 if args.quick else args.steps)
+        if args.model is not None:
+            perplexities(report, args.model)
+        raise SystemExit(report.end(args.json))
     with tempfile.TemporaryDirectory() as folder:
         if args.model is None:
             write_model(Path(folder), args.layers)

@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "Tools": ("tool", "Tool", "ToolCall", "mcp"),
     "Backends": (
         *("Backend", "Runtime", "RuntimeEndpoint", "connect", "Engine", "OpenAI", "Mock", "Record", "Replay"),
-        *("set_default_backend", "using", "flush_cache", "get_server_info", "global_config"),
+        *("set_default_backend", "using", "flush_cache", "get_server_info", "global_config", "size", "Capacity"),
         *("Anthropic", "LiteLLM", "VertexAI", "Crusoe"),
     ),
     "Errors": (),  # filled by `grouped`

@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from banyan.lang.state import State as State
     from banyan.lang.state_base import Group as Group
     from banyan.lang.state_base import StateKV as StateKV
+    from banyan.runtime.engine.capacity import Capacity as Capacity
+    from banyan.runtime.engine.capacity import size as size
     from banyan.runtime.errors import BadMessage as BadMessage
     from banyan.runtime.errors import BadModel as BadModel
     from banyan.runtime.errors import BadOutput as BadOutput

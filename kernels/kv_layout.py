@@ -1,8 +1,9 @@
 """Pools: tensors that hold the keys or the values of one layer, in pages.
 
 A pool is a tensor in the model's dtype, or `Quantized`: 8 bits per number, with one scale per slot and head. With a
-scale for each token and head, nothing has to be calibrated and one token's outliers do not affect the others. The
-scales are stored by page like the numbers, and are copied and moved with them.
+scale for each token and head, nothing has to be calibrated and one token's outliers do not affect the others. Values
+can also have 4 bits, with a scale and a minimum per group of a head. The scales are stored by page like the numbers,
+and are copied and moved with them.
 """
 
 from __future__ import annotations
@@ -14,19 +15,24 @@ import torch
 from torch import Tensor
 
 KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # 8-bit dtypes, by the names of the option
+HALVES = torch.uint8  # of pools with two numbers of 4 bits in a byte
+KV_KINDS = {name: (dtype, dtype) for name, dtype in KINDS.items()} | {"k8v4": (torch.int8, HALVES)}
+"""The dtypes of the keys' and values' numbers, by the names of the option."""
 LIMIT = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest number of each
-_NATIVE_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}
+_NATIVE_KINDS = {dtypes: i for i, dtypes in enumerate(KV_KINDS.values(), 1)}
 
 
 class Quantized(NamedTuple):
-    """A pool in 8 bits. The value of a number is `numbers` times `scale`."""
+    """A pool in 8 or 4 bits. A value is its number times its scale, in 4 bits plus a minimum."""
 
-    numbers: Tensor  # int8 or float8_e4m3fn [n_pages, page_size, n_kv_heads, head_dim]
-    scale: Tensor  # float32 [n_pages, page_size, n_kv_heads]
+    numbers: Tensor  # int8 or float8_e4m3fn [n_pages, page_size, n_kv_heads, head_dim]; HALVES [..., head_dim / 2]
+    scale: Tensor  # float32 [n_pages, page_size, n_kv_heads]; 4 bits: bfloat16 [..., n_groups, 2], scale and minimum
 
     @property
     def shape(self) -> torch.Size:
-        return self.numbers.shape
+        """As if each number had a place of its own."""
+        *sizes, last = self.numbers.shape
+        return torch.Size((*sizes, 2 * last if self.numbers.dtype == HALVES else last))
 
     @property
     def bits(self) -> Tensor:
@@ -40,8 +46,13 @@ Pool = Tensor | Quantized
 def stacked(n: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str = "cpu") -> list[Pool]:
     """n uninitialised pools in one allocation, so that one launch can copy in all of them (see `stacks`).
 
-    shape: [n_pages, page_size, n_kv_heads, head_dim]. An 8-bit `dtype` gives `Quantized` pools.
+    shape: [n_pages, page_size, n_kv_heads, head_dim]. A `dtype` of KV_KINDS gives `Quantized` pools.
     """
+    if dtype == HALVES:
+        dim = shape[3]
+        bytes_ = torch.empty((n, *shape[:3], dim // 2), dtype=dtype, device=device)
+        groups = torch.empty((n, *shape[:3], dim // group_of(dim), 2), dtype=torch.bfloat16, device=device)
+        return [Quantized(*pair) for pair in zip(bytes_, groups, strict=True)]
     numbers = torch.empty((n, *shape), dtype=dtype, device=device)
     if dtype not in LIMIT:
         return list(numbers)
@@ -74,6 +85,8 @@ def parts(pool: Pool) -> tuple[Tensor, ...]:
 
 def slot_bytes(n_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """Bytes that one token takes in one pool."""
+    if dtype == HALVES:
+        return n_kv_heads * (head_dim // 2 + 4 * (head_dim // group_of(head_dim)))
     return n_kv_heads * (head_dim * dtype.itemsize + (4 if dtype in LIMIT else 0))
 
 
@@ -82,34 +95,57 @@ def read(pool: Pool, pages: Tensor, dtype: torch.dtype) -> Tensor:
     if not isinstance(pool, Quantized):
         return pool.index_select(0, pages).to(dtype)
     real = torch.promote_types(dtype, torch.float32)
+    if pool.numbers.dtype == HALVES:
+        numbers = pool.numbers[pages]
+        scale, minimum = pool.scale[pages].to(real).unbind(-1)
+        groups = torch.stack((numbers & 15, numbers >> 4), -1).view(*scale.shape, group_of(pool.shape[3])).to(real)
+        return (groups * scale[..., None] + minimum[..., None]).flatten(3).to(dtype)
     numbers = pool.bits[pages].view(pool.numbers.dtype).to(real)
     return (numbers * pool.scale[pages].unsqueeze(-1)).to(dtype)
 
 
 def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantises x [..., head_dim] to 8 bits. Returns the numbers and their scales, float32 [...].
+    """Quantises x [..., head_dim]. Returns the numbers and their scales, as in a `Quantized` pool.
 
     The error is at most half a scale in int8. In e4m3 it is at most a sixteenth of the number, or 2**-10 of the scale.
-    A NaN makes the scale NaN.
+    In 4 bits it is at most half a scale, and 2**-8 of the group's smallest and largest number, since scale and minimum
+    are rounded to bfloat16. A NaN makes the scale NaN.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if dtype == HALVES:
+        *rows, dim = x.shape
+        groups = x.reshape(*rows, dim // group_of(dim), group_of(dim))
+        low, high = groups.aminmax(dim=-1)
+        by = torch.stack(((high - low) / 15, low), -1).to(torch.bfloat16)
+        scale, minimum = by.to(x.dtype).unsqueeze(-2).unbind(-1)
+        steps = ((groups - minimum) / torch.where(scale > 0, scale, 1.0)).nan_to_num().round().clamp(0, 15).to(HALVES)
+        pairs = steps.reshape(*rows, dim // 2, 2)
+        return pairs[..., 0] | pairs[..., 1] << 4, by
     scale = (x.abs().amax(-1) / LIMIT[dtype]).float()
     steps = (x / torch.where(scale > 0, scale, 1.0).unsqueeze(-1)).clamp(-LIMIT[dtype], LIMIT[dtype])
     steps = steps.nan_to_num()
     return (steps.round() if dtype == torch.int8 else steps).to(dtype), scale
 
 
+def group_of(head_dim: int) -> int:
+    """Numbers of a head that share a scale and a minimum in 4 bits; as in native/vector.h."""
+    return 16 if head_dim % 32 else 32
+
+
 # ---- pools as arguments of the C++ library -------------------------------------------------------------------------
 
 
-def native_kind(pool: Pool) -> int:
-    """How the library reads a pool's numbers: in the dtype of the computation (0), as int8 (1), as e4m3 (2)."""
-    return _NATIVE_KINDS[pool.numbers.dtype] if isinstance(pool, Quantized) else 0
+def native_kind(k_pool: Pool, v_pool: Pool) -> int:
+    """How the library reads the numbers of two pools: in the dtype of the computation (0), or the place of their dtypes
+    in KV_KINDS; -1: in no way."""
+    if not isinstance(k_pool, Quantized) or not isinstance(v_pool, Quantized):
+        return -1 if isinstance(k_pool, Quantized) or isinstance(v_pool, Quantized) else 0
+    return _NATIVE_KINDS.get((k_pool.numbers.dtype, v_pool.numbers.dtype), -1)
 
 
 def are_native(k_pool: Pool, v_pool: Pool, dtype: torch.dtype) -> bool:
     """Whether the library can compute in `dtype` on these two pools."""
-    return native_kind(k_pool) == native_kind(v_pool) and all(
+    return native_kind(k_pool, v_pool) >= 0 and all(
         (isinstance(pool, Quantized) or pool.dtype == dtype) and all(part.is_contiguous() for part in parts(pool))
         for pool in (k_pool, v_pool)
     )

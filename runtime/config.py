@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -16,7 +16,7 @@ from banyan.runtime.errors import ConfigError, OutOfMemory
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-KVDtype = Literal["auto", "int8", "fp8"]
+KVDtype = Literal["auto", "fit", "int8", "fp8", "k8v4"]
 WeightDtype = Literal["auto", "int8", "int4", "dtype"]
 Schedule = Literal["dfs", "fair", "lpm", "fcfs"]
 Eviction = Literal["lru", "slru", "lfu", "fifo", "priority"]
@@ -47,7 +47,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = {}
     context: Annotated[int | None, "maximum length of prompt + output, in tokens; default: the model's own"] = None
     kv_dtype: Annotated[
-        KVDtype, "dtype of keys and values; int8 or fp8 (e4m3): with a scale per token and head; auto: dtype"
+        KVDtype,
+        "dtype of keys and values; int8, fp8 (e4m3): with a scale per token and head; k8v4: keys as int8, values in 4 "
+        "bits; fit: int8 if dtype holds fewer than `max_running` full contexts; auto: dtype",
     ] = "auto"
     kv_memory: Annotated[
         str, "memory for KV pages: '2GiB', '500MB', '20000 tokens'; auto: a share of the free memory"
@@ -188,23 +190,20 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What `resolve` needs to know about the model. kv_elements: numbers in the keys and values of one token, summed
-    over all layers, draft models included. kv_beside: how many of these belong to draft models, whose KV is never
-    8-bit. kv_heads: heads of keys and values of the model itself, summed over all layers; 8-bit KV has a scale for each
-    head and token. kind: how it runs, "" for a native family."""
+    """What `resolve` needs to know about the model, in the dtypes that it will have on the device. weight_bytes: of its
+    weights. kv_bytes: of the keys and values of one token, over all layers. Both include those of a draft model. kind:
+    how it runs, "" for a native family."""
 
     name: str
     max_context: int
     checkpoint_dtype: str
-    n_parameters: int
-    kv_elements: int
-    kv_beside: int = 0
-    kv_heads: int = 0
+    weight_bytes: int
+    kv_bytes: int
     kind: str = ""
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def make(**options: Any) -> Config:
@@ -343,42 +342,69 @@ def _tokens(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
-    """Replace each "auto" by a value. OutOfMemory: the KV memory does not hold one context.
+class Placement(NamedTuple):
+    """Where a model runs, in which dtype it computes, and for which context, in tokens."""
 
-    By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
-    most 64 full contexts: more would only make the start slower.
-    """
+    device: Literal["cpu", "cuda"]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    context: int
+
+
+def place(config: Config, hardware: Hardware, name: str, max_context: int, checkpoint_dtype: str) -> Placement:
+    """The first part of `resolve`. name, max_context, checkpoint_dtype: of the model."""
     device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not hardware.gpu:
         raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")
     dtype: Any = config.dtype
     if dtype == "auto":
-        checkpoint_dtype = model.checkpoint_dtype if model.checkpoint_dtype in _WIDTH else "bfloat16"
-        dtype = "float32" if device == "cpu" else checkpoint_dtype
+        dtype = "float32" if device == "cpu" else checkpoint_dtype if checkpoint_dtype in _DTYPES else "bfloat16"
+    context = config.context or max_context
+    if context > max_context:
+        raise ConfigError(f"context is {context}, but {name} supports at most {max_context} tokens")
+    return Placement(device, dtype, context)
+
+
+MOST_CONTEXTS = 64
+"""Full contexts that kv_memory 'auto' has pages for, at most: more would only make the start slower."""
+
+
+class KVBudget(NamedTuple):
+    """Pages for KV, and the bytes that there are for them."""
+
+    n_pages: int
+    n_bytes: int
+
+
+def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: Placement) -> KVBudget:
+    """The second part of `resolve`.
+
+    By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
+    most MOST_CONTEXTS.
+    """
+    page_bytes = config.page * model.kv_bytes
+    if config.kv_memory == "auto":
+        is_gpu = placement.device == "cuda"
+        free = hardware.free_gpu_memory if is_gpu else hardware.free_memory
+        budget = int((free - model.weight_bytes) * (0.8 if is_gpu else 0.4))
+        most = MOST_CONTEXTS * -(-placement.context // config.page)
+        return KVBudget(max(0, min(budget // page_bytes, most)), budget)
+    if (n_tokens := _tokens(config.kv_memory)) is not None:
+        n_pages = -(-n_tokens // config.page)
+        return KVBudget(n_pages, n_pages * page_bytes)
+    budget = parse_bytes(config.kv_memory)
+    return KVBudget(budget // page_bytes, budget)
+
+
+def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
+    """Replace each "auto" by a value. OutOfMemory: the KV memory does not hold one context."""
+    placement = place(config, hardware, model.name, model.max_context, model.checkpoint_dtype)
+    device, dtype, context = placement
     decisions = [
         f"{model.name} on {hardware.gpu if device == 'cuda' else 'CPU'} in {dtype}{model.kind and ', '}{model.kind}"
     ]
-
-    context = config.context or model.max_context
-    if context > model.max_context:
-        raise ConfigError(f"context is {context}, but {model.name} supports at most {model.max_context} tokens")
-
-    kv_bytes = model.kv_elements * _WIDTH[dtype]  # per token
-    if config.kv_dtype != "auto":
-        kv_bytes = model.kv_elements - model.kv_beside + 4 * model.kv_heads + model.kv_beside * _WIDTH[dtype]
-    page_bytes = config.page * kv_bytes
+    page_bytes = config.page * model.kv_bytes
     n_needed = -(-context // config.page)
-    if config.kv_memory == "auto":
-        free = hardware.free_gpu_memory if device == "cuda" else hardware.free_memory
-        budget = int((free - model.n_parameters * _WIDTH[dtype]) * (0.8 if device == "cuda" else 0.4))
-        n_pages = min(budget // page_bytes, 64 * n_needed)
-    elif (n_tokens := _tokens(config.kv_memory)) is not None:
-        n_pages = -(-n_tokens // config.page)
-        budget = n_pages * page_bytes
-    else:
-        budget = parse_bytes(config.kv_memory)
-        n_pages = budget // page_bytes
+    n_pages, budget = kv_budget(config, hardware, model, placement)
     if n_pages < n_needed:
         raise OutOfMemory(
             f"a context of {context} tokens needs {n_needed} pages = {n_needed * page_bytes / 2**20:.1f} MiB of KV "

@@ -50,6 +50,13 @@ CHAT_EXAMPLES = """  banyan chat
   echo "What is 6 * 7?" | banyan chat          # prints the reply and nothing else"""
 QUANTISE_EXAMPLES = """  banyan quantise ~/models/Qwen3-0.6B ~/models/Qwen3-0.6B-4bit --text notes.txt
   banyan quantise smol smol-8bit --text notes.txt --bits 8 --method rtn"""
+SIZE_EXAMPLES = """  banyan size smol --memory 2GB --context 8k --concurrent 16
+  banyan size Qwen/Qwen3-0.6B --device cuda --memory 24GB --context 32k --kv int8 --weight-dtype int4"""
+_SIZE_FLAGS = {
+    "--kv": "kv_dtype", "--weight-dtype": "weight_dtype", "--dtype": "dtype", "--device": "device", "--page": "page",
+    "--kv-memory": "kv_memory", "--draft-model": "draft_model",
+}  # fmt: skip
+"""flag of `banyan size` -> option of a runtime"""
 _JOIN = "connect to the server that listens there, instead of starting a private one"
 _METAVARS = {
     **dict.fromkeys(("kv_memory", "host_memory", "durable_bytes"), "SIZE"),
@@ -144,6 +151,23 @@ def _parser() -> Parser:
     text = "list the models that this machine can run"
     models = add("models", _show, text, "  banyan models\n  banyan models ~/models/Qwen3-0.6B-GPTQ", " [MODEL ...]")
     models.add_argument("places", nargs="*", metavar="MODEL", help="only these: names, directories or .gguf files")
+    text = "say what fits into memory: weights, KV pages, requests"
+    sizes = add("size", _size, text, SIZE_EXAMPLES, " [MODEL]")
+    sizes.add_argument("place", nargs="?", default="pocket", metavar="MODEL", help="a name, directory, hub id or .gguf "
+                       "file; its headers are read, and no weights (default: pocket)")  # fmt: skip
+    sizes.add_argument("--memory", metavar="SIZE", help="of each device, as 24GB (default: what is free here now)")
+    text = "of a request, prompt and output, as 32k (default: the model's maximum)"
+    sizes.add_argument("--context", metavar="TOKENS", help=text)
+    text = "requests that run at once (default: 1)"
+    sizes.add_argument("--concurrent", type=_positive, default=1, metavar="N", help=text)
+    sizes.add_argument("--tp", type=_positive, default=1, metavar="N", help="devices that share the model (default: 1)")
+    for flag, name in _SIZE_FLAGS.items():
+        field = typing.get_args(typing.get_type_hints(Config, include_extras=True)[name])
+        choices = typing.get_args(field[0]) or None
+        kind = int if field[0] is int else str
+        sizes.add_argument(flag, dest=name, type=kind, choices=choices, default=argparse.SUPPRESS, help=field[1],
+                           metavar=None if choices else _METAVARS.get(name, "N"))  # fmt: skip
+    sizes.add_argument("--json", action="store_true", help="print one line of JSON, in bytes and tokens")
     text = "write a model in 4 or 8 bits, and say what that costs in perplexity"
     quantise = add("quantise", _quantise, text, QUANTISE_EXAMPLES, " MODEL OUT --text FILE")
     quantise.add_argument("model", metavar="MODEL", help="a model of a native family, in floats or as GGUF")
@@ -432,6 +456,15 @@ def _show(options: argparse.Namespace) -> int:
     """`banyan models` and `banyan kernels`."""
     named = [options.places] if "places" in options else []
     return int(import_module(f"banyan.cli.{options.name}").show(*named))
+
+
+def _size(options: argparse.Namespace) -> int:
+    import banyan
+    from banyan.cli import size
+
+    o = options
+    config = {name: getattr(o, name) for name in _SIZE_FLAGS.values() if hasattr(o, name)}
+    return size.show(banyan.size(o.place, o.memory, o.context, o.concurrent, tp=o.tp, **config), o.json)
 
 
 def _quantise(options: argparse.Namespace) -> int:

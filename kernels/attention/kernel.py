@@ -19,7 +19,7 @@ from torch import Tensor
 from banyan.kernels.attention.plan import MERGE_KEYS, AttentionPlan, Tiles, plan
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged, to_device
 from banyan.kernels.device import architecture, n_processors
-from banyan.kernels.kv_layout import Pool
+from banyan.kernels.kv_layout import Pool, group_of
 from banyan.kernels.write_kv import kernel as write_kv
 from banyan.kernels.write_kv.kernel import widen
 
@@ -30,14 +30,17 @@ LOG2E = 1.4426950408889634
 def _block(
     b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last, b_oldest,
     b_ancestors, o_key, o_d, end, tail, scale,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr, SOFTCAP: tl.constexpr,
-    WINDOW: tl.constexpr, TREE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Processes one block of keys: scores, running maximum and sum, weighted values."""
     o_slot = b_page * s_page + (o_key % PAGE) * s_slot
     p_kt = p_k + o_slot[None, :] + o_d[:, None]
     p_vs = p_v + o_slot[:, None] + o_d[None, :]
-    if MASKED:  # slots past the end may hold anything, even NaN
+    if GROUP > 0:
+        b_v = _halves(b_page, p_v, p_v_scale, o_slot, s_scale, o_key, end, DIM, BLOCK_D, PAGE, GROUP).to(b_q.dtype)
+        b_k = tl.load(p_kt, mask=(o_key < end)[None, :] & (o_d < DIM)[:, None], other=0.0)
+    elif MASKED:  # slots past the end may hold anything, even NaN
         b_k = tl.load(p_kt, mask=(o_key < end)[None, :] & (o_d < DIM)[:, None], other=0.0)
         b_v = tl.load(p_vs, mask=(o_key < end)[:, None] & (o_d < DIM)[None, :], other=0.0)
     elif BLOCK_D == DIM:
@@ -49,9 +52,10 @@ def _block(
     if KIND > 0:  # apply a key's scale to its score, and a value's scale to its weight
         o_scale = (b_page * PAGE + o_key % PAGE) * s_scale
         b_k_scale = tl.load(p_k_scale + o_scale, mask=o_key < end, other=0.0)
-        b_v_scale = tl.load(p_v_scale + o_scale, mask=o_key < end, other=0.0)
         b_k = widen(b_k, KIND).to(b_q.dtype)
-        b_v = widen(b_v, KIND).to(b_q.dtype)
+        if GROUP == 0:
+            b_v_scale = tl.load(p_v_scale + o_scale, mask=o_key < end, other=0.0)
+            b_v = widen(b_v, KIND).to(b_q.dtype)
 
     b_score = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
     if KIND > 0:
@@ -74,10 +78,31 @@ def _block(
     b_shrink = tl.exp2(b_max - b_base)
     b_sum = b_sum * b_shrink + tl.sum(b_weight, 1)
     b_acc = b_acc * b_shrink[:, None]
-    if KIND > 0:
+    if KIND > 0 and GROUP == 0:
         b_weight *= b_v_scale[None, :]
     b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
     return b_top, b_sum, b_acc
+
+
+@triton.jit
+def _halves(
+    b_page, p_v, p_v_scale, o_slot, s_scale, o_key, end,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Values of a block that have 4 bits, float32 [keys, BLOCK_D]."""
+    N_GROUPS: tl.constexpr = BLOCK_D // GROUP
+    m_key = (o_key < end)[:, None]
+    o_byte, o_group = tl.arange(0, BLOCK_D // 2), tl.arange(0, N_GROUPS)
+    m_byte = m_key & (o_byte < DIM // 2)[None, :]
+    b_bytes = tl.load(p_v + (o_slot // 2)[:, None] + o_byte[None, :], mask=m_byte, other=0)
+    o_scale = (b_page * PAGE + o_key % PAGE) * (s_scale * (DIM // GROUP) * 2)
+    p_by = p_v_scale + o_scale[:, None] + 2 * o_group[None, :]
+    m_group = m_key & (o_group < DIM // GROUP)[None, :]
+    b_scale = tl.load(p_by, mask=m_group, other=0.0).to(tl.float32)
+    b_low = tl.load(p_by + 1, mask=m_group, other=0.0).to(tl.float32)
+    b_v = tl.join(b_bytes & 15, b_bytes >> 4).to(tl.float32)
+    b_v = tl.reshape(b_v, (b_bytes.shape[0], N_GROUPS, GROUP)) * b_scale[:, :, None] + b_low[:, :, None]
+    return tl.reshape(b_v, (b_bytes.shape[0], BLOCK_D))
 
 
 @triton.jit
@@ -85,7 +110,7 @@ def _attend(
     p_q, p_k, p_v, p_k_scale, p_v_scale, p_out, p_part, p_lse, p_sinks, p_items, p_rows, p_table, p_position,
     p_ancestors, s_q_row, s_q_head, s_page, s_slot, s_head, s_scale, s_out_row, s_out_head, s_table, scale,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_STAGES: tl.constexpr,
+    V_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_STAGES: tl.constexpr,
     SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr, ALL_MASKED: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -115,10 +140,10 @@ def _attend(
 
     p_table += request.to(tl.int64) * s_table
     p_k += i_head.to(tl.int64) * s_head
-    p_v += i_head.to(tl.int64) * s_head
+    p_v += i_head.to(tl.int64) * (s_head // 2 if V_GROUP > 0 else s_head)
     if KIND > 0:
         p_k_scale += i_head
-        p_v_scale += i_head
+        p_v_scale += i_head * (2 * DIM // V_GROUP if V_GROUP > 0 else 1)
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     b_sum = tl.zeros([BLOCK_M], tl.float32)
     b_acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -140,7 +165,7 @@ def _attend(
             b_max, b_sum, b_acc = _block(
                 b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last,
                 b_oldest, b_ancestors, o_key, o_d, end, tail, scale,
-                DIM, BLOCK_D, PAGE, KIND, SOFTCAP, WINDOW, TREE, False, PRECISION,
+                DIM, BLOCK_D, PAGE, KIND, V_GROUP, SOFTCAP, WINDOW, TREE, False, PRECISION,
             )  # fmt: skip
             b_page = b_next
     for i_key in tl.range(middle, end, BLOCK_N, num_stages=EDGE_STAGES):
@@ -149,7 +174,7 @@ def _attend(
         b_max, b_sum, b_acc = _block(
             b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last,
             b_oldest, b_ancestors, o_key, o_d, end, tail, scale,
-            DIM, BLOCK_D, PAGE, KIND, SOFTCAP, WINDOW, TREE, True, PRECISION,
+            DIM, BLOCK_D, PAGE, KIND, V_GROUP, SOFTCAP, WINDOW, TREE, True, PRECISION,
         )  # fmt: skip
         b_page = b_next
 
@@ -273,12 +298,13 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
     assert 16 <= dim <= 256, f"head_dim {dim} is outside 16..256"
     assert n_heads == group * n_kv_heads, f"{n_heads} heads do not divide into {n_kv_heads} KV heads"
     arch = architecture()
-    (k, k_scale, kind), (v, v_scale, _) = write_kv.pool_args(k_pool, arch), write_kv.pool_args(v_pool, arch)
-    assert k.dtype == v.dtype, f"{k.dtype}, {v.dtype}: one dtype for both pools"
+    (k, k_scale, kind), (v, v_scale, v_kind) = write_kv.pool_args(k_pool, arch), write_kv.pool_args(v_pool, arch)
+    v_group = group_of(dim) if v_kind == write_kv.INT4 else 0
+    assert v_group or k.dtype == v.dtype, f"{k.dtype}, {v.dtype}: one dtype for both pools, or values of 4 bits"
     assert kind or q.dtype == k.dtype, f"{q.dtype}, {k.dtype}: queries and pools are of one dtype, or pools of 8 bits"
     assert q.stride(2) == k.stride(3) == 1, "rows must be contiguous"
-    assert k.shape == v.shape, "K and V pools differ in shape"
-    assert k.stride() == v.stride(), "K and V pools differ in strides"
+    assert k_pool.shape == v_pool.shape, "K and V pools differ in shape"
+    assert v_group or k.stride() == v.stride(), "K and V pools differ in strides"
     out = torch.empty((n_rows, n_heads, dim), dtype=q.dtype, device=q.device)
     if not n_rows:
         return out
@@ -295,7 +321,7 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
                 ragged.ancestors, q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), n_kv_heads,
                 out.stride(0), out.stride(1), ragged.page_table.stride(0),
                 scale * LOG2E * (2.0 / softcap if softcap else 1.0),
-                GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=page_size, KIND=kind,
+                GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=page_size, KIND=kind, V_GROUP=v_group,
                 BLOCK_M=shape.rows, BLOCK_N=shape.keys,
                 EDGE_STAGES=shape.stages if window or ragged.deterministic else 1,
                 SOFTCAP=softcap, WINDOW=window, TREE=ragged.ancestors is not None, SINKS=sinks is not None,

@@ -56,7 +56,9 @@ def attend(
         call.sinks = sinks.data_ptr()
     (call.k, call.k_scale), (call.v, call.v_scale) = pointers(k_pool), pointers(v_pool)
     call.q, call.out, call.s_q = q.data_ptr(), out.data_ptr(), q.stride(0)
-    library.banyan_attention(q.dtype == torch.bfloat16, native_kind(k_pool), ctypes.addressof(call), *work.arguments)
+    library.banyan_attention(
+        q.dtype == torch.bfloat16, native_kind(k_pool, v_pool), ctypes.addressof(call), *work.arguments
+    )
     return out
 
 

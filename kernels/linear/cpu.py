@@ -31,9 +31,9 @@ def pack(
     """
     library = build.library()
     if isinstance(weight, Grouped):
-        if weight.numbers.is_cuda or INTERPRETED:
+        if weight.numbers.device.type != "cpu" or INTERPRETED:
             return packed.pack_rows(weight)
-        is_served = library is not None and weight.numbers.device.type == "cpu" and dtype in build.DTYPES
+        is_served = library is not None and dtype in build.DTYPES
         return packed.pack_grouped(weight, dtype, deterministic) if is_served else None
     if library is None or weight.device.type != "cpu" or weight.dtype not in build.DTYPES:
         return None

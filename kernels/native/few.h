@@ -23,7 +23,7 @@ void gather(const Call& c, int n, int head, Scratch& x, const float** v_row, con
             raw[s] = from;
         } else if (s < n) {
             v_row[s] = x.v + s * c.dim;
-            for (int d = 0; d < c.dim; d += W) store(x.v + s * c.dim + d, load(from + d));
+            widen_value<P>(c, x, s, head, x.v + s * c.dim);
         }
     }
     load_scales<P>(c, head, x);
@@ -72,7 +72,7 @@ inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n,
     for (int j = 0; j < n_vectors; j++) {
         vf w = exp2(load(score + j * W) - base);
         part += w;
-        if constexpr (is_scaled<P>) w *= load(x.v_scale + j * W);
+        if constexpr (is_scaled<P> && !has_halves<P>) w *= load(x.v_scale + j * W);
         store(score + j * W, w);
     }
     total = total * shrink + part;

@@ -23,7 +23,7 @@ struct Call {  // one call of attention; pointers to elements of one type
     const int32_t* position; // [n_rows], position of each row in its text; for windows
     const uint64_t* ancestors;  // [n_rows], the last 64 keys of its request that a row attends to; or null
     float *part, *lse;       // [n_partials, n_heads, dim], [n_partials, n_heads]
-    const float *k_scale, *v_scale;  // [pages, page, n_kv_heads], of 8-bit pools
+    const float *k_scale, *v_scale;  // [pages, page, n_kv_heads], of 8-bit pools; of values in 4 bits see vector.h
     int64_t s_q, s_out, s_page, s_slot;
     int32_t s_table, n_heads, n_kv_heads, dim, page, window, is_exact;  // is_exact: results must not depend on the number of rows
     float scale, softcap;    // scale in base 2
@@ -54,6 +54,8 @@ struct alignas(64) Scratch {
 
 template <class P>
 constexpr bool is_scaled = sizeof(P) == 1;
+template <class P>
+constexpr bool has_halves = std::is_same_v<P, k8v4>;  // values have 4 bits
 template <class T, class P>
 constexpr bool can_pair = sizeof(T) == 2 && sizeof(P) == 2 && PANEL == BLOCK;
 
@@ -79,17 +81,35 @@ inline void locate(const Call& c, const Item& item, int at, int n, Scratch& x) {
 template <class P>
 inline void touch_lines(const Call& c, const Item& item, int at, int n, const Scratch& x) {
     const int32_t* table = c.table + int64_t(item.request) * c.s_table;
-    const int n_bytes = c.n_kv_heads * c.dim * sizeof(P);
-    const auto touch = [&](const void* pool) {
+    const auto touch = [&](const void* pool, int per_byte) {
+        const int n_bytes = c.n_kv_heads * c.dim * sizeof(P) / per_byte;
+        const auto byte = [&](int64_t place) {
+            return static_cast<const char*>(pool) + place * int64_t(sizeof(P)) / per_byte;
+        };
         for (int s = 0; s < n; s++) {
             if (const int key = at + s + AHEAD; key < item.end)
-                __builtin_prefetch(static_cast<const P*>(pool) + table[key / c.page] * c.s_page + key % c.page * c.s_slot);
-            const auto* from = reinterpret_cast<const volatile char*>(static_cast<const P*>(pool) + x.place[s]);
+                __builtin_prefetch(byte(table[key / c.page] * c.s_page + key % c.page * c.s_slot));
+            const volatile char* from = byte(x.place[s]);
             for (int i = 0; i < n_bytes; i += 64) (void)from[i];
         }
     };
-    touch(c.k);
-    touch(c.v);
+    touch(c.k, 1);
+    touch(c.v, has_halves<P> ? 2 : 1);
+}
+
+// Widens the values of a block's key, for one head. In 4 bits, a value is number * scale + minimum of its group.
+template <class P>
+inline void widen_value(const Call& c, const Scratch& x, int s, int head, float* to) {
+    const int64_t from = x.place[s] + int64_t(head) * c.dim;
+    if constexpr (has_halves<P>) {
+        const auto* numbers = static_cast<const uint8_t*>(c.v) + from / 2;
+        const int group = group_of(c.dim);
+        const bf16* by = reinterpret_cast<const bf16*>(c.v_scale) + (x.slot[s] * c.n_kv_heads + head) * (c.dim / group * 2);
+        for (int d = 0; d < c.dim; d += group, by += 2)
+            widen_halves(numbers + d / 2, to + d, group, get(by[0]), get(by[1]));
+    } else {
+        for (int d = 0; d < c.dim; d += W) store(to + d, load(static_cast<const P*>(c.v) + from + d));
+    }
 }
 
 // Transposes rows of `dim` numbers into panels of `width` rows, so that a row is a lane. row(r, d): W floats of row r from
@@ -112,7 +132,8 @@ inline void load_scales(const Call& c, int head, Scratch& x) {
     if constexpr (is_scaled<P>)
         for (int s = 0; s < BLOCK; s++) {
             const int64_t slot = x.slot[s] * c.n_kv_heads + head;
-            x.k_scale[s] = c.k_scale[slot], x.v_scale[s] = c.v_scale[slot];
+            x.k_scale[s] = c.k_scale[slot];
+            if constexpr (!has_halves<P>) x.v_scale[s] = c.v_scale[slot];
         }
 }
 

@@ -113,7 +113,7 @@ class Layers:
         """Sets the pools that calls use, a (K, V) pair per layer. False if the library does not support them."""
         if kv is self._kv:
             return True
-        kinds = {native_kind(k) for k, _ in kv}
+        kinds = {native_kind(k, v) for k, v in kv}
         if len(kv) != len(self._layers) or len(kinds) > 1 or not all(are_native(k, v, self.dtype) for k, v in kv):
             return False
         self._kv, self._kind = kv, kinds.pop()

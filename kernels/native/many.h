@@ -123,7 +123,7 @@ inline void weigh_across(float* score, int n, float by, vf* all_best, vf* all_to
                 for (int s = lane; s < n; s += W) {
                     vf w = weight(s, v);
                     part += w;
-                    if constexpr (is_scaled<P>) w *= v_scale[s];
+                    if constexpr (is_scaled<P> && !has_halves<P>) w *= v_scale[s];
                     store(score + s * PANEL + v * W, w);
                 }
                 total = total * shrink[v] + part;
@@ -196,10 +196,8 @@ inline void load_block(const Call& c, const Item& item, int at, int n, int head,
             if (s % 2 == 0)  // an odd last key is paired with the entry that `locate` puts past the end
                 for (int d = 0; d < dim; d += 2 * W) interleave(to + 2 * d, from(c.v, s) + d, from(c.v, s + 1) + d);
         } else if constexpr (sizeof(P) < 4) {
-            for (int d = 0; d < dim; d += W) {
-                store(x.k + s * dim + d, load(from(c.k, s) + d));
-                store(x.v + s * dim + d, load(from(c.v, s) + d));
-            }
+            for (int d = 0; d < dim; d += W) store(x.k + s * dim + d, load(from(c.k, s) + d));
+            widen_value<P>(c, x, s, head, x.v + s * dim);
             x.k_row[s] = x.k + s * dim, x.v_row[s] = x.v + s * dim;
         }
     }

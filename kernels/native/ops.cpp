@@ -1,5 +1,5 @@
 // The C interface of the CPU library. Pointers are to float32, or to bfloat16 if is_bf16. Pools have that type too
-// (kind 0), or int8 (1) or e4m3 (2) with scales.
+// (kind 0), or int8 (1) or e4m3 (2) with scales, or int8 keys and values of 4 bits with scales and minimums (3).
 
 #include "attention.h"
 #include "draw.h"
@@ -23,7 +23,8 @@ void by_types(int is_bf16, int kind, const F& f) {
     by_dtype(is_bf16, [&](auto t) {
         if (kind == 0) f(t, t);
         else if (kind == 1) f(t, int8_t{});
-        else f(t, e4m3{});
+        else if (kind == 2) f(t, e4m3{});
+        else f(t, k8v4{});
     });
 }
 

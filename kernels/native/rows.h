@@ -83,6 +83,7 @@ struct RopeKv {  // one call; pointers to elements of one type
 };
 
 inline float limit(int8_t) { return 127.0f; }
+inline float limit(k8v4) { return 127.0f; }
 inline float limit(e4m3) { return 448.0f; }
 
 // Quantises a head to 8 bits and returns the scale, which is NaN if a number is NaN.
@@ -108,6 +109,21 @@ inline float quantize(const float* x, P* to, int64_t dim) {
     return scale + sum(nan);
 }
 
+// Quantises a head to 4 bits: bytes of two numbers, and (scale, minimum) of each group, which are NaN if a number is NaN.
+inline void quantize_halves(const float* x, uint8_t* to, bf16* by, int64_t dim) {
+    const int group = group_of(dim);
+    for (int64_t d = 0; d < dim; d += group, x += group, to += group / 2, by += 2) {
+        float low = x[0], high = x[0], nan = 0;
+        for (int i = 0; i < group; i++) low = std::fmin(low, x[i]), high = std::fmax(high, x[i]), nan += x[i] * 0.0f;
+        put(by, (high - low) / 15 + nan);
+        put(by + 1, low);
+        const float scale = get(by[0]), minimum = get(by[1]), per = scale > 0 ? 1.0f / scale : 0.0f;
+        uint8_t n[32];
+        for (int i = 0; i < group; i++) n[i] = uint8_t(std::fmin(std::fmax((x[i] - minimum) * per, 0.0f), 15.0f) + 0.5f);
+        for (int i = 0; i < group / 2; i++) to[i] = n[2 * i] | n[2 * i + 1] << 4;
+    }
+}
+
 template <class T, class P>
 void rope_kv(const RopeKv& c, int n_threads) {
     each_row(c.n, n_threads, [&](int64_t i) {
@@ -126,7 +142,12 @@ void rope_kv(const RopeKv& c, int n_threads) {
                 rotate(from, x, static_cast<const T*>(c.k_norm), cos, sin, c.dim, c.half, c.eps);
                 c.k_scale[scale] = quantize(x, k + h * c.dim, c.dim);
                 for (int64_t d = 0; d < c.dim; d++) x[d] = get(value[d]);
-                c.v_scale[scale] = quantize(x, v + h * c.dim, c.dim);
+                if constexpr (std::is_same_v<P, k8v4>) {
+                    bf16* by = reinterpret_cast<bf16*>(c.v_scale) + scale * (c.dim / group_of(c.dim) * 2);
+                    quantize_halves(x, static_cast<uint8_t*>(c.v_pool) + (at + h * c.dim) / 2, by, c.dim);
+                } else {
+                    c.v_scale[scale] = quantize(x, v + h * c.dim, c.dim);
+                }
             }
         } else {
             for (int64_t h = 0; h < c.n_kv_heads; h++, from += c.dim)

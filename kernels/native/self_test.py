@@ -13,7 +13,7 @@ from banyan.kernels.attention import reference as attention
 from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.draw import reference as draw
 from banyan.kernels.draw.rows import draw_rows
-from banyan.kernels.kv_layout import KINDS, Pool, Quantized, quantize
+from banyan.kernels.kv_layout import KV_KINDS, Pool, Quantized, quantize
 from banyan.kernels.linear import packed
 from banyan.kernels.linear.grouped import Grouped, quantise
 from banyan.kernels.linear.packed import Packed, Weight
@@ -53,8 +53,8 @@ def _attention(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dt
         q = _randn(generator, dtype, 82, heads, dim)
         k, v = _randn(generator, dtype, 2, 29, 16, kv_heads, dim)
         sinks = torch.randn(heads, generator=generator)
-        for kind in (dtype, *KINDS.values()):
-            pools = _pool(k, kind), _pool(v, kind)
+        for kinds in ((dtype, dtype), *KV_KINDS.values()):
+            pools = _pool(k, kinds[0]), _pool(v, kinds[1])
             for options in (AttentionOptions(0.1), AttentionOptions(0.1, 5.0, 40, sinks)):
                 got = native.attend(library, q, *pools, batch, options)
                 _near("attention", got, attention.attention(q.double(), *pools, batch, options), tolerance)
@@ -184,7 +184,7 @@ def _product(library: ctypes.CDLL, x: Tensor, weight: Packed, n: int) -> Tensor:
 
 
 def _pool(x: Tensor, kind: torch.dtype) -> Pool:
-    return Quantized(*quantize(x, kind)) if kind in KINDS.values() else x.to(kind)
+    return x.to(kind) if kind.is_floating_point and kind.itemsize > 1 else Quantized(*quantize(x, kind))
 
 
 def _masks(library: ctypes.CDLL, generator: torch.Generator) -> None:

@@ -29,6 +29,9 @@ typedef int8_t vb __attribute__((vector_size(W), aligned(1)));
 typedef uint8_t vub __attribute__((vector_size(W), aligned(1)));
 
 struct bf16 { uint16_t bits; };
+struct k8v4 { int8_t bits; };  // a key's number of 8 bits; the values beside it have 4, in pools of bytes with two
+// Numbers of a head that share a scale and a minimum in 4 bits: two bfloat16, [pages, page, n_kv_heads, groups, 2].
+inline int group_of(int64_t dim) { return dim % 32 ? 16 : 32; }
 struct e4m3 { uint8_t bits; };  // sign, 4 bits of exponent (bias 7), 3 of mantissa; no infinity
 
 inline vf load(const float* p) { return *reinterpret_cast<const vf*>(p); }
@@ -48,6 +51,21 @@ inline vf load(const int8_t* p) {
     vb small;
     std::memcpy(&small, p, sizeof small);
     return __builtin_convertvector(__builtin_convertvector(small, vi), vf);
+#endif
+}
+inline vf load(const k8v4* p) { return load(&p->bits); }
+// number * scale + minimum for a group of 4-bit numbers; of a byte, the low half is the first.
+inline void widen_halves(const uint8_t* from, float* to, int group, float scale, float minimum) {
+#ifdef __AVX512F__
+    const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 table = _mm512_fmadd_ps(numbers, _mm512_set1_ps(scale), _mm512_set1_ps(minimum));
+    for (int d = 0; d < group; d += 16) {
+        const __m128i both = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + d / 2));
+        const __m512i index = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(both, _mm_srli_epi16(both, 4)));
+        _mm512_storeu_ps(to + d, _mm512_permutexvar_ps(index, table));  // looks at the low 4 bits of an index
+    }
+#else
+    for (int d = 0; d < group; d++) to[d] = (from[d / 2] >> d % 2 * 4 & 15) * scale + minimum;
 #endif
 }
 inline vf load(const e4m3* p) {  // its bits, shifted into a float's, are the number times 2^-120, also if subnormal
@@ -97,6 +115,7 @@ inline void store(int8_t* p, vf x) {  // for numbers within 127; rounds to neare
     vb small = __builtin_convertvector(__builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi), vb);
     std::memcpy(p, &small, sizeof small);
 }
+inline void store(k8v4* p, vf x) { store(&p->bits, x); }
 inline void store(e4m3* p, vf x) {  // for numbers within 448; rounds to nearest even
     vu bits = reinterpret_cast<vu>(x * 0x1p-120f);
     vu near = (bits & 0x7FFFFFFFu) + 0x7FFFF + ((bits >> 20) & 1);
@@ -131,6 +150,7 @@ inline float get(e4m3 x) {
     return y * 0x1p120f;
 }
 inline void put(int8_t* p, float x) { *p = int8_t((x + 0x1.8p23f) - 0x1.8p23f); }
+inline void put(k8v4* p, float x) { put(&p->bits, x); }
 inline void put(e4m3* p, float x) {
     uint32_t bits;
     x *= 0x1p-120f;

@@ -40,7 +40,7 @@ def rope_kv(
     sizes = (n, n_heads, n_kv_heads, dim, cos.shape[1], qkv.stride(0))
     call = _Call(*map(address, tensors), k, v, k_scale, v_scale, *sizes, eps)
     n_threads = threads.for_rows(qkv.numel())
-    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, native_kind(k_pool), ctypes.addressof(call), n_threads)
+    library.banyan_rope_kv(qkv.dtype == torch.bfloat16, native_kind(k_pool, v_pool), ctypes.addressof(call), n_threads)
     return q
 
 

@@ -6,9 +6,9 @@ import triton.language as tl
 from torch import Tensor
 
 from banyan.kernels.device import architecture
-from banyan.kernels.kv_layout import Pool
+from banyan.kernels.kv_layout import Pool, group_of
 from banyan.kernels.rope_kv.reference import Norms
-from banyan.kernels.write_kv.kernel import narrow, pool_args, put, scale_of
+from banyan.kernels.write_kv.kernel import INT4, narrow, pool_args, put, scale_of
 
 
 @triton.jit
@@ -64,8 +64,9 @@ def _rotate(
 def _rope_kv(
     p_qkv, p_q, p_k_pool, p_v_pool, p_k_scale, p_v_scale, p_q_norm, p_k_norm, p_cos, p_sin, p_slots, s_row, s_cos, eps,
     N_HEADS: tl.constexpr, N_KV_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr,
-    NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KV: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    BLOCK_REST: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    V_KIND: tl.constexpr, GROUP: tl.constexpr, NORM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_KV: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + i_row)
@@ -86,7 +87,7 @@ def _rope_kv(
     )  # fmt: skip
     put(
         p_row + (N_HEADS + N_KV_HEADS) * DIM, p_v_pool, p_v_scale, slot,
-        N_KV_HEADS, DIM, KIND, BLOCK_V, BLOCK_KV, BLOCK_DIM,
+        N_KV_HEADS, DIM, V_KIND, GROUP, BLOCK_V, BLOCK_KV, BLOCK_DIM,
     )  # fmt: skip
 
 
@@ -99,10 +100,10 @@ def rope_kv(
     n_heads = n_all - 2 * n_kv_heads
     assert qkv.stride()[1:] == (dim, 1), "rows must be contiguous"
     arch = architecture()
-    (k, k_scale, kind), (v, v_scale, _) = pool_args(k_pool, arch), pool_args(v_pool, arch)
+    (k, k_scale, kind), (v, v_scale, v_kind) = pool_args(k_pool, arch), pool_args(v_pool, arch)
     assert k.is_contiguous(), "the K pool must be contiguous"
     assert v.is_contiguous(), "the V pool must be contiguous"
-    assert k.dtype == v.dtype, "K and V pools differ in dtype"
+    assert v_kind in (kind, INT4), "K and V pools differ in dtype"
     assert cos.stride() == sin.stride(), "cos and sin differ in strides"
     assert cos.stride(1) == 1, "the last axis must be contiguous"
     assert 2 * half <= dim, f"{2 * half} rotary dimensions do not fit a head of {dim}"
@@ -112,7 +113,8 @@ def rope_kv(
         q_norm, k_norm = (None, None) if norms is None else norms
         _rope_kv[(n_rows,)](
             qkv, q, k, v, k_scale, v_scale, q_norm, k_norm, cos, sin, slots, qkv.stride(0), cos.stride(0), eps,
-            N_HEADS=n_heads, N_KV_HEADS=n_kv_heads, DIM=dim, HALF=half, KIND=kind, NORM=norms is not None,
+            N_HEADS=n_heads, N_KV_HEADS=n_kv_heads, DIM=dim, HALF=half, KIND=kind, V_KIND=v_kind,
+            GROUP=group_of(dim), NORM=norms is not None,
             BLOCK_HEADS=up(n_heads), BLOCK_KV=up(n_kv_heads), BLOCK_HALF=up(half),
             BLOCK_REST=up(max(1, dim - 2 * half)), BLOCK_V=up(n_kv_heads * dim), BLOCK_DIM=up(dim),
             num_warps=4,

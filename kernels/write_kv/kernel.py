@@ -10,9 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from banyan.kernels.device import architecture
-from banyan.kernels.kv_layout import LIMIT, Pool, Quantized
+from banyan.kernels.kv_layout import HALVES, LIMIT, Pool, Quantized, group_of
 
-PLAIN, INT8, FP8, FP8_BITS = 0, 1, 2, 3  # KIND of a pool's numbers; FP8_BITS: e4m3 as uint8
+PLAIN, INT8, FP8, FP8_BITS, INT4 = 0, 1, 2, 3, 4
+"""KIND of a pool's numbers. FP8_BITS: e4m3 as uint8. INT4: two numbers in a byte, the first in the low half."""
 
 
 def pool_args(pool: Pool, arch: str) -> tuple[Tensor, Tensor | None, int]:
@@ -20,8 +21,10 @@ def pool_args(pool: Pool, arch: str) -> tuple[Tensor, Tensor | None, int]:
     if not isinstance(pool, Quantized):
         return pool, None, PLAIN
     numbers, scale = pool
-    assert numbers.dtype in LIMIT, f"{numbers.dtype}: pools of 8 bits are int8 or e4m3"
-    assert numbers.is_contiguous() and scale.is_contiguous(), "a pool of 8 bits must be contiguous"  # noqa: PT018
+    assert numbers.dtype in LIMIT or numbers.dtype == HALVES, f"{numbers.dtype}: pools are int8, e4m3 or HALVES"
+    assert numbers.is_contiguous() and scale.is_contiguous(), "a quantised pool must be contiguous"  # noqa: PT018
+    if numbers.dtype == HALVES:
+        return numbers, scale, INT4
     if numbers.dtype == torch.int8:
         return numbers, scale, INT8
     return (pool.bits, scale, FP8_BITS) if arch.startswith("sm_8") else (numbers, scale, FP8)
@@ -63,12 +66,45 @@ def scale_of(b, KIND: tl.constexpr):
 
 
 @triton.jit
-def put(
-    p_x, p_pool, p_scale, slot, N_HEADS: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+def put_halves(
+    p_x, p_pool, p_scale, slot, N_GROUPS: tl.constexpr, GROUP: tl.constexpr, BLOCK_GROUPS: tl.constexpr
 ):  # fmt: skip
-    """Writes all heads of one row, DIM numbers apart, to a slot."""
-    if KIND == 0:
+    """Writes all groups of one row in 4 bits: bytes of two numbers, and per group its scale and its minimum."""
+    o_group, o_pair = tl.arange(0, BLOCK_GROUPS), tl.arange(0, GROUP // 2)
+    m_group = o_group < N_GROUPS
+    o = o_group[:, None] * GROUP + 2 * o_pair[None, :]
+    b_even = tl.load(p_x + o, mask=m_group[:, None], other=0.0).to(tl.float32)
+    b_odd = tl.load(p_x + o + 1, mask=m_group[:, None], other=0.0).to(tl.float32)
+    b_nan = tl.sum(b_even * 0.0, 1) + tl.sum(b_odd * 0.0, 1)
+    b_low = tl.min(tl.minimum(b_even, b_odd), 1)
+    b_scale = (tl.max(tl.maximum(b_even, b_odd), 1) - b_low) / 15.0 + b_nan
+    b_scale, b_low = b_scale.to(tl.bfloat16), b_low.to(tl.bfloat16)
+    p_scale += (slot * N_GROUPS + o_group) * 2
+    tl.store(p_scale, b_scale, mask=m_group)
+    tl.store(p_scale + 1, b_low, mask=m_group)
+    b_by, b_from = b_scale.to(tl.float32)[:, None], b_low.to(tl.float32)[:, None]
+    b_by = tl.where(b_by > 0.0, b_by, 1.0)
+    b_byte = halves(b_even, b_from, b_by) | (halves(b_odd, b_from, b_by) << 4)
+    tl.store(p_pool + slot * (N_GROUPS * GROUP // 2) + o // 2, b_byte, mask=m_group[:, None])
+
+
+@triton.jit
+def halves(b, b_from, b_by):
+    """Rounds float32 to 4 bits, to nearest even."""
+    b = (b - b_from) / b_by
+    b = tl.minimum(tl.maximum(tl.where(b == b, b, 0.0), 0.0), 15.0)
+    return ((b + 12582912.0) - 12582912.0).to(tl.uint8)
+
+
+@triton.jit
+def put(
+    p_x, p_pool, p_scale, slot, N_HEADS: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+):  # fmt: skip
+    """Writes all heads of one row, DIM numbers apart, to a slot. GROUP: numbers that share a scale in 4 bits."""
+    if KIND == 4:
+        put_halves(p_x, p_pool, p_scale, slot, N_HEADS * DIM // GROUP, GROUP, BLOCK // GROUP)
+    elif KIND == 0:
         o = tl.arange(0, BLOCK)
         m = o < N_HEADS * DIM
         tl.store(p_pool + slot * (N_HEADS * DIM) + o, tl.load(p_x + o, mask=m), mask=m)
@@ -85,23 +121,23 @@ def put(
 @triton.jit
 def _write(
     p_k, p_v, p_k_pool, p_v_pool, p_k_scale, p_v_scale, p_slots, s_k, s_v,
-    N_HEADS: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
+    N_HEADS: tl.constexpr, DIM: tl.constexpr, KIND: tl.constexpr, V_KIND: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
     i_row = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + i_row)
-    put(p_k + i_row * s_k, p_k_pool, p_k_scale, slot, N_HEADS, DIM, KIND, BLOCK, BLOCK_HEADS, BLOCK_DIM)
-    put(p_v + i_row * s_v, p_v_pool, p_v_scale, slot, N_HEADS, DIM, KIND, BLOCK, BLOCK_HEADS, BLOCK_DIM)
+    put(p_k + i_row * s_k, p_k_pool, p_k_scale, slot, N_HEADS, DIM, KIND, GROUP, BLOCK, BLOCK_HEADS, BLOCK_DIM)
+    put(p_v + i_row * s_v, p_v_pool, p_v_scale, slot, N_HEADS, DIM, V_KIND, GROUP, BLOCK, BLOCK_HEADS, BLOCK_DIM)
 
 
 def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) -> None:
     """See `reference.write_kv`. k and v may be views of a wider tensor; their rows must be contiguous."""
     n_rows, n_heads, dim = k.shape
     arch = architecture()
-    (k_to, k_scale, kind), (v_to, v_scale, _) = pool_args(k_pool, arch), pool_args(v_pool, arch)
+    (k_to, k_scale, kind), (v_to, v_scale, v_kind) = pool_args(k_pool, arch), pool_args(v_pool, arch)
     assert k_to.is_contiguous(), "the K pool must be contiguous"
     assert v_to.is_contiguous(), "the V pool must be contiguous"
-    assert k_to.dtype == v_to.dtype, "K and V pools differ in dtype"
+    assert v_kind in (kind, INT4), "K and V pools differ in dtype"
     assert k.shape == v.shape, "K and V differ in shape"
     assert k.stride()[1:] == v.stride()[1:] == (dim, 1), "rows of K and V must be contiguous"
     if n_rows:
@@ -109,6 +145,7 @@ def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) ->
         block = up(n_heads * dim)
         _write[(n_rows,)](
             k, v, k_to, v_to, k_scale, v_scale, slots, k.stride(0), v.stride(0),
-            N_HEADS=n_heads, DIM=dim, KIND=kind, BLOCK=block, BLOCK_HEADS=up(n_heads), BLOCK_DIM=up(dim),
+            N_HEADS=n_heads, DIM=dim, KIND=kind, V_KIND=v_kind, GROUP=group_of(dim),
+            BLOCK=block, BLOCK_HEADS=up(n_heads), BLOCK_DIM=up(dim),
             num_warps=min(8, max(1, block // 256)),
         )  # fmt: skip

@@ -1,5 +1,6 @@
 """Scatters a step's new keys and values into the pools."""
 
+import torch
 from torch import Tensor
 
 from banyan.kernels.kv_layout import Pool, Quantized, parts, quantize
@@ -9,12 +10,12 @@ def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) ->
     """Writes row i of k and v, [n_rows, n_kv_heads, head_dim], to slot `slots[i]` = page * page_size + offset.
 
     k/v_pool [n_pages, page_size, n_kv_heads, head_dim], contiguous, changed in place. Slots are distinct. Rows for a
-    pool of 8 bits are quantised, each row and head separately (`kv_layout.quantize`).
+    pool of few bits are quantised, each row and head separately (`kv_layout.quantize`).
     """
     for rows, pool in ((k, k_pool), (v, v_pool)):
         numbers: tuple[Tensor, ...] = (rows,)
         if isinstance(pool, Quantized):
             small, scale = quantize(rows, pool.numbers.dtype)
-            numbers = small.view(parts(pool)[0].dtype), scale
+            numbers = small.view(torch.uint8), scale
         for part, own in zip(parts(pool), numbers, strict=True):
             part.view(-1, *part.shape[2:]).index_copy_(0, slots, own)

@@ -10,8 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from banyan.runtime.config import Hardware, ModelFacts
-from banyan.runtime.model.spec import ModelSpec
+from banyan.runtime.config import Hardware
 
 _CGROUPS = Path("/sys/fs/cgroup")
 
@@ -23,15 +22,6 @@ def probe(gpus: bool = True, n: int = 1) -> Hardware:
     if gpus and torch.cuda.is_available():
         gpu, free_gpu = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
     return Hardware(n_cores=n_cores() // n, free_memory=free_memory() // n, gpu=gpu, free_gpu_memory=free_gpu)
-
-
-def facts(spec: ModelSpec, n_parameters: int = 0, kv_elements: int = 0) -> ModelFacts:
-    """What `config.resolve` needs to know about a model. n_parameters, kv_elements: of a draft model on the same
-    pages."""
-    sizes = spec.n_parameters + n_parameters, spec.kv_elements + kv_elements
-    return ModelFacts(
-        spec.name, spec.max_context, spec.dtype, *sizes, kv_beside=kv_elements, kv_heads=spec.kv_heads, kind=spec.kind
-    )
 
 
 def n_cores(root: Path = _CGROUPS) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from banyan.kernels import ops
 from banyan.kernels.attention.ragged import to_device
-from banyan.kernels.kv_layout import KINDS, Pool, parts, slot_bytes, stacked
+from banyan.kernels.kv_layout import HALVES, KV_KINDS, Pool, parts, slot_bytes, stacked
 from banyan.radix_cache.host_tier import Move
 from banyan.radix_cache.pagefile import NotAPageFile, PageFile
 from banyan.runtime.config import Config, KVDtype, Resolved
@@ -27,7 +27,7 @@ LAYOUT = 1  # Version of a page's layout and computation in the host file. Files
 
 class KVPool:
     """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device, in the model's
-    dtype or in 8 bits with a scale per slot and head. Memory is claimed once, here."""
+    dtype or in few bits with scales. Memory is claimed once, here."""
 
     def __init__(
         self, spec: ModelSpec, n_pages: int, page: int, device: str, n_host: int = 0, file: PageFile | None = None,
@@ -36,19 +36,23 @@ class KVPool:
         """n_host: pages of the second tier, which is in `file` if there is one."""
         shape = n_pages + 1, page, spec.n_kv_heads, spec.head_dim
         self.dtype: torch.dtype = getattr(torch, spec.dtype)  # of computation
-        self.kv_dtype: torch.dtype = KINDS.get(kv_dtype, self.dtype)
         self.n_pages, self.page = n_pages, page
         self.spare = range(n_pages * page, (n_pages + 1) * page)  # unused slots, for padding rows of CUDA graphs
         self.device = torch.device(device)
         try:
-            layers = stacked(2 * spec.n_layers, shape, self.kv_dtype, device)
+            keys, values = dtypes(spec, kv_dtype)
+            if keys == values:
+                pools = stacked(2 * spec.n_layers, shape, keys, device)
+                k_pools, v_pools = pools[::2], pools[1::2]
+            else:
+                k_pools, v_pools = (stacked(spec.n_layers, shape, dtype, device) for dtype in (keys, values))
         except (torch.OutOfMemoryError, RuntimeError) as e:
             size = n_pages * page * bytes_per_token(spec, kv_dtype) / 2**20
             raise OutOfMemory(
                 f"{n_pages} KV pages are {size:.0f} MiB and do not fit on {device}; lower `kv_memory`"
             ) from e
-        self.kv: list[tuple[Pool, Pool]] = list(zip(layers[::2], layers[1::2], strict=True))
-        self._pools = [part for pool in layers for part in parts(pool)]
+        self.kv: list[tuple[Pool, Pool]] = list(zip(k_pools, v_pools, strict=True))
+        self._pools = [part for pair in self.kv for pool in pair for part in parts(pool)]
         self.features: Tensor | None = None
         self.file = file
         self.host = self._claim_host(n_host, page * bytes_per_token(spec, kv_dtype)) if n_host else None
@@ -135,9 +139,20 @@ class KVPool:
 
 
 def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype) -> int:
-    """Bytes of one token in all pools of a model, including scales."""
-    dtype = KINDS.get(kv_dtype, getattr(torch, spec.dtype))
-    return 2 * spec.n_layers * slot_bytes(spec.n_kv_heads, spec.head_dim, dtype)
+    """Bytes of one token in all pools of a model that computes in spec.dtype, including scales."""
+    sizes = (slot_bytes(spec.n_kv_heads, spec.head_dim, dtype) for dtype in dtypes(spec, kv_dtype))
+    return spec.n_layers * sum(sizes)
+
+
+def dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype]:
+    """Of the numbers of keys and of values. ConfigError: values of this model cannot have 4 bits."""
+    own = getattr(torch, spec.dtype)
+    found = KV_KINDS.get(kv_dtype, (own, own))
+    if HALVES in found and spec.head_dim % 16:
+        raise ConfigError(
+            f"kv_dtype is {kv_dtype}, but heads of {spec.head_dim} are no groups of 16; use kv_dtype='int8'"
+        )
+    return found
 
 
 def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str) -> PageFile:

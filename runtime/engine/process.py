@@ -23,19 +23,20 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 import msgspec
-import torch
 import zmq
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
-from banyan.runtime.engine.hardware import facts, probe
+from banyan.runtime.engine.capacity import facts, fit
+from banyan.runtime.engine.hardware import probe
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.model_runner import ModelRunner
-from banyan.runtime.engine.ranks import ParallelRunner, Ranks
+from banyan.runtime.engine.ranks import ParallelRunner, PoolSize, Ranks
 from banyan.runtime.engine.speculation import drafters
 from banyan.runtime.errors import BanyanError, Unsupported
 from banyan.runtime.model import load, spec, weights
 from banyan.runtime.model.parallel import Shard, sharded
+from banyan.runtime.model.size import least_bytes, measure
 from banyan.runtime.protocol.decoders import decode_command
 from banyan.runtime.protocol.flight_record import FlightRecord
 from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, Notice, encode
@@ -98,11 +99,13 @@ def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
         raise Unsupported(
             f"draft_model {source.path.name} is a head, which reads the whole embedding; with tp, name a model"
         )
-    part = sharded(spec.read_spec(path), config.tp)
-    model_facts = facts(part, *((source.n_parameters, source.kv_elements) if source else ()))
     hardware = probe(config.device != "cpu", config.tp)
-    resolved = configs.resolve(config, hardware, model_facts)
-    ranks = Ranks(config, resolved, str(path)) if config.tp > 1 else None
+    known = sharded(spec.read_spec(path), config.tp)
+    placement = configs.place(config, hardware, known.name, known.max_context, known.dtype)
+    least = least_bytes(path, known, placement.dtype, config.weight_dtype)
+    early = fit(config, hardware, known, placement, source, least)
+    resolved = configs.resolve(early, hardware, facts(early, known, placement, source, least))  # refuses at once
+    ranks = Ranks(config, placement, resolved.threads, str(path)) if config.tp > 1 else None
     shard = Shard(0, config.tp, config.deterministic) if ranks is not None else None
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
@@ -110,8 +113,11 @@ def build(config: Config, flight: FlightRecord | None = None) -> EngineLoop:
             deterministic=config.deterministic, weight_dtype=config.weight_dtype, shard=shard,
             progress=progress,
         )  # fmt: skip
+    n_bytes = measure(model).n_bytes
+    config = fit(config, hardware, known, placement, source, n_bytes)
+    resolved = configs.resolve(config, hardware, facts(config, known, placement, source, n_bytes))
     if ranks is not None and shard is not None:
-        ranks.connect(shard, torch.device(resolved.device))
+        ranks.connect(shard, PoolSize(resolved.n_pages, resolved.n_host, config.page, config.kv_dtype), resolved.device)
     suffix = "" if config.weight_dtype == "auto" else f" {config.weight_dtype}"
     engine = EngineLoop(
         config, model, resolved, flight=flight, weights=weights.version(path) + suffix,

@@ -10,6 +10,7 @@ import gc
 import signal
 import sys
 from socket import socket
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -17,11 +18,13 @@ import torch
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import use_threads
 from banyan.runtime.engine.process import end_with_parent, settle
-from banyan.runtime.engine.ranks import RankReport, RankStart, store
+from banyan.runtime.engine.ranks import PoolSize, RankReport, RankStart, store
 from banyan.runtime.engine.step_message import receive, unpack
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.model import load
 from banyan.runtime.model.parallel import Shard
+
+T = TypeVar("T")
 
 
 def main(fd: int) -> int:
@@ -30,36 +33,38 @@ def main(fd: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     with socket(fileno=fd) as peer:
-        with peer.makefile("rb") as file:
-            line = file.readline()
-        if not line:
+        if (start := read(peer, RankStart)) is None:
             return 0
-        start = msgspec.json.decode(line, type=RankStart)
-        config, resolved = start.config, start.resolved
-        device = torch.device(resolved.device)
+        config, (device_name, dtype, context) = start.config, start.placement
+        device = torch.device(device_name)
         if device.type == "cuda":
             torch.cuda.set_device(start.rank)
         shard = Shard(start.rank, config.tp, config.deterministic)
         try:
             model = load.load(
-                start.path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context,
+                start.path, device=device_name, dtype=dtype, max_context=context,
                 deterministic=config.deterministic, weight_dtype=config.weight_dtype, shard=shard,
             )  # fmt: skip
-            pool = KVPool(
-                model.spec, resolved.n_pages, config.page, resolved.device, resolved.n_host, None, config.kv_dtype
-            )
         except BanyanError as e:
             peer.sendall(msgspec.json.encode(RankReport(e.code, e.message)) + b"\n")
             return 1
         if device.type == "cpu":
-            use_threads(resolved.threads, model)
+            use_threads(start.threads, model)
         peer.sendall(msgspec.json.encode(RankReport()) + b"\n")
-        if not peer.recv(1):
+        if (size := read(peer, PoolSize)) is None:
             return 0
+        pool = KVPool(model.spec, size.n_pages, size.page, device_name, size.n_host, None, size.kv_dtype)
         shard.connect(store(start.store_fd, config.tp), device)
         settle()
         run(peer, model, pool, shard)
     return 0
+
+
+def read(peer: socket, kind: type[T]) -> T | None:
+    """The next line; None: rank 0 has ended. Nothing may follow the line until this rank has answered it."""
+    with peer.makefile("rb") as file:
+        line = file.readline()
+    return msgspec.json.decode(line, type=kind) if line else None
 
 
 @torch.inference_mode()

@@ -22,7 +22,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]  # the stu
 from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.ops import Ragged
 from banyan.radix_cache.host_tier import Move
-from banyan.runtime.config import Config, Resolved
+from banyan.runtime.config import Config, KVDtype, Placement
 from banyan.runtime.engine.cuda_graphs import Graphs
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import ModelRunner
@@ -42,9 +42,19 @@ class RankStart(msgspec.Struct, frozen=True):
 
     rank: int
     config: Config
-    resolved: Resolved
+    placement: Placement
+    threads: int
     path: str
     store_fd: int
+
+
+class PoolSize(msgspec.Struct, frozen=True):
+    """The second line that a rank reads, when all have loaded their parts: the KV pool that it makes."""
+
+    n_pages: int
+    n_host: int
+    page: int
+    kv_dtype: KVDtype
 
 
 class RankReport(msgspec.Struct, frozen=True):
@@ -58,9 +68,9 @@ class Ranks:
     """The processes of all ranks but this one. They end with this process, and this process ends with each of them:
     what they had in common is lost, and the server starts another engine."""
 
-    def __init__(self, config: Config, resolved: Resolved, path: str) -> None:
+    def __init__(self, config: Config, placement: Placement, threads: int, path: str) -> None:
         """Start them; they load their parts of the model at once. ConfigError: there are too few GPUs."""
-        if resolved.device == "cuda" and torch.cuda.device_count() < config.tp:
+        if placement.device == "cuda" and torch.cuda.device_count() < config.tp:
             raise ConfigError(f"tp is {config.tp}, and each rank needs a GPU; torch sees {torch.cuda.device_count()}")
         self._store_fd = os.memfd_create("banyan-ranks")
         self._peers: list[socket] = []
@@ -74,11 +84,11 @@ class Ranks:
                 )  # fmt: skip
             self._peers.append(ours)
             self._processes.append(process)
-            start = RankStart(rank, config, resolved, path, self._store_fd)
+            start = RankStart(rank, config, placement, threads, path, self._store_fd)
             ours.sendall(msgspec.json.encode(start) + b"\n")
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
-    def connect(self, shard: Shard, device: torch.device) -> None:
+    def connect(self, shard: Shard, size: PoolSize, device: str) -> None:
         """Wait until all ranks have loaded their parts, and connect them. Raises the error of the first that could
         not."""
         for rank, peer in enumerate(self._peers, 1):
@@ -92,8 +102,8 @@ class Ranks:
                 raise from_code(report.code, f"rank {rank}: {report.message}")
         self._watcher.start()
         for peer in self._peers:
-            peer.sendall(b"\n")
-        shard.connect(store(self._store_fd, shard.n_ranks), device)
+            peer.sendall(msgspec.json.encode(size) + b"\n")
+        shard.connect(store(self._store_fd, shard.n_ranks), torch.device(device))
 
     def send(self, buffer: Ints) -> None:
         for peer in self._peers:

@@ -7,6 +7,7 @@ or a decode. Only attention looks across rows, as `ragged` describes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -54,8 +55,6 @@ class Decoder:
         self.eps = spec.dense.rms_norm_eps
         self.frequencies, self.rope_scale = rope  # [head_dim / 2], on cos and sin
         self.shard = shard
-        # Runs all layers in one call, in which ranks cannot add up their sums.
-        self.fused = self._fused() if self.is_packed and shard is None else None
         self.features: Tensor | None = None  # [n_slots, hidden]: if set, `forward` stores its last hidden states there
 
     @property
@@ -125,7 +124,12 @@ class Decoder:
             h = run(i, "down", ops.silu_mul(run(i, "gate_up", h)))
         return h, x
 
-    def _fused(self) -> Layers | None:
+    @cached_property
+    def fused(self) -> Layers | None:
+        """Runs all layers in one call, in which ranks could not add up their sums. Made at the first step, since it
+        takes the weights' addresses."""
+        if not self.is_packed or self.shard is not None:
+            return None
         weights = [
             Weights(
                 (w.attention_norm, w.mlp_norm, *(w.qk_norm or (None, None))),
@@ -213,8 +217,9 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         head = Linear(weight, None, deterministic, dtype)
     else:
         spec, own = sharded(spec, shard.n_ranks), shard.of_vocabulary(c.vocab_size)
-        head = JoinedLinear(shard, c.vocab_size, cut(weight, own, name), None, deterministic, dtype)
-        embed = cut(embed, own, name)
+        weight, is_embed = cut(weight, own, name), weight is embed
+        embed = weight if is_embed else cut(embed, own, name)
+        head = JoinedLinear(shard, c.vocab_size, weight, None, deterministic, dtype)
     del weight, known
     layers = [layer(i) for i in range(c.num_hidden_layers)]
     norm = take(("model.norm", c.hidden_size))

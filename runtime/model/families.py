@@ -149,11 +149,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Elements of K and V that one token takes in all layers."""
         return 2 * self.n_layers * self.n_kv_heads * self.head_dim
 
-    @property
-    def kv_heads(self) -> int:
-        """KV heads of all layers, K and V counted separately."""
-        return 2 * self.n_layers * self.n_kv_heads
-
 
 FAMILIES: dict[str, type[Dense]] = {"llama": Llama, "mistral": Mistral, "qwen2": Qwen2, "qwen3": Qwen3}
 

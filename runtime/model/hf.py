@@ -89,6 +89,12 @@ class HfModel:
         self.rules: dict[int, AttentionRule] = {}
 
     @property
+    def module(self) -> nn.Module:
+        """transformers' model."""
+        module: nn.Module = self._model
+        return module
+
+    @property
     def windows(self) -> tuple[int, ...]:
         return tuple(rule.window for rule in self.rules.values())
 
@@ -392,6 +398,30 @@ def _check(config: Any, text: Any, family: str) -> None:
     for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings"):
         if not _largest(text, name):
             raise Unsupported(f"{family}: its config has no {name}")
+
+
+def build_empty(path: Path, device: torch.device, dtype: torch.dtype, n_bits: int) -> nn.Module:
+    """The module that `build` makes, whose tensors have any content; on a CPU within a FakeTensorMode."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    config.__dict__.pop("quantization_config", None)
+    with torch.device("meta"):
+        model: nn.Module = auto_class(config).from_config(config, dtype=dtype, attn_implementation="eager")
+    own = [id(config), id(config.get_text_config())]
+    towers = [part for part in model.modules() if isinstance(part, PreTrainedModel) and id(part.config) not in own]
+    called = set(model.modules()).difference(*(tower.modules() for tower in towers))
+    _drop_unused(model, called)
+    moved: dict[int, Tensor] = {}  # by the tensor on the meta device, so that what is tied stays tied
+    for module in model.modules():
+        parts: Any
+        for parts in (module._parameters, module._buffers):
+            for name, old in parts.items():
+                if old is not None and id(old) not in moved:
+                    new = torch.empty_like(old, device=device)
+                    moved[id(old)] = nn.Parameter(new, requires_grad=False) if isinstance(old, nn.Parameter) else new
+                parts[name] = moved.get(id(old))
+    if device.type == "cpu" or n_bits:
+        _pack(model, called, n_bits)
+    return model
 
 
 def build(

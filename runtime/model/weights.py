@@ -149,6 +149,29 @@ class Checkpoint:
         self._progress(self.n_bytes, self.n_bytes)
 
 
+class Headers(Checkpoint):
+    """A checkpoint whose tensors have their shapes and no content, for a model that is only measured. device: meta, or
+    cpu within a FakeTensorMode, so that no tensor takes memory."""
+
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(path, dtype=dtype)
+        self.device = device
+
+    def _read(self, name: str, stored: Stored, dtype: str | None) -> Tensor:
+        import torch
+
+        return torch.empty(stored.shape, dtype=self._dtype, device=self.device)
+
+    def take_grouped(self, name: str, *shape: int) -> Grouped | None:
+        from banyan.runtime.model.gguf.dequantise import empty_grouped
+
+        stored = self.tensors.get(name)
+        return empty_grouped(stored, self.device) if self._gguf and stored and stored.shape == shape else None
+
+    def finish(self, ignore: Callable[[str], bool]) -> None:
+        """Whether a tensor has an effect may depend on its content."""
+
+
 def weight_files(path: Path) -> list[Path]:
     """The safetensors files of a model directory, as listed in its index if it has one; the shards of a .gguf file."""
     if gguf.is_gguf(path):

@@ -10,7 +10,7 @@ from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.draw import kernel as draw
 from banyan.kernels.draw.rows import Rows
-from banyan.kernels.kv_layout import KINDS, stacked
+from banyan.kernels.kv_layout import KV_KINDS, stacked
 from banyan.kernels.linear import kernel as linear
 from banyan.kernels.linear.packed import GroupedRows
 from banyan.kernels.rope_kv import kernel as rope_kv
@@ -37,10 +37,11 @@ def compile_attention(
     deterministic = options.pop("deterministic", False)
     batch = ragged([1, 1, 300], kv_lens, pages, page_size, "meta", parents, deterministic)
     q = torch.empty(302, heads[0], dim, dtype=dtype, device="meta")
-    (pool,) = stacked(1, (8, page_size, heads[1], dim), KINDS.get(options.pop("kv", ""), dtype), "meta")
+    kinds = KV_KINDS.get(options.pop("kv", ""), (dtype, dtype))
+    pools = [stacked(1, (8, page_size, heads[1], dim), kind, "meta")[0] for kind in kinds]
     if options.pop("sinks", False):
         options["sinks"] = torch.empty(heads[0], device="meta")
-    kernels = aot.compile_launcher(target, attention.attention, q, pool, pool, batch, AttentionOptions(0.1, **options))
+    kernels = aot.compile_launcher(target, attention.attention, q, *pools, batch, AttentionOptions(0.1, **options))
     shapes = ["large", "merge"] if deterministic else ["small", "large", "merge"]
     assert [c.kernel for c in kernels] == [*["_attend"] * (len(shapes) - 1), "_merge"]
     for compiled in kernels:
@@ -70,9 +71,12 @@ def test_draft_trees_do_not_spill(target: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "kv"),
-    short_form(product(TARGETS, KINDS), lambda *case: case in (("sm_80", "int8"), ("sm_90", "fp8"), ("gfx942", "fp8"))),
+    short_form(
+        product(TARGETS, KV_KINDS),
+        lambda *case: case in (("sm_80", "int8"), ("sm_90", "fp8"), ("gfx942", "fp8"), ("sm_90", "k8v4")),
+    ),
 )
-def test_8_bit_pools_are_pipelined_and_do_not_spill(kv: str, target: str) -> None:
+def test_pools_in_few_bits_are_pipelined_and_do_not_spill(kv: str, target: str) -> None:
     kernels = compile_attention(target, torch.bfloat16, (32, 8), 128, kv=kv)
     assert sum(kernels["small"].counts[name] for name in ("hmma", "mfma") if name in kernels["small"].counts) > 0
     if target != "gfx942":
@@ -165,7 +169,7 @@ def test_memory_bound_kernels_keep_enough_bytes_in_flight(target: str, dtype: to
 
 @pytest.mark.long
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("kv", ["", *KINDS])
+@pytest.mark.parametrize("kv", ["", *KV_KINDS])
 @pytest.mark.parametrize("dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("heads", [(32, 8), (8, 8), (64, 1)], ids=str)
 def test_attention_compiles_for_every_head_shape(target: str, kv: str, dim: int, heads: tuple[int, int]) -> None:
@@ -175,7 +179,7 @@ def test_attention_compiles_for_every_head_shape(target: str, kv: str, dim: int,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("page_size", "kv"), [(1, ""), (32, ""), (64, ""), (16, "int8"), (16, "fp8")])
+@pytest.mark.parametrize(("page_size", "kv"), [(1, ""), (32, ""), (64, ""), (16, "int8"), (16, "fp8"), (16, "k8v4")])
 @pytest.mark.parametrize(
     "options",
     [{"deterministic": True}, {"window": 4096}, {"softcap": 30.0}, {"sinks": True}, {"tree": True}, ALL_OPTIONS],

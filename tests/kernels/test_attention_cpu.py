@@ -9,7 +9,7 @@ from banyan.kernels import ops
 from banyan.kernels.attention import cpu, native
 from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.attention.ragged import AttentionOptions, ragged
-from banyan.kernels.kv_layout import KINDS, Quantized, quantize
+from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize
 from banyan.kernels.native import build, threads
 from kernel_support.cases import Case, attention_case, check_deterministic, random_trees
 
@@ -205,7 +205,7 @@ def test_deterministic_row_is_bitwise_equal_in_every_batch(
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}], ids=str)
-@pytest.mark.parametrize("kv", [None, *KINDS])
+@pytest.mark.parametrize("kv", [None, *KV_KINDS])
 def test_float32_row_is_bitwise_equal_for_few_and_many_rows(
     kv: str | None, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +213,9 @@ def test_float32_row_is_bitwise_equal_for_few_and_many_rows(
     monkeypatch.setattr(threads, "_n_threads", 1)  # more threads would split reads
     for heads, n_kv_heads, dim in ((6, 2, 80), (8, 8, 64)):
         k, v = torch.randn(2, 32, 16, n_kv_heads, dim)
-        pools = (k, v) if kv is None else [Quantized(*quantize(pool, KINDS[kv])) for pool in (k, v)]
+        pools = [k, v]
+        if kv is not None:
+            pools = [Quantized(*quantize(pool, kind)) for pool, kind in zip(pools, KV_KINDS[kv], strict=True)]
         q = torch.randn(61, heads, dim)
         many = cpu.attention(q, *pools, ragged([61], [500], [range(32)], 16), AttentionOptions(0.3, **options))
         for i in (0, 30, 60):

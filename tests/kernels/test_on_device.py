@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels import ops
-from banyan.kernels.kv_layout import KINDS
+from banyan.kernels.kv_layout import KV_KINDS
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
@@ -32,7 +32,7 @@ calls = st.fixed_dictionaries(
         "dim": st.sampled_from([64, 80, 128]),
         "dtype": st.sampled_from([torch.float32, torch.bfloat16]),
         "page_size": st.sampled_from([1, 16, 64]),
-        "kv": st.sampled_from(["", "", *KINDS]),
+        "kv": st.sampled_from(["", "", *KV_KINDS]),
         "shared_pages": st.integers(0, 20),
         "options": st.sampled_from(OPTIONS),
         "trees": st.booleans(),

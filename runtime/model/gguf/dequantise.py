@@ -52,14 +52,13 @@ def read_tensor(stored: Stored, dtype: torch.dtype) -> Tensor:
 def read_grouped(stored: Stored) -> Grouped | None:
     """A matrix on the CPU in the bits that it is stored in; those of Q5 in 8 bits. Q6_K has groups of 16: it is rounded
     to 8 bits in groups of 32. None: it is stored in floats. OSError, ValueError: the file cannot be read."""
-    if stored.dtype in _FLOATS:
-        return None
     if stored.dtype == "Q6_K":
         return quantise(read_tensor(stored, torch.float32), 8)
-    n_out, n_in = stored.shape
+    weight = empty_grouped(stored, torch.device("cpu"))
+    if weight is None:
+        return None
+    numbers, scale, minimum, _ = weight
     block = FORMATS[stored.dtype].block
-    numbers, scale = torch.empty(n_out, n_in, dtype=torch.int8), torch.empty(n_out, n_in // 32)
-    minimum = None if stored.dtype.endswith("_0") else torch.empty_like(scale)
 
     def split(raw: Tensor, *to: Tensor) -> None:
         for part, target in zip(_GROUPS[stored.dtype](raw), to, strict=False):
@@ -68,6 +67,17 @@ def read_grouped(stored: Stored) -> Grouped | None:
 
     small = (part.view(-1, block // 32) for part in (scale, minimum) if part is not None)
     _read(stored, split, [numbers.view(-1, block), *small])
+    return weight
+
+
+def empty_grouped(stored: Stored, device: torch.device) -> Grouped | None:
+    """What `read_grouped` returns, with any content."""
+    if stored.dtype in _FLOATS:
+        return None
+    n_out, n_in = stored.shape
+    scale = torch.empty(n_out, n_in // 32, device=device)
+    minimum = None if stored.dtype.endswith("_0") or stored.dtype == "Q6_K" else torch.empty_like(scale)
+    numbers = torch.empty(n_out, n_in, dtype=torch.int8, device=device)
     return Grouped(numbers, scale, minimum, 4 if stored.dtype.startswith("Q4") else 8)
 
 

@@ -12,7 +12,7 @@ from banyan.runtime.errors import BadModel
 from banyan.runtime.model.quantised import awq, bitsandbytes, fp4, fp8, gptq, integers
 from banyan.runtime.model.quantised.config import EXPERTS, Quantisation, Scheme
 from banyan.runtime.model.quantised.layer import ACTIVATIONS, StoredLayer
-from banyan.runtime.model.weights import Checkpoint
+from banyan.runtime.model.weights import Checkpoint, Headers
 
 READERS: dict[str, Callable[[StoredLayer, Scheme], Grouped | Tensor]] = {
     "gptq": gptq.read,
@@ -34,11 +34,27 @@ def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: st
     has no groups of whole numbers. BadModel: the checkpoint is broken; Unsupported: it has something unknown."""
     if quantisation is None or not quantisation.packs(weights.tensors, name):
         return weights.take(f"{name}.weight", n_out, n_in)
+    if isinstance(weights, Headers):
+        return _empty(weights, quantisation.scheme(name), name, n_out, n_in)
     weight = _read(weights, quantisation, name)
     shape = weight.numbers.shape if isinstance(weight, Grouped) else weight.shape
     if shape != (n_out, n_in):
         raise BadModel(f"{name}.weight has shape {list(shape)}, but the configuration makes it {[n_out, n_in]}")
     return weight
+
+
+def _empty(weights: Headers, scheme: Scheme, name: str, n_out: int, n_in: int) -> Grouped | Tensor:
+    """What a reader returns, with any content. A layer with zero points has minimums here; a reader leaves them out
+    where all are in the middle."""
+    group = {"mxfp4": 32, "nvfp4": 16}.get(scheme.format, scheme.group)
+    group = n_in if group < 0 else min(group, n_in)
+    if scheme.format in ("fp8", "bitsandbytes-4bit") or n_in % group:
+        return torch.empty(n_out, n_in, device=weights.device)
+    scale = torch.empty(n_out, n_in // group, device=weights.device)
+    minimum = torch.empty_like(scale) if weights.modules[name] & {"qzeros", "weight_zero_point"} else None
+    n_bits = 8 if scheme.format in ("mxfp4", "nvfp4") else scheme.n_bits
+    numbers = torch.empty(n_out, n_in, dtype=torch.int8, device=weights.device)
+    return Grouped(numbers, scale, minimum, n_bits)
 
 
 def floats(weight: Grouped | Tensor, dtype: torch.dtype) -> Tensor:

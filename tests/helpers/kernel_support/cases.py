@@ -10,7 +10,7 @@ from torch import Tensor
 from banyan.kernels.attention import reference
 from banyan.kernels.attention.plan import MAX_DRAFT
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged, ragged
-from banyan.kernels.kv_layout import KINDS, Pool, Quantized, quantize
+from banyan.kernels.kv_layout import KV_KINDS, Pool, Quantized, quantize
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -62,7 +62,7 @@ def attention_case(
     """A batch over scattered pages. Every slot that no request owns is NaN, also page 0 (the table's padding).
 
     heads         (n_heads, n_kv_heads)
-    kv            a key of `kv_layout.KINDS`: K and V are quantised to it
+    kv            a key of `kv_layout.KV_KINDS`: K and V are quantised to it
     shared_pages  all requests share so many first pages, and every second one half as many more; but only pages that
                   are full before a request's own rows
     parents       see `ragged`
@@ -87,15 +87,19 @@ def attention_case(
     options: dict[str, Any] = {"scale": dim**-0.5, "softcap": softcap, "window": window}
     if sinks:
         options["sinks"] = torch.randn(heads[0], generator=chance).to(device)
-    k_pool, v_pool = (_quantized(pool, kv, device) if kv else pool.to(device, dtype) for pool in pools)
+    kinds = KV_KINDS.get(kv or "", (None, None))
+    k_pool, v_pool = (
+        _quantized(pool, kind, device) if kind else pool.to(device, dtype)
+        for pool, kind in zip(pools, kinds, strict=True)
+    )
     batch = ragged(q_lens, kv_lens, pages, page_size, device, parents)
     return Case(q.to(device, dtype), k_pool, v_pool, batch, options)
 
 
-def _quantized(pool: Tensor, kind: str, device: torch.device | str) -> Quantized:
+def _quantized(pool: Tensor, kind: torch.dtype, device: torch.device | str) -> Quantized:
     """Quantises a pool. NaN becomes the byte 0x7F with a NaN scale."""
-    numbers, scale = quantize(pool, KINDS[kind])
-    numbers.view(torch.uint8)[pool.isnan()] = 0x7F
+    numbers, scale = quantize(pool, kind)
+    numbers.view(torch.uint8)[pool[..., : numbers.shape[-1]].isnan()] = 0x7F
     return Quantized(numbers.to(device), scale.to(device))
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from banyan.kernels import ops
 from banyan.kernels.device import INTERPRETED
-from banyan.kernels.kv_layout import KINDS, LIMIT, Quantized, parts, stacked
+from banyan.kernels.kv_layout import HALVES, KV_KINDS, LIMIT, Quantized, group_of, parts, read, stacked
 from banyan.kernels.linear.grouped import quantise
 from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.small_ops import reference as small_ops
@@ -54,10 +54,12 @@ def check_write_kv(seed: int, dtype: torch.dtype, device: str) -> None:
 
 
 def _small_pools(shape: Sequence[int], device: str) -> list[list[Quantized]]:
-    """K and V pools of each 8-bit dtype. Every slot has the byte 77 and the scale 77."""
+    """K and V pools of each kind of few bits. Every slot has the byte 77 and the scale 77."""
     found = []
-    for kind in KINDS.values():
-        pools: Any = stacked(2, shape, kind, device)
+    for kinds in KV_KINDS.values():
+        if HALVES in kinds and shape[3] % 16:
+            continue
+        pools: Any = [stacked(1, shape, kind, device)[0] for kind in kinds]
         for part in (part for pool in pools for part in parts(pool)):
             part.fill_(77)
         found.append(pools)
@@ -65,7 +67,7 @@ def _small_pools(shape: Sequence[int], device: str) -> list[list[Quantized]]:
 
 
 def check_quantized(pools: Sequence[Quantized], want: Tensor, slots: Tensor, tolerance: float) -> None:
-    """Fails unless the slots hold `want`, float64 [2, n_rows, n_kv_heads, dim], as exactly as 8 bits allow, and every
+    """Fails unless the slots hold `want`, float64 [2, n_rows, n_kv_heads, dim], as exactly as its bits allow, and every
     other slot is unchanged (see `_small_pools`)."""
     for pool, rows in zip(pools, want, strict=True):
         numbers, scale = (part.flatten(0, 1) for part in parts(pool))
@@ -73,6 +75,15 @@ def check_quantized(pools: Sequence[Quantized], want: Tensor, slots: Tensor, tol
         others[slots.cpu()] = False
         assert (numbers[others] == 77).all()
         assert (scale[others] == 77).all()
+        if pool.numbers.dtype == HALVES:
+            groups = rows.unflatten(-1, (-1, group_of(rows.shape[-1])))
+            low, high = groups.aminmax(dim=-1, keepdim=True)
+            most = (
+                (high - low) / 15 * 0.52 + 2**-8 * torch.maximum(low.abs(), high.abs()) + tolerance * (1 + groups.abs())
+            )
+            got = read(pool, torch.arange(pool.shape[0], device=numbers.device), torch.float64).flatten(0, 1)[slots]
+            assert ((got - rows).abs() <= most.expand_as(groups).flatten(-2)).all(), "off beyond what 4 bits lose"
+            continue
         step = rows.abs().amax(-1, keepdim=True) / LIMIT[pool.numbers.dtype]
         coarse = step / 2 if pool.numbers.dtype == torch.int8 else torch.maximum(rows.abs() / 16, step * 2**-10)
         got = numbers[slots].view(pool.numbers.dtype).double() * scale[slots].unsqueeze(-1).double()

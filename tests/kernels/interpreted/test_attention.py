@@ -42,7 +42,9 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}, {"kv": "int8"}, {"kv": "fp8"}], ids=str
+    "options",
+    [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}, {"kv": "int8"}, {"kv": "fp8"}, {"kv": "k8v4"}],
+    ids=str,
 )
 @pytest.mark.parametrize("batch", BATCHES)
 def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
@@ -89,7 +91,7 @@ def test_dtypes_and_head_shapes_agree(dtype: torch.dtype, heads: tuple[int, int]
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
-@pytest.mark.parametrize("kv", ["", "int8", "fp8"])
+@pytest.mark.parametrize("kv", ["", "int8", "fp8", "k8v4"])
 @pytest.mark.usefixtures("splits")
 def test_all_options_together_agree(kv: str, page_size: int) -> None:
     options = {"kv": kv, "window": 30, "softcap": 3.0, "sinks": True}
@@ -133,7 +135,7 @@ calls = st.fixed_dictionaries(
         "requests": st.lists(st.tuples(st.integers(0, 20), st.integers(0, 70)), min_size=1, max_size=4),
         "heads": st.sampled_from([(1, 1), (4, 2), (3, 1)]),
         "dtype": st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
-        "kv": st.sampled_from(["", "", "int8", "fp8"]),
+        "kv": st.sampled_from(["", "", "int8", "fp8", "k8v4"]),
         "page_size": st.sampled_from([1, 16, 32, 64]),
         "shared_pages": st.integers(0, 3),
         "window": st.sampled_from([0, 0, 1, 7, 64]),

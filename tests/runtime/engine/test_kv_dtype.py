@@ -1,4 +1,4 @@
-"""8-bit keys and values in an engine: pages move with their scales, and outputs do not depend on caching."""
+"""Keys and values in few bits in an engine: pages move with their scales, and outputs do not depend on caching."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.protocol.wire import Run, Sampling
 
-KINDS = ["int8", "fp8"]
+KINDS = ["int8", "fp8", "k8v4"]
 N_OUT = 10
 
 
@@ -63,7 +63,7 @@ def test_pages_move_with_their_scales(kv: str, model: Model) -> None:
     assert sum(part[0].numel() * part.element_size() for part in pools) == 4 * bytes_per_token(model.spec, kv)  # type: ignore[arg-type]
     torch.manual_seed(0)
     for part in pools:
-        part.copy_(torch.randint(0, 120, part.shape))
+        part.copy_(torch.randint(0, 120, part.shape).to(part.dtype))
     before = [part.clone() for part in pools]
     store.copy([(1, 3, 2)])
     store.copy_slots([([1], [0])])
@@ -99,7 +99,7 @@ def test_outputs_do_not_depend_on_where_pages_come_from(
 def test_host_file_of_another_kv_dtype_is_ignored(fake: ModuleType, model: Model, tmp_path: Path) -> None:
     inputs = prompts(model.spec.vocab_size)
     options = {"n_pages": 12, "n_host": 200, "host_file": str(tmp_path / "kv")}
-    for kv in ("int8", "fp8", "auto"):
+    for kv in ("int8", "fp8", "k8v4", "auto"):
         e = engine(model, kv_dtype=kv, **options)
         generate(fake, e, inputs[:1])
         generate(fake, e, inputs[1:2])

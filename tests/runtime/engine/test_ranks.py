@@ -27,7 +27,7 @@ from banyan.runtime.config import Config, Resolved
 from banyan.runtime.engine import rank, ranks
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.loop import EngineLoop
-from banyan.runtime.engine.ranks import ParallelRunner, Ranks
+from banyan.runtime.engine.ranks import ParallelRunner, PoolSize, Ranks
 from banyan.runtime.engine.step_message import KVChanges, Reader, pack, receive, unpack
 from banyan.runtime.errors import ConfigError, EngineLost, OutOfMemory
 from banyan.runtime.model import load
@@ -229,7 +229,7 @@ def test_options_that_do_not_go_with_tp_are_refused(options: dict[str, Any], mes
 
 def test_only_the_rooms_of_the_model_and_the_runner_know_about_ranks() -> None:
     root = Path(rank.__file__).parents[1]
-    knowing = {"model_runner.py", "process.py", "rank.py", "ranks.py", "step_message.py"}
+    knowing = {"model_runner.py", "process.py", "rank.py", "ranks.py", "step_message.py", "capacity.py"}
     words = ("config.tp", "n_ranks", "model.parallel", "engine.rank", "ParallelRunner", "step_message")
     found = [
         f"{path.relative_to(root)}: {word}"
@@ -257,6 +257,7 @@ def test_a_tp_that_does_not_divide_the_heads_is_refused_at_the_start(tiny_model:
 REPORTS = "import os, socket, sys; s = socket.socket(fileno=int(sys.argv[1])); s.makefile().readline(); "
 
 
+SIZE = PoolSize(1, 0, 16, "auto")
 Two = Callable[[str], tuple[Ranks, list[Any]]]
 
 
@@ -271,8 +272,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
         monkeypatch.setattr(ranks, "os", SimpleNamespace(**names, **own))
         monkeypatch.setattr(ranks, "COMMAND", (sys.executable, "-S", "-c", REPORTS + code))
         monkeypatch.setattr(Shard, "connect", lambda *_: None)
-        resolved = Resolved(device="cpu", dtype="float32", context=9, n_pages=1, threads=1, decisions=())
-        made.append(Ranks(configs.make(tp=2), resolved, "path"))
+        made.append(Ranks(configs.make(tp=2), configs.Placement("cpu", "float32", 9), 1, "path"))
         return made[-1], ends
 
     made: list[Ranks] = []
@@ -294,7 +294,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
 def test_rank_0_ends_as_the_rank_did(two: Two, end: str, expected: int) -> None:
     """So the server knows whether it was ended from outside, or perhaps by a request."""
     rank_0, ends = two(f"s.sendall(b'{{}}\\n'); s.recv(1); {end}")
-    rank_0.connect(Shard(0, 2), CPU)
+    rank_0.connect(Shard(0, 2), SIZE, "cpu")
     rank_0._watcher.join()
     assert ends[0] == expected
 
@@ -308,7 +308,7 @@ def test_a_rank_that_cannot_load_is_an_error_at_the_start(
     two: Two, code: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        two(code)[0].connect(Shard(0, 2), CPU)
+        two(code)[0].connect(Shard(0, 2), SIZE, "cpu")
 
 
 def ranks_of(c: client.Client) -> list[psutil.Process]:

@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from banyan.kernels.attention import ragged as batches
 from banyan.kernels.dispatch_report import why_not_deterministic
-from banyan.kernels.kv_layout import KINDS, parts, stacked
+from banyan.kernels.kv_layout import KV_KINDS, parts, stacked
 from banyan.kernels.ops import ragged
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.model.decoder import Decoder
@@ -189,6 +189,8 @@ def test_deterministic_logits_are_bitwise_equal_in_every_batch(variant, dtype, t
         ("mistral", "bfloat16", "fp8", "auto"),
         ("qwen2-windows", "bfloat16", "bfloat16", "auto"),
         ("qwen3-bias", "float32", "int8", "int4"),
+        ("llama", "float32", "k8v4", "auto"),
+        ("qwen3-bias", "bfloat16", "k8v4", "int8"),
         ("qwen3-windows", "float32", "float32", "auto"),
     ],
 )
@@ -206,7 +208,8 @@ def test_fused_layers_are_bitwise_equal_to_single_ops(
     def run():
         """Logits and pools after a prompt, chunks, decodes and a draft tree."""
         shape = 12, 16, model.spec.n_kv_heads, model.spec.head_dim
-        pools = [tuple(stacked(2, shape, KINDS.get(kv, getattr(torch, dtype)))) for _ in model.layers]
+        kinds = KV_KINDS.get(kv, 2 * (getattr(torch, dtype),))
+        pools = [tuple(stacked(1, shape, kind)[0] for kind in kinds) for _ in model.layers]
         pool_parts = [part for pair in pools for pool in pair for part in parts(pool)]
         for part in pool_parts:
             part.zero_()

@@ -18,6 +18,7 @@ from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.load import load
 from banyan.runtime.model.quantised import config as quantised
 from banyan.runtime.model.quantised import fp4, readers
+from banyan.runtime.model.size import measure, weight_size
 from banyan.runtime.model.spec import read_spec
 from banyan.runtime.model.weights import Checkpoint
 
@@ -88,6 +89,7 @@ def test_logits_equal_those_of_the_dequantised_weights(case, pack, tiny):
         weight = readers.read_linear(weights, spec.quantisation, Q, 64, 64)
     assert isinstance(weight, Grouped) == is_grouped
     assert spec.n_parameters == read_spec(same).n_parameters
+    assert weight_size(path, spec, "cpu", "float32", spec.max_context, False, "auto") == measure(load(path))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,24 @@ def test_perplexity_in_fewer_bits_is_near(tiny, texts, options, most):
     for ids in texts:
         expected = perplexity(tiny.Paged(exact).run(ids, 128), ids)
         assert perplexity(tiny.Paged(other).run(ids, 128), ids) == pytest.approx(expected, rel=most)
+
+
+@pytest.mark.parametrize(("kv", "most"), [("int8", 0.005), ("fp8", 0.01), ("k8v4", 0.01)])
+def test_perplexity_with_keys_and_values_in_few_bits_is_near(tiny, texts, kv, most):
+    from banyan.kernels.kv_layout import KV_KINDS, stacked
+    from banyan.runtime.model.load import load
+
+    model = load("smol")
+    shape = 64, 16, model.spec.n_kv_heads, model.spec.head_dim
+
+    def loss(ids, is_exact):
+        paged = tiny.Paged(model)
+        if not is_exact:
+            paged.kv = [tuple(stacked(1, shape, dtype)[0] for dtype in KV_KINDS[kv]) for _ in paged.kv]
+        return math.log(perplexity(paged.run(ids, 128), ids))
+
+    more = sum(loss(ids, is_exact=False) - loss(ids, is_exact=True) for ids in texts) / len(texts)
+    assert more <= math.log1p(most)
 
 
 def test_questions_are_answered(runtime):

@@ -1,0 +1,43 @@
+"""`banyan size`: prints what fits into memory."""
+
+from __future__ import annotations
+
+import msgspec
+
+from banyan.runtime.engine.capacity import Capacity
+
+
+def show(c: Capacity, is_json: bool) -> int:
+    """Print a table, or one line of JSON with the same figures in bytes."""
+    if is_json:
+        print(msgspec.json.encode(c).decode())
+        return 0
+    each = "" if c.n_devices == 1 else f", each of {c.n_devices}"
+    n, context = c.concurrent, f"{c.context:,} tokens"
+    step = c.step_weight_bytes + c.step_kv_bytes
+    rows = (
+        ("memory", _size(c.memory), f"free on {c.device}{each}, before the weights"),
+        ("weights", _size(c.weight_bytes), f"of {c.model}, computing in {c.dtype}"),
+        ("KV a token", _size(c.kv_token_bytes), c.kv_formula),
+        ("page", _size(c.page_bytes), f"{c.page} tokens"),
+        ("KV pages", f"{c.n_pages:,}", f"{c.n_pages * c.page:,} tokens; {_size(c.kv_bytes)}, with one spare page"),
+        ("left", _size(c.memory - c.weight_bytes - c.kv_bytes), "for a step, and for everything else"),
+        ("", "", ""),
+        (f"{context} each", f"{c.n_fitting:,}", f"requests fit, of {c.request_pages:,} pages each"),
+        (f"{n:,} at once", f"{c.longest_context:,}", "tokens each fit, prompt and output, if they share nothing"),
+        ("last pages", _size(c.fragmentation_bytes), f"of free slots on average, at {n:,} at once"),
+        ("a decode step", _size(step), f"to read: {_size(c.step_weight_bytes)} of weights, {_size(c.step_kv_bytes)} of "
+         f"KV at {n:,} x {context}"),
+    )  # fmt: skip
+    for name, figure, text in rows:
+        print(f"{name:20}{figure:>10}  {text}".rstrip())
+    return 0
+
+
+def _size(n_bytes: int) -> str:
+    """Such as 1.5 GB; three digits."""
+    sign, n, units = "-" if n_bytes < 0 else "", float(abs(n_bytes)), iter(("B", "kB", "MB", "GB", "TB"))
+    unit = next(units)
+    while n >= 999.5 and unit != "TB":
+        n, unit = n / 1000, next(units)
+    return f"{sign}{n:.3g} {unit}"

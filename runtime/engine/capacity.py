@@ -1,0 +1,160 @@
+"""What fits into memory: the sizes of weights and KV, for the engine that starts and for a person who plans one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from banyan.runtime import config as configs
+from banyan.runtime.config import Config, Hardware, ModelFacts, Placement
+from banyan.runtime.errors import ConfigError
+
+if TYPE_CHECKING:
+    from banyan.runtime.engine.speculation.drafters import DraftSource
+    from banyan.runtime.model.families import ModelSpec
+
+
+class Capacity(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in bytes, contexts in tokens; of each device, where there are several."""
+
+    model: str
+    device: str
+    dtype: str
+    n_devices: int
+    memory: int  # that is free before the weights
+    weight_bytes: int
+    kv_formula: str  # of kv_token_bytes, with its numbers
+    kv_token_bytes: int  # keys and values of one token, over all layers
+    page: int  # tokens
+    page_bytes: int
+    n_pages: int
+    kv_bytes: int  # of all pages, and of one more that belongs to nobody
+    context: int
+    concurrent: int
+    request_pages: int  # that one request of `context` tokens takes
+    n_fitting: int  # requests of `context` tokens whose pages there are
+    longest_context: int  # of each, if `concurrent` requests of the same length run, at most the model's own
+    fragmentation_bytes: int  # free slots in the last pages of `concurrent` requests, on average
+    step_weight_bytes: int  # that a decode step reads, whatever the batch
+    step_kv_bytes: int  # that a decode step of `concurrent` requests with `context` tokens reads, if they share nothing
+
+
+def facts(
+    config: Config, spec: ModelSpec, placement: Placement, source: DraftSource | None, weight_bytes: int
+) -> ModelFacts:
+    """What `config.resolve` needs to know about a model, or the part of one rank, and the draft model that comes with
+    it. weight_bytes: of the model alone."""
+    import torch
+
+    from banyan.runtime.engine.kv_pool import bytes_per_token
+
+    width = getattr(torch, placement.dtype).itemsize
+    kv_bytes = bytes_per_token(_placed(spec, placement), config.kv_dtype)
+    if source is not None:
+        weight_bytes, kv_bytes = weight_bytes + source.n_parameters * width, kv_bytes + source.kv_elements * width
+    return ModelFacts(spec.name, spec.max_context, spec.dtype, weight_bytes, kv_bytes, spec.kind)
+
+
+def fit(config: Config, hardware: Hardware, spec: ModelSpec, placement: Placement, source: DraftSource | None,
+        weight_bytes: int) -> Config:  # fmt: skip
+    """The configuration with a kv_dtype in place of "fit"."""
+    if config.kv_dtype != "fit":
+        return config
+    plain = msgspec.structs.replace(config, kv_dtype="auto")
+    known = facts(plain, spec, placement, source, weight_bytes)
+    n_contexts = configs.kv_budget(plain, hardware, known, placement).n_pages // -(-placement.context // config.page)
+    is_enough = n_contexts >= min(config.max_running, configs.MOST_CONTEXTS)
+    return plain if is_enough else msgspec.structs.replace(config, kv_dtype="int8")
+
+
+def size(
+    model: str = "pocket", memory: str | int | None = None, context: str | int | None = None, concurrent: int = 1,
+    **options: Any,
+) -> Capacity:  # fmt: skip
+    """What a runtime with these options would allocate, and how many requests that is enough for. Reads config.json and
+    the headers of the weights, and loads nothing.
+
+    memory      that is free on each device, such as "24GB"; default: what is free here now
+    context     tokens of a request, prompt and output, such as "32k"; default: the model's own maximum
+    concurrent  requests that run at once
+    options     those of `Runtime`, such as kv_dtype="int8", weight_dtype="int4", kv_memory="4GiB", tp=2. device="cuda"
+                plans for a GPU also on a machine without one
+
+    Raises ConfigError, and what `Runtime` raises for a model that it cannot load.
+    """
+    from banyan.runtime.engine.hardware import probe
+    from banyan.runtime.engine.speculation import drafters
+    from banyan.runtime.model import spec as specs
+    from banyan.runtime.model.parallel import Shard, sharded
+    from banyan.runtime.model.size import weight_size
+
+    config = configs.make(model=model, context=None if context is None else _count(context), **options)
+    if concurrent < 1:
+        raise ConfigError(f"concurrent is {concurrent}; it must be at least 1")
+    hardware = probe(config.device != "cpu", config.tp)
+    if memory is not None:
+        n = configs.parse_bytes(memory) if isinstance(memory, str) else memory
+        gpu = hardware.gpu or ("a GPU" if config.device == "cuda" else None)
+        hardware = Hardware(hardware.n_cores, n, gpu, n)
+    path = specs.resolve(model)
+    whole, source = specs.read_spec(path), drafters.find(config, path)
+    spec = sharded(whole, config.tp)
+    placement = configs.place(config, hardware, spec.name, spec.max_context, spec.dtype)
+    shard = Shard(0, config.tp) if config.tp > 1 else None
+    weights = weight_size(path, whole, *placement, config.deterministic, config.weight_dtype, shard)
+    config = fit(config, hardware, spec, placement, source, weights.n_bytes)
+    model_facts = facts(config, spec, placement, source, weights.n_bytes)
+    n_pages = configs.kv_budget(config, hardware, model_facts, placement).n_pages
+    page_bytes, request_pages = config.page * model_facts.kv_bytes, -(-placement.context // config.page)
+    return Capacity(
+        model=spec.name,
+        device=placement.device,
+        dtype=placement.dtype,
+        n_devices=config.tp,
+        memory=hardware.free_gpu_memory if placement.device == "cuda" else hardware.free_memory,
+        weight_bytes=weights.n_bytes,
+        kv_formula=_formula(_placed(spec, placement), config, model_facts.kv_bytes),
+        kv_token_bytes=model_facts.kv_bytes,
+        page=config.page,
+        page_bytes=page_bytes,
+        n_pages=n_pages,
+        kv_bytes=(n_pages + 1) * page_bytes,
+        context=placement.context,
+        concurrent=concurrent,
+        request_pages=request_pages,
+        n_fitting=n_pages // request_pages,
+        longest_context=min(n_pages // concurrent * config.page, spec.max_context),
+        fragmentation_bytes=concurrent * (config.page - 1) * model_facts.kv_bytes // 2,
+        step_weight_bytes=weights.per_step,
+        step_kv_bytes=concurrent * placement.context * model_facts.kv_bytes,
+    )
+
+
+def _placed(spec: ModelSpec, placement: Placement) -> ModelSpec:
+    return msgspec.structs.replace(spec, dtype=placement.dtype)
+
+
+def _formula(spec: ModelSpec, config: Config, kv_bytes: int) -> str:
+    from banyan.kernels.kv_layout import HALVES, slot_bytes
+    from banyan.runtime.engine.kv_pool import bytes_per_token, dtypes
+
+    heads = []
+    for name, dtype in zip("KV", dtypes(spec, config.kv_dtype), strict=True):
+        n_bytes = spec.head_dim * dtype.itemsize // (2 if dtype == HALVES else 1)
+        scales = slot_bytes(1, spec.head_dim, dtype) - n_bytes
+        heads.append(f"{n_bytes} B of {name}" + (f" + {scales} B of scales" if scales else ""))
+    drafted = kv_bytes - bytes_per_token(spec, config.kv_dtype)
+    more = f" + {drafted:,} B of the draft model" if drafted else ""
+    return f"{spec.n_layers} layers x {spec.n_kv_heads} KV heads x ({' + '.join(heads)}){more} = {kv_bytes:,} B"
+
+
+def _count(text: str | int) -> int:
+    """'32k' -> 32768, '1.5k' -> 1536, 4096 -> 4096."""
+    if isinstance(text, int):
+        return text
+    number, is_thousands = text.strip().lower().removesuffix("k"), text.strip().lower().endswith("k")
+    try:
+        return round(float(number) * (1024 if is_thousands else 1))
+    except (ValueError, OverflowError) as e:
+        raise ConfigError(f"cannot read {text!r} as a number of tokens; write it like 4096 or 32k") from e

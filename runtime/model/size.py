@@ -1,0 +1,103 @@
+"""The memory of a model's weights, from config.json and headers alone.
+
+The model is built as `load` builds it, but of tensors that have shapes and no content. So whatever packs, pads or
+rounds a weight says its size too, and no formula has to follow the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from banyan.runtime.model import decoder
+from banyan.runtime.model.linear import Linear
+from banyan.runtime.model.load import N_BITS
+from banyan.runtime.model.parallel import Shard
+from banyan.runtime.model.spec import ModelSpec
+from banyan.runtime.model.weights import Headers
+
+
+class WeightSize(NamedTuple):
+    """Bytes. per_step: what a decode step reads, which is all but the embedding, of which it reads some rows; of a
+    mixture of experts, if all experts have tokens."""
+
+    n_bytes: int
+    per_step: int
+
+
+def weight_size(
+    path: Path, spec: ModelSpec, device: str, dtype: str, context: int, deterministic: bool, weight_dtype: str,
+    shard: Shard | None = None,
+) -> WeightSize:  # fmt: skip
+    """The memory that `load` with these arguments will take. path, spec: of `resolve` and `read_spec`.
+
+    It is exact, except for what only the content of a checkpoint in few bits says: zero points may turn out to need no
+    minimums, and groups that lie scattered (act order) become floats; and except for oneDNN's own layout. What `load`
+    raises for a model that it does not know, this raises too.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode  # here, since it takes a second to import what it needs
+
+    number = getattr(torch, dtype)
+    Linear(torch.zeros(1, 1, dtype=number), dtype=number)  # tests the libraries, with tensors that have content
+    # Fake tensors say that they are on a CPU, whose weights have layouts of their own.
+    is_cpu = device == "cpu"
+    at = torch.device("cpu" if is_cpu else "meta")
+    with FakeTensorMode(allow_non_fake_inputs=True) if is_cpu else nullcontext():
+        if spec.dense is None:
+            from banyan.runtime.model import hf
+
+            return measure(hf.build_empty(path, at, number, N_BITS.get(weight_dtype, 0)))
+        weights = Headers(path, at, number)
+        return measure(decoder.build(spec, weights, at, number, context, deterministic, weight_dtype, shard))
+
+
+def least_bytes(path: Path, spec: ModelSpec, dtype: str, weight_dtype: str) -> int:
+    """A lower bound of the weights' bytes that takes no time."""
+    is_stored_small = spec.quantisation is not None or path.suffix == ".gguf"
+    is_small = weight_dtype in N_BITS or (weight_dtype == "auto" and is_stored_small)
+    return spec.n_parameters // 2 if is_small else spec.n_parameters * int(getattr(torch, dtype).itemsize)
+
+
+@torch.library.register_fake("mkldnn::_reorder_linear_weight")  # type: ignore[untyped-decorator]
+def _reordered(weight: Tensor, batch_size: int | None = None) -> Tensor:
+    return torch.empty_like(weight)
+
+
+def measure(model: object) -> WeightSize:
+    """The memory of the weights of a `load.Model`, or of a module of transformers."""
+    model = getattr(model, "module", model)
+    tensors = {id(tensor): tensor for tensor in _tensors(model)}
+    n_bytes = sum(map(_bytes, tensors.values()))
+    embed, head = (model.embed, model.head) if isinstance(model, decoder.Decoder) else _ends(model)
+    is_tied = getattr(head, "weight", None) is embed
+    return WeightSize(n_bytes, n_bytes - (0 if is_tied else _bytes(embed)))
+
+
+def _ends(model: Any) -> tuple[Tensor, object]:
+    """The embedding's weight and the head of a model of transformers."""
+    return model.get_input_embeddings().weight, model.get_output_embeddings()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _tensors(thing: object) -> Iterator[Tensor]:
+    """The tensors of a model, some of them several times."""
+    match thing:
+        case Tensor():
+            yield thing
+        case tuple() | list():
+            for part in thing:
+                yield from _tensors(part)
+        case Linear():
+            yield from _tensors((thing.weight, thing.bias))
+        case decoder.Decoder():
+            yield from _tensors((thing.embed, thing.layers, thing.norm, thing.head, thing.frequencies))
+        case nn.Module():
+            yield from (*thing.parameters(), *thing.buffers())
+            yield from _tensors([module.packed for module in thing.modules() if hasattr(module, "packed")])
