@@ -14,6 +14,7 @@ _SIZES = {  # where an op's part of the example differs from the defaults of OpS
     "rms_norm": OpSizes(dim=4096),
     "silu_mul": OpSizes(dim=14_336),
     "copy_pages": OpSizes(slots=64 * 8),
+    "experts": OpSizes(n_in=2048, n_out=2 * 768),
 }
 
 

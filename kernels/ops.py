@@ -25,6 +25,7 @@ from banyan.kernels.linear.packed import Packed as Packed
 from banyan.kernels.linear.reference import linear as reference_linear
 from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.lora.reference import Product
+from banyan.kernels.moe.experts import Experts
 from banyan.kernels.rope_kv.reference import Norms
 
 
@@ -50,6 +51,8 @@ class OpSizes(NamedTuple):
     slots: int = 64  # that are copied, in each pool
     adapters: int = 16
     rank: int = 16
+    experts: int = 128  # that a row of the batch goes through
+    experts_of_row: int = 8
 
 
 Cost = Callable[[OpSizes], float]
@@ -112,6 +115,13 @@ _OPS = (
         lambda s: 2 * s.rows * s.rank * (s.n_in + s.n_out),
         on_gpu="reference",
         folder="lora",
+    ),
+    Op(
+        "experts",
+        "x [rows, n_in], experts [n_out, n_in] and [n_in, n_out / 2], index, weights [rows, k] -> [rows, n_in]",
+        lambda s: s.size * (1.5 * s.experts * s.n_in * s.n_out + 2 * s.rows * s.n_in),
+        lambda s: 3 * s.rows * s.experts_of_row * s.n_in * s.n_out,
+        folder="moe",
     ),
     Op(
         "edit_logits",
@@ -235,6 +245,12 @@ def linear(x: Tensor, weight: AnyWeight, bias: Tensor | None = None) -> Tensor:
 def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product) -> None:
     """Adds to y, in place, what the adapters of rows give for x; see `lora/reference.py`. product: for libraries."""
     implementation("add_lora", y.device.type)(y, x, adapted, layer, linear, product)
+
+
+def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> Tensor:
+    """Sends each row of x through its experts and sums what they return; see `moe/reference.py`."""
+    out: Tensor = implementation("experts", x.device.type)(x, all_experts, index, weights)
+    return out
 
 
 @overload

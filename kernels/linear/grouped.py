@@ -6,6 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+FLOAT4 = 5  # of native/grouped.h
+"""In place of a number of bits: 4 bits, floats (E2M1) whose doubles are the numbers"""
+
 
 class Grouped(NamedTuple):
     """weight[o, i] = scale[o, i // group] * numbers[o, i] + minimum[o, i // group], with group = n_in / n_groups."""
@@ -13,7 +16,7 @@ class Grouped(NamedTuple):
     numbers: Tensor  # int8 [n_out, n_in]: -8 to 7, or with a minimum 0 to 15, in 4 bits; -128 to 127 in 8
     scale: Tensor  # float32 [n_out, n_groups]
     minimum: Tensor | None = None  # float32 [n_out, n_groups]
-    n_bits: int = 4
+    n_bits: int = 4  # 4, 8 or FLOAT4
 
     def dequantise(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [n_out, n_in], computed in float32."""

@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels.kv_layout import address
-from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.linear.grouped import FLOAT4, Grouped
 
 GROUP, COLUMNS = 32, 16  # of native/grouped.h
 HALF = 16
+_DOUBLES = 0, 1, 2, 3, 4, 6, 8, 12
 
 
 class Packed(NamedTuple):
@@ -24,7 +25,7 @@ class Packed(NamedTuple):
     n_in: int
     dtype: torch.dtype  # of the rows it multiplies
     deterministic: bool = True  # a row of the product has the same bits in any batch
-    n_bits: int = 0  # 0: those of dtype
+    n_bits: int = 0  # 0: those of dtype; or FLOAT4
     scale: Tensor | None = None  # float16 [panels, groups, 16]
     minimum: Tensor | None = None  # likewise
     factor: Tensor | None = None  # float32 [panels * 16]
@@ -69,18 +70,23 @@ def pack(weight: Tensor, width: int) -> Packed:
     return Packed(panels if pairs == 2 else panels.squeeze(3), n_out, n_in, weight.dtype)
 
 
-def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool) -> Packed | None:
+def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool, finds_floats: bool = True) -> Packed | None:
     """Packs a weight in few bits for rows in `dtype`; None if its groups are not multiples of 32 inputs. A weight with
     one group has any number of inputs."""
     numbers, scale, minimum, n_bits = weight
     (n_out, n_in), n_groups = numbers.shape, scale.shape[1]
     if n_groups > 1 and n_in // n_groups % GROUP:
         return None
-    zero = 128 if n_bits == 8 else 8 if minimum is None else 0
+    if n_bits == FLOAT4:
+        codes = torch.zeros(256, dtype=torch.int8, device=numbers.device)
+        for i, double in enumerate(_DOUBLES):
+            codes[-double], codes[double] = i + 8, i
+        numbers = codes[numbers.int()]
+    zero = 128 if n_bits == 8 else 8 if n_bits == 4 and minimum is None else 0
     tall = F.pad(numbers, (0, -n_in % GROUP, 0, -n_out % COLUMNS))
     quads = (tall.view(-1, COLUMNS, tall.shape[1] // GROUP, 8, 4).to(torch.int16) + zero).to(torch.uint8)
     panels = quads.permute(0, 2, 3, 1, 4).reshape(*quads.shape[::2][:2], 4, 2, 64)  # pairs of quads
-    panels = (panels[..., 0, :] | panels[..., 1, :] << 4) if n_bits == 4 else panels
+    panels = panels if n_bits == 8 else panels[..., 0, :] | panels[..., 1, :] << 4
     largest = scale.abs().amax(1)
     if minimum is not None:
         largest = torch.maximum(largest, minimum.abs().amax(1))
@@ -107,4 +113,4 @@ def pack_rows(weight: Grouped) -> GroupedRows:
         low, high = (padded.view(n_out, -1, 2, HALF) + zero).to(torch.uint8).unbind(2)
         padded = (low | high << 4).flatten(1)
     minimum = None if minimum is None else minimum.contiguous()
-    return GroupedRows(padded.contiguous(), scale.contiguous(), minimum, n_in, n_bits)
+    return GroupedRows(padded.contiguous(), scale.contiguous(), minimum, n_in, 4 if n_bits == 4 else 8)

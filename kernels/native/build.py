@@ -94,10 +94,13 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.banyan_rope_kv.argtypes = [i, i, p, i]
     library.banyan_layers.argtypes = [i, i, p, p, i, p]
     library.banyan_add_lora.argtypes = [i, p, n, p, p, n, p, n, n, i]
+    library.banyan_experts.argtypes = [i, p, i]
     library.banyan_panel.restype = library.banyan_has_tiles.restype = i
     library.banyan_silu_mul.argtypes = [i, p, p, n, n, n, i]
     library.banyan_mask_logits.argtypes = [p, p, p, n, n, n, n, i]
     library.banyan_draw.argtypes = [p, p, p, n, n, n, i]
-    for name in ("add_lora", "attention", "draw", "layers", "linear", "mask_logits", "rms_norm", "rope_kv", "silu_mul"):
+    for name in (
+        "add_lora", "attention", "draw", "experts", "layers", "linear", "mask_logits", "rms_norm", "rope_kv", "silu_mul"
+    ):  # fmt: skip
         getattr(library, f"banyan_{name}").restype = None
     return library

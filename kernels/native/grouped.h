@@ -6,7 +6,8 @@
 //
 // A panel is 16 columns: [group][8 quads][16 columns][4 k], as bytes (8 bits), or with quads 2i and 2i + 1 in the low and
 // high halves of bytes (4 bits). Numbers are stored without a sign, as number + `zero`; the dot product with `zero` is
-// subtracted. Scales and minimums are float16 [group][16], as parts of a factor per column.
+// subtracted. Floats of 4 bits (E2M1) are stored as they are; their doubles are whole numbers, which a table gives.
+// Scales and minimums are float16 [group][16], as parts of a factor per column.
 #pragma once
 
 #include <vector>
@@ -25,6 +26,8 @@
 namespace {
 
 constexpr int GROUP = 32, COLUMNS = 16;
+constexpr int FLOAT4 = 5;               // in place of a number of bits: E2M1
+constexpr int GROUP_BYTES(int bits) { return GROUP * COLUMNS / (bits == 8 ? 1 : 2); }  // of a group of a panel
 constexpr int PARTS = COLUMNS / W;      // vectors that hold a number per column
 constexpr int TILE = 16;                // rows that lie together
 constexpr int TASK = 64, TASK_ROWS = 64;  // columns and rows of a task
@@ -109,12 +112,29 @@ struct Dot {
 #endif
 constexpr int DOT_ROWS = W == 16 ? 8 : 2;  // rows whose sums fit into registers
 
+// The doubles of E2M1 numbers, in the lowest 4 bits of bytes, plus 12.
+inline vi doubles(vi codes) {
+    alignas(16) static constexpr uint8_t table[] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+#if defined(__AVX512BW__)
+    return (vi)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), (__m512i)codes);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    return (vi)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table)), (__m256i)codes);
+#else
+    uint8_t bytes[sizeof codes];
+    std::memcpy(bytes, &codes, sizeof codes);
+    for (uint8_t& x : bytes) x = table[x];
+    std::memcpy(&codes, bytes, sizeof codes);
+    return codes;
+#endif
+}
+
 template <int BITS>
 inline vi quad(const uint8_t* group, int i, int part) {  // the i-th 4 k of W columns
     vi w;
-    std::memcpy(&w, group + (BITS == 4 ? i / 2 : i) * 64 + part * W * 4, sizeof w);
+    std::memcpy(&w, group + (BITS == 8 ? i : i / 2) * 64 + part * W * 4, sizeof w);
     if constexpr (BITS == 8) return w;
-    return (i & 1 ? w >> 4 : w) & 0x0F0F0F0F;
+    w = (i & 1 ? w >> 4 : w) & 0x0F0F0F0F;
+    return BITS == FLOAT4 ? doubles(w) : w;
 }
 
 // sum: over a group; scale, minimum: of W columns; x_scale, x_total: of the row
@@ -127,7 +147,7 @@ inline vf plus_group(vf c, vi sum, vf scale, vf minimum, float x_scale, float x_
 // c[r][0 .. 16) of R rows of one tile, from row `first` on
 template <int BITS, int R, bool HAS_MIN>
 void few_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t first, float* c) {
-    constexpr int n_bytes = GROUP * COLUMNS * BITS / 8;
+    constexpr int n_bytes = GROUP_BYTES(BITS);
     const uint8_t* q = w.panels + panel * x.n_groups * n_bytes;
     const int64_t o_scale = panel * x.n_groups * COLUMNS;
     int64_t at = x.at(first, 0);
@@ -218,10 +238,13 @@ inline void dequantise(bf16* to, const uint8_t* q, const uint16_t* scale, const 
         _mm512_store_si512(to, to_bf16(x));
         to += 2 * COLUMNS;
     };
-    if constexpr (BITS == 4) {
-        alignas(64) static constexpr int16_t table[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
+    if constexpr (BITS != 8) {
+        alignas(64) static constexpr int16_t whole[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
                                                         0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const __m512i from = _mm512_sub_epi16(_mm512_load_si512(table), _mm512_set1_epi16(HAS_MIN ? 0 : 8));
+        alignas(64) static constexpr int16_t floats[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12,
+                                                         0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+        const __m512i zero = _mm512_set1_epi16(BITS == 4 && !HAS_MIN ? 8 : 0);
+        const __m512i from = _mm512_sub_epi16(_mm512_load_si512(BITS == 4 ? whole : floats), zero);
         const __m512i numbers = (__m512i)_mm512_cvtepi16_ph(from);
         for (int i = 0; i < 4; i++) {  // a permutation looks at 5 bits of each word, of which the table ignores one
             const __m512i w = _mm512_loadu_si512(q + 64 * i);
@@ -301,7 +324,7 @@ inline void add_tiles(float* c, int64_t s_c, const bf16* a, int64_t s_a, Columns
 // c[r][0 .. 32) of n rows. a: of the first row, [tile of rows][group][row][32]
 template <int BITS, bool HAS_MIN>
 void tiled_rows(const GroupedWeight& w, const int64_t (&panels)[2], const bf16* a, int64_t n_groups, int n, float* c) {
-    constexpr int n_bytes = GROUP * COLUMNS * BITS / 8;
+    constexpr int n_bytes = GROUP_BYTES(BITS);
     alignas(64) bf16 wide[2][WIDE_GROUPS * GROUP * COLUMNS];
     const int64_t s_a = n_groups * A_TILE;
     for (int64_t g = 0; g < n_groups; g += WIDE_GROUPS) {
@@ -380,7 +403,8 @@ inline char* row_memory(int64_t n_bytes) {
 // Calls make(first panel, first row, n, c) for blocks of rows and of PANELS panels, and writes the sums c[n][16 PANELS]
 // to `out`, rounded to T.
 template <int ROWS, int PANELS, class T, class U, class F>
-void each_block(const GroupedWeight& w, const T* bias, U* out, int64_t n, int n_threads, const F& make) {
+void each_block(const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_out, int n_threads,
+                const F& make) {
     constexpr int columns = COLUMNS * PANELS;
     const int64_t n_blocks = (n + ROWS - 1) / ROWS;
     ThreadPool::instance().run((w.n_out + TASK - 1) / TASK * n_blocks, n_threads, [&](int64_t task) {
@@ -391,7 +415,7 @@ void each_block(const GroupedWeight& w, const T* bias, U* out, int64_t n, int n_
             make(from / COLUMNS, first, n_rows, c);
             const int width = int(w.n_out - from < columns ? w.n_out - from : columns);
             for (int64_t r = 0; r < n_rows; r++) {
-                U* to = out + (first + r) * w.n_out + from;
+                U* to = out + (first + r) * s_out + from;
                 const float *sums = c + r * columns, *factor = w.factor + from;
                 int j = 0;
                 for (; j + W <= width; j += W) {
@@ -406,7 +430,8 @@ void each_block(const GroupedWeight& w, const T* bias, U* out, int64_t n, int n_
 }
 
 template <int BITS, bool HAS_MIN, class T, class U>
-void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_x, int n_threads) {
+void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_x, int64_t s_out,
+                    int n_threads) {
     const int64_t n_groups = (w.n_in + GROUP - 1) / GROUP, n_tiles = (n + TILE - 1) / TILE;
     const int n_row_threads = n * w.n_in < (1 << 16) ? 1 : n_threads;
 #ifdef BANYAN_TILES
@@ -416,34 +441,35 @@ void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, U* out, i
             order_pairs(rows + i / TILE * n_groups * A_TILE + i % TILE * GROUP, A_TILE, x + i * s_x, w.n_in);
         });
         const int64_t last = (w.n_out - 1) / COLUMNS;
-        return each_block<TILED_ROWS, 2>(w, bias, out, n, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
+        return each_block<TILED_ROWS, 2>(w, bias, out, n, s_out, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
             const Tiles shapes;
             const int64_t panels[2] = {p, p < last ? p + 1 : p};
             tiled_rows<BITS, HAS_MIN>(w, panels, rows + first * n_groups * GROUP, n_groups, n_rows, c);
         });
     }
 #endif
-    constexpr int zero = BITS == 8 ? 128 : HAS_MIN ? 0 : 8;
+    constexpr int zero = BITS == 8 ? 128 : BITS == FLOAT4 ? 12 : HAS_MIN ? 0 : 8;
     const int64_t tile = n < TILE ? n : TILE, n_all = n_tiles * tile * n_groups;
     int8_t* numbers = reinterpret_cast<int8_t*>(row_memory(n_all * (GROUP + 12)));
     float* scale = reinterpret_cast<float*>(numbers + n_all * GROUP);
     int32_t* offset = reinterpret_cast<int32_t*>(scale + 2 * n_all);
     const SmallRows rows{numbers, scale, scale + n_all, offset, n_groups, tile};
     ThreadPool::instance().run(n, n_row_threads, [&](int64_t i) { quantise_row(x + i * s_x, rows, i, w.n_in, zero); });
-    each_block<TASK_ROWS, 1>(w, bias, out, n, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
+    each_block<TASK_ROWS, 1>(w, bias, out, n, s_out, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
         panel_rows<BITS, HAS_MIN>(w, p, rows, first, n_rows, c);
     });
 }
 
 template <class T, class U>
 void grouped_linear(const T* x, int n_bits, const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_x,
-                    int n_threads) {
+                    int64_t s_out, int n_threads) {
     const auto run = [&](auto bits, auto has_min) {
-        grouped_linear<decltype(bits)::value, decltype(has_min)::value>(x, w, bias, out, n, s_x, n_threads);
+        grouped_linear<decltype(bits)::value, decltype(has_min)::value>(x, w, bias, out, n, s_x, s_out, n_threads);
     };
     const std::integral_constant<int, 4> four;
     const std::integral_constant<int, 8> eight;
-    if (n_bits == 4) w.minimum ? run(four, std::true_type()) : run(four, std::false_type());
+    if (n_bits == FLOAT4) run(std::integral_constant<int, FLOAT4>(), std::false_type());
+    else if (n_bits == 4) w.minimum ? run(four, std::true_type()) : run(four, std::false_type());
     else w.minimum ? run(eight, std::true_type()) : run(eight, std::false_type());
 }
 

@@ -17,13 +17,15 @@ namespace {
 constexpr int PANEL = NV * W;
 constexpr int KC = 1024;
 constexpr int MC = 16 * MR;  // rows of a task
+constexpr int FLOAT_AHEAD = 2048;  // bytes of a panel that are prefetched (measured)
 
-// t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]
-template <class T, int R, int V, class At>
+// t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]. AHEAD: prefetches b
+template <class T, int R, int V, bool AHEAD = false, class At>
 inline void panel(vf (*t)[V], const At& at, const T* b, int n_k) {
     if constexpr (sizeof(T) == 4) {
         for (int k = 0; k < n_k; k++) {
             vf row[V];
+            for (int v = 0; AHEAD && v < V; v++) __builtin_prefetch(b + k * PANEL + v * W + FLOAT_AHEAD / sizeof(T));
             for (int v = 0; v < V; v++) row[v] = load(b + k * PANEL + v * W);
             for (int r = 0; r < R; r++) {
                 const float x = *at(r, k);
@@ -32,6 +34,7 @@ inline void panel(vf (*t)[V], const At& at, const T* b, int n_k) {
         }
     } else {
         for (int k = 0; k < n_k; k += 2) {
+            for (int v = 0; AHEAD && v < V; v++) __builtin_prefetch(b + k * PANEL + v * W * 2 + FLOAT_AHEAD / sizeof(T));
 #ifdef __AVX512BF16__
             __m512bh row[V];
             for (int v = 0; v < V; v++) row[v] = (__m512bh)_mm512_loadu_si512(b + k * PANEL + v * W * 2);
@@ -58,25 +61,25 @@ inline void panel(vf (*t)[V], const At& at, const T* b, int n_k) {
     }
 }
 
-template <int R, class T>
+template <int R, bool AHEAD, class T>
 inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
     vf t[R][NV];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) t[r][v] = fresh ? vf{} : load(c + r * PANEL + v * W);
-    panel<T, R, NV>(t, [&](int r, int k) { return a + r * s_a + k; }, b, n_k);
+    panel<T, R, NV, AHEAD>(t, [&](int r, int k) { return a + r * s_a + k; }, b, n_k);
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) store(c + r * PANEL + v * W, t[r][v]);
 }
 
-template <class T>
+template <bool AHEAD = false, class T>
 inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
-    for (; n >= MR; n -= MR, c += MR * PANEL, a += MR * s_a) block<MR>(c, a, s_a, b, n_k, fresh);
+    for (; n >= MR; n -= MR, c += MR * PANEL, a += MR * s_a) block<MR, AHEAD>(c, a, s_a, b, n_k, fresh);
     switch (n) {
-        case 1: return block<1>(c, a, s_a, b, n_k, fresh);
-        case 2: return block<2>(c, a, s_a, b, n_k, fresh);
-        case 3: return block<3>(c, a, s_a, b, n_k, fresh);
-        case 4: return block<4>(c, a, s_a, b, n_k, fresh);
-        case 5: return block<5>(c, a, s_a, b, n_k, fresh);
+        case 1: return block<1, AHEAD>(c, a, s_a, b, n_k, fresh);
+        case 2: return block<2, AHEAD>(c, a, s_a, b, n_k, fresh);
+        case 3: return block<3, AHEAD>(c, a, s_a, b, n_k, fresh);
+        case 4: return block<4, AHEAD>(c, a, s_a, b, n_k, fresh);
+        case 5: return block<5, AHEAD>(c, a, s_a, b, n_k, fresh);
     }
 }
 
@@ -85,7 +88,7 @@ constexpr int64_t padded(int64_t n_in) { return sizeof(T) == 2 ? (n_in + GROUP -
 
 // Calls make(panel, first row, n, c) for each panel and ROWS rows, and writes the sums c[n][PANEL] to `out`, rounded to T.
 template <int ROWS, class T, class U, class F>
-void each_panel(const T* bias, U* out, int64_t n, int64_t n_out, int n_threads, const F& make) {
+void each_panel(const T* bias, U* out, int64_t n, int64_t n_out, int64_t s_out, int n_threads, const F& make) {
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + ROWS - 1) / ROWS;
     ThreadPool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
         const int64_t p = task / n_blocks, first = task % n_blocks * ROWS;
@@ -95,7 +98,7 @@ void each_panel(const T* bias, U* out, int64_t n, int64_t n_out, int n_threads, 
         const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
         const T* add = bias ? bias + p * PANEL : nullptr;
         for (int64_t r = 0; r < n_rows; r++) {
-            U* to = out + (first + r) * n_out + p * PANEL;
+            U* to = out + (first + r) * s_out + p * PANEL;
             float* sums = c + r * PANEL;
             int64_t j = 0;
             for (; add && j + W <= width; j += W) store(sums + j, load(sums + j) + load(add + j));
@@ -148,7 +151,7 @@ inline void tiled_panel(float* c, const bf16* rows, const bf16* b, int64_t n, in
 
 template <class T, class U>
 void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
-            int n_threads) {
+            int64_t s_out, int n_threads) {
     const int64_t s_panel = padded<T>(n_in) * PANEL;
 #ifdef BANYAN_TILES
     if constexpr (sizeof(T) == 2)
@@ -158,29 +161,31 @@ void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64
             const auto make = [&](int64_t p, int64_t first, int64_t n_rows, float* c) {
                 tiled_panel(c, rows + first * n_groups * GROUP, weight + p * s_panel, n_rows, n_groups);
             };
-            return each_panel<BLOCK_ROWS>(bias, out, n, n_out, n_threads, make);
+            return each_panel<BLOCK_ROWS>(bias, out, n, n_out, s_out, n_threads, make);
         }
 #endif
-    each_panel<MC>(bias, out, n, n_out, n_threads, [&](int64_t p, int64_t first, int64_t n_rows, float* c) {
+    each_panel<MC>(bias, out, n, n_out, s_out, n_threads, [&](int64_t p, int64_t first, int64_t n_rows, float* c) {
         for (int64_t k = 0; k < n_in; k += KC)
-            blocks(n_rows, c, x + first * s_x + k, s_x, weight + p * s_panel + k * PANEL,
+            blocks<true>(n_rows, c, x + first * s_x + k, s_x, weight + p * s_panel + k * PANEL,
                    int(n_in - k < KC ? n_in - k : KC), k == 0);
     });
 }
 
 struct Weight {  // of a linear layer, in panels
     const void *panels, *scale, *minimum, *factor, *bias;  // scale to factor: of a weight in few bits
-    int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type, and always deterministic
+    int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type, and always deterministic; or FLOAT4
 };
 
-// out: T, or float, which is rounded to T
+// out: T, or float, which is rounded to T; s_out: from one row of it to the next; 0: n_out
 template <class T, class U>
-void multiply(const T* x, const Weight& w, U* out, int64_t n, int64_t s_x, int n_threads) {
+void multiply(const T* x, const Weight& w, U* out, int64_t n, int64_t s_x, int n_threads,
+              int64_t s_out = 0) {
     const T* bias = (const T*)w.bias;
-    if (!w.n_bits) return linear(x, (const T*)w.panels, bias, out, n, w.n_in, w.n_out, s_x, n_threads);
+    if (!s_out) s_out = w.n_out;
+    if (!w.n_bits) return linear(x, (const T*)w.panels, bias, out, n, w.n_in, w.n_out, s_x, s_out, n_threads);
     const GroupedWeight grouped{(const uint8_t*)w.panels, (const uint16_t*)w.scale, (const uint16_t*)w.minimum,
                                 (const float*)w.factor, w.n_in, w.n_out, w.deterministic != 0};
-    grouped_linear(x, int(w.n_bits), grouped, bias, out, n, s_x, n_threads);
+    grouped_linear(x, int(w.n_bits), grouped, bias, out, n, s_x, s_out, n_threads);
 }
 
 }  // namespace

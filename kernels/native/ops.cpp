@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "draw.h"
+#include "experts.h"
 #include "layers.h"
 #include "linear.h"
 #include "lora.h"
@@ -74,6 +75,10 @@ void banyan_add_lora(int is_bf16, const LowRank* parts, int64_t s_adapter, const
     by_dtype(is_bf16, [&](auto t) {
         add_lora<decltype(t)>(parts, s_adapter, *adapted, x, n_in, y, s_y, product_work, n_threads);
     });
+}
+
+void banyan_experts(int is_bf16, const Experts* call, int n_threads) {
+    by_dtype(is_bf16, [&](auto t) { experts<decltype(t)>(*call, n_threads); });
 }
 
 void banyan_mask_logits(float* logits, const uint32_t* masks, const int32_t* which, int64_t n, int64_t n_vocab,

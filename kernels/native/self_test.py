@@ -15,9 +15,11 @@ from banyan.kernels.draw import reference as draw
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KV_KINDS, Pool, Quantized, quantize
 from banyan.kernels.linear import packed
-from banyan.kernels.linear.grouped import Grouped, quantise
+from banyan.kernels.linear.grouped import FLOAT4, Grouped, quantise
 from banyan.kernels.linear.packed import Packed, Weight
 from banyan.kernels.lora.adapted import AdaptedRows, AdapterWeights, LowRank
+from banyan.kernels.moe import reference as moe
+from banyan.kernels.moe.experts import Experts, Gate, call, joined
 from banyan.kernels.native import layers
 from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.small_ops import reference as small_ops
@@ -32,6 +34,7 @@ def run(library: ctypes.CDLL) -> None:
         _adapters(library, generator, dtype, tolerance)
         _dense(library, generator, dtype, tolerance)
         _grouped(library, generator, dtype)
+        _experts(library, generator, dtype, tolerance)
     _masks(library, generator)
     _draws(library, generator)
 
@@ -159,9 +162,11 @@ def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtyp
     for n_bits, low, high in ((4, 0, 16), (8, -128, 128)):
         numbers = torch.randint(low, high, (n_out, n_in), generator=generator, dtype=torch.int8)
         scale, minimum = torch.rand(2, n_out, 3, generator=generator) / (high - low) - 0.5 / (high - low)
+        doubles = torch.tensor([-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8)
         for weight in (
             Grouped(numbers, scale, minimum, n_bits),
             Grouped(numbers - (low + 8) % 16, scale, None, n_bits),
+            Grouped(doubles[(numbers % 15).int()], scale, None, FLOAT4),
         ):
             for deterministic in (False, True):
                 kept = packed.pack_grouped(weight, dtype, deterministic)
@@ -173,6 +178,22 @@ def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtyp
                 _near(f"a product with {n_bits} bits", got, want, 3e-2 if deterministic else 0.1)
             for n in (1, 2, 4, 11, 33):
                 assert torch.equal(product(n), got[:n]), f"a row differs in a batch of {n} on this machine"
+
+
+def _experts(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
+    """Six experts in the rows' dtype, two of each row, one of them with many rows; rows that lack an expert. Most sizes
+    are no multiples of the vector width."""
+    n, hidden, mid, gate = 6, 64, 42, Gate(1.7, 0.04, 1.5, 0.5)
+    x, index = _randn(generator, dtype, 50, hidden), torch.randint(0, n + 1, (50, 2), generator=generator)
+    index[:30, 0], weights = 3, torch.rand(50, 2, generator=generator)
+    up, down = _randn(generator, dtype, n, 2 * mid, hidden) / 8, _randn(generator, dtype, n, hidden, mid) / 6
+    up_bias, down_bias = _randn(generator, dtype, n, 2 * mid), _randn(generator, dtype, n, hidden)
+    doubles = Experts(up.double(), down.double(), up_bias.double(), down_bias.double(), gate, n)
+    want = moe.experts(x.double(), doubles, index, weights.double())
+    panels = [joined([packed.pack(w, library.banyan_panel())._replace(deterministic=False) for w in all_of])
+              for all_of in (up, down)]  # fmt: skip
+    got = call(library, x, Experts(panels[0], panels[1], up_bias, down_bias, gate, n), index, weights, 0, 2)
+    _near("experts", got, want, tolerance)
 
 
 def _product(library: ctypes.CDLL, x: Tensor, weight: Packed, n: int) -> Tensor:

@@ -4,7 +4,8 @@ transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). O
 reads them through the page table. Everything else (norms, experts, positions, logit caps) remains transformers' code.
 
 A layer whose heads are fewer or smaller than the pages' (layers that differ, values shorter than keys as in multi-head
-latent attention) is padded with zeros, which changes no score and no output. On a CPU, linear layers become `Linear`.
+latent attention) is padded with zeros, which changes no score and no output. On a CPU, linear layers become `Linear`,
+and experts `PackedExperts` of moe.py.
 
 The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
 function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the function by which transformers would build the layer's mask,
@@ -18,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,13 +42,16 @@ from transformers.utils import logging
 
 from banyan.kernels import ops
 from banyan.kernels.kv_layout import Pool, Quantized
-from banyan.kernels.linear.grouped import quantise
+from banyan.kernels.linear.grouped import Grouped, quantise
 from banyan.kernels.lora.adapted import AdaptedRows
+from banyan.kernels.moe.experts import Gate
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
+from banyan.runtime.model import moe
 from banyan.runtime.model.families import ModelSpec, dtype_name
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.quantised.config import Quantisation
+from banyan.runtime.model.quantised.fp4 import regroup
 from banyan.runtime.model.quantised.readers import state_dict
 from banyan.runtime.model.weights import Checkpoint, Progress
 
@@ -118,30 +123,32 @@ class HfModel:
         logits: Tensor = out.logits[0].float()
         return logits
 
-    def probe(self, n_bits: int = 0) -> None:
-        """Find the rule of each layer, pack the linear layers, and compare the logits with the model's eager code.
-        Unsupported if they differ. n_bits: that weights of linear layers are rounded to; 0: they are not."""
+    def probe(self, n_bits: int = 0, keeps_fp4: bool = False) -> None:
+        """Find the rule of each layer, pack linear layers and experts, and compare the logits with the model's eager
+        code. Unsupported if they differ. n_bits: that their weights are rounded to; 0: they are not. keeps_fp4: experts
+        whose weights are numbers of MXFP4 stay in few bits."""
         try:
-            self._probe(n_bits)
+            self._probe(n_bits, keeps_fp4)
         except (BanyanError, torch.OutOfMemoryError):
             raise
         except Exception as e:  # transformers' code was not written for this, so any failure means unsupported
             raise Unsupported(f"{self.spec.family} cannot run over pages: {type(e).__name__}: {e}") from e
 
-    def _probe(self, n_bits: int) -> None:
+    def _probe(self, n_bits: int, keeps_fp4: bool) -> None:
         s, device = self.spec, self._model.device
-        is_exact = self._model.dtype == torch.float32 and not n_bits
+        is_exact = self._model.dtype == torch.float32 and not n_bits and not keeps_fp4
         n = min(_PROBE, s.max_context)
         first = torch.arange(n, device=device) * 7919 % s.vocab_size
         second = (torch.arange(-(-n // 4), device=device) * 104729 + 17) % s.vocab_size
         self._model.set_attn_implementation("eager")
+        experts = moe.gates(self._model)
         if n_bits:
             _round(self._model, n_bits)
+            moe.round_experts(experts, n_bits)
         with torch.inference_mode(), _called(self._model) as called:
             want = torch.cat([self._model(input_ids=ids[None], use_cache=False).logits[0] for ids in (first, second)])
         _drop_unused(self._model, called)
-        if device.type == "cpu" or n_bits:
-            _pack(self._model, called, n_bits)
+        _pack(self._model, called, device, n_bits, experts, regroup if keeps_fp4 else None)
 
         n_chunk, n_pages = -(-n // 3), -(-n // _PROBE_PAGE)
         shape = (2 * n_pages, _PROBE_PAGE, s.n_kv_heads, s.head_dim)
@@ -220,8 +227,17 @@ def _round(model: nn.Module, n_bits: int) -> None:
             module.weight = nn.Parameter(quantise(weight, n_bits).dequantise(weight.dtype), requires_grad=False)
 
 
-def _pack(model: nn.Module, called: set[nn.Module], n_bits: int) -> None:
-    """Replace each nn.Linear that ran. One that did not may be read without a call, as by a head that is tied to it."""
+def _pack(
+    model: nn.Module, called: set[nn.Module], device: torch.device, n_bits: int, experts: dict[nn.Module, Gate],
+    keep: Callable[[Tensor], Tensor | Grouped] | None,
+) -> None:  # fmt: skip
+    """Replace experts, and each nn.Linear that ran. One that did not may be read without a call, as by a head that is
+    tied to it. On a GPU, only what becomes smaller. keep: for weights of experts that are not rounded."""
+    if device.type == "cpu" or n_bits or keep is not None:
+        exact: Callable[[Tensor], Tensor | Grouped] = (lambda weight: weight) if keep is None else keep
+        moe.pack_experts(model, experts, partial(quantise, n_bits=n_bits) if n_bits else exact)
+    if device.type != "cpu" and not n_bits:
+        return
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
             if type(child) is nn.Linear and child in called:
@@ -400,8 +416,10 @@ def _check(config: Any, text: Any, family: str) -> None:
             raise Unsupported(f"{family}: its config has no {name}")
 
 
-def build_empty(path: Path, device: torch.device, dtype: torch.dtype, n_bits: int) -> nn.Module:
+def build_empty(path: Path, device: torch.device, dtype: torch.dtype, n_bits: int, keeps_fp4: bool) -> nn.Module:
     """The module that `build` makes, whose tensors have any content; on a CPU within a FakeTensorMode."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     config.__dict__.pop("quantization_config", None)
     with torch.device("meta"):
@@ -419,8 +437,9 @@ def build_empty(path: Path, device: torch.device, dtype: torch.dtype, n_bits: in
                     new = torch.empty_like(old, device=device)
                     moved[id(old)] = nn.Parameter(new, requires_grad=False) if isinstance(old, nn.Parameter) else new
                 parts[name] = moved.get(id(old))
-    if device.type == "cpu" or n_bits:
-        _pack(model, called, n_bits)
+    with unset_fake_temporarily():
+        experts = moe.gates(model)
+    _pack(model, called, device, n_bits, experts, partial(regroup, is_known=True) if keeps_fp4 else None)
     return model
 
 
@@ -431,10 +450,11 @@ def build(
     dtype: torch.dtype,
     context: int,
     n_bits: int,
+    keeps_fp4: bool,
     progress: Progress | None,
 ) -> HfModel:
     """Load the weights with transformers (which also renames and fuses them), then probe the model. Weights in few bits
-    become floats first."""
+    become floats first; with `keeps_fp4`, experts in MXFP4 go back to few bits, without a loss."""
     model: Any
     info: dict[str, Any]
     n_bytes = Checkpoint(path).n_bytes
@@ -460,7 +480,7 @@ def build(
     model.eval()
     _freeze_rope(model, context)
     hf_model = HfModel(msgspec.structs.replace(spec, dtype=str(dtype).removeprefix("torch.")), model, context)
-    hf_model.probe(n_bits)
+    hf_model.probe(n_bits, keeps_fp4)
     return hf_model
 
 

@@ -25,6 +25,12 @@ N_BITS = {"int8": 8, "int4": 4}
 """weight_dtype -> the bits that weights are rounded to"""
 
 
+def keeps_fp4(spec: ModelSpec, weight_dtype: str) -> bool:
+    """Whether experts in MXFP4 stay so, in a family that transformers computes."""
+    schemes = () if spec.quantisation is None else spec.quantisation.schemes
+    return weight_dtype == "auto" and any(scheme.format == "mxfp4" for _, scheme in schemes)
+
+
 class Model(Protocol):
     """The interface between the engine and a model."""
 
@@ -99,7 +105,7 @@ def load(
         if spec.dense is None:
             from banyan.runtime.model import hf
 
-            return hf.build(spec, directory, *at, N_BITS.get(weight_dtype, 0), progress)
+            return hf.build(spec, directory, *at, N_BITS.get(weight_dtype, 0), keeps_fp4(spec, weight_dtype), progress)
         with Checkpoint(directory, progress, at[1]) as weights:
             return decoder.build(spec, weights, *at, deterministic, weight_dtype, shard)
     except RuntimeError as e:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from banyan.runtime.model import decoder
 from banyan.runtime.model.linear import Linear
-from banyan.runtime.model.load import N_BITS
+from banyan.runtime.model.load import N_BITS, keeps_fp4
 from banyan.runtime.model.parallel import Shard
 from banyan.runtime.model.spec import ModelSpec
 from banyan.runtime.model.weights import Headers
@@ -50,7 +50,7 @@ def weight_size(
         if spec.dense is None:
             from banyan.runtime.model import hf
 
-            return measure(hf.build_empty(path, at, number, N_BITS.get(weight_dtype, 0)))
+            return measure(hf.build_empty(path, at, number, N_BITS.get(weight_dtype, 0), keeps_fp4(spec, weight_dtype)))
         weights = Headers(path, at, number)
         return measure(decoder.build(spec, weights, at, number, context, deterministic, weight_dtype, shard))
 

@@ -13,6 +13,8 @@ from banyan.kernels.draw.rows import Rows
 from banyan.kernels.kv_layout import KV_KINDS, stacked
 from banyan.kernels.linear import kernel as linear
 from banyan.kernels.linear.packed import GroupedRows
+from banyan.kernels.moe import kernel as moe
+from banyan.kernels.moe.experts import Experts, Gate
 from banyan.kernels.rope_kv import kernel as rope_kv
 from banyan.kernels.small_ops import kernel as small_ops
 from banyan.kernels.write_kv import kernel as write_kv
@@ -139,6 +141,30 @@ def test_linear_in_few_bits_uses_tensor_cores(target: str, n_bits: int, has_mini
         (compiled,) = aot.compile_launcher(target, linear.linear, meta(n_rows, 4096), weight, meta(4096))
         compiled.check()
         assert sum(compiled.counts.get(name, 0) for name in ("hmma", "hgmma", "mfma")) > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "n_bits"),
+    short_form(product(TARGETS, [0, 4, 8]), lambda *case: case == ("sm_90", 4)),
+)
+def test_experts_use_tensor_cores(target: str, n_bits: int) -> None:
+    n, hidden, width = 128, 2048, 768
+
+    def weight(n_out: int, n_in: int) -> torch.Tensor | GroupedRows:
+        if not n_bits:
+            return meta(n, n_out, n_in)
+        numbers = meta(n * n_out, n_in * n_bits // 8, dtype=torch.uint8 if n_bits == 4 else torch.int8)
+        return GroupedRows(numbers, meta(n * n_out, n_in // 32, dtype=torch.float32), None, n_in, n_bits)
+
+    biases = meta(n, 2 * width), meta(n, hidden)
+    kept = Experts(weight(2 * width, hidden), weight(hidden, width), *biases, Gate(1.702, 0.0, 7.0, 1.0), n)
+    for n_rows in (16, 4096):
+        index, weights = meta(n_rows, 8, dtype=torch.int64), meta(n_rows, 8, dtype=torch.float32)
+        kernels = aot.compile_launcher(target, moe.experts, meta(n_rows, hidden), kept, index, weights)
+        assert [c.kernel for c in kernels] == ["_experts", "_experts"]
+        for compiled in kernels:
+            compiled.check()
+            assert sum(compiled.counts.get(name, 0) for name in ("hmma", "hgmma", "mfma")) > 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.linear.grouped import FLOAT4, Grouped
 from banyan.runtime.model.quantised.config import Scheme
 from banyan.runtime.model.quantised.layer import StoredLayer, unpack
 
@@ -35,6 +35,19 @@ def read_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     numbers = _DOUBLES[unpack(blocks.reshape(-1, n_bytes), 4).int()].view(n, n_out, n_groups, 2 * n_bytes)
     weight = numbers * (_power(scales) / 2)[..., None]
     return weight.flatten(2).to(dtype).transpose(1, 2).contiguous()
+
+
+def regroup(weight: Tensor, is_known: bool = False) -> Grouped | Tensor:
+    """The same weight [n_out, n_in] in groups of 32 if its numbers are those of MXFP4, else as it is. A group's scale
+    follows from its largest number, which becomes 4 or 6. is_known: the numbers are not looked at."""
+    if weight.shape[1] % 32:
+        return weight
+    groups = weight.float().view(len(weight), -1, 32)
+    scale = _power(groups.abs().amax(2).frexp().exponent + 123)  # of the doubles: the largest becomes 8 or 12
+    numbers = groups / scale[..., None]
+    if not is_known and not torch.isin(numbers, _DOUBLES.to(numbers)).all():
+        return weight
+    return Grouped(numbers.to(torch.int8).flatten(1), scale, None, FLOAT4)
 
 
 def _power(exponents: Tensor) -> Tensor:

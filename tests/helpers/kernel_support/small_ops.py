@@ -10,7 +10,10 @@ from torch import Tensor
 from banyan.kernels import ops
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import HALVES, KV_KINDS, LIMIT, Quantized, group_of, parts, read, stacked
-from banyan.kernels.linear.grouped import quantise
+from banyan.kernels.linear.grouped import FLOAT4, quantise
+from banyan.kernels.moe import reference as moe
+from banyan.kernels.moe.cpu import pack
+from banyan.kernels.moe.experts import Experts, Gate
 from banyan.kernels.rope_kv import reference as rope_kv
 from banyan.kernels.small_ops import reference as small_ops
 from kernel_support.cases import TOLERANCE
@@ -210,6 +213,10 @@ def check_linear_in_few_bits(seed: int, dtype: torch.dtype, device: str) -> None
     if chance.random() < 0.5:
         minimum = -7 * weight.scale
         weight = weight._replace(numbers=weight.numbers + (8 if n_bits == 4 else 0), minimum=minimum)
+    elif n_bits == 8 and chance.random() < 0.5:  # doubles of the floats of MXFP4
+        doubles = torch.tensor([-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8)
+        numbers = doubles.to(device)[(weight.numbers % 15).int()]
+        weight = weight._replace(numbers=numbers, scale=8 * weight.scale, n_bits=FLOAT4)
     packed = ops.pack(weight, dtype=dtype)
     for add in (None, bias):
         exact = weight.dequantise(torch.float64)
@@ -217,6 +224,34 @@ def check_linear_in_few_bits(seed: int, dtype: torch.dtype, device: str) -> None
         if packed is not None:
             got, most = ops.linear(x, packed, add), 1e-5 if INTERPRETED and dtype == torch.float32 else 0.03
             assert ((got - want).abs() <= most * (1 + (x.double().abs() @ exact.abs().T))).all()
+
+
+def check_experts(seed: int, dtype: torch.dtype, device: str) -> None:
+    """All layouts of weights, with and without biases, each kind of gate, experts without rows and rows without one of
+    their experts, few and many rows of an expert. On a CPU, rows are rounded to 8 bits for weights in few bits."""
+    chance = _start(seed)
+    n, n_experts, n_each, n_bits = chance.choice([0, 1, 5, 40]), chance.choice([3, 8]), chance.randint(1, 3), 0
+    hidden, width = chance.choice([32, 50, 96]), chance.choice([24, 64, 70])
+    up = torch.randn(n_experts, 2 * width, hidden).div(hidden**0.5).to(device, dtype)
+    down = torch.randn(n_experts, hidden, width).div(width**0.5).to(device, dtype)
+    biases = [torch.randn(n_experts, k).to(device, dtype) for k in (2 * width, hidden)]
+    if chance.random() < 0.6:
+        n_bits = chance.choice([4, 8])
+    gate = chance.choice([Gate(), Gate(1.702, 0.0, 2.0, 1.0), Gate(1.6, 0.045)])
+    x, index = torch.randn(n, hidden).to(device, dtype), torch.randint(0, n_experts + 1, (n, n_each)).to(device)
+    weights = torch.rand(n, n_each).to(device)
+    stacks: list[Any] = [[quantise(w, n_bits) if n_bits else w for w in stack] for stack in (up, down)]
+    exact = [torch.stack([w.dequantise(torch.float64) if n_bits else w.double() for w in own]) for own in stacks]
+    kept = [pack(own, dtype) for own in stacks]
+    for up_bias, down_bias in ((None, None), biases):
+        doubles = (None, None) if up_bias is None else (up_bias.double(), down_bias.double())
+        want = moe.experts(x.double(), Experts(*exact, *doubles, gate, n_experts), index, weights.double())
+        got = ops.experts(x, Experts(*kept, up_bias, down_bias, gate, n_experts), index, weights)
+        if n_bits and device == "cpu" and not INTERPRETED:
+            assert got.shape == want.shape
+            assert not n or (got - want).norm() <= 0.03 * want.norm() + 1e-6
+        else:
+            assert not n or (got - want).norm() <= TOLERANCE[dtype] * want.norm() + 1e-6
 
 
 def check_silu_mul(seed: int, dtype: torch.dtype, device: str) -> None:
@@ -259,6 +294,7 @@ CHECKS: list[Check] = [
     check_copy_slots,
     check_draw,
     check_edit_logits,
+    check_experts,
     check_linear,
     check_linear_in_few_bits,
     check_mask_logits,

@@ -31,6 +31,7 @@ ENGINES: list[dict[str, Any]] = [
     {"model": "gemma2"},
     {"model": "gpt2", "weight_dtype": "int8", "kv_dtype": "int8"},
     {"model": "mixtral", "dtype": "bfloat16"},
+    {"model": "gpt_oss", "weight_dtype": "int4"},
 ]
 
 

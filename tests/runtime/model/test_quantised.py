@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from tiny_configs import tiny_config
 
 import few_bits
-from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.linear.grouped import FLOAT4, Grouped
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model.load import load
+from banyan.runtime.model.moe import PackedExperts
 from banyan.runtime.model.quantised import config as quantised
 from banyan.runtime.model.quantised import fp4, readers
 from banyan.runtime.model.size import measure, weight_size
@@ -409,6 +410,13 @@ def test_experts_in_mxfp4(tiny_model, tiny, tmp_path):
     config = json.loads((path / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
     (path / "config.json").write_text(json.dumps(config))
     torch.testing.assert_close(logits(tiny, path), logits(tiny, same), rtol=1e-4, atol=1e-4)
+    kept = load(path)
+    experts = [module.packed for module in kept._model.modules() if isinstance(module, PackedExperts)]
+    assert [weight.n_bits for own in experts for weight in own[:2]] == [FLOAT4] * 4
+    got, want = tiny.Paged(kept).run(IDS, 24), logits(tiny, same)
+    assert (got - want).norm() < 0.02 * want.norm()
+    planned = weight_size(path, read_spec(path), "cpu", "float32", 512, False, "auto")
+    assert planned == measure(kept._model)
     assert read_spec(path).n_parameters == read_spec(same).n_parameters
     assert read_spec(path).kind == "MXFP4, 4 bits in groups of 32, a mixture of 4 experts, in transformers' code"
     save_file(held | {name: t[:1] for name, t in held.items() if name.endswith("_scales")}, path / "model.safetensors")

@@ -1,0 +1,142 @@
+"""A mixture-of-experts layer in Triton: a grouped product over pairs of a row and an expert, sorted by expert.
+
+One kernel computes both projections. A program has a block of pairs of one expert and a block of outputs. The first
+launch gathers rows of x and ends with the gate, so it reads two tiles of weights; the second multiplies each output by
+the pair's weight and stores it where the pair was before sorting. The host never waits for the counts: the grid has
+enough blocks for any choice of experts, and blocks that are left over end at once.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from banyan.kernels.linear import packed
+from banyan.kernels.linear.packed import AnyWeight, GroupedRows
+from banyan.kernels.moe.experts import Experts, Gate
+
+HALF = tl.constexpr(packed.HALF)
+
+
+@triton.jit
+def _weights(
+    p_numbers, p_scale, p_minimum, o_n, m_n, o_k, n_in, n_groups, s_numbers,
+    GROUP: tl.constexpr, BITS: tl.constexpr, HAS_MIN: tl.constexpr,
+):  # fmt: skip
+    """A tile [BLOCK_K, BLOCK_N]; BITS 0: as it is stored."""
+    m_w = m_n[None, :] & (o_k < n_in)[:, None]
+    o_byte = o_k
+    if BITS == 4:
+        o_byte = o_k // (2 * HALF) * HALF + o_k % HALF
+    b_w = tl.load(p_numbers + o_n[None, :] * s_numbers + o_byte[:, None], mask=m_w, other=0)
+    if BITS > 0:
+        if BITS == 4:
+            b_w = (b_w >> (o_k // HALF % 2 * 4)[:, None].to(tl.uint8)) & 15
+        b_w = b_w.to(tl.float32)
+        if BITS == 4 and not HAS_MIN:
+            b_w -= 8.0
+        o_group = o_n[None, :] * n_groups + (o_k // GROUP)[:, None]
+        b_w *= tl.load(p_scale + o_group, mask=m_w, other=0.0)
+        if HAS_MIN:
+            b_w += tl.load(p_minimum + o_group, mask=m_w, other=0.0)
+    return b_w
+
+
+@triton.jit
+def _experts(
+    p_x, p_pairs, p_blocks, p_numbers, p_scale, p_minimum, p_bias, p_factor, p_out,
+    n_out, n_in, n_groups, s_numbers, alpha, cubic, limit, shift,
+    EACH: tl.constexpr, GROUP: tl.constexpr, BITS: tl.constexpr, HAS_MIN: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Program (block of pairs, block of outputs). p_blocks: expert, first pair and end of each block."""
+    i_block = tl.program_id(0)
+    i_expert = tl.load(p_blocks + 3 * i_block)
+    first, end = tl.load(p_blocks + 3 * i_block + 1), tl.load(p_blocks + 3 * i_block + 2)
+    if first >= end:
+        return
+    o_m = first + tl.arange(0, BLOCK_M)
+    m_m = o_m < end
+    o_n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_n = o_n < n_out
+    o_pair = tl.load(p_pairs + o_m, mask=m_m, other=0)
+    o_row = o_pair // EACH if IS_GATED else o_m
+    o_w = i_expert * n_out * (2 if IS_GATED else 1) + o_n  # int64, as the blocks are
+    b_acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    b_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, n_in, BLOCK_K):
+        o_k = k + tl.arange(0, BLOCK_K)
+        b_x = tl.load(p_x + o_row[:, None] * n_in + o_k[None, :], mask=m_m[:, None] & (o_k < n_in)[None, :], other=0.0)
+        b_w = _weights(p_numbers, p_scale, p_minimum, o_w, m_n, o_k, n_in, n_groups, s_numbers, GROUP, BITS, HAS_MIN)
+        b_acc = tl.dot(b_x, b_w.to(b_x.dtype), b_acc, input_precision=PRECISION)
+        if IS_GATED:
+            b_w = _weights(
+                p_numbers, p_scale, p_minimum, o_w + n_out, m_n, o_k, n_in, n_groups, s_numbers, GROUP, BITS, HAS_MIN
+            )
+            b_up = tl.dot(b_x, b_w.to(b_x.dtype), b_up, input_precision=PRECISION)
+    if HAS_BIAS:
+        b_acc += tl.load(p_bias + o_w, mask=m_n, other=0.0).to(tl.float32)[None, :]
+        if IS_GATED:
+            b_up += tl.load(p_bias + o_w + n_out, mask=m_n, other=0.0).to(tl.float32)[None, :]
+    if IS_GATED:
+        b_acc = tl.minimum(b_acc, limit)
+        b_up = tl.maximum(tl.minimum(b_up, limit), -limit)
+        b_acc = (b_up + shift) * b_acc * tl.sigmoid(alpha * (b_acc + cubic * b_acc * b_acc * b_acc))
+        o_to = o_m
+    else:
+        b_acc *= tl.load(p_factor + o_pair, mask=m_m, other=0.0)[:, None]
+        o_to = o_pair
+    p_to = p_out + o_to[:, None] * n_out + o_n[None, :]
+    tl.store(p_to, b_acc.to(p_out.dtype.element_ty), mask=m_m[:, None] & m_n[None, :])
+
+
+def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> Tensor:
+    """See `reference.experts`."""
+    n_each, n_experts, n_pairs = index.shape[1], all_experts.n_experts, index.numel()
+    if not n_pairs:
+        return torch.zeros_like(x)
+    # few rows of an expert: many programs, which read the weights; many rows: fewer reads of the same weights
+    block_m, block_n, block_k, warps = (16, 32, 64, 4) if n_pairs <= 32 * n_experts else (64, 64, 32, 8)
+    pairs, blocks = _sorted(index.flatten(), n_experts, block_m)
+
+    def product(x: Tensor, weight: AnyWeight, bias: Tensor | None, gate: Gate | None, out: Tensor) -> Tensor:
+        scale, minimum, n_bits, numbers = None, None, 0, weight
+        if isinstance(weight, GroupedRows):
+            numbers, scale, minimum, _, n_bits = weight
+        assert isinstance(numbers, Tensor)
+        n_out, n_in = out.shape[1], x.shape[1]
+        n_groups = 1 if scale is None else scale.shape[1]
+        grid = len(blocks), triton.cdiv(n_out, block_n)
+        _experts[grid](
+            x, pairs, blocks, numbers, scale, minimum, bias, factors, out,
+            n_out, n_in, n_groups, numbers.stride(-2), *(gate or Gate()),
+            EACH=n_each, GROUP=n_in // n_groups, BITS=n_bits, HAS_MIN=minimum is not None, HAS_BIAS=bias is not None,
+            IS_GATED=gate is not None, PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+            BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps,
+        )  # fmt: skip
+        return out
+
+    x, factors = x.contiguous(), weights.float().contiguous()
+    width = _n_in(all_experts.down)
+    inner = torch.empty((n_pairs, width), dtype=x.dtype, device=x.device)
+    inner = product(x, all_experts.gate_up, all_experts.gate_up_bias, all_experts.gate, inner)
+    outputs = torch.zeros((n_pairs, x.shape[1]), dtype=torch.float32, device=x.device)  # pairs without an expert add 0
+    product(inner, all_experts.down, all_experts.down_bias, None, outputs)
+    return outputs.view(*index.shape, x.shape[1]).sum(1).to(x.dtype)
+
+
+def _n_in(weight: AnyWeight) -> int:
+    return weight.shape[-1] if isinstance(weight, Tensor) else weight.n_in
+
+
+def _sorted(index: Tensor, n_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
+    """The pairs in the order of their experts, and the expert, first place and end of each block, int64 [n, 3]."""
+    order = index.argsort(stable=True)
+    starts = torch.searchsorted(index[order], torch.arange(n_experts + 1, device=index.device))
+    n_blocks = (starts.diff() + block_m - 1) // block_m
+    ends = n_blocks.cumsum(0)
+    block = torch.arange(min(len(index), triton.cdiv(len(index), block_m) + n_experts), device=index.device)
+    expert = torch.searchsorted(ends, block, right=True).clamp(max=n_experts - 1)
+    first = starts[expert] + (block - ends[expert] + n_blocks[expert]) * block_m
+    return order, torch.stack([expert, first, torch.minimum(first + block_m, starts[expert + 1])], 1)

@@ -1,0 +1,103 @@
+"""Experts of transformers' models in our own op.
+
+transformers 5 keeps the weights of a layer's experts in stacks (gate_up_proj and down_proj [n_experts, ...]), and says
+in fields of the module how they lie. The function between the two products is the module's `_apply_gate`: its results
+for a grid of numbers are compared with those of `Gate`, so no list of families is needed. Experts with another
+function, or with a norm behind them, stay in transformers' code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from banyan.kernels import ops
+from banyan.kernels.linear.grouped import Grouped, quantise
+from banyan.kernels.moe.cpu import pack
+from banyan.kernels.moe.experts import Experts, Gate
+from banyan.kernels.moe.reference import gated
+
+_LIMITS, _ALPHAS = ("limit", "swiglu_limit"), ("alpha", "swiglu_alpha")  # fields of experts
+_GELU = 2 * math.sqrt(2 / math.pi), 0.044715  # alpha and cubic part of GELU, in its form with tanh
+_STACKS = ("gate_up_proj", "down_proj")
+_FIELDS = {*_STACKS, "is_transposed", "is_concatenated", "has_gate", "has_bias"}
+
+
+@torch.no_grad()
+def gate_of(module: Any) -> Gate | None:
+    """The gate of experts that our op can compute; None if the module is none of them."""
+    if not all(hasattr(module, name) for name in _FIELDS) or not module.has_gate:
+        return None
+    if getattr(module, "has_post_expert_norm", False):
+        return None
+    gates, ups = torch.meshgrid(torch.linspace(-20, 20, 41), torch.linspace(-10, 10, 21), indexing="ij")
+    grid = torch.cat([gates, ups], 1)
+    stored = grid if module.is_concatenated else torch.stack([gates, ups], 2).flatten(1)
+    want = module._apply_gate(stored)
+    found = (gate for gate in _candidates(module) if torch.allclose(gated(grid, gate), want, atol=1e-4, rtol=1e-4))
+    return next(found, None)
+
+
+def _candidates(module: Any) -> Iterator[Gate]:
+    limits, alphas = ([getattr(module, name, None) for name in names] for names in (_LIMITS, _ALPHAS))
+    curves = [_GELU, *((alpha, 0.0) for alpha in (1.0, *alphas) if alpha is not None)]
+    for limit, shift in itertools.product([math.inf, *limits], (0.0, 1.0)):
+        if limit is not None:
+            yield from (Gate(*curve, limit, shift) for curve in curves)
+
+
+def _matrices(module: Any, name: str) -> Iterator[Tensor]:
+    """The weight [n_out, n_in] of each expert, as views of the stack."""
+    stack = getattr(module, name).data
+    return iter(stack.transpose(1, 2) if module.is_transposed else stack)
+
+
+def gates(model: nn.Module) -> dict[nn.Module, Gate]:
+    """All experts that our op can compute."""
+    return {module: gate for module in model.modules() if (gate := gate_of(module)) is not None}
+
+
+def round_experts(known: Iterable[nn.Module], n_bits: int) -> None:
+    """Rounds the weights in place, as they will be packed. To round them again changes nothing."""
+    for module, name in itertools.product(known, _STACKS):
+        for weight in _matrices(module, name):
+            weight.copy_(quantise(weight, n_bits).dequantise(weight.dtype))
+
+
+def pack_experts(model: nn.Module, known: dict[nn.Module, Gate], small: Callable[[Tensor], Tensor | Grouped]) -> None:
+    """Replaces experts by `PackedExperts`. small: what is kept of a weight [n_out, n_in]."""
+    for parent in [*model.modules()]:
+        for name, child in [*parent.named_children()]:
+            if child in known:
+                setattr(parent, name, PackedExperts(child, known[child], small))
+
+
+class PackedExperts(nn.Module):
+    """`ops.experts` in the place of a module of transformers. It takes the module's weights away, to free memory."""
+
+    def __init__(self, module: Any, gate: Gate, small: Callable[[Tensor], Tensor | Grouped]) -> None:
+        super().__init__()
+        self.dtype, n_experts = module.down_proj.dtype, len(module.down_proj)
+        up_bias, down_bias = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
+
+        def gates_first(x: Tensor) -> Tensor:
+            return x if module.is_concatenated else torch.cat([x[0::2], x[1::2]])
+
+        def packed(name: str, order: Callable[[Tensor], Tensor]) -> ops.AnyWeight:
+            weights = [small(order(weight)) for weight in _matrices(module, name)]
+            setattr(module, name, None)
+            return pack(weights, self.dtype)
+
+        gate_up, down = packed("gate_up_proj", gates_first), packed("down_proj", lambda weight: weight)
+        if up_bias is not None:
+            up_bias = torch.stack([gates_first(bias) for bias in up_bias.data])
+        self.packed = Experts(gate_up, down, up_bias, down_bias, gate, n_experts)
+
+    def forward(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        return ops.experts(rows.to(self.dtype), self.packed, index, weights).view(x.shape)
