@@ -17,7 +17,8 @@ A page that is freed may be claimed and written again by the next step. So steps
 pass) must reach the device in the order in which they were planned.
 
 Related files: `inflight.py` indexes what requests are computing right now; `hints.py` is what programs say about the
-future; `policy.py` orders the evictions of the rest; `host_tier.py` moves pages to host memory and back.
+future; `policy.py` orders the evictions of the rest; `host_tier.py` moves pages to host memory and back; `states.py`
+has the recurrent states of models that have one, without which a prefix cannot be continued.
 
 Not thread-safe: one loop owns a cache. The cache has no clock; ages are the order of unlocks, and `tick` sets the step.
 """
@@ -34,6 +35,7 @@ from banyan.radix_cache.inflight import InFlight
 from banyan.radix_cache.node import Node
 from banyan.radix_cache.pagefile import PageFile
 from banyan.radix_cache.policy import POLICIES
+from banyan.radix_cache.states import StateSlots
 from banyan.radix_cache.stats import Stats, Tally
 from banyan.radix_cache.tree import PagePool, Tree, n_tokens
 
@@ -41,8 +43,9 @@ from banyan.radix_cache.tree import PagePool, Tree, n_tokens
 class Lease:
     """A claim on pages: a locked prefix of the tree, and own pages behind. Made by `Cache.open`; a context manager."""
 
-    __slots__ = ("_copies", "_ids", "_is_counted", "_n_computed", "_namespace", "_node", "_source", "cache", "is_open",
-                 "n_cached", "n_host", "owner", "pages", "priority")  # fmt: skip
+    __slots__ = ("_copies", "_ids", "_is_counted", "_n_computed", "_namespace", "_node", "_source", "_start", "cache",
+                 "is_open", "n_cached", "n_host", "n_matched", "owner", "pages", "priority", "state",
+                 "states")  # fmt: skip
 
     def __init__(self, cache: Cache, ids: bytes, namespace: bytes, node: Node, priority: int, owner: Hashable) -> None:
         self.cache = cache
@@ -50,11 +53,15 @@ class Lease:
         self.pages: list[int] = []  # read-only for callers; in order of slots
         self.n_cached = 0  # tokens that were in the tree when it was opened; the next one is the first to compute
         self.n_host = 0  # of these, tokens that were in host memory
+        self.n_matched = 0  # tokens whose pages were found; more than n_cached if a recurrent state is missing
+        self.state = -1  # the slot of its recurrent state, behind the tokens that are computed
+        self.states: dict[int, int] = {}  # position -> slot: states that it will publish
         self.priority = priority
         self.owner = owner
         self._node = node  # ends its published tokens; locked
         self._source: Node | None = None  # below _node; its first page is to be copied; locked
         self._copies: list[tuple[int, int, int]] = []
+        self._start = -1  # the slot of the state behind n_cached tokens
         self._ids = ids  # its tokens, as far as the lease was told
         self._namespace = namespace
         self._n_computed = 0  # of these, tokens that are computed or copied
@@ -79,6 +86,26 @@ class Lease:
         """(source page, destination page, n_slots) to copy before the lease's next forward pass. Returns each once."""
         copies, self._copies = self._copies, []
         return copies
+
+    def claim_state(self) -> None:
+        """Claims the slot of its recurrent state, and orders the copy of the state behind its cached tokens."""
+        if self.cache.states is not None:
+            self.state = self.cache.states.claim_copy(self._start)
+
+    def keep_state(self, position: int, may_evict: bool = True) -> int:
+        """Claims a slot for the state behind `position` tokens, which the next forward pass computes. They are
+        published together. Returns -1 if there is none."""
+        assert self.cache.states is not None
+        slot = self.cache.states.claim(may_evict)
+        if slot >= 0:
+            self.states[position] = slot
+        return slot
+
+    def keep_last_state(self, position: int) -> None:
+        """Keeps its own slot as that of the state behind `position` tokens, which is where it is. Afterwards the lease
+        computes nothing more."""
+        if self.state >= 0:
+            self.states[position], self.state = self.state, -1
 
     def grow(self, n_slots: int) -> bool:
         """Makes room for `n_slots` tokens in all, by eviction if needed. Never shrinks. False, with nothing changed, if
@@ -120,6 +147,19 @@ class Lease:
             self._node, spare = cache.tree.insert(self._node, ids, self.pages, self.priority)
             cache.pool.give(spare)
             cache._n_leased -= n_private - self.n_private
+            for position in [position for position in self.states if position <= n]:
+                self._store_state(position, ids)
+
+    def _store_state(self, position: int, ids: bytes) -> None:
+        """Moves a state to the tree. A node of another lease may have the last tokens, or none has them."""
+        states, tree = self.cache.states, self.cache.tree
+        assert states is not None
+        node, n = tree.match(tree.root(self._namespace), ids, position)
+        slot = self.states.pop(position)
+        if n == position > 0:
+            states.store(node, position, slot)
+        else:
+            states.give(slot)
 
     def fork(self) -> Lease:
         """Opens another lease on all that this one has published or found. A partly filled last page is copied. What is
@@ -135,6 +175,11 @@ class Lease:
         cache, n_private = self.cache, self.n_private
         self._release_source()
         cache._give_back(self.pages[len(self.pages) - n_private :])
+        if cache.states is not None:
+            for slot in (self.state, *self.states.values()):
+                if slot >= 0:
+                    cache.states.give(slot)
+            self.state, self.states = -1, {}
         tree = cache.tree
         if tree.policy.has_levels and self._is_counted:
             tree.promote(self._node, self.n_cached - self.n_cached % cache.page, self.priority)
@@ -172,6 +217,7 @@ class Cache:
         policy: str = "lru",
         n_host: int = 0,
         file: PageFile | None = None,
+        n_states: int = 0,
     ) -> None:
         """n_pages of `page` slots each, a power of two.
 
@@ -179,6 +225,7 @@ class Cache:
         policy   a name of POLICIES: the order of eviction of nodes without hints
         n_host   pages of host memory, for pages that leave the device
         file     this host memory, of n_host pages, if it is to outlive the process
+        n_states slots of recurrent state; 0: the model has none
         """
         if n_pages < 0 or page < 1 or page & (page - 1):
             raise ValueError(f"n_pages is {n_pages} and page {page}; they must be at least 0 and a power of two")
@@ -192,6 +239,7 @@ class Cache:
         self.hints = KVHints(self.tree)
         self.host = Host(self.tree, self.hints.evict, n_host, file) if n_host and enabled else None
         self.tree.second_tier = self.host
+        self.states = self.tree.states = StateSlots(n_states) if n_states else None
         self.events: CacheEvents | None = None  # until `listen` is called
         self.tally = Tally()
         self.leases: dict[Lease, None] = {}  # the open ones, in the order in which they were opened
@@ -221,13 +269,20 @@ class Cache:
         root = tree.root(namespace)
         limit = n_ids if limit is None else max(0, min(limit, n_ids))
         node, n = tree.match(root, ids, limit) if self.enabled else (root, 0)
-        n_host = 0
+        n_host, n_matched, start = 0, n, -1
+        if self.states is not None:
+            node, n, _ = self.states.find(node, n)
         if not node.pages and node is not root:
             node, n, n_host = self._bring(node, n)
             if node.parent is None:
                 node = tree.root(namespace)  # eviction removed the old root
+        if self.states is not None:
+            node, n, start = self.states.find(node, n)
+            if start >= 0:
+                self.states.touch(start)
         node, source, n_rest = self._place(node, n)
         lease = Lease(self, ids, namespace, node, priority, owner)
+        lease.n_matched, lease._start = n_matched, start
         tree.lock(node)
         lease.pages = _pages(node)
         if source is not None:
@@ -240,10 +295,20 @@ class Cache:
             else:
                 tree.unlock(source, node)
                 n -= n_rest
+                if self.states is not None:  # there is no state at n
+                    lease.close()
+                    return self.open(ids, namespace, n, priority, owner)
         lease.n_cached = lease._n_computed = n
         lease.n_host = min(n_host, n)
         self.leases[lease] = None
         return lease
+
+    def n_usable(self, ids: bytes, namespace: bytes, limit: int) -> int:
+        """How many tokens of a prefix a lease would find now."""
+        if (root := self.tree.roots.get(namespace)) is None:
+            return 0
+        node, n = self.tree.match(root, ids, limit)
+        return n if self.states is None else self.states.find(node, n)[1]
 
     def _bring(self, node: Node, n: int) -> tuple[Node, int, int]:
         """Brings the path to the n-th token, which is in `node`, back from host memory. Returns the node that then ends

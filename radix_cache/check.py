@@ -28,6 +28,7 @@ def check(cache: Cache) -> None:
     _must(cache.tree.n_tokens == n_tokens, f"the tree counts {cache.tree.n_tokens} tokens, but there are {n_tokens}")
     _check_locks(cache, nodes)
     _check_host(cache, nodes)
+    _check_states(cache, nodes)
     _check_holds(cache, nodes)
     _check_queues(cache, nodes)
     for lease in cache.leases:
@@ -113,6 +114,24 @@ def _check_locks(cache: Cache, nodes: list[Node]) -> None:
         locks.update(locked_nodes(lease))
     for node in (*cache.tree.roots.values(), *nodes):
         _must(node.n_locks == locks[node], f"{_name(node)} has {node.n_locks} locks, but {locks[node]} leases")
+
+
+def _check_states(cache: Cache, nodes: list[Node]) -> None:
+    """Each slot of recurrent state is free, of a lease, or of the node that has its position, exactly once."""
+    states = cache.states
+    in_tree = [slot for node in nodes for slot in node.states.values()]
+    leased = [slot for lease in cache.leases for slot in (lease.state, *lease.states.values()) if slot >= 0]
+    if states is None:
+        _must(not in_tree and not leased, "there is a recurrent state, but no slots")
+        return
+    owners = Counter([*states.free, *leased, *in_tree])
+    _must(owners == Counter(range(states.n_slots)), "a slot of recurrent state does not have exactly one owner")
+    for node in nodes:
+        _must(all(states.nodes.get(slot) is node for slot in node.states.values()), f"{_name(node)} is not listed")
+        _must(all(node.start < position <= node.end for position in node.states), f"{_name(node)} has another's state")
+    _must(len(states.nodes) == len(in_tree), "a node that is not in the tree has a recurrent state")
+    for lease in cache.leases:
+        _must(all(0 < position <= lease.n_slots for position in lease.states), "a lease keeps a state without tokens")
 
 
 def _check_holds(cache: Cache, nodes: list[Node]) -> None:

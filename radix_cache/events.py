@@ -29,12 +29,14 @@ N_KEPT = 1 << 16
 class Event(NamedTuple):
     """Consecutive pages that were stored or removed.
 
-    parent: the digest of the prefix before the first page. digests: one for each page, in order. In hexadecimal.
+    parent: the digest of the prefix before the first page. digests: one for each page, in order. In hexadecimal. first:
+    the number of the first page in its text.
     """
 
     kind: Literal["stored", "removed"]
     parent: str
     digests: tuple[str, ...]
+    first: int
 
 
 class EventPage(NamedTuple):
@@ -83,8 +85,9 @@ class CacheEvents:
         namespace = namespace_of(node)
         if len(namespace) > N_NAMESPACE:  # the key of a digest cannot be longer
             namespace = blake2b(namespace, digest_size=N_NAMESPACE).digest()
-        parent, *digests = prefix_digests(namespace, node.path, node.start * 4 // width + first, width)
-        return Event(kind, parent.hex(), tuple(digest.hex() for digest in digests))
+        first += node.start * 4 // width
+        parent, *digests = prefix_digests(namespace, node.path, first, width)
+        return Event(kind, parent.hex(), tuple(digest.hex() for digest in digests), first)
 
     def since(self, number: int) -> EventPage:
         """The events since the call that returned `number` as `next`; -1: all that is there."""

@@ -138,6 +138,8 @@ class Host:
         self.free += node.host[n_kept:]
         node.host = node.host[:n_kept]
         node.key = node.key[: n_kept * self.tree.width]
+        if node.states and self.tree.states:
+            self.tree.states.cut(node, node.end)
 
     # ---- back ------------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import numpy as np
 NO_CHILDREN: dict[bytes, Node] = {}  # shared by all leaves; never written to
 NO_ORDER: list[bytes] = []
 NO_PAGES: list[int] = []
+NO_STATES: dict[int, int] = {}
 
 DEAD = -(2.0**64)
 """The level of dropped nodes: below all levels that a policy gives."""
@@ -24,11 +25,12 @@ class Node:
     host     pages in host memory; empty if there is no copy
     n_locks  leases on the node or on a node below it
     n_holds  hints on the node or on a node below it
+    states   position behind a token -> the slot of the recurrent state there (states.py)
     queue    where the node waits for eviction, or will wait once it is neither locked nor held
     """
 
     __slots__ = ("children", "host", "key", "n_holds", "n_locks", "next", "order", "pages", "parent", "prev", "queue",
-                 "start")  # fmt: skip
+                 "start", "states")  # fmt: skip
 
     parent: Node | None  # None: a root
     prev: Node  # neighbours in the queue, if the node waits there
@@ -43,6 +45,7 @@ class Node:
         self.children = NO_CHILDREN  # by the first page of their keys
         self.order = NO_ORDER  # the same keys, sorted
         self.queue = queue
+        self.states = NO_STATES
         self.n_locks = self.n_holds = 0
 
     @property

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.check import check, check_lease, check_shape, locked_nodes, private
-from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, NO_PAGES, EvictionQueue, Node, link
+from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, NO_PAGES, NO_STATES, EvictionQueue, Node, link
 from banyan.radix_cache.tree import Tree
 
 Age = tuple[float, int]
@@ -41,7 +41,10 @@ def quarantine(cache: Cache) -> list[Lease]:
     ended = [lease for lease in cache.leases if lease not in kept]
     for lease in ended:
         lease.is_open, lease.pages, lease._copies, lease._source = False, [], [], None
+        lease.state, lease.states = -1, {}
     cache.leases = kept
+    if cache.states is not None:
+        cache.states.reset({slot for lease in kept for slot in (lease.state, *lease.states.values())})
     cache._n_leased = sum(len(leased[lease]) for lease in kept)
     _rebuild(cache, sound, ages)
     cache.pool.free = [page for page in cache.pool.free if page in certain]
@@ -121,6 +124,7 @@ def _rebuild(cache: Cache, sound: list[Node], ages: dict[Node, Age]) -> None:
         node.order = sorted(node.children) or NO_ORDER
         node.n_locks = node.n_holds = 0
         node.host = NO_PAGES
+        node.states = NO_STATES
     if cache.host is not None:
         cache.host.empty()
     tree.n_nodes, tree.n_held = len(sound), 0

@@ -27,6 +27,7 @@ from typing import Protocol
 
 from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, EvictionQueue, Node, Root, link, n_common, unlink
 from banyan.radix_cache.policy import Lru
+from banyan.radix_cache.states import StateSlots
 
 _MAX_TRIM = 64  # pages: a longer leaf is split before pages are cut off its end, since each cut copies its key
 _level = attrgetter("level")
@@ -79,7 +80,7 @@ class Tree:
     """One tree per namespace, over one pool and with one order of eviction."""
 
     __slots__ = ("by_level", "dead", "listener", "n_evicted", "n_held", "n_nodes", "n_pages", "n_stored", "n_tokens",
-                 "page", "policy", "pool", "queues", "roots", "second_tier", "width")  # fmt: skip
+                 "page", "policy", "pool", "queues", "roots", "second_tier", "states", "width")  # fmt: skip
 
     def __init__(self, pool: PagePool, page: int, policy: Lru | None = None) -> None:
         """page: slots per page."""
@@ -93,6 +94,7 @@ class Tree:
         self.queues: list[EvictionQueue] = []  # sorted by level: all queues with nodes, and at least one
         self.queue(0)
         self.second_tier: SecondTier | None = None
+        self.states: StateSlots | None = None
         self.listener: Listener | None = None
         self.n_nodes = 0  # without roots
         self.n_pages = 0  # on the device
@@ -315,6 +317,8 @@ class Tree:
             node.next = behind.prev = upper
         if node.host and self.second_tier:
             self.second_tier.split(upper, node)
+        if node.states and self.states:
+            self.states.split(upper, node)
         self.n_nodes += 1
         return upper
 
@@ -471,6 +475,8 @@ class Tree:
         del node.pages[n_kept:]
         self.n_tokens -= len(node.key) // 4 - n_kept * self.page
         node.key = node.key[: n_kept * self.width]
+        if node.states and self.states:
+            self.states.cut(node, node.end)
         self.n_pages -= n
         node.queue.n_pages -= n
 
@@ -496,6 +502,8 @@ class Tree:
             self.pool.give(node.pages)
         if node.host and self.second_tier:
             self.second_tier.free_copy(node)
+        if node.states and self.states:
+            self.states.cut(node, node.start)
 
 
 def n_tokens(ids: bytes) -> int:

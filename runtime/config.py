@@ -54,6 +54,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     kv_memory: Annotated[
         str, "memory for KV pages: '2GiB', '500MB', '20000 tokens'; auto: a share of the free memory"
     ] = "auto"
+    state_memory: Annotated[
+        str, "memory for recurrent states, of models that have one: '2GiB'; auto: as much as KV pages may have"
+    ] = "auto"
     page: Annotated[int, "KV slots in a page, a power of two"] = 16
     cache: Annotated[bool, "keep KV in the radix tree and share it between requests"] = True
     eviction: Annotated[Eviction, "eviction order of pages that no running program waits for"] = "lru"
@@ -156,7 +159,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "model": (
         *("model", "device", "dtype", "weight_dtype", "tp", "adapters", "context", "threads", "sampling_defaults"),
     ),
-    "KV memory": ("kv_memory", "kv_dtype", "page", "cache", "eviction", "host_memory", "host_file"),
+    "KV memory": ("kv_memory", "kv_dtype", "state_memory", "page", "cache", "eviction", "host_memory", "host_file"),
     "batches and speculation": (
         *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
     ),
@@ -178,12 +181,14 @@ class Hardware(msgspec.Struct, frozen=True):
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a Config that can be "auto" or depend on the machine, with their values here. n_pages: KV pages on
-    the device. n_host: KV pages in host memory. decisions: lines for the log that say what was chosen."""
+    the device. state_memory: bytes for recurrent states; 0: the model has none. n_host: KV pages in host memory.
+    decisions: lines for the log that say what was chosen."""
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
     context: int
     n_pages: int
+    state_memory: int = 0
     n_host: int = 0
     threads: int
     decisions: tuple[str, ...]
@@ -192,7 +197,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFacts(msgspec.Struct, frozen=True):
     """What `resolve` needs to know about the model, in the dtypes that it will have on the device. weight_bytes: of its
     weights. kv_bytes: of the keys and values of one token, over all layers. Both include those of a draft model. kind:
-    how it runs, "" for a native family."""
+    how it runs, "" for a native family. is_recurrent: layers keep a state of the text."""
 
     name: str
     max_context: int
@@ -200,6 +205,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     weight_bytes: int
     kv_bytes: int
     kind: str = ""
+    is_recurrent: bool = False
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -265,6 +271,8 @@ def _check(c: Config) -> None:
     require(bool(c.bind) or not c.curve_key, "curve_key is for tcp://, and bind is not set")
     if c.kv_memory != "auto" and _tokens(c.kv_memory) is None:
         parse_bytes(c.kv_memory)
+    if c.state_memory != "auto":
+        parse_bytes(c.state_memory)
     names = drafters(c.speculate, c.draft_model)
     require(
         not c.draft_model or "model" in names,
@@ -369,30 +377,34 @@ MOST_CONTEXTS = 64
 
 
 class KVBudget(NamedTuple):
-    """Pages for KV, and the bytes that there are for them."""
+    """Pages for KV, and the bytes that there are for them. state_bytes: that there are for recurrent states."""
 
     n_pages: int
     n_bytes: int
+    state_bytes: int
 
 
 def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: Placement) -> KVBudget:
     """The second part of `resolve`.
 
     By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
-    most MOST_CONTEXTS.
+    most MOST_CONTEXTS. Where a model has recurrent states, half of this share is theirs.
     """
     page_bytes = config.page * model.kv_bytes
+    is_gpu = placement.device == "cuda"
+    free = hardware.free_gpu_memory if is_gpu else hardware.free_memory
+    budget = int((free - model.weight_bytes) * (0.8 if is_gpu else 0.4)) // (2 if model.is_recurrent else 1)
+    states = 0
+    if model.is_recurrent:
+        states = budget if config.state_memory == "auto" else parse_bytes(config.state_memory)
     if config.kv_memory == "auto":
-        is_gpu = placement.device == "cuda"
-        free = hardware.free_gpu_memory if is_gpu else hardware.free_memory
-        budget = int((free - model.weight_bytes) * (0.8 if is_gpu else 0.4))
         most = MOST_CONTEXTS * -(-placement.context // config.page)
-        return KVBudget(max(0, min(budget // page_bytes, most)), budget)
+        return KVBudget(max(0, min(budget // page_bytes, most)), budget, states)
     if (n_tokens := _tokens(config.kv_memory)) is not None:
         n_pages = -(-n_tokens // config.page)
-        return KVBudget(n_pages, n_pages * page_bytes)
+        return KVBudget(n_pages, n_pages * page_bytes, states)
     budget = parse_bytes(config.kv_memory)
-    return KVBudget(budget // page_bytes, budget)
+    return KVBudget(budget // page_bytes, budget, states)
 
 
 def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
@@ -404,7 +416,8 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     ]
     page_bytes = config.page * model.kv_bytes
     n_needed = -(-context // config.page)
-    n_pages, budget = kv_budget(config, hardware, model, placement)
+    _check_recurrent(config, model)
+    n_pages, budget, state_memory = kv_budget(config, hardware, model, placement)
     if n_pages < n_needed:
         raise OutOfMemory(
             f"a context of {context} tokens needs {n_needed} pages = {n_needed * page_bytes / 2**20:.1f} MiB of KV "
@@ -431,10 +444,27 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         dtype=dtype,
         context=context,
         n_pages=n_pages,
+        state_memory=state_memory,
         n_host=n_host,
         threads=threads,
         decisions=tuple(decisions),
     )
+
+
+def _check_recurrent(config: Config, model: ModelFacts) -> None:
+    """Refuses options that recurrent states exclude, or that are only for these."""
+    if not model.is_recurrent:
+        if config.state_memory != "auto":
+            raise ConfigError(f"state_memory is for models with a recurrent state; {model.name} has none; leave it out")
+        return
+    names = set(drafters(config.speculate, config.draft_model))
+    if config.draft_model or (config.speculate != "auto" and names - {"grammar"}):
+        raise ConfigError(
+            f"{model.name} has a recurrent state, which cannot be taken back to before a rejected draft; leave out "
+            "draft_model, and let speculate be auto, off or grammar"
+        )
+    if config.host_file:
+        raise ConfigError(f"host_file keeps no recurrent states, without which KV of {model.name} is of no use")
 
 
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:

@@ -96,9 +96,11 @@ RULES = {
         CORE, ("jsonschema", "jsonschema_specifications", "llguidance", "msgspec", "numpy", "outlines_core")
     ),
     f"{RUNTIME}.server": Rule(
-        (*CORE, EXECUTOR, PROTOCOL, f"{RUNTIME}.constraint.limits", f"{RUNTIME}.launch"),
+        (*CORE, EXECUTOR, PROTOCOL, f"{RUNTIME}.constraint.limits", f"{RUNTIME}.fleet", f"{RUNTIME}.launch"),
         ("jinja2", "msgspec", "psutil", "re2", "tokenizers", "zmq"),
     ),
+    # The server and the simulator place programs with the same code: no socket, no clock.
+    f"{RUNTIME}.fleet": Rule(("banyan.radix_cache.pagefile",)),
     # A client of the server, in a process of its own.
     f"{RUNTIME}.gateway": Rule(
         (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch"), ("httptools", "msgspec", "starlette", "uvicorn")
@@ -128,6 +130,7 @@ RULES = {
     f"{RUNTIME}.model": Rule(
         (*CORE, "banyan.kernels"), ("huggingface_hub", "msgspec", "numpy", "rich", "safetensors", "torch")
     ),
+    f"{RUNTIME}.model.recurrent": Rule(CORE, ("torch", "transformers")),
     f"{RUNTIME}.model.hf": Rule(
         (*CORE, f"{RUNTIME}.model", "banyan.kernels"), ("msgspec", "numpy", "torch", "transformers")
     ),

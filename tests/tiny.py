@@ -33,6 +33,7 @@ _GEMMA = {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 24}
 
 # family (transformers' model_type) -> config fields of the tiny model
 TINY: dict[str, dict[str, Any]] = {
+    "lfm2": _DENSE | {"layer_types": ["conv", "full_attention"]},
     "llama": _DENSE,
     "mistral": _DENSE | {"sliding_window": 24},
     "qwen2": _DENSE,
@@ -164,7 +165,8 @@ class Paged:
         shape = (n_pages, page, spec.n_kv_heads, spec.head_dim)
         dtype = getattr(torch, spec.dtype)
         self.kv = [(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
-                   for _ in range(spec.n_layers)]  # fmt: skip
+                   for _ in range(spec.n_kv_layers)]  # fmt: skip
+        self.states = None if spec.kv_layers is None else model.new_states(8)
         self.free = random.Random(seed).sample(range(n_pages), n_pages)
         self.pages: dict[str, list[int]] = {}
         self.n_tokens: dict[str, int] = {}
@@ -188,6 +190,10 @@ class Paged:
             ends.append(end)
         lens = [len(token_ids) for token_ids in new.values()]
         batch = ragged(lens, ends, [self.pages[name] for name in new], self.page)
+        if self.states is not None:
+            slots = {name: slot for slot, name in enumerate(self.pages)}
+            self.states.copy([(-1, slots[name]) for name, ids in new.items() if self.n_tokens[name] == len(ids)])
+            self.states.begin([(n, slots[name], ()) for name, n in zip(new, lens, strict=True)])
         boundaries = torch.tensor([0, *lens]).cumsum(0)
         rows = boundaries[1:] - 1 if last_only else torch.arange(len(ids))
         logits = self.model.forward(torch.tensor(ids), torch.tensor(positions), batch, self.kv, rows)

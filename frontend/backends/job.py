@@ -13,6 +13,7 @@ from banyan.lang.sampling import RENAMED
 from banyan.runtime.errors import BadProgram, BanyanError, ProgramError, Unsupported
 from banyan.runtime.executor.generation import Generation
 from banyan.runtime.executor.generator import N_TAIL, Attempt, Done, GenOutcome, Prompt
+from banyan.runtime.executor.piece_list import PieceList
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.reasoning import ReasoningParser
@@ -52,7 +53,7 @@ class LocalPrompt(Prompt):
     def __init__(self, chat: wire.ChatMarkers | None, program: str) -> None:
         """chat: the role markers; None: the backend takes no turns. program: its name, for errors."""
         self._chat, self._program = chat, program
-        self.pieces: list[Piece] = []
+        self.pieces: PieceList[Piece] = PieceList()
         self.role: str | None = None
         self.n_inherited = 0
         self._text, self._n_rendered = "", 0  # the first pieces as text
@@ -64,7 +65,8 @@ class LocalPrompt(Prompt):
         return copied
 
     def join(self, child: LocalPrompt, start: int, stop: int) -> None:
-        self.pieces += child.pieces[start:stop]
+        for piece in child.pieces[start:stop]:
+            self.pieces.append(piece)
         self.role = open_role(self.pieces, len(self.pieces))
 
     def append_part(self, part: wire.Part) -> None:
@@ -282,7 +284,7 @@ def features(job: Job) -> Iterator[str]:
     yield from dict.fromkeys(kinds[type(piece)] for piece in job.prompt.pieces if type(piece) in kinds)
 
 
-def open_role(pieces: Sequence[Piece], at: int) -> str | None:
+def open_role(pieces: PieceList[Piece], at: int) -> str | None:
     """The role of the turn that is open in front of piece number `at`; None outside of turns."""
     for piece in reversed(pieces[:at]):
         match piece:

@@ -16,6 +16,9 @@ from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.engine.scheduling.request import Plan, Request
 from banyan.runtime.engine.speculation.draft import DraftPosition, draft_rows
 
+Span = tuple[int, int, Sequence[tuple[int, int]]]
+"""The rows of one request: their number, the slot of its recurrent state, and `Work.kept`."""
+
 
 class DeferredTokens(NamedTuple):
     """Rows whose token ids are sampled by the step before, and are on the device only."""
@@ -38,6 +41,8 @@ class Batch(NamedTuple):
     sampled_for: tuple[Request | DraftPosition, ...]  # [n_sampled]
     deferred: DeferredTokens | None = None
     adapted: AdaptedRows | None = None  # the rows that use an adapter
+    spans: tuple[Span, ...] = ()  # for models with a recurrent state: see `StatePool.begin`
+    state_copies: tuple[tuple[int, int], ...] = ()  # of slots, before the step
 
     def sampling_logits(self, logits: Tensor) -> Tensor:
         """The part of a step's logits that belongs to the rows that sample."""
@@ -72,7 +77,7 @@ def assemble(
     parents: list[list[int] | None] = []  # of rows, for drafts that branch
     adapted: dict[bytes, list[int]] = {}  # rows by adapter
     is_ahead = plan.is_ahead
-    for request, lease, start, n_new, draws, score_at, n_scored, draft, above in plan.works:
+    for request, lease, start, n_new, draws, score_at, n_scored, draft, above, _ in plan.works:
         first = len(ids)
         if is_ahead and start == request.n_total:
             deferred.append((first, request.rid))
@@ -122,4 +127,6 @@ def assemble(
         AdaptedRows([adapters[one] for one in adapted], [*adapted.values()], None if scored else rows)
         if adapted
         else None,
+        tuple((work.n_new, work.lease.state, work.kept) for work in plan.works if work.lease.state >= 0),
+        plan.states,
     )

@@ -53,7 +53,9 @@ def facts(
     kv_bytes = bytes_per_token(_placed(spec, placement), config.kv_dtype)
     if source is not None:
         weight_bytes, kv_bytes = weight_bytes + source.n_parameters * width, kv_bytes + source.kv_elements * width
-    return ModelFacts(spec.name, spec.max_context, spec.dtype, weight_bytes, kv_bytes, spec.kind)
+    return ModelFacts(
+        spec.name, spec.max_context, spec.dtype, weight_bytes, kv_bytes, spec.kind, spec.kv_layers is not None
+    )
 
 
 def fit(config: Config, hardware: Hardware, spec: ModelSpec, placement: Placement, source: DraftSource | None,
@@ -146,7 +148,7 @@ def _formula(spec: ModelSpec, config: Config, kv_bytes: int) -> str:
         heads.append(f"{n_bytes} B of {name}" + (f" + {scales} B of scales" if scales else ""))
     drafted = kv_bytes - bytes_per_token(spec, config.kv_dtype)
     more = f" + {drafted:,} B of the draft model" if drafted else ""
-    return f"{spec.n_layers} layers x {spec.n_kv_heads} KV heads x ({' + '.join(heads)}){more} = {kv_bytes:,} B"
+    return f"{spec.n_kv_layers} layers x {spec.n_kv_heads} KV heads x ({' + '.join(heads)}){more} = {kv_bytes:,} B"
 
 
 def _count(text: str | int) -> int:

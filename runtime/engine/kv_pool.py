@@ -8,6 +8,7 @@ from itertools import groupby
 from math import prod
 from operator import attrgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from banyan.radix_cache.pagefile import NotAPageFile, PageFile
 from banyan.runtime.config import Config, KVDtype, Resolved
 from banyan.runtime.errors import ConfigError, OutOfMemory
 from banyan.runtime.model.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from banyan.runtime.model.recurrent import StatePool
 
 LAYOUT = 1  # Version of a page's layout and computation in the host file. Files of another version are discarded.
 
@@ -42,10 +46,10 @@ class KVPool:
         try:
             keys, values = dtypes(spec, kv_dtype)
             if keys == values:
-                pools = stacked(2 * spec.n_layers, shape, keys, device)
+                pools = stacked(2 * spec.n_kv_layers, shape, keys, device)
                 k_pools, v_pools = pools[::2], pools[1::2]
             else:
-                k_pools, v_pools = (stacked(spec.n_layers, shape, dtype, device) for dtype in (keys, values))
+                k_pools, v_pools = (stacked(spec.n_kv_layers, shape, dtype, device) for dtype in (keys, values))
         except (torch.OutOfMemoryError, RuntimeError) as e:
             size = n_pages * page * bytes_per_token(spec, kv_dtype) / 2**20
             raise OutOfMemory(
@@ -54,6 +58,7 @@ class KVPool:
         self.kv: list[tuple[Pool, Pool]] = list(zip(k_pools, v_pools, strict=True))
         self._pools = [part for pair in self.kv for pool in pair for part in parts(pool)]
         self.features: Tensor | None = None
+        self.states: StatePool | None = None  # of a model with a recurrent state
         self.file = file
         self.host = self._claim_host(n_host, page * bytes_per_token(spec, kv_dtype)) if n_host else None
 
@@ -141,7 +146,7 @@ class KVPool:
 def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype) -> int:
     """Bytes of one token in all pools of a model that computes in spec.dtype, including scales."""
     sizes = (slot_bytes(spec.n_kv_heads, spec.head_dim, dtype) for dtype in dtypes(spec, kv_dtype))
-    return spec.n_layers * sum(sizes)
+    return spec.n_kv_layers * sum(sizes)
 
 
 def dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype]:

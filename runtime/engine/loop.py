@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -35,13 +35,32 @@ from banyan.runtime.engine.scheduling.validate import EngineLimits
 from banyan.runtime.engine.speculation.drafters import DraftModel, make_controller, make_model_drafter
 from banyan.runtime.errors import BadProgram, BanyanError, OutOfMemory
 from banyan.runtime.model.decoder import Decoder
-from banyan.runtime.model.load import Model
+from banyan.runtime.model.load import Model, RecurrentModel
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
+
+if TYPE_CHECKING:
+    from banyan.runtime.model.recurrent import StatePool
 
 WALKS, SHORT_WALK = 20.0, 1.0
 """A question that walked the tree is answered again after this multiple of its seconds, less SHORT_WALK: at once if the
 tree is small, and in 10 s if it has 100,000 nodes."""
+
+
+STATES_PER_REQUEST = 4
+"""Most slots of recurrent state for each request that may run: its own, and what the tree has of it and of others."""
+
+
+def claim_states(model: Model, resolved: Resolved, max_running: int) -> StatePool:
+    """Slots for the recurrent states of a model, as many as `Resolved.state_memory` holds and as are of use."""
+    assert isinstance(model, RecurrentModel)
+    n_slots = min(resolved.state_memory // model.state_bytes, STATES_PER_REQUEST * max_running)
+    if n_slots < 2:
+        raise OutOfMemory(
+            f"{model.spec.name} has a recurrent state of {model.state_bytes / 2**20:.1f} MiB a request, and needs two; "
+            f"there are {max(resolved.state_memory, 0) / 2**20:.1f} MiB; raise `state_memory`, or lower `kv_memory`"
+        )
+    return model.new_states(n_slots)
 
 
 class Link(Protocol):
@@ -83,7 +102,10 @@ class EngineLoop:
         self.stopwatch = stopwatch or (time.thread_time if is_one_thread else time.perf_counter)
         if self.device.type == "cpu":
             use_threads(resolved.threads, model)
-        self.plans_ahead = self.device.type == "cuda"  # the device computes while this process plans
+        has_state = model.spec.kv_layers is not None
+        # The device computes while this process plans. But a step planned ahead may compute a row too many, which a
+        # recurrent state cannot take back.
+        self.plans_ahead = self.device.type == "cuda" and not has_state
 
         file = open_file(config, resolved, self.spec, weights) if config.host_file else None
         sizes = resolved.n_pages, config.page
@@ -92,13 +114,18 @@ class EngineLoop:
         # transformers' own code may not be capturable, and a captured step does not cut attention into absolute chunks.
         if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:
             graphs = Graphs(model, store, resolved.context, cuda_capture())
+        store.states = states = claim_states(model, resolved, config.max_running) if has_state else None
         self.model = make_runner(model, store, graphs)
         self.adapters = LoadedAdapters(model.spec, self.device)
-        self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file)
+        n_states = states.n_slots if states else 0
+        self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file, n_states)
         drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch) if draft_model else None
         # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
         max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))
-        self.drafting = make_controller(drafters(config.speculate, config.draft_model), drafter, max_tree)
+        names = drafters(config.speculate, config.draft_model)
+        if has_state:  # it cannot be taken back to before a draft; what a constraint forces is no draft
+            names = tuple(name for name in names if name == "grammar")
+        self.drafting = make_controller(names, drafter, max_tree)
         limits = EngineLimits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))
@@ -116,6 +143,8 @@ class EngineLoop:
         resolved = self.resolved
         sizes = resolved.n_pages, self.page, resolved.context
         decisions = resolved.decisions
+        if self.model.store.states is not None:
+            decisions += (str(self.model.store.states),)
         if self.adapters.names:
             decisions += (f"adapters: {', '.join(self.adapters.names)}; {self.adapters.n_bytes / 2**20:.1f} MiB",)
         return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, self.adapters.names)

@@ -37,6 +37,9 @@ class ModelRunner:
             n = end - start
             at = torch.arange(start, end, device=device)
             rows = torch.tensor([n - 1], device=device)
+            if self.store.states is not None:
+                self.store.states.copy([] if start else [(-1, 0)])
+                self.store.states.begin([(n, 0, ())])
             self.forward(torch.zeros_like(at), at, ragged([n], [end], pages, page, device), rows)
         if self.graphs is not None:
             for n in SIZES:
@@ -45,10 +48,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def __call__(self, batch: Batch, copies: Sequence[tuple[int, int, int]]) -> Tensor:
-        """One forward pass, after the page copies that it needs. Returns logits, float32 [n_scored + n_sampled, vocab];
-        those of a captured step are overwritten by the next one."""
+        """One forward pass, after the copies of pages and states that it needs. Returns logits, float32 [n_scored +
+        n_sampled, vocab]; those of a captured step are overwritten by the next one."""
         self.copy(copies)
         batch.fill_deferred()
+        if self.store.states is not None:
+            self.store.states.copy(batch.state_copies)
+            self.store.states.begin(batch.spans)
         if self.graphs is not None and batch.adapted is None and (logits := self.graphs(batch)) is not None:
             return logits
         return self.forward(batch.ids, batch.positions, batch.ragged, batch.rows, batch.adapted)

@@ -20,10 +20,11 @@ from banyan.runtime.executor.generation import Generation, NextStep, generation_
 from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.executor.state import JoinPoint, PendingJoin, QueuedOp, RunningState, Snapshot
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_MARKS
 
 JOINED = 1024
 """Pieces that a join copies in one step."""
-FREED = 1 << 16
+FREED = 1 << 11
 """Ops or pieces that `free` drops in one step."""
 
 
@@ -185,7 +186,7 @@ class Executor:
                         self._enqueue(state, join)
                     return
                 case wire.Drop():
-                    self._dropped.update(self._subtree(op.state) if op.tree else (op.state,))
+                    self._dropped.update(self.subtree(op.state) if op.tree else (op.state,))
                     self._has_progressed = True
                     return
                 case wire.Results():
@@ -210,17 +211,16 @@ class Executor:
         self.pump()
 
     def free(self) -> Iterator[None]:
-        """After the end: free what the states hold, FREED ops or pieces in a step, as there may be millions of them."""
-        for state in reversed(self.states.values()):  # what they inherited stays with their ancestors until the end
-            state.origin = None
-            for held in (state.queue, state.prompt.pieces):
-                while held:
-                    for _ in range(min(len(held), FREED)):
-                        held.pop()
-                    yield
-            state.prompt = self._no_prompt
-            state.marks.clear()
+        """After the end: free what the program holds, FREED objects in a step, as there may be millions of them."""
+        while self.states:  # the last first: what they inherited stays with their ancestors
+            _, state = self.states.popitem()
+            yield from _drain(state.queue.pop, len(state.queue))
+            yield from _drain(state.prompt.pieces.pop, len(state.prompt.pieces))
             yield
+        yield from _drain(self.makers.popitem, len(self.makers))
+        yield from _drain(self.values.popitem, len(self.values))
+        for numbers in (self._dropped, self._needed, self._unmade):
+            yield from _drain(numbers.pop, len(numbers))
 
     def end(self) -> None:
         """Stop everything. Nothing is reported any more but `ended`."""
@@ -232,7 +232,7 @@ class Executor:
             self._search = None
         self.pump()
 
-    def _subtree(self, number: int) -> Iterator[int]:
+    def subtree(self, number: int) -> Iterator[int]:
         """A state and all states forked from it, at any depth."""
         left = [number]
         while left:
@@ -289,7 +289,7 @@ class Executor:
         do."""
         with self._lock:
             while self.is_over and self.running and not self._stops:
-                state = next(iter(self.running))
+                state = self.running.pop()  # next(iter()) would look at all places where states were
                 assert state.generation is not None
                 self._abort(state.generation)
                 self._release(state)
@@ -368,6 +368,8 @@ class Executor:
                 prompt = state.prompt.copy() if join.adopt else state.prompt
                 self._reach(join, Snapshot(prompt, len(prompt.pieces), dict(state.marks)))
             case wire.Mark(mark=mark):
+                if len(state.marks) == MAX_MARKS and mark not in state.marks:
+                    raise BadProgram(f"a state would have more than {MAX_MARKS} marks (each var_scope makes one)")
                 state.marks[mark] = len(state.prompt.pieces)
             case wire.CacheHint():
                 self._observer.keep(self, state, op)
@@ -589,7 +591,7 @@ class Executor:
                 self._needed.update(self._needs(state, op))
                 yield
             yield
-        for number in self._dropped.difference(self._needed):
+        for number in tuple(self._dropped):
             if number not in self._needed:
                 self._end_dropped(self.states[number])
             yield
@@ -627,6 +629,14 @@ def copy_error(error: BanyanError, why: str) -> BanyanError:
     copied.args = (copied.message, *error.args[1:])
     copied.__cause__ = error.__cause__
     return copied
+
+
+def _drain(pop: Callable[[], object], n: int) -> Iterator[None]:
+    """Call `pop` n times, at most FREED times in one step."""
+    for k in range(n):
+        pop()
+        if k % FREED == FREED - 1:
+            yield
 
 
 def _refs(parts: tuple[wire.Part, ...]) -> Iterator[int]:

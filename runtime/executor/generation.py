@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
 from banyan.runtime.errors import BadProgram, BanyanError, BudgetExceeded, ToolError, Unsupported
@@ -155,8 +156,10 @@ class ClientChoice(Generation):
         scores = self._outcome.scores
         chosen = self._choices.index(texts[0])
         weights = tuple(float(k == chosen) for k in range(len(self._choices)))
-        n_tokens = len(scores.tokens[chosen])
-        sample = replace(self._outcome.samples[0], text=texts[0], n_tokens=n_tokens)
+        tokens: Any = scores.tokens[chosen]
+        if isinstance(tokens, msgspec.Raw):  # the server encodes large scores before they come here
+            tokens = msgspec.msgpack.decode(tokens)
+        sample = replace(self._outcome.samples[0], text=texts[0], n_tokens=len(tokens))
         return self._outcome._replace(samples=(sample,), pieces=(), scores=replace(scores, weights=weights))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from banyan.runtime.errors import BanyanError
+from banyan.runtime.executor.piece_list import PieceList
 from banyan.runtime.protocol import wire
 
 N_TAIL = 80
@@ -36,13 +37,13 @@ class GenOutcome(NamedTuple):
 
 
 class Prompt(ABC):
-    """The prompt of a state: an append-only list of pieces, whose type is the generator's own.
+    """The prompt of a state: an append-only sequence of pieces, whose type is the generator's own.
 
     role: the role of the open turn; None outside of turns.
     n_inherited: how many of the pieces the state had when it was forked.
     """
 
-    pieces: list[Any]
+    pieces: PieceList[Any]
     role: str | None
     n_inherited: int
 

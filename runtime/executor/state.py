@@ -55,7 +55,7 @@ class RunningState:
         self.generation: Generation | None = None
         """The gen or select that runs. The queue waits for it."""
         self.error: BanyanError | None = None
-        self.children: tuple[int, ...] = ()
+        self.children: list[int] = []
 
     @property
     def size(self) -> int:

@@ -134,6 +134,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     tie_embeddings: bool = False
     dense: Dense | None = None  # None: transformers' code computes it
     n_experts: int = 0  # of a mixture-of-experts layer
+    kv_layers: tuple[int, ...] | None = None  # with attention, where others have a recurrent state; None: all, none has
     quantisation: Quantisation | None = None  # how a safetensors checkpoint stores linear layers in few bits
     n_ranks: int = 1  # processes that compute it together
 
@@ -141,13 +142,19 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def kind(self) -> str:
         """What a person should know about how it is stored and runs; "" for a native family in floats."""
         experts = f"a mixture of {self.n_experts} experts" if self.n_experts else ""
+        state = "" if self.kv_layers is None else "a recurrent state"
         backend = "" if self.dense is not None else "in transformers' code"
-        return ", ".join(filter(None, (str(self.quantisation or ""), experts, backend)))
+        return ", ".join(filter(None, (str(self.quantisation or ""), experts, state, backend)))
+
+    @property
+    def n_kv_layers(self) -> int:
+        """Layers with keys and values. At least one, because a token takes some memory in a page."""
+        return self.n_layers if self.kv_layers is None else max(1, len(self.kv_layers))
 
     @property
     def kv_elements(self) -> int:
         """Elements of K and V that one token takes in all layers."""
-        return 2 * self.n_layers * self.n_kv_heads * self.head_dim
+        return 2 * self.n_kv_layers * self.n_kv_heads * self.head_dim
 
 
 FAMILIES: dict[str, type[Dense]] = {"llama": Llama, "mistral": Mistral, "qwen2": Qwen2, "qwen3": Qwen3}

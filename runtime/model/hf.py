@@ -5,7 +5,7 @@ reads them through the page table. Everything else (norms, experts, positions, l
 
 A layer whose heads are fewer or smaller than the pages' (layers that differ, values shorter than keys as in multi-head
 latent attention) is padded with zeros, which changes no score and no output. On a CPU, linear layers become `Linear`,
-and experts `PackedExperts` of moe.py.
+and experts `PackedExperts` of moe.py. Layers with a recurrent state have it in slots (recurrent.py).
 
 The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
 function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the function by which transformers would build the layer's mask,
@@ -16,7 +16,7 @@ paged attention cannot express raises an `Unsupported` that names it; anything e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -34,7 +34,9 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    DynamicCache,
     PreTrainedModel,
+    cache_utils,
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
@@ -47,7 +49,7 @@ from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.moe.experts import Gate
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
-from banyan.runtime.model import moe
+from banyan.runtime.model import moe, recurrent
 from banyan.runtime.model.families import ModelSpec, dtype_name
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.quantised.config import Quantisation
@@ -56,7 +58,10 @@ from banyan.runtime.model.quantised.readers import state_dict
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
-_KNOWN_LAYERS = {"attention", "full_attention", "sliding_attention"}
+_ATTENTION = {"attention", "full_attention", "sliding_attention"}
+_RECURRENT = {"conv", "linear_attention", "mamba", "hybrid", "hybrid_sliding", "dummy", "mlp", "moe"}
+"""Kinds of layers of models with recurrent state: with a state, with attention too, and with neither."""
+_UNBOUNDED = 1 << 17  # the longest context where neither config.json nor attention has a limit
 _HEAD_DIMS = ("head_dim", "qk_head_dim", "v_head_dim", "global_head_dim", "swa_head_dim", "swa_v_head_dim")
 _KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # their count, by family
@@ -76,7 +81,7 @@ class HfStep(NamedTuple):
 
     family: str
     ragged: Ragged
-    kv: Sequence[tuple[Pool, Pool]]
+    kv: Mapping[int, tuple[Pool, Pool]]  # by layer
     rules: dict[int, AttentionRule]  # by layer; filled by the first forward pass
     max_context: int
 
@@ -92,6 +97,20 @@ class HfModel:
         self._model = model
         self._context = context
         self.rules: dict[int, AttentionRule] = {}
+        self._kv_layers = range(spec.n_layers) if spec.kv_layers is None else spec.kv_layers
+        self._state_parts: list[recurrent.StatePart] = []
+        self._is_stepwise = False  # see StatePool
+        self._states: recurrent.StatePool | None = None
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a request's recurrent state."""
+        return recurrent.slot_bytes(self._state_parts)
+
+    def new_states(self, n_slots: int) -> recurrent.StatePool:
+        """The pool of recurrent states that `forward` uses from now on."""
+        self._states = recurrent.StatePool(self._state_parts, n_slots, self._model.device, self._is_stepwise)
+        return self._states
 
     @property
     def module(self) -> nn.Module:
@@ -109,15 +128,17 @@ class HfModel:
         adapted: AdaptedRows | None = None,
     ) -> Tensor:  # fmt: skip
         assert adapted is None, "lora.read refuses adapters for this model"
-        token = _STEP.set(HfStep(self.spec.family, ragged, kv, self.rules, self.spec.max_context))
+        by_layer = dict(zip(self._kv_layers, kv, strict=False))
+        token = _STEP.set(HfStep(self.spec.family, ragged, by_layer, self.rules, self.spec.max_context))
         try:
-            out = self._model(
-                input_ids=ids[None],
-                position_ids=positions[None],
-                use_cache=False,
-                logits_to_keep=rows,
-                return_dict=True,
-            )
+            with recurrent.using(self._states):
+                out = self._model(
+                    input_ids=ids[None],
+                    position_ids=positions[None],
+                    use_cache=False,
+                    logits_to_keep=rows,
+                    return_dict=True,
+                )
         finally:
             _STEP.reset(token)
         logits: Tensor = out.logits[0].float()
@@ -148,25 +169,31 @@ class HfModel:
         with torch.inference_mode(), _called(self._model) as called:
             want = torch.cat([self._model(input_ids=ids[None], use_cache=False).logits[0] for ids in (first, second)])
         _drop_unused(self._model, called)
+        if s.kv_layers is not None:
+            self._state_parts, self._is_stepwise = recurrent.pack_mixers(self._model, first[:6])
+            self.new_states(2)
         _pack(self._model, called, device, n_bits, experts, regroup if keeps_fp4 else None)
 
         n_chunk, n_pages = -(-n // 3), -(-n // _PROBE_PAGE)
         shape = (2 * n_pages, _PROBE_PAGE, s.n_kv_heads, s.head_dim)
-        kv = [tuple(torch.zeros(2, *shape, dtype=self._model.dtype, device=device)) for _ in range(s.n_layers)]
+        kv = [tuple(torch.zeros(2, *shape, dtype=self._model.dtype, device=device)) for _ in range(s.n_kv_layers)]
         pages = [list(range(n_pages)), list(range(n_pages, 2 * n_pages))]
 
         def step(ids: list[Tensor], starts: list[int]) -> Tensor:
             q, ends = [len(own) for own in ids], [start + len(own) for own, start in zip(ids, starts, strict=True)]
             positions = torch.cat([torch.arange(*span, device=device) for span in zip(starts, ends, strict=True)])
             batch = ragged(q, ends, pages[: len(ids)], _PROBE_PAGE, device)
+            if self._states is not None:
+                self._states.copy([(-1, slot) for slot, start in enumerate(starts) if not start])
+                self._states.begin([(n, slot, ()) for slot, n in enumerate(q)])
             return self.forward(torch.cat(ids), positions, batch, kv, torch.arange(sum(q), device=device))
 
         self._model.set_attn_implementation(_PROBING)
         got = [step([first[:n_chunk]], [0])]
-        if set(self.rules) != set(range(s.n_layers)):
+        if set(self.rules) != set(self._kv_layers):
             raise Unsupported(
-                f"{s.family}: {len(self.rules)} of {s.n_layers} layers go through transformers' attention registry; "
-                "the state of the others cannot be kept in pages"
+                f"{s.family}: {len(self.rules)} of {len(self._kv_layers)} layers go through transformers' attention "
+                "registry; the state of the others cannot be kept in pages"
             )
         self._model.set_attn_implementation(_PAGED)
         got.append(step([first[n_chunk:], second], [n_chunk, 0]))
@@ -250,6 +277,8 @@ def _attention(
     """Our entry in transformers' registry: query, key, value [1, heads, n_rows, dim] -> [1, n_rows, heads, dim]."""
     step = _STEP.get()
     layer = module.layer_idx
+    if layer not in step.kv:
+        raise Unsupported(f"{step.family}: its config says that layer {layer} has no attention, but it has")
     rule = step.rules.get(layer)
     if rule is None or attention_mask is not None:
         rule = step.rules[layer] = _rule(module, query, key, value, attention_mask, options, step)
@@ -350,8 +379,9 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
             raise Unsupported(f"transformers {transformers.__version__} knows no model_type {family!r}") from e
         raise BadModel(f"{path / 'config.json'}: {e}") from e
     text = config.get_text_config()
-    _check(config, text, family)
-    n_heads = _largest(text, "num_attention_heads")
+    kv_layers = _kv_layers(text)
+    _check(config, text, family, kv_layers)
+    n_heads = _largest(text, "num_attention_heads") if kv_layers != () else text.hidden_size
     head_dim = max(_largest(text, name) for name in _HEAD_DIMS) or text.hidden_size // n_heads
     if getattr(text, "kv_lora_rank", None):  # latents become keys and values of all heads before attention
         n_kv_heads, head_dim = n_heads, max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
@@ -359,6 +389,8 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         n_kv_heads = 1
     else:
         n_kv_heads = max(_largest(text, name) for name in _KV_HEADS) or n_heads
+    if kv_layers == ():  # its pages hold nothing
+        n_kv_heads = head_dim = 1
     return ModelSpec(
         n_layers=text.num_hidden_layers,
         n_heads=n_heads,
@@ -366,12 +398,24 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         head_dim=head_dim,
         hidden=text.hidden_size,
         vocab_size=text.vocab_size,
-        max_context=text.max_position_embeddings,
+        max_context=_largest(text, "max_position_embeddings") or _UNBOUNDED,
         dtype=dtype_name(config.dtype or text.dtype),
         tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         n_experts=_n_experts(text),
+        kv_layers=kv_layers,
         **common,
     )
+
+
+def _kv_layers(config: Any) -> tuple[int, ...] | None:
+    """The layers with attention, of a model of which some layers have a recurrent state; None of others."""
+    try:
+        layers = DynamicCache(config=config).layers
+        if any(isinstance(layer, cache_utils.LinearAttentionLayer) for layer in layers):
+            return tuple(i for i, layer in enumerate(layers) if isinstance(layer, cache_utils.DynamicLayer))
+    except Exception:  # a kind of layer that no cache has, or a release of transformers without such layers
+        pass
+    return None
 
 
 def _largest(config: Any, name: str) -> int:
@@ -395,23 +439,23 @@ def auto_class(config: Any) -> Any:
     )
 
 
-def _check(config: Any, text: Any, family: str) -> None:
+def _check(config: Any, text: Any, family: str, kv_layers: tuple[int, ...] | None) -> None:
     if (auto := auto_class(config)) is None:
         raise Unsupported(f"{family} is not a causal language model in transformers")
     kinds = set(getattr(text, "layer_types", None) or ())
-    is_stateful = getattr(auto._model_mapping[type(config)], "_is_stateful", False) and not (
-        kinds and kinds <= _KNOWN_LAYERS
-    )
+    unknown = kinds - (_ATTENTION if kv_layers is None else _ATTENTION | _RECURRENT)
+    is_stateful = getattr(auto._model_mapping[type(config)], "_is_stateful", False) and not (kinds and not unknown)
     unsupported = {
-        "its layers keep a recurrent state": is_stateful,
-        f"layers of kind {', '.join(sorted(kinds - _KNOWN_LAYERS))}": kinds - _KNOWN_LAYERS,
+        "its layers keep a recurrent state in a cache of their own": is_stateful and kv_layers is None,
+        f"layers of kind {', '.join(sorted(unknown))}": unknown,
         "attention in chunks (attention_chunk_size)": getattr(text, "attention_chunk_size", None),
     }
     for what, is_present in unsupported.items():
         if is_present:
             experts = "a mixture-of-experts model; " if _n_experts(text) else ""
             raise Unsupported(f"{family}: {experts}{what} is not supported; `banyan models` lists what is")
-    for name in ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "max_position_embeddings"):
+    attention = () if kv_layers == () else ("num_attention_heads", "max_position_embeddings")
+    for name in ("num_hidden_layers", "hidden_size", "vocab_size", *attention):
         if not _largest(text, name):
             raise Unsupported(f"{family}: its config has no {name}")
 

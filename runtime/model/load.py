@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from banyan.runtime.model import decoder
 from banyan.runtime.model.parallel import Shard, sharded
 from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve
 from banyan.runtime.model.weights import Checkpoint, Progress
+
+if TYPE_CHECKING:
+    from banyan.runtime.model.recurrent import StatePool
 
 KV = Sequence[tuple[Pool, Pool]]  # per layer K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
 
@@ -52,6 +55,19 @@ class Model(Protocol):
         adapted         the rows that use an adapter; only for a native family
         Returns         float32 [n_out, vocab_size], in the order of `rows`
         """
+        ...
+
+
+@runtime_checkable
+class RecurrentModel(Model, Protocol):
+    """A model of which some layers keep a recurrent state; see `recurrent`."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of a request's state."""
+
+    def new_states(self, n_slots: int) -> StatePool:
+        """The pool of states that `forward` uses from now on: call its `begin` before each step."""
         ...
 
 

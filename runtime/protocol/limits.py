@@ -1,4 +1,5 @@
-"""The limits of one message: how long each string and each list in it may be. They are the same for all servers.
+"""The limits of one message: how long each string and each list in it may be. They are the same for all servers. (That
+of marks is one of a state.)
 
 Decoders check them before they read the contents, so a message that exceeds one costs no time. `config` has the limits
 that a server can set: bytes of a message, and what a client may have on the server at a time.
@@ -30,6 +31,8 @@ MAX_TOOLS = 256
 MAX_SPEC = 1 << 16
 MAX_RESULTS = 1024
 MAX_NODES = 1 << 16
+MAX_MARKS = 1 << 13
+"""A fork copies the marks of its state: 8,192 take 1 ms."""
 
 
 class MessageLimit(NamedTuple):
@@ -57,6 +60,7 @@ MESSAGE_LIMITS = (
     MessageLimit("logit_bias of a gen", MAX_BIASES, "ids"),
     MessageLimit("tools of a gen", MAX_TOOLS, "tools"),
     MessageLimit("JSON document of one tool", MAX_SPEC, "characters"),
+    MessageLimit("marks of a state, one for each var_scope", MAX_MARKS, "marks"),
     MessageLimit("results of one turn's calls", MAX_RESULTS, "texts"),
     MessageLimit("nodes of the tree in one answer", MAX_NODES, "nodes"),
 )

@@ -114,6 +114,7 @@ class Server:
         self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
         self._waiting: dict[bytes, tuple[str, Tenant]] = {}  # clients that wait until the engine is ready: their names
         self._has_free_memory = False  # a client has left since memory was given back
+        self._n_collected = 0  # programs that had begun when all garbage was collected
         self._n_failed_starts = 0
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
@@ -201,7 +202,7 @@ class Server:
             send=self._send,
             stats=self._stats,
             info=self._info,
-            programs=lambda: self.programs.overview(),
+            programs=self.programs.overview,
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
             offload=self._offload,
@@ -231,10 +232,12 @@ class Server:
         with self._undo:
             while not self.is_stopping:
                 timeout = self.timers.wait(max(0.0, next_heartbeat - time.monotonic()))
-                ready = dict(self._poller.poll(0 if self.work else int(1000 * timeout) + 1))
+                ready = dict(self._poller.poll(0 if self.work or self.link.is_busy else int(1000 * timeout) + 1))
                 self.work.start_slice()
-                if self.link.socket in ready:
-                    self.link.receive(self._take_report)
+                if self.link.socket in ready or self.link.is_busy:
+                    start = self.times.clock()
+                    self.link.receive(self._handle_report, self.work.is_late)
+                    self.times.since("report", start)
                 if self.link.life in ready:
                     self._engine_died()
                 if any(source in ready for source in self.listeners.sockets):
@@ -252,6 +255,9 @@ class Server:
                 self.timers.run(self.work.is_late)
                 self.times.since("timers", start)
                 self.work.run()
+                start = self.times.clock()
+                gc.collect(0)  # the objects of this round alone: Python itself lets far more pile up before it looks
+                self.times.since("garbage", start)
                 if time.monotonic() >= next_heartbeat:
                     next_heartbeat = time.monotonic() + ipc.HEARTBEAT
                     start = self.times.clock()
@@ -387,7 +393,7 @@ class Server:
             case wire.Acknowledge():
                 self.programs.acknowledge(client, message)
             case wire.Ask():
-                self.questions.ask(client, message)
+                return self.questions.ask(client, message)
             case wire.Ping():
                 self._send(client, wire.Pong())
         return ()
@@ -472,7 +478,9 @@ class Server:
             self._send(client, wire.Pong())
 
     def _heartbeat(self) -> None:
-        if not (self.work or len(self.programs)) and (self._has_free_memory or gc.get_count()[2]):
+        is_empty = not (self.work or len(self.programs) or self._encoding.is_busy or self._calls)
+        if is_empty and (self._has_free_memory or self.programs.n_started > self._n_collected):
+            self._n_collected = self.programs.n_started
             gc.collect()  # the heap is small now; this also empties Python's free lists
         if self._has_free_memory and not self.work:  # all that the client had is freed
             self._has_free_memory = False
@@ -525,16 +533,11 @@ class Server:
 
     # ---- the engine ------------------------------------------------------------------------------------------------
 
-    def _take_report(self, report: wire.EngineReport) -> None:
-        start = self.times.clock()
-        self._handle_report(report)
-        self.times.since("report", start)
-
-    def _handle_report(self, report: wire.EngineReport) -> None:
+    def _handle_report(self, report: wire.EngineReport) -> Iterable[None]:
         match report:
             case wire.Step():
                 self.observer.step(report)
-                self.requests.take(report)
+                return self.requests.take(report)
             case wire.Failed(program=-1):
                 self._error = self._error or from_code(report.code, report.message)
             case wire.Failed():
@@ -558,6 +561,7 @@ class Server:
                     launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), lines=lines))
                     self.ready_fd = None
                 self._welcome(report)
+        return ()
 
     def _engine_died(self) -> None:
         """Start another engine and replay the running requests. The server ends if its first engine died while it was
@@ -600,8 +604,8 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
         server = Server(_read_config(args.config), args.alive_fd, args.ready_fd, args.private, engine)
         _handle_signals(server, has_parent=args.alive_fd is not None)
         gc.freeze()  # objects that live as long as the process
-        # Programs leave no cycles, and a collection of the whole heap would hold the loop: see Server._heartbeat.
-        gc.set_threshold(*gc.get_threshold()[:2], 1 << 30)
+        # Programs leave no cycles, and a collection of a large heap would hold the loop: see Server.run and _heartbeat.
+        gc.disable()
         server.run()
     except BanyanError as e:
         ready_fd = args.ready_fd if server is None else server.ready_fd  # None after the start was reported

@@ -118,6 +118,8 @@ class _Link:
         self.engine, self.ready = engine, engine.ready
         self.socket, self.life = object(), object()
         self.reports: deque[bytes] = deque()
+        self.is_busy = False
+        self._steps: Iterator[None] = iter(())
 
     def set_vocabulary(self, vocabulary: wire.SetVocabulary) -> None:
         self.send(vocabulary)
@@ -125,9 +127,16 @@ class _Link:
     def send(self, command: wire.EngineCommand) -> None:
         self.engine.take(decode_command(wire.encode(command)))
 
-    def receive(self, handle: Callable[[wire.EngineReport], None]) -> None:
-        while self.reports:
-            handle(decode_report(self.reports.popleft()))
+    def receive(self, handle: Callable[[wire.EngineReport], Iterable[None]], is_late: Callable[[], bool]) -> None:
+        while True:
+            for _ in self._steps:
+                if is_late():
+                    self.is_busy = True
+                    return
+            if not self.reports:
+                self.is_busy = False
+                return
+            self._steps = iter(handle(decode_report(self.reports.popleft())))
 
     def heartbeat(self) -> None:
         self.send(wire.Ping())

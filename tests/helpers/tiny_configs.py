@@ -33,12 +33,17 @@ MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mro
 VISION = {"fullatt_block_indexes": [1], "deepstack_visual_indexes": [1], "image_size": 28}
 
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
     "cwm": IDS,
     "deepseek_v2": {"num_experts_per_tok": 2},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "falcon_h1": {"mamba_d_ssm": 128},
+    "granitemoehybrid": {key: ["mamba", "attention"] for key in ("layer_types", "layers_block_type")},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mamba2": {"head_dim": 32},
     "mimo_v2_flash": {"swa_num_key_value_heads": 4},
     "ministral": {"head_dim": 16},
     "modernbert-decoder": IDS | {"cls_token_id": 0, "sep_token_id": 0, "mask_token_id": 0},
@@ -46,6 +51,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 }
 """What the common names do not reach, by family."""
 TEXT_OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
     "glm4v": {"rope_parameters": MROPE["rope_parameters"] | {"partial_rotary_factor": 1.0}},
     "qwen2_vl": MROPE,
     "qwen2_5_vl": MROPE,
@@ -69,6 +75,7 @@ def tiny_config(family: str) -> dict[str, Any]:
 
 def _has(config: Any, name: str) -> bool:
     """Whether the field is set and can be."""
+    name = config.attribute_map.get(name, name)
     if isinstance(field := getattr(type(config), name, None), property) and field.fset is None:
         return False
     return _get(config, name) is not None

@@ -18,7 +18,7 @@ SMALL = ModelFacts(name="s", max_context=512, checkpoint_dtype="float32", weight
 # Every option with a valid value that is not its default.
 VALUES = {
     "model": "org/name", "device": "cpu", "dtype": "float16", "context": 128, "kv_dtype": "int8", "kv_memory": "1GiB",
-    "page": 32, "weight_dtype": "int8",
+    "page": 32, "weight_dtype": "int8", "state_memory": "1GiB",
     "cache": False, "eviction": "slru", "host_memory": "2GiB", "host_file": "/tmp/x/kv", "max_running": 3,
     "schedule": "fair", "step_tokens": 64, "speculate": "tree", "threads": 2, "socket": "/tmp/x/s",
     "max_message": 1 << 18, "max_programs": 5, "max_width": 6, "max_program": 1000, "max_client": 2000,
@@ -213,3 +213,26 @@ def test_weights_in_few_bits_are_named() -> None:
 def test_kv_in_few_bits_is_named() -> None:
     assert "in int8;" in resolve(make(kv_dtype="int8"), CPU, SMALL).decisions[1]
     assert " in " not in resolve(make(), CPU, SMALL).decisions[1]
+
+
+def test_recurrent_states_and_pages_share_the_memory() -> None:
+    recurrent, machine = msgspec.structs.replace(MODEL, is_recurrent=True), Hardware(n_cores=1, free_memory=64 << 30)
+    half, plain = resolve(Config(), machine, recurrent), resolve(Config(), machine, MODEL)
+    assert half.n_pages == plain.n_pages // 2
+    assert half.state_memory // (16 * MODEL.kv_bytes) == half.n_pages
+    assert resolve(Config(state_memory="3MiB"), machine, recurrent).state_memory == 3 << 20
+    assert plain.state_memory == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "is_recurrent", "message"),
+    [
+        ({"speculate": "tree"}, True, "cannot be taken back"),
+        ({"draft_model": "draft"}, True, "leave out draft_model"),
+        ({"host_file": "/tmp/x", "host_memory": "1MiB"}, True, "host_file keeps no recurrent states"),
+        ({"state_memory": "1MiB"}, False, "has none"),
+    ],
+)
+def test_options_that_recurrent_states_exclude(options: dict[str, str], is_recurrent: bool, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(make(**options), CPU, msgspec.structs.replace(SMALL, is_recurrent=is_recurrent))

@@ -7,6 +7,7 @@ import gc
 import os
 import tracemalloc
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime
@@ -95,8 +96,8 @@ def test_names_of_programs_and_tools(kept: Callable[[], int], monkeypatch: pytes
             sender.started(run)
             sender.calls(serial, 0, tools)
             sender.ended(run, bytearray())
-            sender.settle()
-        sender.end(serial)
+            deque(sender.settle(), 0)
+        deque(sender.end(serial), 0)
     assert sum(map(len, sender._estimates.values())) == 64
     assert kept() < 512 * KIB
 
@@ -110,7 +111,7 @@ def test_estimates_of_a_namespace_are_its_own() -> None:
         for _ in range(4):
             sender.started(run)
             sender.ended(run, bytearray())
-            sender.settle()
+            deque(sender.settle(), 0)
             now[0] += 100.0 if namespace == b"ann" else 0.5
     seconds = [estimates["program", "chat"].seconds for estimates in sender._estimates.values()]
     assert seconds[0] > 50

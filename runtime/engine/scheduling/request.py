@@ -31,10 +31,10 @@ class Request:
     """The state of one Run. Only the scheduler changes it."""
 
     __slots__ = (
-        "client", "drafted", "end_ids", "guide", "has_edits", "ids", "is_plain", "is_waiting", "key", "lease",
-        "max_total", "n_cached", "n_computed", "n_forced", "n_inflight", "n_pending", "n_prompt", "n_published",
-        "n_submitted", "program", "rid", "run", "sampling", "scores", "start_time", "stop_ids", "token_counts", "tops",
-        "turn", "waiting_since",
+        "client", "drafted", "end_ids", "fork_points", "guide", "has_edits", "ids", "is_plain", "is_waiting", "key",
+        "lease", "max_total", "n_cached", "n_computed", "n_forced", "n_inflight", "n_pending", "n_prompt",
+        "n_published", "n_submitted", "program", "rid", "run", "sampling", "scores", "start_time", "stop_ids",
+        "token_counts", "tops", "turn", "waiting_since",
     )  # fmt: skip
 
     client: ServiceAccount
@@ -61,6 +61,7 @@ class Request:
         self.start_time = 0.0  # of its first step
         self.lease: Lease | None = None  # held while it runs
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
+        self.fork_points: set[int] = set()  # positions where other texts leave its own; see `Scheduler._keep_states`
         self.drafted = array("i")  # positions in the output whose tokens were drafted or forced
         self.n_forced = 0  # output tokens that the constraint forced
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
@@ -127,7 +128,8 @@ class Work(NamedTuple):
     """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease. draws: the
     last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob. draft: tokens
     computed after the last one, each of whose rows samples too. parents: for each draft token the index of the draft
-    token it follows, always a lower one, or -1 for the text; () where each follows the one before it."""
+    token it follows, always a lower one, or -1 for the text; () where each follows the one before it. kept: (n, slot)
+    copies the recurrent state behind the first n of its tokens to a slot."""
 
     request: Request
     lease: Lease
@@ -138,6 +140,7 @@ class Work(NamedTuple):
     n_scored: int = 0
     draft: Sequence[int] = ()
     parents: Sequence[int] = ()
+    kept: Sequence[tuple[int, int]] = ()
 
     @property
     def n_pending(self) -> int:
@@ -165,13 +168,15 @@ def make_work(request: Request, n_new: int) -> Work:
 
 class Plan(NamedTuple):
     """One step of the engine. The engine first executes `moves` (pages between device and host memory, in order), then
-    `copies` (source page, destination page, n_slots), then the forward pass of `works`. is_ahead: the plan was made
+    `copies` (source page, destination page, n_slots) and `states` (source slot, destination slot, in order), then the
+    forward pass of `works`. is_ahead: the plan was made
     while the previous step was still running, so the first token of a work may be one that is not sampled yet."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()
     moves: tuple[Move, ...] = ()
     is_ahead: bool = False
+    states: tuple[tuple[int, int], ...] = ()
 
     @property
     def n_rows(self) -> int:

@@ -95,6 +95,8 @@ class Scheduler:
         self.drafting = drafting or DepthController()
         self.limits = limits
         self.max_running = min(limits.max_running, limits.step_tokens)  # each decode has its token in each step
+        if cache.states is not None:
+            self.max_running = min(self.max_running, cache.states.n_slots)
         self.requests: dict[int, Request] = {}  # by rid: all that have not ended
         self.waiting = Queue(schedule, self._n_matched)
         self.running: list[Request] = []  # by rank; exactly those that hold a lease
@@ -164,7 +166,13 @@ class Scheduler:
         n_rows = sum(work.n_new for work in works)
         self._step_time.note(now, n_rows)
         self.drafting.add_drafts(works, self.limits.step_tokens - n_rows)
-        return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves())) if works else None
+        states: list[tuple[int, int]] = []
+        if self.cache.states is not None:
+            states = self.cache.states.take_copies()
+            if self.cache.enabled:
+                works = [self._keep_states(work) for work in works]
+        moves = tuple(self.cache.take_moves())
+        return Plan(tuple(works), tuple(copies), moves, states=tuple(states)) if works else None
 
     def plan_ahead(self, inflight: Plan, now: float) -> Plan | None:
         """The step after one that is still being computed, planned by counts alone. None where counts do not suffice or
@@ -184,6 +192,18 @@ class Scheduler:
             return None
         self.drafting.skip_step()
         return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), is_ahead=True)
+
+    def _keep_states(self, work: Work) -> Work:
+        """Adds the positions whose recurrent state is kept, so that other texts can continue there: where a text that
+        is known by now leaves this one; before the last token of the prompt, which is always computed; and the end of
+        each chunk before, if a slot is free."""
+        request, start, end = work.request, work.start, work.start + work.n_new
+        last = request.n_submitted - 1
+        positions = {position: True for position in (*request.fork_points, last) if start < position <= end}
+        if end < last:
+            positions.setdefault(end, False)
+        slots = {p: work.lease.keep_state(p, may_evict) for p, may_evict in sorted(positions.items())}
+        return work._replace(kept=tuple((p - start, slot) for p, slot in slots.items() if slot >= 0))
 
     def _can_plan_ahead(self, work: Work) -> bool:
         """Whether the request's next work can be planned before its token is sampled. It cannot if it depends on how
@@ -298,6 +318,9 @@ class Scheduler:
         self.waiting.start(request, now)
         insort(self.running, request, key=_rank)
         request.lease = lease
+        lease.claim_state()
+        if lease.n_matched - lease.n_cached >= WORTH_WAITING:
+            request.fork_points.add(lease.n_matched)
         request.start_time = request.start_time or now
         request.n_computed = request.n_published = lease.n_cached
         if self.admission is not None:
@@ -340,8 +363,7 @@ class Scheduler:
 
     def _n_matched(self, request: Request) -> int:
         """How many of the request's tokens are in the tree."""
-        root = self.cache.tree.roots.get(request.run.namespace)
-        return self.cache.tree.match(root, request.ids.tobytes(), request.n_reusable)[1] if root else 0
+        return self.cache.n_usable(request.ids.tobytes(), request.run.namespace, request.n_reusable)
 
     def _is_being_computed(self, request: Request, n_cached: int) -> bool:
         """Whether this step computes more of the request's prefix than the tree has. Then the request waits one step:
@@ -352,7 +374,11 @@ class Scheduler:
             return False
         owner: Request = found[0]
         n, lease = min(found[1], request.n_reusable), owner.lease
-        return lease is not None and n > max(n_cached, owner.n_computed) and n - lease.n_cached >= WORTH_WAITING
+        if lease is None or n <= max(n_cached, owner.n_computed) or n - lease.n_cached < WORTH_WAITING:
+            return False
+        if self.cache.states is not None:
+            owner.fork_points.add(n)
+        return True
 
     # ---- commit ----------------------------------------------------------------------------------------------------
 
@@ -361,7 +387,7 @@ class Scheduler:
         self.counts["steps"] += 1
         self.counts["steps_ahead"] += plan.is_ahead
         ids = iter(result.ids)
-        for request, lease, _, n_new, draws, _, n_scored, draft, parents in plan.works:
+        for request, lease, _, n_new, draws, _, n_scored, draft, parents, _ in plan.works:
             sampled = [next(ids) for _ in range(1 + len(draft))] if draws else []
             if request.lease is not lease:  # not `Work.is_current`: it ended in the step before, or was retracted
                 continue
@@ -470,8 +496,8 @@ class Scheduler:
         them; those of an output page by page."""
         n, page = request.n_computed, self.cache.page
         is_prompt = request.n_published < request.n_submitted
-        if is_prompt or n // page > request.n_published // page:
-            assert request.lease is not None
+        assert request.lease is not None
+        if is_prompt or n // page > request.n_published // page or request.lease.states:
             request.lease.publish(request.ids[:n].tobytes())
             request.n_published = n
             if is_prompt and n >= request.n_submitted:
@@ -481,6 +507,7 @@ class Scheduler:
     # ---- the end of a request --------------------------------------------------------------------------------------
 
     def _finish(self, request: Request, reason: FinishReason, stop_id: int = -1) -> None:
+        self._keep_last_state(request)
         self._release(request)
         self.waiting.unregister(request)
         if reason != "abort" and request.sampling.max_tokens:
@@ -499,10 +526,16 @@ class Scheduler:
 
     def _retract(self, request: Request) -> None:
         self.counts["retractions"] += 1
+        self._keep_last_state(request)
         self._release(request)
         request.n_computed = request.n_published = 0
         self.requests[request.rid] = request
         self.waiting.add(request)
+
+    def _keep_last_state(self, request: Request) -> None:
+        """Leave the request's recurrent state to the tree. Not if its step failed: then the state is another one."""
+        if request.lease is not None:
+            request.lease.keep_last_state(request.n_computed)
 
     def _release(self, request: Request) -> None:
         """Take a request out of every list and close its lease. Whatever ends or retracts a request goes through
@@ -510,7 +543,7 @@ class Scheduler:
         del self.requests[request.rid]
         self._n_released += 1
         if request.lease is not None:
-            if request.n_computed > request.n_published:
+            if request.n_computed > request.n_published or request.lease.states:
                 request.lease.publish(request.ids[: request.n_computed].tobytes())
             request.lease.close()
             request.lease = None

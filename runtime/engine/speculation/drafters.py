@@ -53,6 +53,8 @@ def find(config: Config, large: Path) -> DraftSource | None:
                 f"{theirs[i]!r} in the one and {ours[i]!r} in the other; name a model of the same family"
             )
     small = spec.read_spec(path)
+    if small.kv_layers is not None:
+        raise ConfigError(f"draft_model {config.draft_model} has a recurrent state; name a model with attention alone")
     return DraftSource(path, kind, small.n_parameters, small.kv_elements)
 
 

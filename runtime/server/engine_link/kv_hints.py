@@ -15,8 +15,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
 from math import inf
 
 from banyan.runtime.errors import BadProgram
@@ -31,6 +31,8 @@ MIN_REST = 2.0
 """... but not before this many seconds."""
 MEMORY = 64
 """An estimate covers roughly the last so many rests of a name: each new rest lowers the weight of the older ones."""
+LINKS = 1000
+"""States above a dropped one that are looked at in one step."""
 MAX_NAMES, MAX_NAMESPACES = 1024, 64
 """The most names with an estimate in a namespace, and the most namespaces. Beyond that, the least recently used are
 forgotten."""
@@ -110,6 +112,7 @@ class KVHintSender:
         self._programs: dict[int, dict[int, _StateKV]] = {}
         self._names: dict[int, tuple[str, bytes]] = {}  # serial -> (program's name, namespace)
         self._newly_resting: dict[Key, None] = {}  # since the last step
+        self._unfinished: list[_StateKV] = []  # where `_evict` stopped
         self._overdue: list[tuple[float, Key, float]] = []  # heap of (when to give up, state, when the rest started)
         self._max_overdue = 1024  # size at which stale entries are removed
         self._estimates: OrderedDict[bytes, OrderedDict[tuple[str, str], _RestEstimate]] = OrderedDict()  # by namespace
@@ -146,8 +149,9 @@ class KVHintSender:
             state.hold = self._release(state.hold)
             self._newly_resting[run.order[0], run.order[1]] = None
 
-    def settle(self) -> None:
-        """An engine step was handled and the requests that follow from it have started: all other states rest now."""
+    def settle(self) -> Iterator[None]:
+        """An engine step was handled and the requests that follow from it have started: all other states rest now. Does
+        one state in each step."""
         now = self.clock()
         steps = self._steps
         if 0.0 < now - steps[1] < 1.0:
@@ -158,7 +162,21 @@ class KVHintSender:
             state = self._find(key)
             if state is not None and not state.n_running and not state.is_dropped:
                 self._start_rest(key, state, now)
+            yield
+        if len(self._overdue) > self._max_overdue:  # most of these rests are over
+            old, self._overdue = self._overdue, []
+            for one in old:
+                if (at := self._find(one[1])) is not None and at.rest_started == one[2]:
+                    heappush(self._overdue, one)
+                yield
+            self._max_overdue = 1024 + 2 * len(self._overdue)
+        while self._unfinished:
+            self._evict(self._unfinished.pop())
+            yield
         while self._overdue and self._overdue[0][0] < now:
+            yield
+            if not self._overdue:  # the last program has ended meanwhile
+                return
             _, key, rest_started = heappop(self._overdue)
             state = self._find(key)
             if state is not None and state.rest_started == rest_started:
@@ -169,10 +187,6 @@ class KVHintSender:
         estimates = self._estimates_of(state)
         seconds = max(estimate.seconds for estimate in estimates)
         heappush(self._overdue, (now + max(MIN_REST, OVERDUE_FACTOR * seconds), key, now))
-        if len(self._overdue) > self._max_overdue:  # most of these rests are over
-            self._overdue = [one for one in self._overdue if (at := self._find(one[1])) and at.rest_started == one[2]]
-            heapify(self._overdue)
-            self._max_overdue = 1024 + 2 * len(self._overdue)
         if state.tools or all(estimate.is_likely_to_continue for estimate in estimates):
             state.hold = self._hold(state, state.ids, steps=seconds / self._steps[0])
 
@@ -235,22 +249,36 @@ class KVHintSender:
         state.is_dropped = True
         self._give_up(state)
         state.pin = self._release(state.pin)
+        self._evict(state)
+
+    def _evict(self, state: _StateKV) -> None:
+        """Have the KV of a dropped state evicted, and that of states above it whose last branch it was: LINKS of them
+        now, and the others when the engine has taken a step."""
         at: _StateKV | None = state
-        while at is not None and at.is_dropped and not at.n_branches:
+        for _ in range(LINKS):
+            if at is None or not at.is_dropped or at.n_branches:
+                return
             if at.prompt and at.fork is not None:  # the KV of a root state may serve other programs
                 self.send(wire.EvictFirst(at.ids, at.fork.n_shared, at.namespace))
             at.prompt = at.output = b""
             if (at := at.parent) is not None:
                 at.n_branches -= 1
+        if at is not None:
+            self._unfinished.append(at)
 
-    def end(self, serial: int) -> None:
-        """A program has ended. Its pins stay."""
+    def end(self, serial: int) -> Iterator[None]:
+        """A program has ended. Its pins stay. Does one state in each step."""
         self._names.pop(serial, None)
-        for number, state in self._programs.pop(serial, {}).items():
+        states = self._programs.pop(serial, {})
+        while states:
+            number, state = states.popitem()
             self._newly_resting.pop((serial, number), None)
             self._give_up(state)
+            state.parent = None  # so that each is freed by itself, and not with a chain of 60,000
+            yield
         if not self._programs:
             self._overdue.clear()
+            self._unfinished.clear()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 

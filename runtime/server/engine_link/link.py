@@ -10,7 +10,9 @@ import contextlib
 import os
 import signal
 import traceback
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -37,6 +39,7 @@ class EngineLink:
     socket   readable when the engine has sent something
     life     a file descriptor that is readable once the process has ended
     ready    the Ready message of the engine; None until the engine has sent it
+    is_busy  reports have arrived that are not handled yet, besides those in the socket
 
     `path` is the server's own socket. The engine's socket is beside it.
     """
@@ -57,7 +60,9 @@ class EngineLink:
         """Start an engine. Commands that the previous one did not receive are dropped. A later engine loads no adapters
         when it starts: the server names those that it has now."""
         self.ready: wire.Ready | None = None
-        self._queued: dict[tuple[str, int], bytes] = {}  # commands, by kind and number
+        self._queued: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # commands, by kind and number
+        self._steps: Iterator[None] = iter(())  # what is left to do of the last report
+        self.is_busy = False
         self.n_starts += 1
         self._address = ipc.child_path(self._path, "e")
         self.socket = ipc.pair(self._context, self._address)
@@ -75,37 +80,47 @@ class EngineLink:
         self.life = os.pidfd_open(self._child.pid)
 
     def send(self, command: wire.EngineCommand) -> None:
-        """Send a command, or queue it until the engine is ready. Raises if the command cannot be encoded."""
+        """Send a command, or queue it until the engine is ready, and has got what was queued before. Raises if the
+        command cannot be encoded."""
+        if self.ready is None or self._queued:
+            match command:  # only what an engine without requests and without KV can act on is kept
+                case wire.Run():
+                    self._queued["run", command.rid] = wire.encode(command)
+                    return
+                case wire.Ask():
+                    self._queued["ask", command.id] = wire.encode(command)
+                    return
+                case wire.Abort() if self._queued.pop(("run", command.rid), None) is not None:
+                    return
         if self.ready is not None:
             self._send(wire.encode(command))
-            return
-        match command:  # only what an engine without requests and without KV can act on is kept
-            case wire.Run():
-                self._queued["run", command.rid] = wire.encode(command)
-            case wire.Abort():
-                self._queued.pop(("run", command.rid), None)
-            case wire.Ask():
-                self._queued["ask", command.id] = wire.encode(command)
 
     def _send(self, data: bytes) -> None:
         with contextlib.suppress(zmq.Again):  # the engine has died; `life` will report it
             self.socket.send(data, zmq.NOBLOCK)
 
-    def receive(self, handle: Callable[[wire.EngineReport], None]) -> None:
-        """Pass each report that has arrived to `handle`. If a report is invalid, the engine is killed."""
+    def receive(
+        self, handle: Callable[[wire.EngineReport], Iterable[None]], is_late: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Do the steps of `handle` for each report that has arrived, until it is late; then the link `is_busy`. If a
+        report is invalid, the engine is killed."""
         while True:
             try:
+                for _ in self._steps:
+                    if is_late():
+                        self.is_busy = True
+                        return
                 data = self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            if self._bad_report:
-                continue
-            self._n_silent = 0
-            try:
+                if self._bad_report:
+                    continue
+                self._n_silent = 0
                 report = decoders.decode_report(data)
                 if isinstance(report, wire.Ready):
                     self._start_sending(report)
-                handle(report)
+                self._steps = chain(self._send_queued(), handle(report))
+            except zmq.Again:
+                self.is_busy = False
+                return
             except Exception as e:
                 traceback.print_exc()
                 self._bad_report = f"it sent an invalid report: {e!r}"
@@ -114,10 +129,12 @@ class EngineLink:
     def _start_sending(self, ready: wire.Ready) -> None:
         self.ready = ready
         if self._vocabulary is not None:
-            self.send(self._vocabulary)
-        for data in self._queued.values():
-            self._send(data)
-        self._queued.clear()
+            self._send(wire.encode(self._vocabulary))
+
+    def _send_queued(self) -> Iterator[None]:
+        while self.ready is not None and self._queued:
+            self._send(self._queued.popitem(last=False)[1])
+            yield
 
     def heartbeat(self) -> None:
         """Send a Ping, and kill an engine that has been silent for too long.

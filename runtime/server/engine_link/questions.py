@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,8 @@ class Questions:
 
     send_to_engine, send: functions that send a command to the engine, and a message to a client. stats: returns
     what the server adds to the engine's counters. info: returns the server's own data, given whether an operator asks.
-    programs: returns an overview of the programs. check: describes a violated invariant of the server, or returns "".
+    programs: makes an overview of the programs, in steps. check: describes a violated invariant of the server, or
+    returns "".
     on_counters: gets the counters that OURSELVES asked for.
     offload(client, n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with its
     result or exception. adapters: those that clients load. log: prints a line.
@@ -44,7 +45,7 @@ class Questions:
         send: Callable[[Client, wire.ServerMessage], None],
         stats: Callable[[], dict[str, Any]],
         info: Callable[[bool], dict[str, Any]],
-        programs: Callable[[], Any],
+        programs: Callable[[], Generator[None, None, Any]],
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],
         offload: Callable[[Client, int, Callable[[], Any], Callable[[Any], None]], None],
@@ -60,13 +61,13 @@ class Questions:
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
 
-    def ask(self, client: Client, ask: wire.Ask) -> None:
-        """Handle a client's question."""
+    def ask(self, client: Client, ask: wire.Ask) -> Iterable[None]:
+        """Handle a client's question. Returns the steps that are left to do."""
         tenant = Tenant() if client == OURSELVES else self._tenants.tenant(client)
         if ask.what == "info":
             body = msgspec.json.encode(self._info(tenant.is_operator))
             self._send(client, wire.Answer(id=ask.id, ok=True, body=body))
-            return
+            return ()
         refusal, to_engine = "", ask
         if not tenant.is_operator:
             refusal = f"{ask.what!r} tells of all tenants, and {tenant.name!r} is no operator; see docs/security.md"
@@ -74,10 +75,9 @@ class Questions:
             refusal = f"{MAX_OPEN} questions of this client are open, which is the limit; wait for answers"
         if refusal:
             self._send(client, wire.Answer(id=ask.id, ok=False, body=refusal.encode()))
-            return
+            return ()
         if ask.what == "programs":
-            self._send(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(self._programs())))
-            return
+            return self._tell_programs(client, ask)
         try:
             if ask.what == "load_adapter":
                 self._adapters.check_new(ask.name)
@@ -85,8 +85,13 @@ class Questions:
                 to_engine = msgspec.structs.replace(ask, name=self._adapters.remove(ask.name).hex())
         except BanyanError as e:
             self._send(client, wire.Answer(id=ask.id, ok=False, body=e.message.encode()))
-            return
+            return ()
         self._forward(client, ask, to_engine)
+        return ()
+
+    def _tell_programs(self, client: Client, ask: wire.Ask) -> Iterator[None]:
+        overview = yield from self._programs()
+        self._send(client, wire.Answer(id=ask.id, ok=True, body=msgspec.json.encode(overview)))
 
     def reload_adapters(self) -> None:
         """Have a new engine load the adapters. Called before requests are sent to it."""

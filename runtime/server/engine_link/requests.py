@@ -11,7 +11,8 @@ import math
 import time
 import traceback
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -172,9 +173,11 @@ class EngineRequests:
         is_late: Callable[[], bool] = lambda: False,
     ) -> None:
         self._tokenizer, self._n_vocabulary, self._send, self.clock = tokenizer, n_vocabulary, send, clock
-        self._call_later, self._on_end = call_later, on_end
+        self._call_later, self._on_end, self._is_late = call_later, on_end, is_late
         self.kv_hints = KVHintSender(send, clock)
         self._living: dict[int, EngineRequest] = {}
+        self._dropped: deque[tuple[EngineRequest, bool]] = deque()
+        """Requests that nobody needs, and whether they were stopped and the engine does not know it yet."""
         self._trials: Trials[EngineRequest] = Trials(
             self._run, lambda request: request.rid in self._living, is_late, call_later
         )
@@ -288,15 +291,25 @@ class EngineRequests:
             del self._served[serial]
             self._send(wire.ProgramEnded(client, serial))
 
-    def abort(self, request: EngineRequest) -> None:
-        """Stop a request and forget it; `done` is not called."""
-        if self._living.pop(request.run.rid, None) is not None:
-            self._send(wire.Abort(rid=request.run.rid))
-            self.kv_hints.ended(request.run, request.ids)
-            self._trials.go_on()
+    def abort(self, *requests: EngineRequest) -> None:
+        """Forget requests, and stop those that have not ended; `done` is not called. The engine learns it, and their
+        memory is freed, when there is time."""
+        self._dropped.extend((request, self._living.pop(request.rid, None) is not None) for request in requests)
+        self._drop()
 
-    def take(self, step: wire.Step) -> None:
-        """Handle the engine's report of one step."""
+    def _drop(self) -> None:
+        while self._dropped:
+            request, was_living = self._dropped.popleft()
+            if was_living:
+                self._send(wire.Abort(rid=request.rid))
+                self.kv_hints.ended(request.run, request.ids)
+            if self._dropped and self._is_late():
+                self._call_later(self._drop)
+                return
+        self._trials.go_on()
+
+    def take(self, step: wire.Step) -> Iterator[None]:
+        """Handle the engine's report of one step, one request at a time."""
         at = 0
         ids = memoryview(step.ids).cast("i")
         counts = memoryview(step.counts).cast("i")
@@ -304,6 +317,7 @@ class EngineRequests:
             if request := self._living.get(rid):
                 request.n_cached = step.cached.get(rid, request.n_cached)
                 self._guarded(self._grow, request, ids[at : at + n], step.logprobs.get(rid, ()))
+                yield
             at += n
         for finish in step.finished:
             if request := self._living.get(finish.rid):
@@ -311,8 +325,9 @@ class EngineRequests:
                 if not (is_cut and request.text.matched is None and self._trials.has_passed(request)):
                     del self._living[finish.rid]
                     self._guarded(self._end, request, finish)
+                    yield
         self._trials.go_on()
-        self.kv_hints.settle()
+        yield from self.kv_hints.settle()
 
     def fail(self, failed: wire.Failed) -> None:
         """End the request with the id `failed.program`, which the engine refused."""

@@ -15,6 +15,7 @@ class FairThreads:
         self._threads = threads
         self._lock = threading.Lock()
         self._waiting: dict[Hashable, deque[Callable[[], None]]] = {}  # the client whose turn is next is first
+        self._n_running = 0
 
     def submit(self, client: Hashable, work: Callable[[], None]) -> None:
         """Run `work`, which must not raise, when the client has its turn."""
@@ -29,4 +30,12 @@ class FairThreads:
             work = pieces.popleft()
             if pieces:
                 self._waiting[client] = pieces  # behind the others
+            self._n_running += 1
         work()
+        with self._lock:
+            self._n_running -= 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some work is not done."""
+        return bool(self._waiting or self._n_running)

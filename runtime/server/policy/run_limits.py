@@ -7,7 +7,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
 
 from banyan.runtime.errors import BanyanError, BudgetExceeded, DeadlineExceeded
@@ -18,6 +18,10 @@ from banyan.runtime.server.programs.running_program import Client, RunningProgra
 
 MAX_BATCHES = 1024
 """Batches whose budgets are remembered, of all clients together. A forgotten batch counts from 0 again."""
+
+
+ENDED = 16
+"""Programs of a batch that end in one step, when its budget is spent."""
 
 
 class Timer:
@@ -42,6 +46,7 @@ class Timers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
         self._heap: list[tuple[float, int, Timer]] = []
+        self._old: list[tuple[float, int, Timer]] = []  # the heap before it was last cleaned, as far as it is left
         self._numbers = count()  # keeps calls of the same time in order
         self._n_cancelled = 0
 
@@ -52,19 +57,27 @@ class Timers:
         return timer
 
     def cancelled(self) -> None:
-        """A timer was cancelled. Most are, long before they are due, so the heap is cleaned from time to time."""
+        """A timer was cancelled. Most are, long before they are due, so the heap is cleaned from time to time, by
+        `run`."""
         self._n_cancelled += 1
-        if self._n_cancelled > 100 + len(self._heap) // 2:
-            self._heap = [entry for entry in self._heap if entry[2].action is not None]
-            heapify(self._heap)
+        if self._n_cancelled > 100 + len(self._heap) // 2 and not self._old:
+            self._heap, self._old = self._old, self._heap
             self._n_cancelled = 0
 
     def wait(self, timeout: float) -> float:
         """Seconds until the next call is due, at most `timeout`."""
+        if self._old:
+            return 0.0
         return max(0.0, min(timeout, self._heap[0][0] - self.now())) if self._heap else timeout
 
     def run(self, is_late: Callable[[], bool] = lambda: False) -> None:
         """Make the calls that are due, until it is late."""
+        while self._old:
+            entry = self._old.pop()
+            if entry[2].action is not None:
+                heappush(self._heap, entry)
+            if is_late():
+                return
         while self._heap and self._heap[0][0] <= self.now() and not is_late():
             timer = heappop(self._heap)[2]
             if timer.action is None:
@@ -172,8 +185,14 @@ class Limiter:
             budget.spent += n
         for budget in budgets:
             if budget.error is not None:
-                for one in tuple(budget.programs):
-                    self._end(one, budget.error)
+                self._end_programs(budget, budget.error)
+
+    def _end_programs(self, budget: _Budget, error: BanyanError) -> None:
+        """End all programs of a budget, a few at a time."""
+        for _ in range(min(len(budget.programs), ENDED)):
+            self._end(budget.programs.pop(), error)
+        if budget.programs:
+            self._timers.call(0.0, partial(self._end_programs, budget, error))
 
     def forget(self, program: RunningProgram) -> None:
         """A program has ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -41,6 +41,7 @@ from banyan.runtime.server.programs.call_filter import CallFilter
 from banyan.runtime.server.programs.running_program import RunningProgram
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import (
+    PIECE,
     TURN,
     GeneratedText,
     Piece,
@@ -63,8 +64,13 @@ UNUSABLE = (
 )
 """Why a constraint on tool calls is given up for a looser one."""
 
-CHOICE = 40
-"""The work of a choice besides its text, in characters to encode; and again of its scores."""
+CHOICE, SAMPLE, LOGPROB = 40, 12, 4
+"""The work of a choice besides its text, in characters to encode, and again of its scores; of a sample; of the logprob
+of a token, or of an alternative to it."""
+SPEC = 5
+"""The work of making constraints, for each character of the specs of tools, in characters to encode."""
+PACKED = 4096
+"""The work from which on an outcome is encoded before the loop gets it."""
 
 Offload = Callable[[int, int, Callable[[], Any], Callable[[Any], None]], None]
 """(client, n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the
@@ -185,13 +191,26 @@ def _known_error(result: Any) -> Any:
     return result
 
 
+def _packed(outcome: GenOutcome) -> GenOutcome:
+    """The outcome with its long lists encoded, except for its first sample's fields. The loop then only copies them: an
+    encoding of millions of objects in one call would hold all threads."""
+
+    def pack(items: Iterable[Any]) -> Any:
+        return tuple(msgspec.Raw(wire.encode(item)) for item in items)
+
+    first, *others = (msgspec.structs.replace(one, logprobs=pack(one.logprobs)) for one in outcome.samples)
+    scores = outcome.scores
+    if scores is not None:
+        tokens, unconditional = pack(scores.tokens), pack(scores.unconditional)
+        scores = msgspec.structs.replace(scores, tokens=tokens, unconditional=unconditional)
+    return outcome._replace(samples=(first, *pack(others)), prompt=pack(outcome.prompt), scores=scores)
+
+
 class EngineAttempt(Attempt):
     """A gen or select as requests to the engine."""
 
     suffixes: Sequence[str] = ("",)
     """Texts behind the prompt; there is a request for each."""
-    _n_outcome = 0
-    """The work of `_outcome`, in characters to encode."""
 
     def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
         super().__init__(generation.op, generation.prompt, generation.round, done)
@@ -219,8 +238,7 @@ class EngineAttempt(Attempt):
         """Stop the requests that run. Forgets all of them: they refer to this attempt, and cycles are garbage that only
         a collection of the whole heap would free."""
         requests, self.requests = self.requests, []
-        for request in requests:
-            self._engine.abort(request)
+        self._engine.abort(*requests)
 
     def _check(self) -> None:
         """Raise BanyanError for what only the server can refuse; the engine checks the rest of Sampling."""
@@ -235,6 +253,7 @@ class EngineAttempt(Attempt):
         copy, owner = self.prompt.copy(), self._program.scheduling.namespace
 
         def work() -> Encoded:
+            self._examine()
             known = copy.prompt(generator.tokenizer, generator.template, self._program.started)
             prompts = [known.encode(generator.tokenizer, suffix, owner) for suffix in suffixes]
             self._prepare(prompts)
@@ -245,8 +264,11 @@ class EngineAttempt(Attempt):
         generator.offload(self._program, n_chars, work, self._encoded)
 
     def _n_prepare(self) -> int:
-        """The work of `_prepare`, in characters to encode."""
+        """The work of `_examine` and `_prepare`, in characters to encode."""
         return 0
+
+    def _examine(self) -> None:
+        """What may take long before the prompt is laid out. Called on any thread. Raises BanyanError."""
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         """Other work that may take long. Called on any thread. encoded: the prompt with each suffix."""
@@ -297,7 +319,13 @@ class EngineAttempt(Attempt):
         if request.failed is not None:
             self.finish(from_code(request.failed.code, request.failed.message))
         elif not self._n_open:
-            self._generator.offload(self._program, self._n_outcome, self._outcome, self._made)
+            n_work = self._outcome_work()
+            work = self._outcome if n_work <= PACKED else lambda: _packed(self._outcome())
+            self._generator.offload(self._program, n_work, work, self._made)
+
+    def _outcome_work(self) -> int:
+        """The work of `_outcome`, in characters to encode."""
+        raise NotImplementedError
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
         if isinstance(outcome, GenOutcome):
@@ -429,6 +457,13 @@ class GenAttempt(EngineAttempt):
         """Nothing is to be generated: the gen asks for the logprobs of what would come next."""
         return self.op.sampling.max_tokens == 0 and self.op.sampling.logprobs
 
+    def _outcome_work(self) -> int:
+        n_tokens = sum(len(request.logprobs) for request in self.requests)
+        if self.op.sampling.logprob_start >= 0:
+            n_tokens += len(self.requests[0].run.ids) // 4
+        n = SAMPLE * len(self.requests) + n_tokens * LOGPROB * (1 + self.op.sampling.top_logprobs)
+        return n + (PIECE * len(self.prompt.pieces) if self.op.tools is not None else 0)
+
     def _outcome(self) -> GenOutcome:
         first = self.requests[0]
         samples = tuple(map(self._engine.sample, self.requests))
@@ -483,9 +518,6 @@ class ToolTurn(GenAttempt):
         assert self.op.tools is not None
         assert isinstance(self.prompt, PromptText)
         tools = self.op.tools
-        names = [_check_tool(spec) for spec in tools.specs]
-        if tools.only and tools.only not in names:
-            raise BadProgram(f"only {tools.only!r} may be called, and it is none of the tools ({', '.join(names)})")
         if (tools.must_call or tools.only or tools.one_call) and not tools.ends_turn:
             raise BadProgram("must_call, only and one_call are for tools with ends_turn")
         if tools.ends_turn and (self.prompt.role != ASSISTANT or self.op.sampling.n != 1):
@@ -495,9 +527,21 @@ class ToolTurn(GenAttempt):
         self._begins_call = tools.must_call and not self._reasons()
         if self._begins_call and (mark := self._generator.call_format.mark):
             self.prompt.append_part(wire.Raw(mark))
+
+    def _n_prepare(self) -> int:
+        assert self.op.tools is not None
+        n_chars = 0 if self._generation.memo is not None else sum(map(len, self.op.tools.specs))
+        return super()._n_prepare() + SPEC * n_chars
+
+    def _examine(self) -> None:
         if self._generation.memo is None:
+            assert self.op.tools is not None
+            names, only = list(map(_check_tool, self.op.tools.specs)), self.op.tools.only
+            if only and only not in names:
+                raise BadProgram(f"only {only!r} may be called, and it is none of the tools ({', '.join(names)})")
             self._generation.memo = self._constraints()
-        self._left = self._generation.memo
+        if not self._left:
+            self._left = self._generation.memo
 
     @property
     def _may_answer(self) -> bool:
@@ -592,7 +636,9 @@ class SelectAttempt(EngineAttempt):
         if self.op.method == "greedy_token_selection" and self.op.temperature:
             raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
         self.suffixes = self.op.choices
-        self._n_outcome = CHOICE * len(self.op.choices)
+
+    def _outcome_work(self) -> int:
+        return sum(CHOICE + len(ids) for ids in self._choice_ids)
 
     def _n_prepare(self) -> int:
         return CHOICE * len(self.op.choices)

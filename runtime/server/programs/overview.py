@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from datetime import datetime
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
+
+import msgspec
 
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.executor.generator import GenOutcome
@@ -50,27 +53,31 @@ class Overview:
     """Remembers programs that have ended while somebody watches."""
 
     def __init__(self) -> None:
-        self._ended: deque[dict[str, Any]] = deque(maxlen=MAX_PROGRAMS)
+        self._ended: deque[msgspec.Raw] = deque(maxlen=MAX_PROGRAMS)  # JSON
         self._asked = -WATCHED
 
     def ended(self, program: WatchedProgram, error: BanyanError | None) -> None:
         """A program has ended."""
         if time.monotonic() < self._asked + WATCHED:
-            self._ended.append(_described(program) | {"is_over": True, "error": "" if error is None else error.message})
+            over = {"is_over": True, "error": "" if error is None else error.message}
+            self._ended.append(msgspec.Raw(msgspec.json.encode(_described(program) | over)))
         else:
             self._ended.clear()
 
-    def of(self, running: Iterable[WatchedProgram]) -> dict[str, Any]:
-        """The programs that run, and those that have ended, the last one first."""
+    def of(self, n_running: int, running: Iterable[WatchedProgram]) -> Generator[None, None, dict[str, Any]]:
+        """The programs that run, and those that have ended, the last one first. Describes one program in each step.
+        n_running: how many run."""
         self._asked = time.monotonic()
-        programs = list(running)
-        described = [_described(program) for program in programs[:MAX_PROGRAMS]]
-        return {"n_running": len(programs), "running": described, "ended": list(reversed(self._ended))}
+        described = []
+        for program in list(islice(running, MAX_PROGRAMS)):
+            described.append(msgspec.Raw(msgspec.json.encode(_described(program))))
+            yield
+        return {"n_running": n_running, "running": described, "ended": list(reversed(self._ended))}
 
 
 def _described(program: WatchedProgram) -> dict[str, Any]:
-    states = list(program.states.values())[:MAX_BRANCHES]
-    parents = {child: state.number for state in states for child in state.children}
+    states = list(islice(program.states.values(), MAX_BRANCHES))
+    parents = {child: state.number for state in states for child in state.children[:MAX_BRANCHES]}
     doing = {state.number: state.generation.op for state in program.running if state.generation is not None}
     branches = [
         {

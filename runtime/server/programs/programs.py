@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
@@ -29,6 +31,8 @@ from banyan.runtime.server.programs.running_program import Client, RunningProgra
 
 BRANCHES = 64
 """States that are made, or freed, in one step."""
+CHECKED = 4096
+"""Programs and requests of all clients that a check looks at."""
 PARTS = 256
 """Parts that are appended in one step."""
 PIECES = 4096
@@ -76,18 +80,21 @@ class Programs(ProgramObserver):
         self._ending: dict[int, tuple[RunningProgram, Callable[[], None], BanyanError | None]] = {}
         """By serial: programs that are over, and whose requests are being stopped."""
         self._clients: dict[Client, int] = {}
-        self._n_clients = self._n_started = 0
+        self._n_clients = self.n_started = 0
         self._overview = Overview()
 
     def __len__(self) -> int:
         return sum(map(len, self._programs.values()))
 
-    def overview(self) -> dict[str, Any]:
-        """What runs and what has ended; see overview.py."""
-        return self._overview.of(program for programs in self._programs.values() for program in programs.values())
+    def overview(self) -> Generator[None, None, dict[str, Any]]:
+        """What runs and what has ended; see Overview.of."""
+        running = (program for programs in self._programs.values() for program in programs.values())
+        return self._overview.of(len(self), running)
 
     def check(self, requests: EngineRequests) -> str:
         """What is wrong with the programs between two messages; "" if nothing is."""
+        if (n := len(self) + len(requests)) > CHECKED:
+            return f"{n} programs and requests are too many to be checked at once; {CHECKED} are the most"
         owned: list[int] = []
         running = [program for programs in self._programs.values() for program in programs.values()]
         for program in (*running, *(program for program, _, _ in self._ending.values())):
@@ -151,11 +158,11 @@ class Programs(ProgramObserver):
         namespace = salted(self._root_key(client), limits.salt)
         scheduling = SchedulingInfo(self._clients[client], limits.priority, deadline, namespace)
         program = self._programs.setdefault(client, {})[message.program] = RunningProgram(
-            *(client, message.program, message.name, self._n_started, scheduling),
+            *(client, message.program, message.name, self.n_started, scheduling),
             *(self.generator, self, self._delta, self._limiter.spend, self._is_late),
             partial(self._later, client),
         )
-        self._n_started += 1
+        self.n_started += 1
         self._kv_hints.begin(program.serial, program.name, scheduling.namespace)
         return program
 
@@ -175,6 +182,11 @@ class Programs(ProgramObserver):
             case wire.Fork(children=children) if len(children) > BRANCHES:
                 n = len(children)
                 return [replace(op, children=children[at : at + BRANCHES]) for at in range(0, n, BRANCHES)]
+            case wire.Join(children=children) if len(children) > BRANCHES and not op.adopt:
+                n = len(children)
+                return [replace(op, children=children[at : at + BRANCHES]) for at in range(0, n, BRANCHES)]
+            case wire.Drop(tree=True):
+                return (wire.Drop(state) for state in program.subtree(op.state))
             case wire.Append(parts=parts) if len(parts) > PARTS:
                 return [replace(op, parts=parts[at : at + PARTS]) for at in range(0, len(parts), PARTS)]
         return (op,)
@@ -209,7 +221,7 @@ class Programs(ProgramObserver):
     def forget(self, client: Client) -> Iterator[None]:
         """The client is gone: stop all of its programs, one in each step."""
         while programs := self._programs.get(client):
-            self._end(next(iter(programs.values())), None, is_client_gone=True)
+            self._end(next(reversed(programs.values())), None, is_client_gone=True)
             yield
         self._durables.forget(client)
         self._clients.pop(client, None)
@@ -245,9 +257,11 @@ class Programs(ProgramObserver):
         if self._telemetry is not None:
             self._telemetry.program_ended(program, error)
         close_journal()
-        self._kv_hints.end(program.serial)
+        end_hints = self._kv_hints.end(program.serial)
         if len(program.states) > BRANCHES or any(state.size > PIECES for state in program.states.values()):
-            program.later(program.free())
+            program.later(chain(end_hints, program.free()))
+        else:
+            deque(end_hints, 0)
 
     def paused(self, program: RunningProgram) -> None:
         if not program.is_paused:

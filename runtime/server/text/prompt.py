@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.executor.generator import N_TAIL, GenOutcome, Prompt
+from banyan.runtime.executor.piece_list import PieceList
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT, check_calls, check_role
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
@@ -131,8 +132,8 @@ class PromptText(Prompt):
     tools: the specs that the template is given; see wire.Tools.
     """
 
-    def __init__(self, pieces: Sequence[Piece] = (), runs: tuple[TokenRun, ...] = (), role: str | None = None) -> None:
-        self.pieces: list[Piece] = list(pieces)
+    def __init__(self, pieces: Iterable[Piece] = (), runs: tuple[TokenRun, ...] = (), role: str | None = None) -> None:
+        self.pieces = pieces.copy() if isinstance(pieces, PieceList) else PieceList(pieces)
         self.runs, self.role = runs, role
         self.n_inherited = len(self.pieces)
         self.tools: tuple[str, ...] = ()
@@ -327,7 +328,7 @@ class _TurnLayout(NamedTuple):
         return ChatMessage(self.role, "", tuple(wire.WireToolCall(call.id, "f") for call in self.calls), self.answers)
 
 
-def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> list[Atom]:
+def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> list[Atom]:
     """The pieces as text: contents as they were appended, and between them what the template writes.
 
     The template's rendering of the whole conversation decides: where it differs from markers and contents in turn, it
@@ -372,7 +373,7 @@ def layout(pieces: Sequence[Piece], tokenizer: Tokenizer, template: ChatTemplate
     return head + (turns[-1].atoms if is_open else [])
 
 
-def _turns(pieces: Sequence[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool]:
+def _turns(pieces: Iterable[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool]:
     """(turns, text behind the last turn, whether the last turn is open)"""
     turns: list[_TurnLayout] = []
     loose: list[Atom] = []

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from tiny_configs import tiny_config
 
 from banyan.kernels import ops
 from banyan.runtime.errors import BadModel, Unsupported
@@ -30,6 +31,7 @@ def random_ids(n: int, seed: int = 0) -> list[int]:
 
 def test_mixture_of_experts_says_so(tiny_model):
     assert read_spec(tiny_model("mixtral")).kind == "a mixture of 4 experts, in transformers' code"
+    assert read_spec(tiny_model("lfm2")).kind == "a recurrent state, in transformers' code"
     assert read_spec(tiny_model("llama")).kind == ""
 
 
@@ -92,6 +94,17 @@ def test_half_precision_is_close(tiny, tiny_model, reference):
     assert ((actual - expected).norm() / expected.norm()) < 0.1
 
 
+@pytest.mark.parametrize("family", ["jamba", "mamba2"])
+def test_states_go_on_behind_a_chunk_in_half_precision(family, tiny, tmp_path, reference, monkeypatch):
+    """transformers' Mamba 1, as in Jamba, ignores the state in a call with several rows."""
+    monkeypatch.setitem(tiny.TINY, family, tiny_config(family))
+    path = tiny.make_tiny(tmp_path / "m", family)
+    ids = random_ids(40)
+    actual = tiny.Paged(load(path, dtype="bfloat16")).run(ids, chunk=16)
+    expected = tiny.reference_logits(reference(path), ids)
+    assert ((actual - expected).norm() / expected.norm()) < 0.1
+
+
 @pytest.mark.parametrize(("n_bits", "most"), [(8, 0.1), (4, 0.8)])
 def test_linear_layers_in_few_bits(n_bits, most, tiny, tiny_model, reference):
     path = tiny_model("gemma2")
@@ -106,18 +119,18 @@ def test_linear_layers_in_few_bits(n_bits, most, tiny, tiny_model, reference):
 
 TINY = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
-MAMBA = {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 4}
+RWKV = {"hidden_size": 64, "attention_hidden_size": 64, "num_hidden_layers": 2}
 
 
 @pytest.mark.parametrize(
     ("family", "fields", "message"),
     [
-        ("mamba", MAMBA, "recurrent state"),
+        ("rwkv", RWKV, "recurrent state in a cache of their own"),
         ("bloom", {"hidden_size": 64, "n_layer": 2, "n_head": 4}, "max_position_embeddings"),
         ("bert", TINY, "neither causal nor a causal window"),
         ("doge", TINY, "makes its own attention mask"),
         ("diffllama", TINY, "differ from transformers' own|0 of 2 layers"),  # depends on the version of transformers
-        ("minimax", TINY | {"num_local_experts": 2}, "linear_attention"),
+        ("minimax", TINY | {"num_local_experts": 2}, "cache of its own"),
         ("openai-gpt", {"n_embd": 64, "n_layer": 2, "n_head": 4}, "0 of 2 layers go through"),
     ],
 )

@@ -156,7 +156,7 @@ class Bench:
                 return
             for report in reports:
                 if isinstance(report, wire.Step):
-                    self.requests.take(report)
+                    deque(self.requests.take(report), 0)
                 elif isinstance(report, wire.Failed):
                     self.requests.fail(report)
             self._do()

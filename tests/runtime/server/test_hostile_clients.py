@@ -13,10 +13,27 @@ import msgspec
 import pytest
 import zmq
 
+import wire_fuzz
 from banyan.runtime import config, launch
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.protocol.limits import MAX_OPS, MESSAGE_LIMITS
-from banyan.runtime.protocol.wire import Append, Define, Drop, Fork, Gen, Join, Mark, Ref, Select, Submit, Use
+from banyan.runtime.protocol.wire import (
+    Append,
+    BeginTurn,
+    CacheHint,
+    Define,
+    Drop,
+    EndTurn,
+    Fork,
+    Gen,
+    Join,
+    Mark,
+    Ref,
+    Select,
+    Submit,
+    Tools,
+    Use,
+)
 from waits import wait_until
 
 LONGEST = 0.025
@@ -65,6 +82,7 @@ def server(
     path = tmp_path_factory.mktemp("model")
     tiny.make_tokenizer(path)
     (path / "fake.json").write_text("{}")
+    (path / "chat_template.jinja").write_text(wire_fuzz.TEMPLATE)
     process = launch.start(config.make(model=str(path)), timeout=30.0, command=write_boot(CPU_CLOCK))
     yield process
     process.close()
@@ -101,6 +119,12 @@ def sampling(**options: Any) -> wire.Sampling:
 
 def fan(n: int) -> list[wire.Op]:
     return [Fork(0, tuple(range(1, n + 1))), *(Append(k, ("a",)) for k in range(1, n + 1))]
+
+
+def tool(k: int) -> str:
+    """The spec of a tool with many parameters."""
+    parameters = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(100)}}
+    return json.dumps({"type": "function", "function": {"name": f"f{k}", "parameters": parameters}})
 
 
 def blocked() -> list[bytes]:
@@ -141,6 +165,13 @@ HOSTILE: dict[str, Callable[[], list[bytes]]] = {
             Append(0, tuple("ab cd "[k % 6] for k in range(1000))),
             Select(0, 0, ("a", "b", "c")),
             *(Append(0, tuple("ab cd "[k % 6] for k in range(4096))) for _ in range(20)),
+        ]
+    ),
+    "hints": lambda: program([*[Append(0, ("a",) * 4096)] * 40, *[CacheHint(0, steps=1.0)] * 100]),
+    "tools": lambda: program(
+        [
+            Append(0, (BeginTurn("user"), "a", EndTurn(), BeginTurn("assistant"))),
+            Gen(0, 0, sampling(), tools=Tools(tuple(map(tool, range(20))))),
         ]
     ),
     "parts": lambda: program([Append(0, ("",) * 4096)] * 20),

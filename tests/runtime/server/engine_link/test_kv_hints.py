@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ from banyan.runtime.protocol.wire import (
     Join,
     Release,
 )
+from banyan.runtime.server.engine_link import kv_hints
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender, n_common
 from banyan.runtime.server.text.prompt import pack, unpack
 
@@ -110,10 +112,24 @@ def test_rests_of_tool_calls_are_measured_per_tool(clocked: Any) -> None:
         keeper.ended(run, bytearray(pack([4])))
         keeper.calls(77, 0, ("look",))
         n = len(commands(clocked, Hold))
-        keeper.settle()
+        deque(keeper.settle(), 0)
         assert len(commands(clocked, Hold)) == n + 1, "... except after a tool call"
         clocked.now += seconds
     assert commands(clocked, Hold)[-1].steps * keeper._steps[0] == pytest.approx(3.0)
+
+
+def test_long_chain_of_dropped_states_is_evicted_in_pieces(clocked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_hints, "LINKS", 2)
+    ops: list[Any] = [Append(0, ("a",))]
+    for k in range(5):
+        ops += [Gen(k, k, SHORT), Fork(k, (k + 1,)), Append(k + 1, ("b",))]
+    clocked.submit(*ops, Gen(5, 5, wire.Sampling(max_tokens=50)))
+    clocked.run(40)
+    clocked.submit(*map(Drop, range(1, 6)))
+    assert len(commands(clocked, EvictFirst)) == 2
+    clocked.submit(Append(0, ("c",)), Gen(0, 9, SHORT))
+    clocked.run()
+    assert len(commands(clocked, EvictFirst)) == 5
 
 
 def test_dropped_branches_are_evicted_up_to_the_fork(clocked: Any) -> None:
@@ -259,8 +275,8 @@ def test_events_of_unknown_programs_are_ignored() -> None:
     keeper.calls(5, 0, ("x",))
     keeper.drop(5, 0)
     keeper.adopted(5, 0, 1)
-    keeper.end(5)
-    keeper.settle()
+    deque(keeper.end(5), 0)
+    deque(keeper.settle(), 0)
 
 
 def test_memory_of_ended_rests_is_bounded(clocked: Any) -> None:
@@ -269,7 +285,7 @@ def test_memory_of_ended_rests_is_bounded(clocked: Any) -> None:
     for _ in range(5000):
         keeper.started(run)
         keeper.ended(run, bytearray())
-        keeper.settle()
+        deque(keeper.settle(), 0)
         clocked.now += 0.01
     assert len(keeper._overdue) <= 1100
 

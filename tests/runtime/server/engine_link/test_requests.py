@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -215,12 +216,25 @@ def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     requests.start(pack([1]), wire.Sampling(logprobs=True, top_logprobs=2), ended.append)
     the, fox = words.encode([TextSpan("the")])[0], words.encode([TextSpan("x")])[0]
     top = wire.TopLogprobs(-0.5, pack([the, fox]), array("f", [-0.5, -1.5]).tobytes())
-    requests.take(
-        wire.Step(array("q", [0]).tobytes(), pack([1]), pack([the]), {0: (top,)}, (wire.Finish(0, "length"),))
-    )
+    step = wire.Step(array("q", [0]).tobytes(), pack([1]), pack([the]), {0: (top,)}, (wire.Finish(0, "length"),))
+    deque(requests.take(step), 0)
     (logprob,) = requests.sample(ended[0]).logprobs
     spell = words.text_of
     assert logprob == wire.TokenLogprob(the, spell([the]), -0.5, ((the, spell([the]), -0.5), (fox, "x", -1.5)))
+
+
+def test_requests_are_stopped_as_far_as_there_is_time(words: Tokenizer) -> None:
+    calls: list[Callable[[], None]] = []
+    commands: list[Any] = []
+    requests = EngineRequests(words, None, commands.append, call_later=calls.append, is_late=lambda: True)
+    started = [requests.start(pack([1]), wire.Sampling(), lambda r: None) for _ in range(3)]
+    requests.abort(*started)
+    assert len(requests) == 0
+    for n_told in (1, 2, 3):
+        assert [command.rid for command in commands if isinstance(command, wire.Abort)] == list(range(n_told))
+        while calls:
+            calls.pop()()
+            break
 
 
 def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
@@ -230,6 +244,7 @@ def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
     requests.start(pack([1]), wire.Sampling(), ended.append)
     requests.abort(first)
     finished = (wire.Finish(0, "abort"), wire.Finish(1, "length"))
-    requests.take(wire.Step(array("q", [0, 1]).tobytes(), pack([2, 1]), pack([67, 68, 69]), {}, finished))
+    step = wire.Step(array("q", [0, 1]).tobytes(), pack([2, 1]), pack([67, 68, 69]), {}, finished)
+    deque(requests.take(step), 0)
     assert [r.run.rid for r in ended] == [1]
     assert unpack(bytes(ended[0].ids)) == [69]

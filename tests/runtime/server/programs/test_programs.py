@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_MARKS
 from banyan.runtime.protocol.wire import (
     Append,
     Arg,
@@ -343,6 +344,13 @@ def test_ended_program_leaves_no_cycles(bench: Any, op: wire.Op) -> None:
         assert program() is None
     finally:
         gc.enable()
+
+
+def test_marks_of_a_state_are_limited(bench: Any) -> None:
+    b = bench()
+    b.submit(*(Mark(0, k % MAX_MARKS) for k in range(MAX_MARKS + 10)), Read(0, 0), Mark(0, MAX_MARKS), Read(0, 1))
+    b.run()
+    assert f"more than {MAX_MARKS} marks" in b.failed(1).message
 
 
 def test_check_names_violated_invariants(bench: Any, greedy: Sampler) -> None:

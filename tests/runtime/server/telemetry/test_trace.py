@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
@@ -88,8 +89,7 @@ def test_engine_counts_are_in_the_value(bench: Any, greedy: Sampler) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(n=2)))
     for run in b.engine.runs:
-        b.requests.take(
-            wire.Step(finished=(wire.Finish(run.rid, "length", n_prompt=5, started=7.0, n_drafted=4, n_accepted=3),))
-        )
+        finish = wire.Finish(run.rid, "length", n_prompt=5, started=7.0, n_drafted=4, n_accepted=3)
+        deque(b.requests.take(wire.Step(finished=(finish,))), 0)
     usage, times = b.value(0).usage, b.value(0).times
     assert (usage.drafted, usage.accepted, times.started) == (8, 6, 7.0)

@@ -1,0 +1,155 @@
+"""Virtual engines for simulate_fleet.py: continuous batching in virtual time, and a cache of blocks with LRU.
+
+Between two events the engine's steps are alike, so its decodes and the prompt that it computes advance at constant
+rates: an event costs microseconds, whatever the number of steps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Container
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from banyan.runtime.fleet.index import BLOCK
+from banyan.runtime.fleet.placement import StepSeconds
+
+
+class Size(NamedTuple):
+    """Of an engine. n_blocks: blocks of KV. The others are those of the configuration."""
+
+    n_blocks: int = 1024
+    max_running: int = 64
+    step_tokens: int = 512
+
+
+class Request:
+    """One generation. What a run changes is set anew by each run.
+
+    program     the index of its program
+    digests     of the blocks of its whole text, prompt and output; prompt: of its prompt
+    n_prompt    tokens of the prompt; n_own: those behind its parent's text, or behind the program's trunk
+    n_out       tokens of the output
+    wait        seconds between the end of its parent and its start: a tool or a user
+    children    start when it has ended; together they are a fork
+    """
+
+    __slots__ = ("children", "digests", "engine", "n_out", "n_own", "n_prompt", "number", "parent", "placed", "program",
+                 "prompt", "started", "wait")  # fmt: skip
+
+    def __init__(self, program: int, digests: list[bytes], n_prompt: int, n_own: int, n_out: int, wait: float) -> None:
+        self.program, self.digests, self.wait = program, digests, wait
+        self.prompt = digests[: n_prompt // BLOCK]
+        self.n_prompt, self.n_own, self.n_out = n_prompt, n_own, n_out
+        self.children: list[Request] = []
+        self.parent: Request | None = None
+        self.number = 0
+        self.engine, self.started = -1, 0.0
+        self.placed: object = None
+
+
+class VirtualEngine:
+    """One replica. on_first: called at a request's first token, with the tokens of its prompt that were computed.
+    on_end: when it has ended. stored, removed: the events of its cache."""
+
+    __slots__ = ("_cache", "_left", "_missing", "_prefill", "_running", "_size", "_step_time", "_turn", "_waiting",
+                 "busy", "now", "number", "on_end", "on_first", "removed", "stored", "version")  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        size: Size,
+        step_time: StepSeconds,
+        on_first: Callable[[Request, float, int], None],
+        on_end: Callable[[Request, float], None],
+        stored: Callable[[int, list[bytes]], None],
+        removed: Callable[[int, list[bytes]], None],
+    ) -> None:
+        self.number, self._size, self._step_time = number, size, step_time
+        self.on_first, self.on_end, self.stored, self.removed = on_first, on_end, stored, removed
+        self.now = self.busy = 0.0
+        self.version = 0  # of its next event
+        self._cache: OrderedDict[bytes, None] = OrderedDict()
+        self._waiting: deque[Request] = deque()
+        self._prefill: Request | None = None
+        self._missing, self._left = 0, 0.0  # tokens of its prompt that were not cached, and those that are left
+        self._turn = 0.0  # decode steps so far
+        self._running: list[tuple[float, int, Request]] = []  # (the turn in which it ends, ...), a heap
+
+    def take(self, request: Request) -> None:
+        self._waiting.append(request)
+
+    def next_event(self) -> float:
+        """When something ends; infinity: nothing runs."""
+        if self._prefill is None:
+            self._next_prefill()
+        step, chunk = self._step()
+        when = float("inf")
+        if self._running:
+            when = (self._running[0][0] - self._turn) * step
+        if self._prefill is not None:
+            when = min(when, self._left / chunk * step)
+        return self.now + max(when, 0.0)
+
+    def advance(self, now: float) -> None:
+        """Compute until `now`, the time of its next event at most."""
+        elapsed, self.now = now - self.now, now
+        if self._prefill is None and not self._running:
+            return
+        self.busy += elapsed
+        step, chunk = self._step()
+        n_steps = elapsed / step
+        self._turn += n_steps
+        self._left -= n_steps * chunk
+        while self._running and self._running[0][0] <= self._turn + 1e-6:
+            request = heappop(self._running)[2]
+            self._keep(request.digests, n_known(request.digests, self._cache))
+            self.on_end(request, now)
+        if self._prefill is not None and self._left <= 1e-6:
+            request, self._prefill = self._prefill, None
+            self.on_first(request, now, self._missing)
+            heappush(self._running, (self._turn + request.n_out, request.number, request))
+
+    def _step(self) -> tuple[float, int]:
+        """Seconds of a step now, and the tokens of the prompt in it."""
+        n, (fixed, prompt, decode) = len(self._running), self._step_time
+        chunk = 0 if self._prefill is None else self._size.step_tokens - n
+        return fixed + decode * n + prompt * chunk, chunk
+
+    def _next_prefill(self) -> None:
+        """Start the next request in order of arrival, if fewer than max_running run."""
+        if not self._waiting or len(self._running) >= self._size.max_running:
+            return
+        request = self._prefill = self._waiting.popleft()
+        prompt = request.prompt
+        n_found = n_known(prompt, self._cache)
+        self._missing = request.n_prompt - min(BLOCK * n_found, request.n_prompt - 1)
+        self._left = float(self._missing)
+        self._keep(prompt, n_found)
+
+    def _keep(self, digests: list[bytes], n_found: int) -> None:
+        """A text was used, of which n_found blocks are there. Evicts the longest unused blocks."""
+        cache = self._cache
+        for digest in reversed(digests):  # a text is evicted from its end
+            cache[digest] = None
+            cache.move_to_end(digest)
+        if n_found < len(digests):
+            self.stored(self.number, digests[n_found:])
+        if len(cache) > self._size.n_blocks:
+            self.removed(self.number, [cache.popitem(last=False)[0] for _ in range(len(cache) - self._size.n_blocks)])
+
+
+def n_known(digests: list[bytes], known: Container[bytes]) -> int:
+    """How many of a text's blocks are known: nothing is known without what precedes it."""
+    low, high = 0, len(digests)
+    while low < high:
+        middle = (low + high) // 2
+        if digests[middle] in known:
+            low = middle + 1
+        else:
+            high = middle
+    return low

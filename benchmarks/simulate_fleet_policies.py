@@ -1,0 +1,244 @@
+"""Policies for simulate_fleet.py: ours, and those of other routers.
+
+The others place each request by itself, by its text, as routers do. All of them have the same index as ours, with
+immediate news of what an engine stored and evicted, which no router has: in this they are better than their originals.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+from simulate_fleet_engine import Request
+
+from banyan.runtime.fleet.index import BLOCK, PrefixIndex
+from banyan.runtime.fleet.placement import Branch, Demand, Fleet, ProgramPlacement, StepSeconds
+
+WEIGHTS = b"weights"
+
+
+class Ours:
+    """Whole programs and forks, placed by the fleet. sees: how much of a program is known at its start: "all" that it
+    forks into, or only the "next" requests."""
+
+    def __init__(self, n_engines: int, step_time: StepSeconds, sees: str = "all") -> None:
+        self._fleet, self._sees = Fleet(step_time), sees
+        for i in range(n_engines):
+            self._fleet.add(str(i), WEIGHTS)
+        self._n_left: dict[tuple[int, int], int] = {}  # requests of a branch of a placement that have not ended
+
+    def place(self, requests: list[Request], trunk: list[bytes], n_trunk: int) -> list[int]:
+        parent = requests[0].parent
+        if parent is not None and not requests[0].wait and self._sees == "all":  # was placed with its parent
+            for request in requests:
+                request.placed = parent.placed
+            return [parent.engine] * len(requests)
+        branches = [self._branch(request) for request in requests]
+        placement = self._fleet.place(Demand(trunk, n_trunk, branches, WEIGHTS))
+        for i, request in enumerate(requests):
+            request.placed = placement, i
+        return [int(name) for name in placement.replicas]
+
+    def _branch(self, request: Request) -> Branch:
+        """What a request and all that starts with its end computes."""
+        if self._sees != "all" or not request.children or request.children[0].wait:
+            return Branch(request.n_own, request.n_out, request.n_out)
+        below = [self._branch(child) for child in request.children]
+        return Branch(
+            request.n_own + sum(one.n_prompt for one in below),
+            request.n_out + sum(one.n_out for one in below),
+            request.n_out + max(one.n_steps for one in below),
+        )
+
+    def first(self, request: Request, n_computed: int) -> None:
+        placement, i = _placed(request)
+        self._fleet.computed(placement, i, n_prompt=n_computed)
+
+    def ended(self, request: Request) -> None:
+        placement, i = _placed(request)
+        self._fleet.computed(placement, i, n_out=request.n_out)
+        if self._sees != "all":
+            self._fleet.end(placement, i)
+            return
+        key = id(placement), i
+        is_open = bool(request.children) and not request.children[0].wait
+        left = self._n_left.pop(key, 1) - 1 + (len(request.children) if is_open else 0)
+        if left:
+            self._n_left[key] = left
+        else:
+            self._fleet.end(placement, i)
+
+    def stored(self, engine: int, digests: list[bytes]) -> None:
+        self._fleet.stored(str(engine), digests)
+
+    def removed(self, engine: int, digests: list[bytes]) -> None:
+        self._fleet.removed(str(engine), digests)
+
+
+def _placed(request: Request) -> tuple[ProgramPlacement, int]:
+    placed = request.placed
+    assert isinstance(placed, tuple)
+    return placed
+
+
+class Router:
+    """Places requests one by one. Load is the number of requests that run or wait in an engine."""
+
+    def __init__(self, n_engines: int) -> None:
+        self.n = n_engines
+        self.loads = [0.0] * n_engines
+        self.all = (1 << n_engines) - 1
+        self.index = PrefixIndex()
+        self._order: list[tuple[float, int, int]] = [(0.0, 0, i) for i in range(n_engines)]
+        self._keys = list(self._order)
+        self._n_placed = 0
+
+    def place(self, requests: list[Request], trunk: list[bytes], n_trunk: int) -> list[int]:
+        return [self._place(request) for request in requests]
+
+    def _place(self, request: Request) -> int:
+        prompt = request.prompt
+        holders = self.index.holders(prompt, self.all)
+        n_found, best = (holders[0][0], self.least(holders[0][1])) if holders else (0, -1)
+        engine = self.choose(request, n_found, best)
+        self.index.stored(1 << engine, prompt)
+        self.add(engine, self.work(request, n_found, engine))
+        return engine
+
+    def work(self, request: Request, n_found: int, engine: int) -> float:
+        """What a request adds to the load."""
+        return 1.0
+
+    def choose(self, request: Request, n_found: int, best: int) -> int:
+        """The engine of a request. n_found: the longest cached prefix of its prompt, in blocks. best: the engine with
+        the least load that has it; -1: none."""
+        raise NotImplementedError
+
+    def least(self, among: int) -> int:
+        """The engine with the least load; of equals, the one that got a request longest ago."""
+        if among.bit_count() ** 2 < self.n:
+            few = []
+            while among:
+                few.append(among.bit_length() - 1)
+                among ^= 1 << few[-1]
+            return min(few, key=self._keys.__getitem__)
+        return next(i for _, _, i in self._order if among >> i & 1)
+
+    @property
+    def lightest(self) -> int:
+        return self._order[0][2]
+
+    @property
+    def highest_load(self) -> float:
+        return self._order[-1][0]
+
+    def add(self, engine: int, load: float) -> None:
+        self.loads[engine] += load
+        del self._order[bisect_left(self._order, self._keys[engine])]
+        if load > 0:
+            self._n_placed += 1
+        turn = self._n_placed if load > 0 else self._keys[engine][1]
+        self._keys[engine] = self.loads[engine], turn, engine
+        insort(self._order, self._keys[engine])
+
+    def first(self, request: Request, n_computed: int) -> None:
+        pass
+
+    def ended(self, request: Request) -> None:
+        self.add(request.engine, -1.0)
+
+    def stored(self, engine: int, digests: Sequence[bytes]) -> None:
+        self.index.stored(1 << engine, digests)
+
+    def removed(self, engine: int, digests: Sequence[bytes]) -> None:
+        self.index.removed(1 << engine, digests)
+
+
+class RoundRobin(Router):
+    def _place(self, request: Request) -> int:
+        self._n_placed += 1
+        return self._n_placed % self.n
+
+    def ended(self, request: Request) -> None:
+        pass
+
+    def stored(self, engine: int, digests: Sequence[bytes]) -> None:
+        pass
+
+    removed = stored
+
+
+class LeastLoaded(Router):
+    def choose(self, request: Request, n_found: int, best: int) -> int:
+        return self.lightest
+
+
+class SGLang(Router):
+    """SGLang's router: while the fleet is balanced, the engine with the longest match if that is more than `threshold`
+    of the prompt, else the one with the smallest tree; else the one with the least load."""
+
+    def __init__(self, n_engines: int, threshold: float, absolute: int, relative: float) -> None:
+        super().__init__(n_engines)
+        self._threshold, self._absolute, self._relative = threshold, absolute, relative
+        self._trees = [(0, i) for i in range(n_engines)]
+        self._sizes = [0] * n_engines
+
+    def choose(self, request: Request, n_found: int, best: int) -> int:
+        high, low = self.highest_load, self.loads[self.lightest]
+        if high - low > self._absolute and high > self._relative * low:
+            return self.lightest
+        if BLOCK * n_found > self._threshold * request.n_prompt:
+            return best
+        return self._trees[0][1]
+
+    def _place(self, request: Request) -> int:
+        engine = super()._place(request)
+        del self._trees[bisect_left(self._trees, (self._sizes[engine], engine))]
+        self._sizes[engine] += request.n_own  # what it inserts into its tree, which nothing leaves in minutes
+        insort(self._trees, (self._sizes[engine], engine))
+        return engine
+
+
+class Gate(Router):
+    """SGLang's per-request gate: the engine with the longest match, unless it has more than `gate` requests more than
+    the one with the fewest."""
+
+    def __init__(self, n_engines: int, gate: int) -> None:
+        super().__init__(n_engines)
+        self._gate = gate
+
+    def choose(self, request: Request, n_found: int, best: int) -> int:
+        if best < 0 or self.loads[best] > self.loads[self.lightest] + self._gate:
+            return self.lightest
+        return best
+
+
+class Preble(Router):
+    """Preble's rule: the engine with the longest match if more of the prompt is cached than not, else the least of
+    load, recomputation and eviction. An engine whose load is more than `imbalance` times the least one's passes its
+    requests on to that one. Load is seconds of work."""
+
+    def __init__(self, n_engines: int, step_time: StepSeconds, imbalance: float) -> None:
+        super().__init__(n_engines)
+        self._time, self._imbalance = step_time, imbalance
+        self._work: dict[int, float] = {}
+
+    def choose(self, request: Request, n_found: int, best: int) -> int:
+        lightest = self.lightest
+        if best < 0:
+            return lightest
+        if 2 * BLOCK * n_found > request.n_prompt:
+            own = self._time.prompt * request.n_own + self._time.decode * request.n_out
+            is_fair = self.loads[best] <= self._imbalance * self.loads[lightest] + own
+            return best if is_fair else lightest
+        saved = self._time.prompt * BLOCK * n_found
+        return best if self.loads[best] - saved <= self.loads[lightest] else lightest
+
+    def work(self, request: Request, n_found: int, engine: int) -> float:
+        has_it = bool(self.index.holders(request.prompt[:n_found], 1 << engine)) if n_found else False
+        missing = request.n_prompt - BLOCK * n_found * has_it
+        work = self._work[request.number] = self._time.prompt * missing + self._time.decode * request.n_out
+        return work
+
+    def ended(self, request: Request) -> None:
+        self.add(request.engine, -self._work.pop(request.number))

@@ -1,0 +1,103 @@
+"""Slots of recurrent state, as values of the tree.
+
+Layers such as linear attention keep one state of a text, not something for each token. So a prefix can only be
+continued from a position whose state was stored. A node has the states of some of its positions (`Node.states`): a
+match ends at the deepest of them, and what follows is computed again, even where its pages are there.
+
+A slot has one owner: the free list, a lease (its working slot, or a state that it has not published yet), or a node.
+The state of a node is copied to the working slot of each lease that continues from it. If no slot is free, a state of
+the tree is evicted: of dropped branches first, of held ones last, of the rest the one that was used the longest ago.
+"""
+
+from __future__ import annotations
+
+from banyan.radix_cache.node import DEAD, NO_STATES, Node
+
+
+class StateSlots:
+    """All slots. copies: see `take_copies`."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.n_slots = n_slots
+        self.free = list(range(n_slots - 1, -1, -1))
+        self.nodes: dict[int, Node] = {}  # slot -> its node, the least recently used first
+        self._copies: list[tuple[int, int]] = []
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """(source, destination): slots to copy in this order before the next forward pass. Source -1: the state before
+        the first token. Returns each once."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def claim(self, may_evict: bool = True) -> int:
+        """A slot; -1 if there is none."""
+        if not self.free and self.nodes and may_evict:
+            slot = min(self.nodes, key=self._order)
+            node = self.nodes[slot]
+            self._remove(node, next(position for position, own in node.states.items() if own == slot))
+        return self.free.pop() if self.free else -1
+
+    def claim_copy(self, source: int) -> int:
+        """A slot that will have the state in `source`; -1: the first. One must be free, or a node's."""
+        slot = self.claim()
+        assert slot >= 0, "more leases compute than there are slots"
+        self._copies.append((source, slot))
+        return slot
+
+    def give(self, slot: int) -> None:
+        """Frees a slot of a lease."""
+        self.free.append(slot)
+
+    def _order(self, slot: int) -> tuple[bool, bool]:
+        node = self.nodes[slot]
+        return node.n_holds > 0, node.queue.level != DEAD or node.n_locks > 0
+
+    def find(self, node: Node, n: int) -> tuple[Node, int, int]:
+        """The last state on the path to the n-th token, which is in `node`: its node, position and slot. At the root:
+        0 and -1."""
+        at = node
+        while at.parent:
+            if position := max((p for p in at.states if p <= n), default=0):
+                slot = at.states[position]
+                return at, position, slot
+            at = at.parent
+        return at, 0, -1
+
+    def touch(self, slot: int) -> None:
+        """Makes a state of the tree the most recently used one."""
+        self.nodes[slot] = self.nodes.pop(slot)
+
+    def store(self, node: Node, position: int, slot: int) -> None:
+        """Gives the state behind the first `position` tokens to the node in which they end. Frees it if the node has
+        one."""
+        if position in node.states:
+            self.touch(node.states[position])
+            self.give(slot)
+            return
+        if not node.states:
+            node.states = {}
+        node.states[position] = slot
+        self.nodes[slot] = node
+
+    def cut(self, node: Node, end: int) -> None:
+        """Frees the states of a node behind `end`."""
+        for position in [position for position in node.states if position > end]:
+            self._remove(node, position)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Divides the states of a node from which `upper` was split off."""
+        own = lower.states
+        upper.states = {p: slot for p, slot in own.items() if p <= upper.end} or NO_STATES
+        lower.states = {p: slot for p, slot in own.items() if p > upper.end} or NO_STATES
+        for slot in upper.states.values():
+            self.nodes[slot] = upper
+
+    def _remove(self, node: Node, position: int) -> None:
+        slot = node.states.pop(position)
+        del self.nodes[slot]
+        self.free.append(slot)
+
+    def reset(self, kept: set[int]) -> None:
+        """Frees all slots but those of leases; no node may have a state."""
+        self.nodes.clear()
+        self.free = [slot for slot in range(self.n_slots) if slot not in kept]

@@ -1,0 +1,151 @@
+"""Which replicas get which programs, and what the fleet remembers of their work and prefixes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from banyan.radix_cache.cache import Cache
+from banyan.runtime.fleet.index import BLOCK, PrefixIndex, block_digests, blocks_of
+from banyan.runtime.fleet.placement import Branch, Demand, Fleet, NoReplica, ProgramPlacement, StepSeconds
+from cache_support import open_published
+
+WEIGHTS = b"weights"
+NAMESPACE = b"tenant"
+
+
+def text(n: int, seed: int = 0) -> bytes:
+    """n random tokens."""
+    return random.Random(seed).randbytes(4 * n)
+
+
+def fleet(n: int) -> Fleet:
+    made = Fleet(StepSeconds(1e-3, 4e-5, 1e-4))
+    for i in range(n):
+        made.add(f"r{i}", WEIGHTS)
+    return made
+
+
+def demand(ids: bytes, n: int = 1, n_out: int = 50, namespace: bytes = NAMESPACE, weights: bytes = WEIGHTS) -> Demand:
+    """n branches behind the text `ids`."""
+    return Demand(block_digests(namespace, ids), len(ids) // 4, [Branch(10, n_out, n_out)] * n, weights)
+
+
+def n_on_device(cache: Cache, ids: bytes) -> int:
+    return cache.tree.match(cache.tree.root(b""), ids, len(ids) // 4)[1]
+
+
+def used(placement: ProgramPlacement) -> set[str]:
+    return set(placement.replicas)
+
+
+def test_a_prefix_brings_programs_to_its_replica_and_work_drives_them_away() -> None:
+    replicas = fleet(4)
+    home = replicas.place(demand(text(1000)))
+    assert home.replicas == [home.home]
+    others = [replicas.place(demand(text(1000, seed))) for seed in (1, 2, 3)]
+    assert len({one.home for one in (home, *others)}) == 4, "what shares nothing goes where nothing is queued"
+    for one in (home, *others):
+        replicas.end(one)
+    again = [replicas.place(demand(text(1000))) for _ in range(40)]
+    assert [one.home for one in again[:5]] == [home.home] * 5
+    assert len({one.home for one in again}) > 1, "a hot prefix is computed elsewhere once the queue takes longer"
+
+
+def test_finished_work_counts_no_more() -> None:
+    replicas = fleet(2)
+    first = replicas.place(demand(text(1000)))
+    second = replicas.place(demand(text(1000, 1)))
+    replicas.computed(first, 0, n_prompt=1010, n_out=20)
+    third = replicas.place(demand(text(700, 2)))
+    assert third.home == first.home
+    replicas.computed(second, 0, n_prompt=5000, n_out=5000)  # more than was expected
+    for one in (first, second, third, third):
+        replicas.end(one)
+    assert [(one.prompt, one.out, one.rows) for one in replicas._replicas.values()] == [(0, 0, 0)] * 2
+
+
+def test_a_fork_splits_when_it_ends_sooner() -> None:
+    short = text(100)
+    wide = fleet(8).place(demand(short, n=64, n_out=100))
+    assert len(used(wide)) == 8
+    assert [wide.replicas.count(name) for name in used(wide)] == [8] * 8
+    assert wide.replicas == sorted(wide.replicas, key=wide.replicas.index), "neighbours stay together"
+    assert wide.home in used(wide)
+    busy = fleet(8)
+    for seed in range(8):
+        busy.place(demand(text(1000, seed)))
+    assert len(used(busy.place(demand(text(20_000), n=16, n_out=20)))) == 1, "the trunks would delay others"
+
+
+def test_branches_may_end_one_by_one() -> None:
+    replicas = fleet(2)
+    placement = replicas.place(demand(text(100), n=8))
+    replicas.end(placement, 0)
+    replicas.end(placement, 0)
+    assert sum(one.rows for one in replicas._replicas.values()) == 7
+    replicas.end(placement)
+    assert sum(one.rows for one in replicas._replicas.values()) == 0
+
+
+def test_tenants_and_weights_share_nothing() -> None:
+    replicas = fleet(2)
+    home = replicas.place(demand(text(1000)))
+    assert replicas.place(demand(text(1000), namespace=b"other")).home != home.home
+    replicas.add("new", b"new weights")
+    assert {replicas.place(demand(text(1000), weights=b"new weights")).home for _ in range(5)} == {"new"}
+    with pytest.raises(NoReplica):
+        replicas.place(demand(text(1000), weights=b"unknown"))
+
+
+def test_a_replica_drains_leaves_and_comes_back_empty() -> None:
+    replicas = fleet(2)
+    home = replicas.place(demand(text(1000)))
+    replicas.drain(home.home)
+    replicas.drain(home.home)
+    other = replicas.place(demand(text(1000)))
+    assert other.home != home.home
+    replicas.end(other)
+    replicas.remove(home.home)
+    replicas.end(home)
+    replicas.add(home.home, WEIGHTS)
+    assert replicas.place(demand(text(1000))).home == other.home, "what the old process had is gone"
+    for name in ("r0", "r1"):
+        replicas.drain(name)
+    with pytest.raises(NoReplica):
+        replicas.place(demand(text(10)))
+
+
+def test_index_follows_the_events_of_a_tree() -> None:
+    """After any order of stored and removed, the index has exactly the tree's blocks."""
+    cache = Cache(40, 16)
+    events = cache.listen()
+    index, position, rng = PrefixIndex(), -1, random.Random(0)
+    texts = [text(rng.randint(20, 400), seed % 3) + text(rng.randint(0, 200), seed) for seed in range(20)]
+    for ids in texts:
+        open_published(cache, ids).close()
+        page = events.since(position)
+        position = page.next
+        for event in page.events:
+            change = index.stored if event.kind == "stored" else index.removed
+            change(1, [bytes.fromhex(one) for one in blocks_of(event.digests, event.first, 16)])
+        for one in texts:
+            n_cached = n_on_device(cache, one)
+            found = index.holders(block_digests(b"", one), 1)
+            assert (found[0][0] if found else 0) == n_cached // BLOCK
+
+
+def test_index_is_bounded_and_forgets_the_longest_unused_from_the_end() -> None:
+    index = PrefixIndex(n_blocks=20)
+    digests = [block_digests(b"", text(10 * BLOCK, seed)) for seed in range(3)]
+    index.stored(0b01, digests[0])
+    index.stored(0b10, digests[1])
+    index.stored(0b10, digests[0][:4])
+    assert index.holders(digests[0], 0b11) == [(10, 0b01), (4, 0b11)]
+    index.stored(0b01, digests[2][:6])
+    assert len(index) == 20
+    assert index.holders(digests[0], 0b11) == [(4, 0b11)]
+    index.removed(0b10, digests[1])
+    index.removed(0b11, digests[0])
+    assert len(index) == 6
