@@ -190,7 +190,7 @@ def _experts(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtyp
     up_bias, down_bias = _randn(generator, dtype, n, 2 * mid), _randn(generator, dtype, n, hidden)
     doubles = Experts(up.double(), down.double(), up_bias.double(), down_bias.double(), gate, n)
     want = moe.experts(x.double(), doubles, index, weights.double())
-    panels = [joined([packed.pack(w, library.banyan_panel())._replace(deterministic=False) for w in all_of])
+    panels = [joined([packed.pack(w, library.banyan_panel()) for w in all_of])
               for all_of in (up, down)]  # fmt: skip
     got = call(library, x, Experts(panels[0], panels[1], up_bias, down_bias, gate, n), index, weights, 0, 2)
     _near("experts", got, want, tolerance)
