@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from simulate_fleet_engine import Request
 
 from banyan.runtime.fleet.index import BLOCK, PrefixIndex
-from banyan.runtime.fleet.placement import Branch, Demand, Fleet, Placement, StepSeconds
+from banyan.runtime.fleet.placement import Branch, Demand, Fleet, ProgramPlacement, StepSeconds
 
 WEIGHTS = b"weights"
 
@@ -75,7 +75,7 @@ class Ours:
         self._fleet.removed(str(engine), digests)
 
 
-def _placed(request: Request) -> tuple[Placement, int]:
+def _placed(request: Request) -> tuple[ProgramPlacement, int]:
     placed = request.placed
     assert isinstance(placed, tuple)
     return placed

@@ -1,8 +1,8 @@
 """Linear layers on a CPU, by the C++ library.
 
-The library is as fast as oneDNN on many rows. On few rows it saves oneDNN's overhead of 12 us per call: one row times
-256 x 512 takes 4 us instead of 15 in float32, and 3 instead of 12 in bfloat16 (one core of an AMD EPYC Zen 5, torch
-2.13).
+The library is about as fast as oneDNN on many rows. On few rows it saves oneDNN's overhead of 12 us per call: one row
+times 256 x 512 takes 4 us instead of 15 in float32, and 3 instead of 12 in bfloat16 (one core of an AMD EPYC Zen 5,
+torch 2.13).
 """
 
 import ctypes
@@ -37,8 +37,10 @@ def pack(
         return packed.pack_grouped(weight, dtype, deterministic) if is_served else None
     if library is None or weight.device.type != "cpu" or weight.dtype not in build.DTYPES:
         return None
-    if weight.dtype == torch.bfloat16 and (weight.shape[1] % 2 or (_has_matrix_unit() and not deterministic)):
-        return None
+    if weight.dtype == torch.bfloat16:
+        is_slower = _has_matrix_unit() and not library.banyan_has_tiles()
+        if weight.shape[1] % 2 or (is_slower and not deterministic):
+            return None
     return packed.pack(weight, library.banyan_panel())
 
 
@@ -60,7 +62,8 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
 
 @cache
 def _has_matrix_unit() -> bool:
-    """Whether the CPU multiplies bfloat16 in tiles (Intel's AMX). oneDNN uses it; the library does not."""
+    """Whether the CPU multiplies bfloat16 in tiles (Intel's AMX). oneDNN uses it; so does the library if the
+    compiler knows it."""
     try:
         return "amx_bf16" in Path("/proc/cpuinfo").read_text()
     except OSError:

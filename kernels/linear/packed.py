@@ -17,7 +17,8 @@ _DOUBLES = 0, 1, 2, 3, 4, 6, 8, 12
 
 class Packed(NamedTuple):
     """A weight in panels. In the rows' dtype: [panels, n_in, width] for float32, [panels, n_in / 2, width, 2] for
-    bfloat16. In few bits: bytes [panels, groups, 512 or 256], whose scales are parts of a factor per output."""
+    bfloat16, with n_in padded to a multiple of 32. In few bits: bytes [panels, groups, 512 or 256], whose scales are
+    parts of a factor per output."""
 
     panels: Tensor
     n_out: int
@@ -61,11 +62,11 @@ class Weight(ctypes.Structure):
 
 def pack(weight: Tensor, width: int) -> Packed:
     """Packs `weight` [n_out, n_in] in panels of `width` output columns, for rows in the weight's dtype. With bfloat16,
-    pairs of k are adjacent. The last panel is padded with 0."""
+    pairs of k are adjacent. Panels are padded with 0."""
     n_out, n_in = weight.shape
-    tall = F.pad(weight, (0, 0, 0, -n_out % width))
     pairs = 2 if weight.dtype == torch.bfloat16 else 1
-    panels = tall.view(-1, width, n_in // pairs, pairs).transpose(1, 2).contiguous()
+    tall = F.pad(weight, (0, -n_in % GROUP if pairs == 2 else 0, 0, -n_out % width))
+    panels = tall.view(-1, width, tall.shape[1] // pairs, pairs).transpose(1, 2).contiguous()
     return Packed(panels if pairs == 2 else panels.squeeze(3), n_out, n_in, weight.dtype)
 
 

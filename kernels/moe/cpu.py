@@ -28,7 +28,7 @@ def pack(weights: Sequence[Tensor | Grouped], dtype: torch.dtype) -> AnyWeight:
     floats = [weight.dequantise(dtype) if isinstance(weight, Grouped) else weight for weight in weights]
     if library is None or floats[0].device.type != "cpu" or floats[0].shape[1] * dtype.itemsize % 4:
         return torch.stack(floats)
-    return joined([packed.pack(weight, library.banyan_panel())._replace(deterministic=False) for weight in floats])
+    return joined([packed.pack(weight, library.banyan_panel()) for weight in floats])
 
 
 def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> Tensor:

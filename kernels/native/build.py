@@ -95,7 +95,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.banyan_layers.argtypes = [i, i, p, p, i, p]
     library.banyan_add_lora.argtypes = [i, p, n, p, p, n, p, n, n, i]
     library.banyan_experts.argtypes = [i, p, i]
-    library.banyan_panel.restype = i
+    library.banyan_panel.restype = library.banyan_has_tiles.restype = i
     library.banyan_silu_mul.argtypes = [i, p, p, n, n, n, i]
     library.banyan_mask_logits.argtypes = [p, p, p, n, n, n, n, i]
     library.banyan_draw.argtypes = [p, p, p, n, n, n, i]

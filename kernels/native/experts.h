@@ -34,7 +34,7 @@ Weight slice(const Weight& all, int64_t expert, int64_t from, int64_t n_out) {
     const int columns = all.n_bits ? COLUMNS : PANEL;
     const int64_t panel = expert * ((all.n_out + columns - 1) / columns) + from / columns;
     const int64_t n_groups = (all.n_in + GROUP - 1) / GROUP;
-    const int64_t n_bytes = all.n_bits ? n_groups * GROUP_BYTES(all.n_bits) : all.n_in * PANEL * sizeof(T);
+    const int64_t n_bytes = all.n_bits ? n_groups * GROUP_BYTES(all.n_bits) : padded<T>(all.n_in) * PANEL * sizeof(T);
     const auto at = [](const void* p, int64_t offset) { return p ? static_cast<const char*>(p) + offset : nullptr; };
     Weight w = all;
     w.panels = at(all.panels, panel * n_bytes);

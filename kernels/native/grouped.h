@@ -191,7 +191,7 @@ inline bool has_tiles() {
     return is_allowed;
 }
 
-// Sets the shapes of the tiles, 64 bytes in each of 16 rows (tiles 0 to 5: of n_rows), and restores those that were set: torch uses tiles in the same
+// Sets the shapes of the tiles, all 16 rows of 64 bytes, and restores those that were set: torch uses tiles in the same
 // thread.
 class Tiles {
     struct alignas(64) Shapes {
@@ -201,10 +201,11 @@ class Tiles {
     } before;
 
   public:
-    explicit Tiles(int n_rows = TILE) {
-        Shapes ours;
-        std::memset(ours.rows, n_rows, 6);
+    Tiles() {
+        // GCC takes these for accesses to 8 bytes, and would drop stores to the other 56.
+        static const Shapes ours;
         _tile_storeconfig(&before);
+        asm volatile("" : : "r"(&before) : "memory");
         _tile_loadconfig(&ours);
     }
     ~Tiles() {
@@ -282,24 +283,42 @@ void order_pairs(bf16* to, int64_t s_to, const T* from, int64_t n_in) {  // one 
     }
 }
 
-// Adds n groups to c[16 * N rows][2 panels of 16]. a: of the first row tile and group; s_a: from one row tile to the next
+// bfloat16 columns to multiply: pairs of k, as [16 columns][2], and the distances from one pair, group of k and 16 columns
+// to the next.
+struct Columns {
+    const bf16* at;
+    int64_t s_pair, s_group, s_columns;
+};
+
+// Adds n groups to c[16 * N rows][2 * 16 columns], which starts at 0 if `fresh`. a: of the first row tile and group; s_a:
+// from one row tile to the next; s_c: from one row to the next. With each group, n_ahead cache lines from `ahead` on are
+// prefetched into L2.
 template <int N>
-void add_tiles(float* c, const bf16* a, int64_t s_a, const bf16* b, int n) {
-    constexpr int row = 2 * COLUMNS * sizeof(float);
-    _tile_loadd(0, c, row);
-    _tile_loadd(1, c + COLUMNS, row);
-    if (N > 1) { _tile_loadd(2, c + TILE * 2 * COLUMNS, row); _tile_loadd(3, c + TILE * 2 * COLUMNS + COLUMNS, row); }
-    for (int g = 0; g < n; g++, a += A_TILE, b += GROUP * COLUMNS) {
+inline void add_tiles(float* c, int64_t s_c, const bf16* a, int64_t s_a, Columns b, int64_t n, bool fresh,
+                      const char* ahead = nullptr, int64_t n_ahead = 0) {
+    const int64_t row = s_c * sizeof(float), pair = b.s_pair * sizeof(bf16);
+    if (fresh) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, row);
+        _tile_loadd(1, c + COLUMNS, row);
+        if (N > 1) { _tile_loadd(2, c + TILE * s_c, row); _tile_loadd(3, c + TILE * s_c + COLUMNS, row); }
+    }
+    for (int64_t g = 0; g < n; g++, a += A_TILE, b.at += b.s_group) {
+        for (int64_t i = 0; i < n_ahead; i++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
         _tile_loadd(4, a, 64);
-        _tile_loadd(6, b, 64);
-        _tile_loadd(7, b + WIDE_GROUPS * GROUP * COLUMNS, 64);
+        _tile_loadd(6, b.at, pair);
+        _tile_loadd(7, b.at + b.s_columns, pair);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (N > 1) { _tile_loadd(5, a + s_a, 64); _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7); }
     }
     _tile_stored(0, c, row);
     _tile_stored(1, c + COLUMNS, row);
-    if (N > 1) { _tile_stored(2, c + TILE * 2 * COLUMNS, row); _tile_stored(3, c + TILE * 2 * COLUMNS + COLUMNS, row); }
+    if (N > 1) { _tile_stored(2, c + TILE * s_c, row); _tile_stored(3, c + TILE * s_c + COLUMNS, row); }
 }
 
 // c[r][0 .. 32) of n rows. a: of the first row, [tile of rows][group][row][32]
@@ -307,7 +326,6 @@ template <int BITS, bool HAS_MIN>
 void tiled_rows(const GroupedWeight& w, const int64_t (&panels)[2], const bf16* a, int64_t n_groups, int n, float* c) {
     constexpr int n_bytes = GROUP_BYTES(BITS);
     alignas(64) bf16 wide[2][WIDE_GROUPS * GROUP * COLUMNS];
-    std::memset(c, 0, (n + TILE - 1) / TILE * TILE * 2 * COLUMNS * sizeof *c);
     const int64_t s_a = n_groups * A_TILE;
     for (int64_t g = 0; g < n_groups; g += WIDE_GROUPS) {
         const int n_part = int(n_groups - g < WIDE_GROUPS ? n_groups - g : WIDE_GROUPS);
@@ -319,10 +337,11 @@ void tiled_rows(const GroupedWeight& w, const int64_t (&panels)[2], const bf16* 
                 dequantise<BITS, HAS_MIN>(wide[p] + i * GROUP * COLUMNS, q, w.scale + o,
                                           HAS_MIN ? w.minimum + o : nullptr);
             }
+        const Columns b{wide[0], 2 * COLUMNS, GROUP * COLUMNS, WIDE_GROUPS * GROUP * COLUMNS};
         for (int r = 0; r < n; r += 2 * TILE) {
             const bf16* from = a + r / TILE * s_a + g * A_TILE;
-            if (n - r > TILE) add_tiles<2>(c + r * 2 * COLUMNS, from, s_a, wide[0], n_part);
-            else add_tiles<1>(c + r * 2 * COLUMNS, from, s_a, wide[0], n_part);
+            if (n - r > TILE) add_tiles<2>(c + r * 2 * COLUMNS, 2 * COLUMNS, from, s_a, b, n_part, g == 0);
+            else add_tiles<1>(c + r * 2 * COLUMNS, 2 * COLUMNS, from, s_a, b, n_part, g == 0);
         }
     }
 }
@@ -382,9 +401,10 @@ inline char* row_memory(int64_t n_bytes) {
 }
 
 // Calls make(first panel, first row, n, c) for blocks of rows and of PANELS panels, and writes the sums c[n][16 PANELS]
-// to `out`.
-template <int ROWS, int PANELS, class T, class F>
-void each_block(const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_out, int n_threads, const F& make) {
+// to `out`, rounded to T.
+template <int ROWS, int PANELS, class T, class U, class F>
+void each_block(const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_out, int n_threads,
+                const F& make) {
     constexpr int columns = COLUMNS * PANELS;
     const int64_t n_blocks = (n + ROWS - 1) / ROWS;
     ThreadPool::instance().run((w.n_out + TASK - 1) / TASK * n_blocks, n_threads, [&](int64_t task) {
@@ -395,21 +415,22 @@ void each_block(const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_
             make(from / COLUMNS, first, n_rows, c);
             const int width = int(w.n_out - from < columns ? w.n_out - from : columns);
             for (int64_t r = 0; r < n_rows; r++) {
-                T* to = out + (first + r) * s_out + from;
+                U* to = out + (first + r) * s_out + from;
                 const float *sums = c + r * columns, *factor = w.factor + from;
                 int j = 0;
                 for (; j + W <= width; j += W) {
                     const vf y = load(sums + j) * load(factor + j);
-                    store(to + j, bias ? y + load(bias + from + j) : y);
+                    store(to + j, rounded<T, U>(bias ? y + load(bias + from + j) : y));
                 }
-                for (; j < width; j++) put(to + j, sums[j] * factor[j] + (bias ? get(bias[from + j]) : 0.0f));
+                for (; j < width; j++)
+                    put(to + j, get(near<T>(sums[j] * factor[j] + (bias ? get(bias[from + j]) : 0.0f))));
             }
         }
     });
 }
 
-template <int BITS, bool HAS_MIN, class T>
-void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_x, int64_t s_out,
+template <int BITS, bool HAS_MIN, class T, class U>
+void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_x, int64_t s_out,
                     int n_threads) {
     const int64_t n_groups = (w.n_in + GROUP - 1) / GROUP, n_tiles = (n + TILE - 1) / TILE;
     const int n_row_threads = n * w.n_in < (1 << 16) ? 1 : n_threads;
@@ -439,8 +460,8 @@ void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, T* out, i
     });
 }
 
-template <class T>
-void grouped_linear(const T* x, int n_bits, const GroupedWeight& w, const T* bias, T* out, int64_t n, int64_t s_x,
+template <class T, class U>
+void grouped_linear(const T* x, int n_bits, const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_x,
                     int64_t s_out, int n_threads) {
     const auto run = [&](auto bits, auto has_min) {
         grouped_linear<decltype(bits)::value, decltype(has_min)::value>(x, w, bias, out, n, s_x, s_out, n_threads);

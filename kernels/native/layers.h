@@ -1,4 +1,4 @@
-// All layers of a dense decoder in one call: the same functions, order and thread counts as the separate ops.
+// All layers of a dense decoder and its head in one call: the same functions, order and thread counts as the separate ops.
 //
 // With few rows, calling the nine ops of each layer from Python takes a tenth to a third of the step.
 #pragma once
@@ -36,12 +36,18 @@ struct Pass {  // one pass over all layers; pointers to elements of one type
     int32_t n_threads;
     const LowRank* low_rank;  // [adapters, layers, N_LINEARS, MAX_PARTS]
     AdaptedRows adapted, last_adapted;  // rows with an adapter among all, and among `last`
+    float* logits;                      // [n_wanted, head.n_out]; null: of no row
+    const void* norm;                   // before the head
+    void *wanted_x, *wanted_h;          // [n_wanted, hidden], buffers
+    const int64_t* wanted;              // the rows with logits; null: all that the last layer computes
+    int64_t n_wanted;
+    Weight head;
 };
 
-template <class T>
-void multiply(const Pass& p, const Weight& w, const void* x, void* out) {
+template <class T, class U>
+void multiply(const Pass& p, const Weight& w, const void* x, U* out) {
     const int n_threads = p.n * w.n_in * w.n_out < p.product_work ? 1 : p.n_threads;
-    multiply((const T*)x, w, (T*)out, p.n, w.n_in, n_threads);
+    multiply((const T*)x, w, out, p.n, w.n_in, n_threads);
 }
 
 // Moves the given rows, of w numbers each, to the front, in place.
@@ -62,7 +68,7 @@ void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
                  threads(p.n * hidden));
         };
         const auto linear = [&](int which, const Weight& w, const void* x, void* out) {
-            multiply<T>(p, w, x, out);
+            multiply<T>(p, w, x, (T*)out);
             if (!p.adapted.n_tasks) return;
             const LowRank* parts = p.low_rank + ((l - all) * N_LINEARS + which) * MAX_PARTS;
             add_lora<T>(parts, n_layers * N_LINEARS * MAX_PARTS, p.adapted, x, w.n_in, out, w.n_out, p.product_work,
@@ -93,6 +99,12 @@ void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
              threads(p.n * 2 * intermediate));
         linear(3, l->down, p.gated, p.h);
     }
+    if (!p.logits) return;
+    const int64_t hidden = p.head.n_in;
+    norm((const T*)p.h, (const T*)p.norm, (const T*)p.x, (T*)p.wanted_h, (T*)p.wanted_x, p.n_wanted, 1, hidden, hidden,
+         hidden, p.eps, threads(p.n_wanted * hidden), p.wanted);
+    p.n = p.n_wanted;
+    multiply<T>(p, p.head, p.wanted_h, p.logits);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""All layers of a dense decoder in one call of the C++ library (layers.h).
+"""All layers of a dense decoder and its head in one call of the C++ library (layers.h).
 
 The nine ops of a layer cost 40 us of Python: a tenth of a decode step with 110 M parameters, and a third with 15 M (one
 request, 2 cores of an AMD EPYC Zen 5). The library computes the same ops in the same order, with the same bits.
@@ -53,6 +53,9 @@ class _Pass(ctypes.Structure):
         ("low_rank", _P),
         ("adapted", NativeRows),
         ("last_adapted", NativeRows),
+        *((name, _P) for name in ("logits", "norm", "wanted_x", "wanted_h", "wanted")),
+        ("n_wanted", _N),
+        ("head", Weight),
     )
 
 
@@ -69,12 +72,21 @@ class Weights(NamedTuple):
     window: int
 
 
+class Head(NamedTuple):
+    """The norm and the linear layer from the last hidden state to logits."""
+
+    norm: Tensor
+    weight: AnyWeight
+    bias: Tensor | None
+
+
 class Layers:
-    """The layers of one decoder. Built by `fused`; `bind` sets the pools, then a call computes a step."""
+    """The layers and the head of one decoder. Built by `fused`; `bind` sets the pools, then a call computes a step."""
 
     def __init__(
-        self, library: ctypes.CDLL, weights: Sequence[Weights], n_heads: int, n_kv_heads: int, dim: int, eps: float
-    ) -> None:
+        self, library: ctypes.CDLL, weights: Sequence[Weights], head: Head, n_heads: int, n_kv_heads: int, dim: int,
+        eps: float,
+    ) -> None:  # fmt: skip
         """For weights that `fused` found to be supported."""
         self.library = library
         self.sizes = n_heads, n_kv_heads, dim
@@ -83,7 +95,9 @@ class Layers:
         assert isinstance(first, Packed)
         self.dtype = first.dtype
         self.windows = sorted({w.window for w in weights})
-        self._weights = weights  # keeps alive what the pointers below point to
+        self._weights, self._head = weights, head  # keeps alive what the pointers below point to
+        assert isinstance(head.weight, Packed)
+        self._head_weight = Weight.of(head.weight, head.bias)
         self._kv: Sequence[tuple[Pool, Pool]] | None = None
         self._kind = 0
         self._layers = (_Layer * len(weights))(*map(self._layer, weights))
@@ -112,13 +126,30 @@ class Layers:
         adapted: AdaptedRows | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
-        which the caller must add it. The residual stream is in the memory of x.
+        which the caller must add it. The residual stream is in the memory of x. For the arguments see `logits`."""
+        return self._run(x, (cos, sin), ragged, last, adapted)
+
+    def logits(
+        self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, wanted: Tensor, last: Tensor | None = None,
+        adapted: AdaptedRows | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Computes all layers over x [n, hidden], in its memory, and the logits, float32 [n_wanted, vocab], rounded to
+        the dtype of x.
 
         cos, sin  float32 [n, rotary / 2]
+        wanted    int64: the rows whose logits are needed
         last      int64, ascending: the rows of `ragged.tail`. The last layer writes KV of all rows, but computes only
-                  the results of these; None: of all
+                  the results of these, which are all that are wanted; None: of all
         adapted   the rows that use an adapter, in the dtype of x
         """
+        logits = torch.empty(len(wanted), self._head_weight.n_out)
+        self._run(x, (cos, sin), ragged, last, adapted, wanted, logits)
+        return logits
+
+    def _run(
+        self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged, last: Tensor | None,
+        adapted: AdaptedRows | None, wanted: Tensor | None = None, logits: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         n = len(x)
         parts = [n * width for width in self.widths]
         buffers = x.new_empty(sum(parts))
@@ -132,12 +163,19 @@ class Layers:
             plans.append(self._plan(ragged.tail, self._weights[-1].window))
         plan_array = (_AttentionPlan * len(plans))(*(plan for plan, _ in plans))
         last_plan = len(self.windows) if last is not None else self._layers[-1].plan
-        tensors = (x, h, *others, cos, sin, ragged.slots, last)
-        sizes = (n, n_last, last_plan, *self.sizes, cos.shape[1], threads.ROW_NUMBERS, threads.PRODUCT_WORK)
+        tensors = (x, h, *others, *cos_sin, ragged.slots, last)
+        n_half = cos_sin[0].shape[1]
+        sizes = (n, n_last, last_plan, *self.sizes, n_half, threads.ROW_NUMBERS, threads.PRODUCT_WORK)
         call = _Pass(*map(address, tensors), *sizes, self.eps, threads.n_max())
         if adapted is not None:
             call.low_rank = adapted.table.ctypes.data
             call.adapted, call.last_adapted = adapted.native, adapted.last.native
+        if wanted is not None and logits is not None:
+            picked = x.new_empty(2, len(wanted), x.shape[1])
+            call.logits, call.norm = address(logits), address(self._head.norm)
+            call.wanted_x, call.wanted_h = map(address, picked)
+            call.wanted = None if last is not None else address(wanted)
+            call.n_wanted, call.head = len(wanted), self._head_weight
         self.library.banyan_layers(
             x.dtype == torch.bfloat16, self._kind, ctypes.addressof(call), ctypes.addressof(self._layers),
             len(self._layers), ctypes.addressof(plan_array),
@@ -155,17 +193,17 @@ class Layers:
 
 
 def fused(
-    library: ctypes.CDLL | None, weights: Sequence[Weights], n_heads: int, n_kv_heads: int, dim: int, eps: float
-) -> Layers | None:
+    library: ctypes.CDLL | None, weights: Sequence[Weights], head: Head, n_heads: int, n_kv_heads: int, dim: int,
+    eps: float,
+) -> Layers | None:  # fmt: skip
     """The fused layers; None if the library cannot compute them: it needs a CPU, packed weights and one dtype."""
     if INTERPRETED or library is None or dim % 16 or dim > MAX_DIM or n_heads > MAX_ROWS:
         return None
-    first, _ = weights[0].linears[0]
-    dtype = first.dtype if isinstance(first, Packed) else None
-    for w in weights:
-        vectors = (vector for vector in (*w.norms, *(bias for _, bias in w.linears)) if vector is not None)
-        if not all(isinstance(weight, Packed) and weight.dtype == dtype for weight, _ in w.linears):
-            return None
-        if not all(vector.dtype == dtype and vector.is_contiguous() for vector in vectors):
-            return None
-    return Layers(library, weights, n_heads, n_kv_heads, dim, eps)
+    dtype = head.norm.dtype
+    linears = [(head.weight, head.bias), *(linear for w in weights for linear in w.linears)]
+    if not all(isinstance(weight, Packed) and weight.dtype == dtype for weight, _ in linears):
+        return None
+    vectors = [head.norm, *(norm for w in weights for norm in w.norms), *(bias for _, bias in linears)]
+    if not all(vector.dtype == dtype and vector.is_contiguous() for vector in vectors if vector is not None):
+        return None
+    return Layers(library, weights, head, n_heads, n_kv_heads, dim, eps)

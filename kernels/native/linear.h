@@ -1,11 +1,11 @@
 // Linear layers over weights packed in panels. Fast also for one row, where the overhead of oneDNN's call dominates.
 //
 // A panel is PANEL output columns with all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a pair
-// of k. A register tile is MR rows times a panel; the KC numbers k of a panel stay in L2 while all rows use them. Weights
-// in few bits are in grouped.h.
+// of k; there, k is padded with 0 to a multiple of GROUP. A register tile is MR rows times a panel; the KC numbers k of a
+// panel stay in L2 while all rows use them. Intel's AMX multiplies bfloat16 in tiles, which is faster for any number of
+// rows. Each row is summed by itself, in the order of k: its bits do not depend on the batch. Weights in few bits are in
+// grouped.h.
 #pragma once
-
-#include <algorithm>
 
 #include "grouped.h"
 #ifdef __AVX512BF16__
@@ -83,86 +83,108 @@ inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int
     }
 }
 
+template <class T>
+constexpr int64_t padded(int64_t n_in) { return sizeof(T) == 2 ? (n_in + GROUP - 1) / GROUP * GROUP : n_in; }
+
+// Calls make(panel, first row, n, c) for each panel and ROWS rows, and writes the sums c[n][PANEL] to `out`, rounded to T.
+template <int ROWS, class T, class U, class F>
+void each_panel(const T* bias, U* out, int64_t n, int64_t n_out, int64_t s_out, int n_threads, const F& make) {
+    const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + ROWS - 1) / ROWS;
+    ThreadPool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
+        const int64_t p = task / n_blocks, first = task % n_blocks * ROWS;
+        const int64_t n_rows = n - first < ROWS ? n - first : ROWS;
+        alignas(64) float c[ROWS * PANEL];
+        make(p, first, n_rows, c);
+        const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
+        const T* add = bias ? bias + p * PANEL : nullptr;
+        for (int64_t r = 0; r < n_rows; r++) {
+            U* to = out + (first + r) * s_out + p * PANEL;
+            float* sums = c + r * PANEL;
+            int64_t j = 0;
+            for (; add && j + W <= width; j += W) store(sums + j, load(sums + j) + load(add + j));
+            for (; add && j < width; j++) sums[j] += get(add[j]);
+            for (j = 0; j + 2 * W <= width; j += 2 * W)
+                store(to + j, rounded<T, U>(load(sums + j)), rounded<T, U>(load(sums + j + W)));
+            for (; j < width; j++) put(to + j, get(near<T>(sums[j])));
+        }
+    });
+}
+
 #ifdef BANYAN_TILES
-// As `blocks` over all k, in Intel's AMX: tiles of 16 rows or columns times 32 k. n_k: a multiple of 32. If there are more
-// than 16 rows, the last 16 are a tile, whose first rows may be computed twice.
-inline void tiled_blocks(int64_t n, float* c, const bf16* a, int64_t s_a, const bf16* b, int64_t n_k) {
-    constexpr int row = PANEL * sizeof(float);
-    const int64_t last = std::max<int64_t>(n - TILE, 0);
-    const Tiles shapes(int(n - last));
-    for (int64_t r = 0; r < n; r += 2 * TILE) {
-        const int64_t one = std::min(r, last), other = std::min(r + TILE, last);
-        for (int p = 0; p < PANEL; p += 2 * COLUMNS) {
-            _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-            for (int64_t k = 0; k < n_k; k += GROUP) {
-                _tile_loadd(4, a + one * s_a + k, s_a * sizeof(bf16));
-                _tile_loadd(6, b + k * PANEL + 2 * p, row);
-                _tile_loadd(7, b + k * PANEL + 2 * (p + COLUMNS), row);
-                _tile_dpbf16ps(0, 4, 6);
-                _tile_dpbf16ps(1, 4, 7);
-                if (other == one) continue;
-                _tile_loadd(5, a + other * s_a + k, s_a * sizeof(bf16));
-                _tile_dpbf16ps(2, 5, 6);
-                _tile_dpbf16ps(3, 5, 7);
-            }
-            _tile_stored(0, c + one * PANEL + p, row);
-            _tile_stored(1, c + one * PANEL + p + COLUMNS, row);
-            if (other == one) continue;
-            _tile_stored(2, c + other * PANEL + p, row);
-            _tile_stored(3, c + other * PANEL + p + COLUMNS, row);
+constexpr int BLOCK_ROWS = 512;   // of a task: they use a panel while it is in L2
+constexpr int64_t L1_GROUPS = 8;  // groups of k of a panel that stay in L1 while the rows of a task use them
+constexpr int GROUP_LINES = GROUP * PANEL * sizeof(bf16) / 64;  // cache lines of a group of a panel
+
+// x as [tile of 16 rows][group of k][row][GROUP], padded with 0.
+inline const bf16* tiled(const bf16* x, int64_t n, int64_t n_in, int64_t s_x, int n_threads) {
+    const int64_t s_tile = padded<bf16>(n_in) * TILE;
+    bf16* rows = reinterpret_cast<bf16*>(row_memory((n + TILE - 1) / TILE * s_tile * sizeof(bf16)));
+    ThreadPool::instance().run(n, n * n_in < (1 << 16) ? 1 : n_threads, [&](int64_t i) {
+        bf16* to = rows + i / TILE * s_tile + i % TILE * GROUP;
+        const bf16 *from = x + i * s_x, *end = from + n_in;
+        for (; end - from >= GROUP; from += GROUP, to += A_TILE) std::memcpy(to, from, GROUP * sizeof *to);
+        for (int k = 0; from + k < end || (k && k < GROUP); k++) to[k] = from + k < end ? from[k] : bf16{};
+    });
+    return rows;
+}
+
+// c[n][PANEL] of one panel b. rows: of `tiled`, from the first one on
+inline void tiled_panel(float* c, const bf16* rows, const bf16* b, int64_t n, int64_t n_groups) {
+    const Tiles shapes;
+    const int64_t n_pairs = (n + 2 * TILE - 1) / (2 * TILE), s_a = n_groups * A_TILE;
+    const int64_t step = n_pairs > 2 ? L1_GROUPS : n_groups, n_ahead = GROUP_LINES / (2 * n_pairs);
+    for (int64_t g = 0; g < n_groups; g += step) {
+        const int64_t n_here = n_groups - g < step ? n_groups - g : step;
+        for (int64_t i = 0; i < 2 * n_pairs; i++) {  // halves of the panel for each pair of row tiles
+            const int64_t r = i / 2 * 2 * TILE, half = i % 2 * 2 * COLUMNS;
+            const bf16* a = rows + r / TILE * s_a + g * A_TILE;
+            const bf16* next = b + n_groups * GROUP * PANEL;  // the next panel comes into L2, a share with each group
+            const char* ahead = reinterpret_cast<const char*>(next) + (i * n_groups + g) * n_ahead * 64;
+            const Columns columns{b + g * GROUP * PANEL + 2 * half, 2 * PANEL, GROUP * PANEL, 2 * COLUMNS};
+            float* to = c + r * PANEL + half;
+            if (n - r > TILE) add_tiles<2>(to, PANEL, a, s_a, columns, n_here, g == 0, ahead, n_ahead);
+            else add_tiles<1>(to, PANEL, a, s_a, columns, n_here, g == 0, ahead, n_ahead);
         }
     }
 }
 #endif
 
-// c[r][0 .. PANEL) of n rows. deterministic: the bits of a row do not depend on n
-template <class T>
-void panel_rows(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int64_t n_in, bool deterministic) {
+template <class T, class U>
+void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
+            int64_t s_out, int n_threads) {
+    const int64_t s_panel = padded<T>(n_in) * PANEL;
 #ifdef BANYAN_TILES
     if constexpr (sizeof(T) == 2)
-        if (n > MR && n_in % GROUP == 0 && !deterministic && has_tiles()) return tiled_blocks(n, c, a, s_a, b, n_in);
-#endif
-    for (int64_t k = 0; k < n_in; k += KC)
-        blocks<true>(n, c, a + k, s_a, b + k * PANEL, int(n_in - k < KC ? n_in - k : KC), k == 0);
-}
-
-template <class T>
-void linear(const T* x, const T* weight, const T* bias, T* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
-            int64_t s_out, bool deterministic, int n_threads) {
-    const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
-    ThreadPool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
-        const int64_t p = task / n_blocks, m = task % n_blocks;
-        alignas(64) float c[MC * PANEL];
-        const T* a = x + m * MC * s_x;
-        const T* b = weight + p * n_in * PANEL;
-        const int64_t n_rows = n - m * MC < MC ? n - m * MC : MC;
-        panel_rows(n_rows, c, a, s_x, b, n_in, deterministic);
-        const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
-        for (int64_t r = 0; r < n_rows; r++) {
-            T* to = out + (m * MC + r) * s_out + p * PANEL;
-            const T* add = bias ? bias + p * PANEL : nullptr;
-            int64_t j = 0;
-            for (; j + W <= width; j += W)
-                store(to + j, add ? load(c + r * PANEL + j) + load(add + j) : load(c + r * PANEL + j));
-            for (; j < width; j++) put(to + j, add ? c[r * PANEL + j] + get(add[j]) : c[r * PANEL + j]);
+        if (has_tiles()) {
+            const bf16* rows = tiled(x, n, n_in, s_x, n_threads);
+            const int64_t n_groups = padded<T>(n_in) / GROUP;
+            const auto make = [&](int64_t p, int64_t first, int64_t n_rows, float* c) {
+                tiled_panel(c, rows + first * n_groups * GROUP, weight + p * s_panel, n_rows, n_groups);
+            };
+            return each_panel<BLOCK_ROWS>(bias, out, n, n_out, s_out, n_threads, make);
         }
+#endif
+    each_panel<MC>(bias, out, n, n_out, s_out, n_threads, [&](int64_t p, int64_t first, int64_t n_rows, float* c) {
+        for (int64_t k = 0; k < n_in; k += KC)
+            blocks<true>(n_rows, c, x + first * s_x + k, s_x, weight + p * s_panel + k * PANEL,
+                   int(n_in - k < KC ? n_in - k : KC), k == 0);
     });
 }
 
 struct Weight {  // of a linear layer, in panels
     const void *panels, *scale, *minimum, *factor, *bias;  // scale to factor: of a weight in few bits
-    int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type; or FLOAT4
+    int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type, and always deterministic; or FLOAT4
 };
 
-// s_out: from one row of out to the next; 0: n_out
-template <class T>
-void multiply(const T* x, const Weight& w, T* out, int64_t n, int64_t s_x, int n_threads, int64_t s_out = 0) {
+// out: T, or float, which is rounded to T; s_out: from one row of it to the next; 0: n_out
+template <class T, class U>
+void multiply(const T* x, const Weight& w, U* out, int64_t n, int64_t s_x, int n_threads,
+              int64_t s_out = 0) {
     const T* bias = (const T*)w.bias;
     if (!s_out) s_out = w.n_out;
-    const bool exact = w.deterministic != 0;
-    if (!w.n_bits) return linear(x, (const T*)w.panels, bias, out, n, w.n_in, w.n_out, s_x, s_out, exact, n_threads);
+    if (!w.n_bits) return linear(x, (const T*)w.panels, bias, out, n, w.n_in, w.n_out, s_x, s_out, n_threads);
     const GroupedWeight grouped{(const uint8_t*)w.panels, (const uint16_t*)w.scale, (const uint16_t*)w.minimum,
-                                (const float*)w.factor, w.n_in, w.n_out, exact};
+                                (const float*)w.factor, w.n_in, w.n_out, w.deterministic != 0};
     grouped_linear(x, int(w.n_bits), grouped, bias, out, n, s_x, s_out, n_threads);
 }
 

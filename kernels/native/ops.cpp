@@ -55,6 +55,14 @@ void banyan_rope_kv(int is_bf16, int kind, const RopeKv* call, int n_threads) {
 
 int banyan_panel() { return PANEL; }
 
+int banyan_has_tiles() {
+#ifdef BANYAN_TILES
+    return has_tiles();
+#else
+    return false;
+#endif
+}
+
 void banyan_linear(int is_bf16, const void* x, const Weight* weight, void* out, int64_t n, int64_t s_x, int n_threads) {
     by_dtype(is_bf16, [&](auto t) {
         multiply((const decltype(t)*)x, *weight, (decltype(t)*)out, n, s_x, n_threads);

@@ -17,18 +17,20 @@ void each_row(int64_t n, int n_threads, const F& row) {
     });
 }
 
+// rows: of x and of the residual; or null: all
 template <class T>
 void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int64_t n, int64_t n_heads, int64_t dim,
-          int64_t s_row, int64_t s_head, float eps, int n_threads) {
+          int64_t s_row, int64_t s_head, float eps, int n_threads, const int64_t* rows = nullptr) {
     each_row(n, n_threads, [&](int64_t i) {
-        const T* from = x + i / n_heads * s_row + i % n_heads * s_head;
+        const int64_t at = rows ? rows[i] : i;
+        const T* from = x + at / n_heads * s_row + at % n_heads * s_head;
         T* to = out + i * dim;
         vf squares = vf{};
         float rest = 0;
         if (residual) {
             int64_t d = 0;
-            for (; d + W <= dim; d += W) store(total + i * dim + d, load(from + d) + load(residual + i * dim + d));
-            for (; d < dim; d++) put(total + i * dim + d, get(from[d]) + get(residual[i * dim + d]));
+            for (; d + W <= dim; d += W) store(total + i * dim + d, load(from + d) + load(residual + at * dim + d));
+            for (; d < dim; d++) put(total + i * dim + d, get(from[d]) + get(residual[at * dim + d]));
             from = total + i * dim;  // the norm uses the rounded sum, as the next layers do
         }
         int64_t d = 0;

@@ -32,6 +32,7 @@ def run(library: ctypes.CDLL) -> None:
         _attention(library, generator, dtype, tolerance)
         _layers(library, generator, dtype, tolerance)
         _adapters(library, generator, dtype, tolerance)
+        _dense(library, generator, dtype, tolerance)
         _grouped(library, generator, dtype)
         _experts(library, generator, dtype, tolerance)
     _masks(library, generator)
@@ -91,12 +92,18 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
             h, total = small_ops.rms_norm(out(attended.view(4, -1)), mlp_norm.double(), 1e-5, total)
             h = down(small_ops.silu_mul(gate_up(h)))
 
-        fused = layers.Layers(library, weights, heads, kv_heads, dim, 1e-5)
+        norm = _randn(generator, dtype, hidden)
+        head, project = _linear(library, generator, dtype, hidden, 70, n_bits)
+        fused = layers.Layers(library, weights, layers.Head(norm, *head), heads, kv_heads, dim, 1e-5)
         assert fused.bind(kv)
         for last, tail in ((None, None), (torch.tensor([0, 3]), ragged([1, 1], [9, 6], [[0], [1]], 16))):
             output, residual = fused(x.clone(), cos, sin, batch._replace(tail=tail), last)
             want = h + total
             _near(f"a layer with pools of {kind}", output + residual, want if last is None else want[last], most)
+            wanted = torch.tensor([3, 0, 3]) if last is None else last
+            logits = fused.logits(x.clone(), cos, sin, batch._replace(tail=tail), wanted, last)
+            normed = small_ops.rms_norm(want[wanted], norm.double(), 1e-5)
+            _near(f"logits with pools of {kind}", logits, project(normed), 2 * most)
 
 
 def _adapters(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
@@ -132,6 +139,16 @@ def _linear(
     grouped = packed.pack_grouped(small, dtype, deterministic=True)
     assert grouped is not None
     return (grouped, bias), partial(functional.linear, weight=small.dequantise(torch.float64), bias=bias.double())
+
+
+def _dense(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
+    """A product of many rows; each row has the same bits in all batches."""
+    x, weight = _randn(generator, dtype, 600, 300), _randn(generator, dtype, 150, 300) / 300**0.5
+    product = partial(_product, library, x, packed.pack(weight, library.banyan_panel()))
+    got = product(600)
+    _near("a product", got, x.double() @ weight.double().T, tolerance)
+    for n in (1, 2, 11, 16, 40, 70, 520):
+        assert torch.equal(product(n), got[:n]), f"a row differs in a batch of {n} on this machine"
 
 
 def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype) -> None:
@@ -173,7 +190,7 @@ def _experts(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtyp
     up_bias, down_bias = _randn(generator, dtype, n, 2 * mid), _randn(generator, dtype, n, hidden)
     doubles = Experts(up.double(), down.double(), up_bias.double(), down_bias.double(), gate, n)
     want = moe.experts(x.double(), doubles, index, weights.double())
-    panels = [joined([packed.pack(w, library.banyan_panel())._replace(deterministic=False) for w in all_of])
+    panels = [joined([packed.pack(w, library.banyan_panel()) for w in all_of])
               for all_of in (up, down)]  # fmt: skip
     got = call(library, x, Experts(panels[0], panels[1], up_bias, down_bias, gate, n), index, weights, 0, 2)
     _near("experts", got, want, tolerance)

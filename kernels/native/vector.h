@@ -80,6 +80,9 @@ inline vf load(const e4m3* p) {  // its bits, shifted into a float's, are the nu
 }
 inline void store(float* p, vf x) { *reinterpret_cast<vf*>(p) = x; }
 inline void store(bf16* p, vf x) {  // to nearest even; NaN stays NaN
+#ifdef __AVX512BF16__
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh((__m512)x));
+#else
     vu bits = reinterpret_cast<vu>(x);
     vu near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
     near = (x != x) ? (vu{} + 0x7FC0) : near;
@@ -89,6 +92,24 @@ inline void store(bf16* p, vf x) {  // to nearest even; NaN stays NaN
     vh half = __builtin_convertvector(near, vh);
     std::memcpy(p, &half, sizeof half);
 #endif
+#endif
+}
+template <class T>
+inline void store(T* p, vf a, vf b) {  // a whole cache line in bfloat16, which then need not be read before
+#ifdef __AVX512BF16__
+    if constexpr (sizeof(T) == 2) {
+        _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
+        return;
+    }
+#endif
+    store(p, a), store(p + W, b);
+}
+template <class T, class U>
+inline vf rounded(vf x) {  // to T; where storing it as U does that, unchanged
+    if constexpr (sizeof(U) == sizeof(T)) return x;
+    T near[W];
+    store(near, x);
+    return load(near);
 }
 inline void store(int8_t* p, vf x) {  // for numbers within 127; rounds to nearest even
     vb small = __builtin_convertvector(__builtin_convertvector((x + 0x1.8p23f) - 0x1.8p23f, vi), vb);
@@ -113,6 +134,12 @@ inline void put(bf16* p, float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, 4);
     p->bits = x != x ? 0x7FC0 : uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+template <class T>
+inline T near(float x) {
+    T y;
+    put(&y, x);
+    return y;
 }
 
 inline float get(int8_t x) { return x; }

@@ -60,7 +60,7 @@ class Demand(NamedTuple):
 
 OTHERS = 0.3
 """The share of a group's seconds by which it delays each other group of its replica. It would be 1 if they all ended
-later. From 0.1 to 1 little changes (docs/fleet.md)."""
+later. docs/fleet.md measures others than this."""
 
 
 class NoReplica(LookupError):
@@ -83,7 +83,7 @@ class Replica:
         self.order = 0.0, 0, number
 
 
-class Placement:
+class ProgramPlacement:
     """Where the branches of a demand run. home: the name of the replica for what follows the join. replicas: that of
     each branch."""
 
@@ -138,7 +138,7 @@ class Fleet:
         if (replica := self._replicas.get(name)) is not None:
             self.index.removed(replica.bit, digests)
 
-    def place(self, demand: Demand) -> Placement:
+    def place(self, demand: Demand) -> ProgramPlacement:
         """Choose replicas, and count the work as theirs until it is done. NoReplica: none has the weights."""
         is_open, n_branches = self._open.get(demand.fingerprint, 0), len(demand.branches)
         if not is_open:
@@ -168,7 +168,7 @@ class Fleet:
             k *= 2
         return self._book(demand, chosen)
 
-    def keep(self, demand: Demand, name: str) -> Placement:
+    def keep(self, demand: Demand, name: str) -> ProgramPlacement:
         """As `place`, on the replica where the program is already."""
         replica = self._replicas[name]
         n_blocks = next((n for n, _ in self.index.holders(demand.digests, replica.bit)), 0)
@@ -200,7 +200,7 @@ class Fleet:
                     break
         return found
 
-    def _book(self, demand: Demand, chosen: list[tuple[Replica, int]]) -> Placement:
+    def _book(self, demand: Demand, chosen: list[tuple[Replica, int]]) -> ProgramPlacement:
         """Add the work of a demand to the queues of its replicas, in groups of neighbouring branches."""
         branches, k = demand.branches, len(chosen)
         placed: list[Replica] = []
@@ -214,9 +214,9 @@ class Fleet:
             self._add(replica, prompt, out, len(group))
             replica.n_groups += 1
         self.index.stored(sum(replica.bit for replica, _ in chosen), demand.digests)
-        return Placement(placed, left)
+        return ProgramPlacement(placed, left)
 
-    def computed(self, placement: Placement, branch: int, n_prompt: int = 0, n_out: int = 0) -> None:
+    def computed(self, placement: ProgramPlacement, branch: int, n_prompt: int = 0, n_out: int = 0) -> None:
         """A branch has computed so many tokens. Enough are two calls for a request: at its first token and at its
         end."""
         prompt, out = placement.left[branch]
@@ -225,7 +225,7 @@ class Fleet:
             placement.left[branch] = prompt - n_prompt, out - n_out
             self._add(replica, -n_prompt, -n_out, 0)
 
-    def end(self, placement: Placement, branch: int | None = None) -> None:
+    def end(self, placement: ProgramPlacement, branch: int | None = None) -> None:
         """A branch has ended, or all have. Idempotent."""
         for i in range(len(placement.placed)) if branch is None else (branch,):
             if (replica := placement.placed[i]) is not None:

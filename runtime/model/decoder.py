@@ -19,7 +19,7 @@ from banyan.kernels import ops
 from banyan.kernels.linear.grouped import Grouped, concatenate, quantise
 from banyan.kernels.lora.adapted import LINEARS, AdaptedRows
 from banyan.kernels.native import build as native
-from banyan.kernels.native.layers import Layers, Weights, fused
+from banyan.kernels.native.layers import Head, Layers, Weights, fused
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.model.linear import Linear, tiled
 from banyan.runtime.model.parallel import JoinedLinear, Shard, SummedLinear, cut, sharded
@@ -78,6 +78,8 @@ class Decoder:
         )  # [n_rows, hidden]
         last = rows if ragged.tail is not None and self.features is None else None
         if self.fused is not None and self.fused.bind(kv):
+            if self.features is None:
+                return self.fused.logits(x, *cos_sin, ragged, rows, last, adapted)
             h, x = self.fused(x, *cos_sin, ragged, last, adapted)
         else:
             h, x = self.layer_by_layer(x, cos_sin, ragged, kv, last, adapted)
@@ -136,7 +138,10 @@ class Decoder:
             )
             for w in self.layers
         ]
-        return fused(native.library(), weights, self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim, self.eps)
+        head = Head(self.norm, self.head.weight, self.head.bias)
+        return fused(
+            native.library(), weights, head, self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim, self.eps
+        )
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,

@@ -118,7 +118,7 @@ def test_each_flag_sets_its_option() -> None:
     argv += " --constraint-engine outlines_core --token-file t --isolate connection"
     argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
     argv += " --weight-dtype int8 --kv-dtype int8 --deterministic --draft-model d --sampling-defaults openai"
-    argv += " --adapter a=/x --adapter b=/y=z --tp 1"
+    argv += " --state-memory 2GiB --adapter a=/x --adapter b=/y=z --tp 1"
     assert make(**parse("serve", "--tp", "2")).tp == 2
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
@@ -158,6 +158,7 @@ def test_each_flag_sets_its_option() -> None:
         slo="ttft=1s",
         traces="console",
         kv_dtype="int8",
+        state_memory="2GiB",
         weight_dtype="int8",
         deterministic=True,
         draft_model="d",

@@ -285,8 +285,8 @@ def test_tiles_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("is_off", "what"),
     [
-        (lambda rows, last: len(rows) == 7, "a chunk of 6 tokens beside another text"),
-        (lambda rows, last: last is not None, "a last layer that computes only the rows that are needed"),
+        (lambda n_rows, last: n_rows == 7, "a chunk of 6 tokens beside another text"),
+        (lambda n_rows, last: last is not None, "a last layer that computes only the rows that are needed"),
     ],
 )
 def test_startup_check_detects_batch_dependent_logits(
@@ -295,14 +295,14 @@ def test_startup_check_detects_batch_dependent_logits(
     config = configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1)
     e = build(config)
     assert any("deterministic" in line and "drafts do not branch" in line for line in e.resolved.decisions)
-    plain = Layers.__call__
+    plain = Layers.logits
 
-    def slightly_off(self: Layers, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, last: Tensor | None = None,
-                     *rest: Any) -> tuple[Tensor, Tensor]:  # fmt: skip
-        h, stream = plain(self, x, cos, sin, ragged, last, *rest)
-        return h * (1 + is_off(x, last) * 1e-6), stream
+    def slightly_off(self: Layers, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, wanted: Tensor,
+                     last: Tensor | None = None, *rest: Any) -> Tensor:  # fmt: skip
+        n_rows = len(x)
+        return plain(self, x, cos, sin, ragged, wanted, last, *rest) * (1 + is_off(n_rows, last) * 1e-6)
 
-    monkeypatch.setattr(Layers, "__call__", slightly_off)
+    monkeypatch.setattr(Layers, "logits", slightly_off)
     with pytest.raises(ConfigError, match=f"{what} changed logits by up to"):
         check_determinism(e.model, 300)
 

@@ -8,7 +8,7 @@ import pytest
 
 from banyan.radix_cache.cache import Cache
 from banyan.runtime.fleet.index import BLOCK, PrefixIndex, block_digests, blocks_of
-from banyan.runtime.fleet.placement import Branch, Demand, Fleet, NoReplica, Placement, StepSeconds
+from banyan.runtime.fleet.placement import Branch, Demand, Fleet, NoReplica, ProgramPlacement, StepSeconds
 from cache_support import open_published
 
 WEIGHTS = b"weights"
@@ -36,7 +36,7 @@ def n_on_device(cache: Cache, ids: bytes) -> int:
     return cache.tree.match(cache.tree.root(b""), ids, len(ids) // 4)[1]
 
 
-def used(placement: Placement) -> set[str]:
+def used(placement: ProgramPlacement) -> set[str]:
     return set(placement.replicas)
 
 
