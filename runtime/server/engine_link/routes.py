@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from banyan.runtime.fleet.index import block_digests, blocks_of
-from banyan.runtime.fleet.placement import Branch, Demand, Fleet, Placement, StepSeconds
+from banyan.runtime.fleet.placement import Branch, Demand, Fleet, ProgramPlacement, StepSeconds
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_COUNT
 from banyan.runtime.server.engine_link.recovery import Trials
@@ -23,7 +23,7 @@ MEMORY = 64
 """The expected length of an output covers roughly the last so many outputs."""
 
 
-BookedWork = tuple[Placement, int]
+BookedWork = tuple[ProgramPlacement, int]
 """A placement, and which of its branches."""
 
 
