@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
 from itertools import count
@@ -118,7 +119,7 @@ class Crowd:
         """Run until all programs have ended."""
         while self.machine.step():
             if self.hints is not None:
-                self.hints.settle()
+                deque(self.hints.settle(), 0)
 
     def _begin(self, start: float, body: Body) -> None:
         serial = next(self._serials)
@@ -193,7 +194,7 @@ class Crowd:
     def _end(self, program: Program) -> None:
         del self.present[program.serial]
         if self.hints is not None:
-            self.hints.end(program.serial)
+            deque(self.hints.end(program.serial), 0)
         self.machine.take(ProgramEnded(0, program.serial))
         self.took[program.serial] = self.machine.now - self._start_times[program.serial]
         if (body := next(self._backlog, None)) is not None:

@@ -227,7 +227,7 @@ def make(**options: Any) -> Config:
         config = msgspec.convert(options, Config)
     except msgspec.ValidationError as e:
         raise ConfigError(f"bad option: {e}") from e
-    _check(config)
+    check(config)
     return config
 
 
@@ -245,7 +245,9 @@ _MINIMUMS = {
 }  # fmt: skip
 
 
-def _check(c: Config) -> None:
+def check(c: Config) -> None:
+    """ConfigError: an option has no valid value, or two do not go together."""
+
     def require(ok: bool, message: str) -> None:
         if not ok:
             raise ConfigError(message)

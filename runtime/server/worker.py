@@ -30,7 +30,7 @@ import msgspec
 import zmq
 
 from banyan.runtime import launch
-from banyan.runtime.config import Config, parse_bytes
+from banyan.runtime.config import Config, check, parse_bytes
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
@@ -555,8 +555,7 @@ class Server:
     def _change_engines(self, ask: wire.Ask, then: Callable[[str], None]) -> None:
         """Add or drain an engine; see Questions. ConfigError: that cannot be."""
         if ask.what == "add":
-            if self.config.tp > 1:
-                raise ConfigError("an engine with tp is the only one of its server")
+            check(msgspec.structs.replace(self.config, replicas=len(self.replicas) + 1))
             replica = self.replicas.add(then)
             self._log("info", f"engine {replica.name} is added")
             self.questions.reload_adapters(replica)

@@ -28,6 +28,8 @@ MAX_PROGRAMS, MAX_TEMPLATES = 6, 4
 """Programs and templates of one client at a time."""
 P_BORDER, P_GARBAGE = 0.15, 0.05
 """Shares of the messages with a value at a border, and of bytes that are no message."""
+ADD_ENGINE = "add"
+"""A question that starts an engine, which stays when its client has left. Fuzzed messages do not ask it."""
 
 SURROGATE = "\ue123"
 """Stands for a lone surrogate, which Python cannot encode; `encode` replaces its bytes."""
@@ -162,7 +164,7 @@ def borders(kind: inspect.Type) -> tuple[Any, ...]:
         case inspect.BoolType():
             return (False, True, 2)
         case inspect.LiteralType(values=values):
-            return (*values, "zzz")
+            return (*(value for value in values if value != ADD_ENGINE), "zzz")
         case inspect.UnionType(types=types):
             return tuple(border for one in types for border in borders(one))
         case inspect.VarTupleType(item_type=item):
@@ -252,7 +254,7 @@ class Values:
             case inspect.BoolType():
                 return rng.random() < 0.5
             case inspect.LiteralType(values=values):
-                return rng.choice(values)
+                return rng.choice([value for value in values if value != ADD_ENGINE])
             case inspect.DictType(key_type=key, value_type=value):
                 return {self.value(key): self.value(value) for _ in range(rng.randrange(3))}
         return None

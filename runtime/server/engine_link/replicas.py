@@ -88,9 +88,11 @@ class Replicas:
         replica.route.is_ready = replica.link.ready is not None
 
     def add(self, then: Then) -> ReplicaProcess:
-        """Start one more engine. ConfigError: there are MAX_REPLICAS."""
+        """Start one more engine. ConfigError: there are MAX_REPLICAS, or one is being added."""
         if len(self._replicas) == MAX_REPLICAS:
             raise ConfigError(f"there are {MAX_REPLICAS} engines, which is the most")
+        if (new := next((one for one in self._replicas if one.then and one.route.is_open), None)) is not None:
+            raise ConfigError(f"engine {new.name} is being added; add another when it is ready")
         replica = self._make(is_first=False)
         self._connect(replica)
         replica.then.append(then)
