@@ -132,6 +132,7 @@ def test_aware_policy_recomputes_at_most_three_quarters_of_lru(hits: ModuleType)
     assert 0 < shape.recomputed(0.5, "aware") <= 0.75 * shape.recomputed(0.5, "lru")
 
 
+@pytest.mark.long
 def test_simulated_day_does_not_grow_memory_or_time(day: ModuleType) -> None:
     tenths = day.Day(20_000, scale=0.02).tenths()
     first, last = tenths[3], tenths[-1]

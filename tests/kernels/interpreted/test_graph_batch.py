@@ -6,7 +6,6 @@ No GPU is needed: the step runs again on the same tensors to simulate the replay
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from types import ModuleType
 
@@ -20,7 +19,6 @@ from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.attention.ragged import AttentionOptions
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs
 from banyan.runtime.model.load import load
-from forms import short_form
 from kernel_support.cases import Case, attention_case
 
 ENGINE = Path(__file__).parents[2] / "runtime" / "engine"
@@ -70,7 +68,8 @@ def test_fill_beyond_the_capacity_changes_nothing(monkeypatch: pytest.MonkeyPatc
     first.check(attend(first, fixed))
 
 
-@pytest.mark.parametrize("n_layers", short_form(product([1, 2]), lambda n: n == 1))
+@pytest.mark.long
+@pytest.mark.parametrize("n_layers", [1, 2])
 def test_engine_with_captured_steps_gives_the_same_outputs(
     n_layers: int, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
 ) -> None:

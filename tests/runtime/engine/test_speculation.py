@@ -223,7 +223,8 @@ SAMPLED = (
 
 
 @pytest.mark.parametrize(
-    ("k", "shape"), short_form(product(range(len(SAMPLED)), SHAPES), lambda k, shape: SHAPES[k % 2] == shape)
+    ("k", "shape"),
+    short_form(product(range(len(SAMPLED)), SHAPES), lambda k, shape: (k, shape) in ((1, SHAPES[1]), (4, SHAPES[0]))),
 )
 def test_second_token_follows_the_model_distribution(fake: ModuleType, k: int, shape: str) -> None:
     """Pearson's chi-square of the token after a given first token, for several shares of correct drafts."""

@@ -279,7 +279,13 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(source, id=name, marks=[pytest.mark.long] if i % 3 else [])
+        for i, (name, source) in enumerate(HOSTILE.items())
+    ],
+)
 def test_hostile_template_fails_fast(source: str) -> None:
     started, _ = time.thread_time(), tracemalloc.start()
     try:
