@@ -49,8 +49,8 @@ def layers(module: Any, dtype: torch.dtype) -> dict[str, Callable[..., Tensor]]:
     }
     for name, n_bits in {"": 0, **BITS}.items():
         stacks = (module.gate_up_proj.data, module.down_proj.data)
-        weights = (pack([quantise(w, n_bits) if n_bits else w for w in stack], dtype) for stack in stacks)
-        all_experts = Experts(*weights, None, None, Gate(), module.num_experts)
+        gate_up, down = (pack([quantise(w, n_bits) if n_bits else w for w in stack], dtype) for stack in stacks)
+        all_experts = Experts(gate_up, down, None, None, Gate(), module.num_experts)
         found[name] = lambda x, index, weights, all_experts=all_experts: ops.experts(x, all_experts, index, weights)
     return found
 
