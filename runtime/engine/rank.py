@@ -10,7 +10,6 @@ import gc
 import signal
 import sys
 from socket import socket
-from typing import TypeVar
 
 import msgspec
 import torch
@@ -18,13 +17,11 @@ import torch
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import use_threads
 from banyan.runtime.engine.process import end_with_parent, settle
-from banyan.runtime.engine.ranks import PoolSize, RankReport, RankStart, store
+from banyan.runtime.engine.ranks import PoolSize, RankReport, RankStart, read, store
 from banyan.runtime.engine.step_message import receive, unpack
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.model import load
 from banyan.runtime.model.parallel import Shard
-
-T = TypeVar("T")
 
 
 def main(fd: int) -> int:
@@ -58,13 +55,6 @@ def main(fd: int) -> int:
         settle()
         run(peer, model, pool, shard)
     return 0
-
-
-def read(peer: socket, kind: type[T]) -> T | None:
-    """The next line; None: rank 0 has ended. Nothing may follow the line until this rank has answered it."""
-    with peer.makefile("rb") as file:
-        line = file.readline()
-    return msgspec.json.decode(line, type=kind) if line else None
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 from socket import socket, socketpair
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -30,6 +30,8 @@ from banyan.runtime.engine.step_message import Ints, KVChanges, pack
 from banyan.runtime.errors import ConfigError, EngineLost, from_code
 from banyan.runtime.model import load
 from banyan.runtime.model.parallel import Shard
+
+T = TypeVar("T")
 
 COMMAND = (sys.executable, "-m", "banyan.runtime.engine.rank")
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -92,12 +94,9 @@ class Ranks:
         """Wait until all ranks have loaded their parts, and connect them. Raises the error of the first that could
         not."""
         for rank, peer in enumerate(self._peers, 1):
-            with peer.makefile("rb") as file:
-                line = file.readline()
-            if not line:
+            if (report := read(peer, RankReport)) is None:
                 how = self._processes[rank - 1].wait()
                 raise EngineLost(f"rank {rank} ended while it loaded its part of the model: exit code {how}")
-            report = msgspec.json.decode(line, type=RankReport)
             if report.code:
                 raise from_code(report.code, f"rank {rank}: {report.message}")
         self._watcher.start()
@@ -159,6 +158,13 @@ class ParallelRunner(ModelRunner):
     def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
         super().copy_slots(paths)
         self._changes.copy_slots(paths)
+
+
+def read(peer: socket, kind: type[T]) -> T | None:
+    """The next line; None: the other process has ended. Nothing may follow a line until it is answered."""
+    with peer.makefile("rb") as file:
+        line = file.readline()
+    return msgspec.json.decode(line, type=kind) if line else None
 
 
 def store(fd: int, n_ranks: int) -> Any:
