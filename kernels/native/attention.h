@@ -1,14 +1,15 @@
 // Attention over work items (see attention/plan.py), directly on the pages.
 //
 // An item's keys are processed in blocks of 64, with an online softmax in base 2. Items with few and with many rows have
-// different code (few.h, many.h). All sums are float32. 8-bit numbers are multiplied without their scales: a key's scale
-// is applied to its score, and a value's scale to its weight.
+// different code (few.h, many.h), unless the processor multiplies bfloat16 in tiles (tiled.h). All sums are float32. 8-bit
+// numbers are multiplied without their scales: a key's scale is applied to its score, and a value's scale to its weight.
 #pragma once
 
 #include "few.h"
 #include "items.h"
 #include "many.h"
 #include "thread_pool.h"
+#include "tiled.h"
 
 namespace {
 
@@ -46,24 +47,32 @@ void run(const Call& c, const Item* small, int n_small, const Item* large, int n
          int n_merges, int n_threads) {
     // a small item is one task for all heads, a large one is a task per KV head
     const int n_tasks = n_small + n_large * c.n_kv_heads, group = c.n_heads / c.n_kv_heads;
-    const auto all = [&](auto pair) {
-        constexpr bool paired = sizeof(pair) == 2;
+    const auto each = [&](const auto& of_small, const auto& of_large) {
         ThreadPool::instance().run(n_tasks, n_threads, [&](int64_t i) {
             const int64_t j = i - n_large * c.n_kv_heads;
-            const int head = i % c.n_kv_heads;
-            Scratch& own = own_scratch();
-            if (j >= 0) return attend_few<T, P, paired>(c, small[j], 0, c.n_kv_heads, own);
-            const Item& item = large[i / c.n_kv_heads];
-            const bool has_few = item.n * group < MANY<decltype(pair)> || (c.is_exact && paired);
-            if (has_few) attend_few<T, P, paired>(c, item, head, head + 1, own);
-            else attend_many<decltype(pair), T, P>(c, item, head, own);
+            if (j >= 0) of_small(small[j], own_scratch());
+            else of_large(large[i / c.n_kv_heads], i % c.n_kv_heads, own_scratch());
         });
+    };
+    const auto by_vectors = [&](auto pair) {
+        constexpr bool paired = sizeof(pair) == 2;
+        each([&](const Item& item, Scratch& own) { attend_few<T, P, paired>(c, item, 0, c.n_kv_heads, own); },
+             [&](const Item& item, int head, Scratch& own) {
+                 const bool has_few = item.n * group < MANY<decltype(pair)> || (c.is_exact && paired);
+                 if (has_few) attend_few<T, P, paired>(c, item, head, head + 1, own);
+                 else attend_many<decltype(pair), T, P>(c, item, head, own);
+             });
     };
     // pairs of bfloat16 are multiplied directly, everything else as float
     if constexpr (can_pair<T, P>) {
-        if (c.dim % (2 * W) == 0) all(bf16{});
-        else all(float{});
-    } else all(float{});
+        if (c.dim % (2 * W)) by_vectors(float{});
+#ifdef BANYAN_TILES
+        else if (has_tiles())
+            each([&](const Item& item, Scratch& own) { attend_tiled(c, item, 0, c.n_kv_heads, own); },
+                 [&](const Item& item, int head, Scratch& own) { attend_tiled(c, item, head, head + 1, own); });
+#endif
+        else by_vectors(bf16{});
+    } else by_vectors(float{});
     ThreadPool::instance().run(n_merges, n_threads, [&](int64_t i) { merge<T>(c, merges + i * 4); });
 }
 

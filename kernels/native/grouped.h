@@ -191,8 +191,8 @@ inline bool has_tiles() {
     return is_allowed;
 }
 
-// Sets the shapes of the tiles, all 16 rows of 64 bytes, and restores those that were set: torch uses tiles in the same
-// thread.
+// Sets the shapes of the tiles, rows of 64 bytes, and restores those that were set: torch uses tiles in the same thread.
+// All have 16 rows, but 2, 3 and 5 have n.
 class Tiles {
     struct alignas(64) Shapes {
         uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -201,11 +201,12 @@ class Tiles {
     } before;
 
   public:
-    Tiles() {
+    explicit Tiles(int n = TILE) {
         // GCC takes these for accesses to 8 bytes, and would drop stores to the other 56.
-        static const Shapes ours;
+        Shapes ours;
+        ours.rows[2] = ours.rows[3] = ours.rows[5] = uint8_t(n);
         _tile_storeconfig(&before);
-        asm volatile("" : : "r"(&before) : "memory");
+        asm volatile("" : : "r"(&before), "r"(&ours) : "memory");
         _tile_loadconfig(&ours);
     }
     ~Tiles() {

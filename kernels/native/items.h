@@ -34,13 +34,14 @@ struct Item {  // see AttentionPlan in plan.py
 };
 
 struct alignas(64) Scratch {
-    float q[MAX_ROWS * MAX_DIM], acc[MAX_ROWS * MAX_DIM], weight[MAX_ROWS * BLOCK];  // weight: first scores, then weights
-    bf16 q_half[MAX_ROWS * MAX_DIM], v_pairs[BLOCK * MAX_DIM];
+    float q[MAX_ROWS * MAX_DIM], weight[MAX_ROWS * BLOCK];  // weight: first scores, then weights
+    float acc[2 * MAX_ROWS * MAX_DIM];  // tiled.h fills each head's rows up to whole tiles
+    bf16 q_half[2 * MAX_ROWS * MAX_DIM], v_pairs[BLOCK * MAX_DIM];
     float k[MAX_DIM * BLOCK], v[BLOCK * MAX_DIM];  // of a block, transposed or widened
     float k_scale[BLOCK], v_scale[BLOCK];
     int64_t place[BLOCK], slot[BLOCK];  // of a block's keys: offset of their numbers, and slot
-    vf best[MAX_ROWS / W], total[MAX_ROWS];  // sums of weights, in W parts per row: lanes are keys, or rows
-    float top[MAX_ROWS], shrink[MAX_ROWS];
+    vf best[MAX_ROWS / W], total[2 * MAX_ROWS];  // sums of weights, in W parts per row: lanes are keys, or rows
+    float top[2 * MAX_ROWS], shrink[MAX_ROWS];
     const void *k_row[BLOCK], *v_row[BLOCK];
     float last[MAX_ROWS], oldest[MAX_ROWS];  // the first and the last key that a row attends to
     uint64_t ancestors[MAX_ROWS];

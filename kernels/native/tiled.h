@@ -1,0 +1,206 @@
+// Attention in bfloat16 by Intel's AMX: tiles of 16 rows over blocks of 64 keys.
+//
+// S^T = K Q^T takes keys from the pages as they are. S is transposed back, so that the softmax is that of few.h. In
+// O += P V, weights are rounded to bfloat16, as on a GPU, and values are multiplied in pairs of keys. Each row is computed
+// by itself: its bits do not depend on the number of rows.
+#pragma once
+
+#include "few.h"
+
+#ifdef BANYAN_TILES
+namespace {
+
+constexpr int N_CALLS = 12;  // of NextBlock::prefetch, for each head of a whole block
+
+// Prefetches the keys and values of the next block for some heads, a few lines with each call, in the order of memory. The
+// processor waits for its fill buffers if it is asked for more at a time.
+class NextBlock {
+    const Call& c;
+    const int64_t offset, width;  // numbers
+    int64_t place[BLOCK];
+    int n = 0, at = 0, n_each = 0;  // keys: all, prefetched, with each call
+
+  public:
+    NextBlock(const Call& call, int head, int n_heads)
+        : c(call), offset(int64_t(head) * call.dim), width(int64_t(n_heads) * call.dim) {}
+
+    // From now on, the keys from `key` on are the next block, and are prefetched with n_calls calls.
+    void set(const Item& item, int key, int n_calls) {
+        const int32_t* table = c.table + int64_t(item.request) * c.s_table;
+        at = 0, n = item.end - key < BLOCK ? item.end - key : BLOCK;
+        for (int s = 0; s < n; s++, key++) place[s] = table[key / c.page] * c.s_page + key % c.page * c.s_slot + offset;
+        n_each = (n + n_calls - 1) / n_calls;
+    }
+
+    void prefetch() {
+        const int end = n - at < n_each ? n : at + n_each;
+        for (; at < end; at++)
+            for (const void* pool : {c.k, c.v}) {
+                const bf16* from = static_cast<const bf16*>(pool) + place[at];
+                for (int64_t d = 0; d < width; d += 64 / sizeof(bf16)) __builtin_prefetch(from + d, 0, 2);
+            }
+    }
+};
+
+// 16 numbers of up to 4 columns, to[column * BLOCK]. from: [16][TILE]
+inline void four_columns(float* to, const float* from, int n) {
+    __m512 x[4];
+    for (int i = 0; i < 4; i++) {  // rows i, i + 4, ...: so the result is in order
+        const auto row = [&](int r) { return _mm_loadu_ps(from + (i + r) * TILE); };
+        x[i] = _mm512_insertf32x4(_mm512_castps128_ps512(row(0)), row(4), 1);
+        x[i] = _mm512_insertf32x4(_mm512_insertf32x4(x[i], row(8), 2), row(12), 3);
+    }
+    const __m512 low = _mm512_unpacklo_ps(x[0], x[1]), high = _mm512_unpackhi_ps(x[0], x[1]);
+    const __m512 low2 = _mm512_unpacklo_ps(x[2], x[3]), high2 = _mm512_unpackhi_ps(x[2], x[3]);
+    x[0] = _mm512_shuffle_ps(low, low2, 0x44), x[1] = _mm512_shuffle_ps(low, low2, 0xEE);
+    x[2] = _mm512_shuffle_ps(high, high2, 0x44), x[3] = _mm512_shuffle_ps(high, high2, 0xEE);
+    for (int i = 0; i < n; i++) _mm512_storeu_ps(to + i * BLOCK, x[i]);
+}
+
+// The scores [row][BLOCK] of up to 16 rows. keys: of each 16, and from one key to the next; q: [dim / 2][n][2]
+inline void tile_scores(float* scores, const bf16* const* keys, int64_t s_key, int n_keys, const bf16* q, int n, int dim,
+                        NextBlock& next) {
+    alignas(64) float across[2][TILE * TILE];
+    for (int s = 0; s < n_keys; s += 2 * TILE) {
+        const bf16* const* key = keys + s / TILE;
+        const bool both = n_keys - s > TILE;
+        next.prefetch();
+        _tile_zero(0);
+        _tile_zero(1);
+        for (int d = 0; d < dim; d += GROUP) {
+            _tile_loadd(6, q + d * n, n * 2 * sizeof(bf16));  // columns from n on are not used
+            _tile_loadd(4, key[0] + d, s_key * sizeof(bf16));
+            _tile_dpbf16ps(0, 4, 6);
+            if (both) { _tile_loadd(7, key[1] + d, s_key * sizeof(bf16)); _tile_dpbf16ps(1, 7, 6); }
+        }
+        next.prefetch();
+        _tile_stored(0, across[0], sizeof(float) * TILE);
+        _tile_stored(1, across[1], sizeof(float) * TILE);
+        for (int half = 0; half <= both; half++) {
+            float* to = scores + s + half * TILE;
+            if (n <= 4) {
+                four_columns(to, across[half], n);
+            } else {
+                vf square[TILE];
+                for (int i = 0; i < TILE; i++) square[i] = load(across[half] + i * TILE);
+                transpose<W / 2>(square);
+                for (int i = 0; i < n; i++) store(to + i * BLOCK, square[i]);
+            }
+        }
+    }
+}
+
+// V of a block as [dim / 16][BLOCK / 2][16][2], in pairs of keys; 0 for keys from n on. Of 32 numbers, 0 to 3, 8 to 11, ...
+// come first, and then the others: `in_order` puts sums right.
+inline void pair_values(const Call& c, Scratch& x, int n, int head, NextBlock& next) {
+    const auto row = [&](int s, int d) {
+        const bf16* from = static_cast<const bf16*>(c.v) + x.place[s] + int64_t(head) * c.dim + d;
+        return s < n ? _mm512_loadu_si512(from) : _mm512_setzero_si512();
+    };
+    for (int s = 0; s < (n + GROUP - 1) / GROUP * GROUP; s += 2) {
+        if (s % 8 == 0) next.prefetch();
+        for (int d = 0; d < c.dim; d += GROUP) {
+            const __m512i even = row(s, d), odd = row(s + 1, d);
+            bf16* to = x.v_pairs + d * BLOCK + s * TILE;
+            _mm512_store_si512(to, _mm512_unpacklo_epi16(even, odd));
+            _mm512_store_si512(to + BLOCK * TILE, _mm512_unpackhi_epi16(even, odd));
+        }
+    }
+}
+
+inline void in_order(vf& low, vf& high) {
+    const __m512i first = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const vf all = (vf)_mm512_permutex2var_ps((__m512)low, first, (__m512)high);
+    high = (vf)_mm512_permutex2var_ps((__m512)low, _mm512_add_epi32(first, _mm512_set1_epi32(8)), (__m512)high);
+    low = all;
+}
+
+// acc[n rows][dim] += weights * values. weights: [n][BLOCK]
+inline void tile_sums(float* acc, const bf16* weights, const bf16* values, int n_keys, int dim,
+                      NextBlock& next) {
+    for (int d = 0; d < dim; d += GROUP, acc += GROUP, values += GROUP * BLOCK) {
+        next.prefetch();
+        _tile_loadd(2, acc, dim * sizeof(float));
+        _tile_loadd(3, acc + TILE, dim * sizeof(float));
+        for (int s = 0; s < n_keys; s += GROUP) {
+            _tile_loadd(5, weights + s, BLOCK * sizeof(bf16));
+            _tile_loadd(6, values + s * TILE, 64);
+            _tile_loadd(7, values + (BLOCK + s) * TILE, 64);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(2, acc, dim * sizeof(float));
+        _tile_stored(3, acc + TILE, dim * sizeof(float));
+    }
+}
+
+// `attend_few` for bfloat16 rows and pools, and dimensions in whole tiles.
+inline void attend_tiled(const Call& c, const Item& item, int head_from, int head_to, Scratch& x) {
+    const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
+    const int n_tile = n < TILE ? n : TILE, s_head = (n + n_tile - 1) / n_tile * n_tile;  // rows of a tile, and of a head
+    const int32_t* entry = c.rows + int64_t(item.first) * 2;  // (row of q, its partial result) of each row
+    const bool is_direct = c.page % TILE == 0 && item.start % TILE == 0;  // then 16 keys are in one page
+    bf16* copied = reinterpret_cast<bf16*>(x.k);
+    alignas(64) bf16 weights[TILE * BLOCK];
+    const Tiles shapes(n_tile);
+
+    for (int h = head_from, at = 0; h < head_to; h++, at += s_head)
+        for (int i = 0; i < n; i++) {
+            const bf16* from = static_cast<const bf16*>(c.q) + entry[i / group * 2] * c.s_q + (h * group + i % group) * dim;
+            bf16* to = x.q_half + (at + i / n_tile * n_tile) * dim + i % n_tile * 2;
+            for (int d = 0; d < dim; d += 2) std::memcpy(to + d * n_tile, from + d, 2 * sizeof(bf16));
+            for (int d = 0; d < dim; d += W) store(x.acc + (at + i) * dim + d, vf{});
+            x.top[at + i] = -INFINITY;
+            x.total[at + i] = vf{};
+        }
+    NextBlock next(c, head_from, head_to - head_from);
+    next.set(item, item.start, 1);
+    for (int key = item.start; key < item.end; key += BLOCK) {
+        const int n_keys = item.end - key < BLOCK ? item.end - key : BLOCK, n_whole = (n_keys + GROUP - 1) / GROUP * GROUP;
+        if (key == item.start) next.prefetch();
+        next.set(item, key + BLOCK, N_CALLS * (head_to - head_from));
+        locate(c, item, key, n_keys, x);
+        for (int h = head_from, at = 0; h < head_to; h++, at += s_head) {
+            const bf16* keys[BLOCK / TILE];
+            for (int s = 0; s < n_keys; s++) {
+                const bf16* from = static_cast<const bf16*>(c.k) + x.place[s] + int64_t(h) * dim;
+                if (s % TILE == 0) keys[s / TILE] = is_direct ? from : copied + s * dim;
+                if (!is_direct) std::memcpy(copied + s * dim, from, dim * sizeof(bf16));
+            }
+            pair_values(c, x, n_keys, h, next);
+            for (int r = 0; r < n; r += n_tile) {
+                const int n_here = n - r < n_tile ? n - r : n_tile;
+                tile_scores(x.weight, keys, is_direct ? c.s_slot : dim, n_keys, x.q_half + (at + r) * dim, n_tile, dim,
+                            next);
+                for (int i = 0; i < n_here; i++) {
+                    const int row = entry[(r + i) / group * 2];
+                    const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
+                    const uint64_t ancestors = c.ancestors ? c.ancestors[row] : ~uint64_t(0);
+                    float *score = x.weight + i * BLOCK, *acc = x.acc + (at + r + i) * dim;
+                    const float shrink = weigh<bf16, true>(c, x, score, key, n_keys, item.position + (r + i) / group, oldest,
+                                                           item.tail, ancestors, x.top[at + r + i], x.total[at + r + i]);
+                    for (int s = (n_keys + W - 1) / W * W; s < n_whole; s += W) store(score + s, vf{});
+                    for (int s = 0; s < n_whole; s += 2 * W) store(weights + i * BLOCK + s, load(score + s), load(score + s + W));
+                    for (int d = 0; d < dim && shrink != 1.0f; d += W) store(acc + d, load(acc + d) * shrink);
+                }
+                tile_sums(x.acc + (at + r) * dim, weights, x.v_pairs, n_keys, dim, next);
+            }
+        }
+    }
+    for (int h = head_from, at = 0; h < head_to; h++, at += s_head)
+        for (int i = 0; i < n; i++) {
+            const int head = h * group + i % group, row = entry[i / group * 2], part = entry[i / group * 2 + 1];
+            const float by = normalizer(c, head, part, sum(x.total[at + i]), x.top[at + i]);
+            float* part_to = c.part + (int64_t(part) * c.n_heads + head) * dim;
+            bf16* to = static_cast<bf16*>(c.out) + row * c.s_out + head * dim;
+            for (int d = 0; d < dim; d += 2 * W) {
+                vf low = load(x.acc + (at + i) * dim + d) * by, high = load(x.acc + (at + i) * dim + d + W) * by;
+                in_order(low, high);
+                if (part >= 0) store(part_to + d, low), store(part_to + d + W, high);
+                else store(to + d, low, high);
+            }
+        }
+}
+
+}  // namespace
+#endif
