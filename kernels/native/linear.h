@@ -7,6 +7,8 @@
 // grouped.h.
 #pragma once
 
+#include <algorithm>
+
 #include "grouped.h"
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -17,6 +19,7 @@ namespace {
 constexpr int PANEL = NV * W;
 constexpr int KC = 1024;
 constexpr int MC = 16 * MR;  // rows of a task
+constexpr int TASKS_EACH = 2;  // of a product, for each thread: a busy core holds up the other threads for half its share
 constexpr int FLOAT_AHEAD = 2048;  // bytes of a panel that are prefetched (measured)
 
 // t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]. AHEAD: prefetches b
@@ -86,15 +89,17 @@ inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int
 template <class T>
 constexpr int64_t padded(int64_t n_in) { return sizeof(T) == 2 ? (n_in + GROUP - 1) / GROUP * GROUP : n_in; }
 
-// Calls make(panel, first row, n, c) for each panel and ROWS rows, and writes the sums c[n][PANEL] to `out`, rounded to T.
+// Calls make(panel, first row, n, c, is_last) for each panel and ROWS rows, and writes the sums c[n][PANEL] to `out`, rounded
+// to T. is_last: the thread does not go on with the next panel.
 template <int ROWS, class T, class U, class F>
 void each_panel(const T* bias, U* out, int64_t n, int64_t n_out, int64_t s_out, int n_threads, const F& make) {
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + ROWS - 1) / ROWS;
-    ThreadPool::instance().run(n_panels * n_blocks, n_threads, [&](int64_t task) {
-        const int64_t p = task / n_blocks, first = task % n_blocks * ROWS;
+    // A task is panels that lie together: then the processor's prefetcher, and ours, fetch what the same thread needs next.
+    const int64_t n_tasks = std::min<int64_t>(n_panels, n_threads < 2 ? 1 : TASKS_EACH * n_threads);
+    const auto one = [&](int64_t p, int64_t first, bool is_last) {
         const int64_t n_rows = n - first < ROWS ? n - first : ROWS;
         alignas(64) float c[ROWS * PANEL];
-        make(p, first, n_rows, c);
+        make(p, first, n_rows, c, is_last);
         const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
         const T* add = bias ? bias + p * PANEL : nullptr;
         for (int64_t r = 0; r < n_rows; r++) {
@@ -107,6 +112,10 @@ void each_panel(const T* bias, U* out, int64_t n, int64_t n_out, int64_t s_out, 
                 store(to + j, rounded<T, U>(load(sums + j)), rounded<T, U>(load(sums + j + W)));
             for (; j < width; j++) put(to + j, get(near<T>(sums[j])));
         }
+    };
+    ThreadPool::instance().run(n_tasks * n_blocks, n_threads, [&](int64_t task) {
+        const int64_t part = task / n_blocks, from = part * n_panels / n_tasks, to = (part + 1) * n_panels / n_tasks;
+        for (int64_t p = from; p < to; p++) one(p, task % n_blocks * ROWS, p + 1 == to);
     });
 }
 
@@ -128,11 +137,11 @@ inline const bf16* tiled(const bf16* x, int64_t n, int64_t n_in, int64_t s_x, in
     return rows;
 }
 
-// c[n][PANEL] of one panel b. rows: of `tiled`, from the first one on
-inline void tiled_panel(float* c, const bf16* rows, const bf16* b, int64_t n, int64_t n_groups) {
+// c[n][PANEL] of one panel b. rows: of `tiled`, from the first one on. Prefetches the next panel, unless b is_last.
+inline void tiled_panel(float* c, const bf16* rows, const bf16* b, int64_t n, int64_t n_groups, bool is_last) {
     const Tiles shapes;
     const int64_t n_pairs = (n + 2 * TILE - 1) / (2 * TILE), s_a = n_groups * A_TILE;
-    const int64_t step = n_pairs > 2 ? L1_GROUPS : n_groups, n_ahead = GROUP_LINES / (2 * n_pairs);
+    const int64_t step = n_pairs > 2 ? L1_GROUPS : n_groups, n_ahead = is_last ? 0 : GROUP_LINES / (2 * n_pairs);
     for (int64_t g = 0; g < n_groups; g += step) {
         const int64_t n_here = n_groups - g < step ? n_groups - g : step;
         for (int64_t i = 0; i < 2 * n_pairs; i++) {  // halves of the panel for each pair of row tiles
@@ -158,13 +167,13 @@ void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64
         if (has_tiles()) {
             const bf16* rows = tiled(x, n, n_in, s_x, n_threads);
             const int64_t n_groups = padded<T>(n_in) / GROUP;
-            const auto make = [&](int64_t p, int64_t first, int64_t n_rows, float* c) {
-                tiled_panel(c, rows + first * n_groups * GROUP, weight + p * s_panel, n_rows, n_groups);
+            const auto make = [&](int64_t p, int64_t first, int64_t n_rows, float* c, bool is_last) {
+                tiled_panel(c, rows + first * n_groups * GROUP, weight + p * s_panel, n_rows, n_groups, is_last);
             };
             return each_panel<BLOCK_ROWS>(bias, out, n, n_out, s_out, n_threads, make);
         }
 #endif
-    each_panel<MC>(bias, out, n, n_out, s_out, n_threads, [&](int64_t p, int64_t first, int64_t n_rows, float* c) {
+    each_panel<MC>(bias, out, n, n_out, s_out, n_threads, [&](int64_t p, int64_t first, int64_t n_rows, float* c, bool) {
         for (int64_t k = 0; k < n_in; k += KC)
             blocks<true>(n_rows, c, x + first * s_x + k, s_x, weight + p * s_panel + k * PANEL,
                    int(n_in - k < KC ? n_in - k : KC), k == 0);
