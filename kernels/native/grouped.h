@@ -408,11 +408,11 @@ void each_block(const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_
                 const F& make) {
     constexpr int columns = COLUMNS * PANELS;
     const int64_t n_blocks = (n + ROWS - 1) / ROWS;
-    ThreadPool::instance().run((w.n_out + TASK - 1) / TASK * n_blocks, n_threads, [&](int64_t task) {
-        const int64_t first = task % n_blocks * ROWS, start = task / n_blocks * TASK;
+    each_range((w.n_out + TASK - 1) / TASK, n_blocks, n_threads, [&](int64_t start, int64_t end, int64_t block) {
+        const int64_t first = block * ROWS;
         const int n_rows = int(n - first < ROWS ? n - first : ROWS);
         alignas(64) float c[ROWS * columns];
-        for (int64_t from = start; from < start + TASK && from < w.n_out; from += columns) {
+        for (int64_t from = start * TASK; from < end * TASK && from < w.n_out; from += columns) {
             make(from / COLUMNS, first, n_rows, c);
             const int width = int(w.n_out - from < columns ? w.n_out - from : columns);
             for (int64_t r = 0; r < n_rows; r++) {

@@ -7,8 +7,6 @@
 // grouped.h.
 #pragma once
 
-#include <algorithm>
-
 #include "grouped.h"
 #ifdef __AVX512BF16__
 #include <immintrin.h>
@@ -19,7 +17,6 @@ namespace {
 constexpr int PANEL = NV * W;
 constexpr int KC = 1024;
 constexpr int MC = 16 * MR;  // rows of a task
-constexpr int TASKS_EACH = 2;  // of a product, for each thread: a busy core holds up the other threads for half its share
 constexpr int FLOAT_AHEAD = 2048;  // bytes of a panel that are prefetched (measured)
 
 // t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]. AHEAD: prefetches b
@@ -89,14 +86,12 @@ inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int
 template <class T>
 constexpr int64_t padded(int64_t n_in) { return sizeof(T) == 2 ? (n_in + GROUP - 1) / GROUP * GROUP : n_in; }
 
-// Calls make(panel, first row, n, c, is_last) for each panel and ROWS rows, and writes the sums c[n][PANEL] to `out`, rounded
-// to T. is_last: the thread does not go on with the next panel.
+// Calls make(panel, first row, n, c, is_last) for each panel and ROWS rows, and writes the sums c[n][PANEL] to `out`,
+// rounded to T. is_last: the thread does not go on with the next panel.
 template <int ROWS, class T, class U, class F>
 void each_panel(const T* bias, U* out, int64_t n, int64_t n_out, int64_t s_out, int n_threads, const F& make) {
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + ROWS - 1) / ROWS;
-    // A task is panels that lie together: then the processor's prefetcher, and ours, fetch what the same thread needs next.
-    const int64_t n_tasks = std::min<int64_t>(n_panels, n_threads < 2 ? 1 : TASKS_EACH * n_threads);
-    const auto one = [&](int64_t p, int64_t first, bool is_last) {
+    const auto compute = [&](int64_t p, int64_t first, bool is_last) {
         const int64_t n_rows = n - first < ROWS ? n - first : ROWS;
         alignas(64) float c[ROWS * PANEL];
         make(p, first, n_rows, c, is_last);
@@ -113,9 +108,8 @@ void each_panel(const T* bias, U* out, int64_t n, int64_t n_out, int64_t s_out, 
             for (; j < width; j++) put(to + j, get(near<T>(sums[j])));
         }
     };
-    ThreadPool::instance().run(n_tasks * n_blocks, n_threads, [&](int64_t task) {
-        const int64_t part = task / n_blocks, from = part * n_panels / n_tasks, to = (part + 1) * n_panels / n_tasks;
-        for (int64_t p = from; p < to; p++) one(p, task % n_blocks * ROWS, p + 1 == to);
+    each_range(n_panels, n_blocks, n_threads, [&](int64_t from, int64_t to, int64_t block) {
+        for (int64_t p = from; p < to; p++) compute(p, block * ROWS, p + 1 == to);
     });
 }
 

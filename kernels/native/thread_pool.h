@@ -6,6 +6,7 @@
 // threads that took none. So a forked child, which has no other threads, does not hang either.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -106,5 +107,18 @@ class ThreadPool {
         return now;
     }
 };
+
+constexpr int RANGES = 2;  // for each thread: with one, a busy core would hold up the others for its whole share
+
+// Calls f(from, to, block) for ranges of n panels of weights, and each of n_blocks blocks of rows. A thread has panels that
+// lie together, so that the processor's prefetcher and ours fetch what the same thread needs next.
+template <class F>
+void each_range(int64_t n, int64_t n_blocks, int n_threads, const F& f) {
+    const int64_t n_ranges = std::min<int64_t>(n, n_threads < 2 ? 1 : RANGES * n_threads);
+    ThreadPool::instance().run(n_ranges * n_blocks, n_threads, [&](int64_t task) {
+        const int64_t i = task / n_blocks;
+        f(i * n / n_ranges, (i + 1) * n / n_ranges, task % n_blocks);
+    });
+}
 
 }  // namespace

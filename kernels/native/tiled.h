@@ -177,10 +177,12 @@ inline void attend_tiled(const Call& c, const Item& item, int head_from, int hea
                     const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
                     const uint64_t ancestors = c.ancestors ? c.ancestors[row] : ~uint64_t(0);
                     float *score = x.weight + i * BLOCK, *acc = x.acc + (at + r + i) * dim;
-                    const float shrink = weigh<bf16, true>(c, x, score, key, n_keys, item.position + (r + i) / group, oldest,
-                                                           item.tail, ancestors, x.top[at + r + i], x.total[at + r + i]);
+                    const int last = item.position + (r + i) / group;
+                    const float shrink = weigh<bf16, true>(c, x, score, key, n_keys, last, oldest, item.tail, ancestors,
+                                                           x.top[at + r + i], x.total[at + r + i]);
                     for (int s = (n_keys + W - 1) / W * W; s < n_whole; s += W) store(score + s, vf{});
-                    for (int s = 0; s < n_whole; s += 2 * W) store(weights + i * BLOCK + s, load(score + s), load(score + s + W));
+                    for (int s = 0; s < n_whole; s += 2 * W)
+                        store(weights + i * BLOCK + s, load(score + s), load(score + s + W));
                     for (int d = 0; d < dim && shrink != 1.0f; d += W) store(acc + d, load(acc + d) * shrink);
                 }
                 tile_sums(x.acc + (at + r) * dim, weights, x.v_pairs, n_keys, dim, next);
