@@ -56,6 +56,10 @@ TINY: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 128,
         }
     },
+    "llama4_text": _DENSE
+    | {"intermediate_size_mlp": 112, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 1}
+    | {"layer_types": ["chunked_attention", "full_attention"], "attention_chunk_size": 16, "no_rope_layers": [1, 0]}
+    | {"floor_scale": 12, "attn_scale": 0.4, "attn_temperature_tuning": True, "moe_layers": [1]},
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512},
     "gpt_neox": {key: value for key, value in _DENSE.items() if key != "num_key_value_heads"},
 }
@@ -188,8 +192,9 @@ class Paged:
             ids += token_ids
             positions += range(start, end)
             ends.append(end)
+        spec = self.model.spec
         lens = [len(token_ids) for token_ids in new.values()]
-        batch = ragged(lens, ends, [self.pages[name] for name in new], self.page)
+        batch = ragged(lens, ends, [self.pages[name] for name in new], self.page, chunk=spec.chunk)
         if self.states is not None:
             slots = {name: slot for slot, name in enumerate(self.pages)}
             self.states.copy([(-1, slots[name]) for name, ids in new.items() if self.n_tokens[name] == len(ids)])

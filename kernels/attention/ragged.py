@@ -1,7 +1,7 @@
 """The description of a step's batch that attention needs: rows, requests, and where their keys and values are."""
 
 from array import array
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +66,7 @@ class Ragged(NamedTuple):
     deterministic: bool = False  # a row's result has the same bits in every batch
     tail: "Ragged | None" = None  # the rows whose result is wanted, if these are far fewer; for the last layer
     host: HostTables | None = None  # None: they are on the device only
+    local: "Ragged | None" = None  # the same rows as layers see them that read only a part of the text; None: like this
 
     def check(self, window: int) -> None:
         """Raises ValueError if a draft tree is larger than a layer's window."""
@@ -82,6 +83,7 @@ def ragged(
     parents: Sequence[Sequence[int] | None] | None = None,
     deterministic: bool = False,
     wanted: Sequence[int] | None = None,
+    chunk: int = 0,
 ) -> Ragged:
     """Builds a batch from counts and page ids. Copies to a GPU are asynchronous.
 
@@ -92,8 +94,11 @@ def ragged(
              (-1: the parent is the last token before the rows). At most 64 rows, parents before children. None: each
              row follows the one before it
     wanted   how many of each request's last rows the model needs results of; None: all
+    chunk    for layers that attend in chunks, whole pages: `local` gets the batch as they see it, in which the rows
+             and keys of each chunk are a request of their own. Not with `parents`
 
-    Raises ValueError if a request has more rows than tokens or too few pages, or if `parents` is no such tree.
+    Raises ValueError if a request has more rows than tokens or too few pages, if `parents` is no such tree, or if
+    chunks are no whole pages.
     """
     n = len(q_lens)
     n_pages = [-(-kv // page_size) for kv in kv_lens]
@@ -110,6 +115,15 @@ def ragged(
         tail_q_lens, tail_kv_lens = ([lens[i] for i in kept] for lens in (wanted, kv_lens))
         tail = ragged(tail_q_lens, tail_kv_lens, [pages[i] for i in kept], page_size, device, trees, deterministic)
 
+    local = None
+    if chunk:
+        if chunk % page_size or parents is not None:
+            raise ValueError(f"chunks of {chunk} tokens with pages of {page_size}{' and draft trees' * bool(parents)}")
+        parts = [part for request in zip(q_lens, kv_lens, pages, strict=True)
+                 for part in _in_chunks(*request, page_size, chunk)]  # fmt: skip
+        own_q, own_kv, own_pages = (list(each) for each in zip(*parts, strict=True))
+        local = ragged(own_q, own_kv, own_pages, page_size, device)
+
     table = np.zeros((n, max(n_pages, default=0) or 1), np.int32)
     for row, own, need in zip(table, pages, n_pages, strict=True):
         row[:need] = own[:need]
@@ -122,7 +136,8 @@ def ragged(
     n_drafted = max((len(own) for own in parents or () if own is not None), default=0)
     tables = HostTables(q_start, np.array(kv_lens, np.int32), table, slots, position, ancestors)
     shared = tuple(subtrees(table, contexts, page_size))
-    return from_host(tables, tuple(q_lens), tuple(kv_lens), shared, n_drafted, deterministic, tail, device)
+    whole = from_host(tables, tuple(q_lens), tuple(kv_lens), shared, n_drafted, deterministic, tail, device)
+    return whole if local is None else whole._replace(local=local)
 
 
 def from_host(
@@ -156,6 +171,18 @@ def _rows(
             begin, end = max(at - first, 0), min(at + q_len - first, page_size)
             slots.extend(range(own[page] * page_size + begin, own[page] * page_size + end))
     return np.array(q_start, np.int32), np.array(position, np.int32), np.array(slots, np.int64)
+
+
+def _in_chunks(
+    q_len: int, kv_len: int, pages: Sequence[int], page_size: int, chunk: int
+) -> Iterator[tuple[int, int, Sequence[int]]]:
+    """For each chunk in which a request has rows: their number, the keys up to the last of them, the chunk's pages."""
+    at = kv_len - q_len
+    while at < kv_len:
+        first = at // chunk * chunk
+        end = min(first + chunk, kv_len)
+        yield end - at, end - first, pages[first // page_size : -(-end // page_size)]
+        at = end
 
 
 def _last_rows(parents: Sequence[int] | None, n: int) -> list[int] | None:

@@ -63,11 +63,13 @@ def assemble(
     deterministic: bool = False,
     before: tuple[Sequence[Request | DraftPosition], Tensor] | None = None,
     adapters: Mapping[bytes, AdapterWeights] = {},
+    chunk: int = 0,
 ) -> Batch:
     """Concatenate the rows of a plan's works. Copies to a GPU are asynchronous.
 
     before: only for a plan made ahead: the requests that the step before it samples for, and the ids it samples.
-    adapters: by digest, those that requests may use."""
+    adapters: by digest, those that requests may use.
+    chunk: of layers that attend in chunks; see `ragged`."""
     ids, targets = array("i"), array("i")
     rows, score_rows = list[int](), list[int]()
     scored: list[tuple[int, int, int]] = []
@@ -113,7 +115,7 @@ def assemble(
         later = DeferredTokens(table[0], table[1], before[1])
     wanted = None if scored else [work.draws + len(work.draft) for work in plan.works]
     trees = parents if any(parents) else None
-    shape = ragged(q_lens, kv_lens, pages, page, device, trees, deterministic, wanted)
+    shape = ragged(q_lens, kv_lens, pages, page, device, trees, deterministic, wanted, chunk)
     assert shape.position is not None
     return Batch(
         to_device(np.array(ids, np.int64), device),

@@ -49,6 +49,10 @@ def facts(
 
     from banyan.runtime.engine.kv_pool import bytes_per_token
 
+    if spec.chunk % config.page and spec.chunk < placement.context:
+        raise ConfigError(
+            f"page is {config.page}, but {spec.name} attends in chunks of {spec.chunk} tokens; choose a smaller page"
+        )
     width = getattr(torch, placement.dtype).itemsize
     kv_bytes = bytes_per_token(_placed(spec, placement), config.kv_dtype)
     if source is not None:

@@ -121,7 +121,10 @@ class EngineLoop:
         self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file, n_states)
         drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch) if draft_model else None
         # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
-        max_tree = 0 if config.deterministic else min((MAX_TREE, *filter(None, model.windows)))
+        self._chunk = model.spec.chunk if model.spec.chunk < resolved.context else 0
+        # Nor where layers attend in chunks: the chunk of a branch's token does not follow from its slot.
+        is_chain = config.deterministic or self._chunk
+        max_tree = 0 if is_chain else min((MAX_TREE, *filter(None, model.windows)))
         names = drafters(config.speculate, config.draft_model)
         if has_state:  # it cannot be taken back to before a draft; what a constraint forces is no draft
             names = tuple(name for name in names if name == "grammar")
@@ -223,7 +226,7 @@ class EngineLoop:
             sampled = before.batch.sampled_for, before.pending.ids
         try:
             is_exact, adapters = self.config.deterministic, self.adapters.weights
-            batch = assemble(plan, self.page, self.device, is_exact, sampled, adapters)
+            batch = assemble(plan, self.page, self.device, is_exact, sampled, adapters, self._chunk)
             return InFlightStep(plan, batch, start, logits=self.model(batch, plan.copies))
         except Exception as e:
             self._fail(plan, e)

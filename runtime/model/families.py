@@ -137,6 +137,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     kv_layers: tuple[int, ...] | None = None  # with attention, where others have a recurrent state; None: all, none has
     quantisation: Quantisation | None = None  # how a safetensors checkpoint stores linear layers in few bits
     n_ranks: int = 1  # processes that compute it together
+    chunk: int = 0  # of layers that attend in chunks of so many tokens, each to its own; 0: no layer does
 
     @property
     def kind(self) -> str:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from math import gcd
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ from banyan.runtime.model.quantised.readers import state_dict
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
-_ATTENTION = {"attention", "full_attention", "sliding_attention"}
+_ATTENTION = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = {"conv", "linear_attention", "mamba", "hybrid", "hybrid_sliding", "dummy", "mlp", "moe"}
 """Kinds of layers of models with recurrent state: with a state, with attention too, and with neither."""
 _UNBOUNDED = 1 << 17  # the longest context where neither config.json nor attention has a limit
@@ -70,20 +71,20 @@ _PROBE_PAGE = 16
 
 
 class AttentionRule(NamedTuple):
-    """The window and logit softcap of one layer's attention; 0: none."""
+    """The window and logit softcap of one layer's attention; 0: none. in_chunks: it attends within its chunk."""
 
     window: int
     softcap: float
+    in_chunks: bool = False
 
 
 class HfStep(NamedTuple):
     """The arguments of the running forward pass, for the attention function that transformers calls."""
 
-    family: str
+    spec: ModelSpec
     ragged: Ragged
     kv: Mapping[int, tuple[Pool, Pool]]  # by layer
     rules: dict[int, AttentionRule]  # by layer; filled by the first forward pass
-    max_context: int
 
 
 _STEP: ContextVar[HfStep] = ContextVar("step")
@@ -129,7 +130,7 @@ class HfModel:
     ) -> Tensor:  # fmt: skip
         assert adapted is None, "lora.read refuses adapters for this model"
         by_layer = dict(zip(self._kv_layers, kv, strict=False))
-        token = _STEP.set(HfStep(self.spec.family, ragged, by_layer, self.rules, self.spec.max_context))
+        token = _STEP.set(HfStep(self.spec, ragged, by_layer, self.rules))
         try:
             with recurrent.using(self._states):
                 out = self._model(
@@ -168,21 +169,24 @@ class HfModel:
             moe.round_experts(experts, n_bits)
         with torch.inference_mode(), _called(self._model) as called:
             want = torch.cat([self._model(input_ids=ids[None], use_cache=False).logits[0] for ids in (first, second)])
+        _freeze_temperature(self._model)
         _drop_unused(self._model, called)
         if s.kv_layers is not None:
             self._state_parts, self._is_stepwise = recurrent.pack_mixers(self._model, first[:6])
             self.new_states(2)
         _pack(self._model, called, device, n_bits, experts, regroup if keeps_fp4 else None)
 
-        n_chunk, n_pages = -(-n // 3), -(-n // _PROBE_PAGE)
-        shape = (2 * n_pages, _PROBE_PAGE, s.n_kv_heads, s.head_dim)
+        chunk = s.chunk if s.chunk < self._context else 0
+        page = gcd(_PROBE_PAGE, chunk)
+        n_chunk, n_pages = -(-n // 3), -(-n // page)
+        shape = (2 * n_pages, page, s.n_kv_heads, s.head_dim)
         kv = [tuple(torch.zeros(2, *shape, dtype=self._model.dtype, device=device)) for _ in range(s.n_kv_layers)]
         pages = [list(range(n_pages)), list(range(n_pages, 2 * n_pages))]
 
         def step(ids: list[Tensor], starts: list[int]) -> Tensor:
             q, ends = [len(own) for own in ids], [start + len(own) for own, start in zip(ids, starts, strict=True)]
             positions = torch.cat([torch.arange(*span, device=device) for span in zip(starts, ends, strict=True)])
-            batch = ragged(q, ends, pages[: len(ids)], _PROBE_PAGE, device)
+            batch = ragged(q, ends, pages[: len(ids)], page, device, chunk=chunk)
             if self._states is not None:
                 self._states.copy([(-1, slot) for slot, start in enumerate(starts) if not start])
                 self._states.begin([(n, slot, ()) for slot, n in enumerate(q)])
@@ -278,11 +282,14 @@ def _attention(
     step = _STEP.get()
     layer = module.layer_idx
     if layer not in step.kv:
-        raise Unsupported(f"{step.family}: its config says that layer {layer} has no attention, but it has")
+        raise Unsupported(f"{step.spec.family}: its config says that layer {layer} has no attention, but it has")
     rule = step.rules.get(layer)
     if rule is None or attention_mask is not None:
         rule = step.rules[layer] = _rule(module, query, key, value, attention_mask, options, step)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [n_rows, heads, head_dim]
+    if getattr(module, "is_scaled_by_position", False):  # Llama 4
+        n_floors = ((step.ragged.position + 1.0) / module.floor_scale).floor()
+        q = (q * (n_floors.log1p() * module.attn_scale + 1.0)[:, None, None]).to(q.dtype)
     n_heads, n_kv_heads, v_dim, sinks = q.shape[1], k.shape[1], v.shape[2], options.get("s_aux")
     k_pool, v_pool = step.kv[layer]
     n_pool, dim = k_pool.shape[2:]
@@ -293,13 +300,14 @@ def _attention(
         sinks = sinks if sinks is None else F.pad(sinks, (0, q.shape[1] - n_heads))
     dtype = q.dtype if isinstance(k_pool, Quantized) else k_pool.dtype
     q, k, v = (x.contiguous().to(dtype) for x in (q, k, v))
-    ops.write_kv(k, v, k_pool, v_pool, step.ragged.slots)
+    batch = (rule.in_chunks and step.ragged.local) or step.ragged
+    ops.write_kv(k, v, k_pool, v_pool, batch.slots)
     scale = options.get("scaling")
     out = ops.attention(
         q,
         k_pool,
         v_pool,
-        step.ragged,
+        batch,
         scale=query.shape[-1] ** -0.5 if scale is None else scale,
         softcap=rule.softcap,
         window=rule.window,
@@ -331,7 +339,8 @@ def _rule(
         raise Unsupported(f"{name}: its attention is not causal")
     if mask is None or mask.shape != (1, 1, 1, 1):
         raise Unsupported(f"{name}: it makes its own attention mask, so its rule cannot be read")
-    return AttentionRule(int(mask), options.get("softcap") or 0.0)
+    window = int(mask)
+    return AttentionRule(max(window, 0), options.get("softcap") or 0.0, window < 0)
 
 
 def _is_set(value: Any) -> bool:
@@ -339,25 +348,31 @@ def _is_set(value: Any) -> bool:
 
 
 def _mask(*, mask_function: Callable[..., Tensor], device: torch.device | None = None, **_: Any) -> Tensor:
-    """Returns the window (0: all tokens) as a tensor [1, 1, 1, 1] in place of a mask.
+    """Returns the window (0: all tokens; -1: those of its chunk) as a tensor [1, 1, 1, 1] in place of a mask.
 
     mask_function is transformers' (batch, head, query, key) -> visible. It is evaluated for the last two positions of
     the context: full attention sees one more token at the second, a window sees the same number at both.
     """
     step = _STEP.get()
-    last = step.max_context - 1
+    last = step.spec.max_context - 1
     keys = torch.arange(last + 2)
     zero = torch.tensor(0)
     rows = (last - 1, last)
     seen = [mask_function(zero, zero, torch.tensor(row), keys).expand(len(keys)) for row in rows]
+    chunk = step.spec.chunk
+    if 0 < chunk < last and all(
+        torch.equal(visible, (keys >= row // chunk * chunk) & (keys <= row))
+        for row, visible in zip(rows, seen, strict=True)
+    ):
+        return torch.full((1, 1, 1, 1), -1.0, device=device)
     counts = [int(visible.sum()) for visible in seen]
     for row, visible, count in zip(rows, seen, counts, strict=True):
         if not torch.equal(visible, (keys > row - count) & (keys <= row)):
-            raise Unsupported(f"{step.family}: its attention mask is neither causal nor a causal window")
+            raise Unsupported(f"{step.spec.family}: its attention mask is neither causal nor a causal window")
     if counts == [last, last + 1]:
         return torch.zeros(1, 1, 1, 1, device=device)
     if counts[0] != counts[1]:
-        raise Unsupported(f"{step.family}: its attention mask is no causal window (attention in chunks?)")
+        raise Unsupported(f"{step.spec.family}: its attention mask is no causal window")
     return torch.full((1, 1, 1, 1), float(counts[0]), device=device)
 
 
@@ -403,6 +418,7 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         n_experts=_n_experts(text),
         kv_layers=kv_layers,
+        chunk=getattr(text, "attention_chunk_size", None) or 0,
         **common,
     )
 
@@ -448,7 +464,6 @@ def _check(config: Any, text: Any, family: str, kv_layers: tuple[int, ...] | Non
     unsupported = {
         "its layers keep a recurrent state in a cache of their own": is_stateful and kv_layers is None,
         f"layers of kind {', '.join(sorted(unknown))}": unknown,
-        "attention in chunks (attention_chunk_size)": getattr(text, "attention_chunk_size", None),
     }
     for what, is_present in unsupported.items():
         if is_present:
@@ -559,6 +574,14 @@ def _freeze_rope(model: nn.Module, context: int) -> None:
             frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS["longrope"](module.config, seq_len=context)
             module.inv_freq.copy_(frequencies)
         module.rope_type = "default"
+
+
+def _freeze_temperature(model: nn.Module) -> None:
+    """Leaves it to `_attention` to scale queries by position: transformers counts positions from the batch's start."""
+    module: Any
+    for module in model.modules():
+        if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
+            module.attn_temperature_tuning, module.is_scaled_by_position = False, True
 
 
 @contextmanager

@@ -202,7 +202,7 @@ class ModelDrafter(Drafter):
     def _forward(self, ids: Sequence[int], q_lens: Sequence[int], kv_lens: Sequence[int],
                  pages: Sequence[Sequence[int]], n_texts: Sequence[int]) -> Tensor:  # fmt: skip
         """The logits of each request's last row. n_texts: tokens of each that belong to its text, not to a draft."""
-        shape = ragged(q_lens, kv_lens, pages, self._page, self._device)
+        shape = ragged(q_lens, kv_lens, pages, self._page, self._device, chunk=self._network.spec.chunk)
         rows = to_device(np.array(ids, np.int64), self._device)
         last = to_device(np.cumsum(np.array(q_lens, np.int64)) - 1, self._device)
         return self._compute(rows, shape, last, pages, n_texts)

@@ -1,0 +1,58 @@
+"""An engine over a tiny model, and what transformers generates with the same model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from banyan.runtime.engine.loop import EngineLoop
+from banyan.runtime.model.load import load
+from banyan.runtime.protocol.wire import Sampling
+
+N_OUT = 6
+GREEDY = Sampling(temperature=0.0, max_tokens=N_OUT)
+
+
+class Tiny:
+    """A tiny model, and what transformers generates with it."""
+
+    def __init__(self, path: Path, fake: ModuleType, reference: Callable[[Path], Any]) -> None:
+        self.model: Any = load(path)
+        self.fake = fake
+        self._reference = reference(path)
+        self._known: dict[tuple[int, ...], int] = {}
+
+    def expected(self, prompt: list[int], n: int = N_OUT) -> list[int]:
+        ids = list(prompt)
+        for _ in range(n):
+            if (key := tuple(ids)) not in self._known:
+                with torch.no_grad():
+                    logits = self._reference(input_ids=torch.tensor([ids]), use_cache=False).logits
+                self._known[key] = int(logits[0, -1].argmax())
+            ids.append(self._known[key])
+        return ids[len(prompt) :]
+
+    def engine(self, n_slots: int = 16, **options: Any) -> EngineLoop:
+        options = {"context": 256, "n_pages": 128} | options
+        return self.fake.engine(self.model, state_memory=n_slots * getattr(self.model, "state_bytes", 0), **options)
+
+    def run(self, e: EngineLoop, prompts: list[list[int]], check: bool = True) -> None:
+        """Run all prompts at once and compare."""
+        runs = [self.fake.run(i, ids, GREEDY) for i, ids in enumerate(prompts)]
+        outputs = self.fake.drive(e, runs, check=check)
+        for i, ids in enumerate(prompts):
+            assert outputs[i].failed is None, outputs[i].failed
+            assert outputs[i].ids == self.expected(ids)
+
+
+def text(n: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(3, 320), k=n)
+
+
+def computed(e: EngineLoop) -> int:
+    return e.scheduler.counts["computed_tokens"]
