@@ -12,17 +12,18 @@ from msgspec.structs import replace
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.anthropic.messages_types import (
     MESSAGE_IGNORED,
+    PROMPT_IGNORED,
+    THINKING_IGNORED,
     CountRequest,
     MessageRequest,
     ThinkingOff,
 )
-from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.openai.chat import ignored
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import schema_constraint, strings_of
 from banyan.runtime.protocol import wire
@@ -39,7 +40,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         raise HTTPError(400, text, param="thread", details=details)
     call = _start(request, body, adapter)
     reasons = chat_markers(request).reasoning is not None
-    headers = ignored(body, MESSAGE_IGNORED if reasons else (*MESSAGE_IGNORED, "thinking"))
+    headers = ignored(body, (*MESSAGE_IGNORED, *(THINKING_IGNORED if reasons else ("thinking",))))
     writer = MessageWriter(body.model, body)
     if body.stream:
         return EventReply(_stream(call, writer, body.pinned), lambda e: event(e.anthropic(), "error"), headers)
@@ -54,7 +55,8 @@ async def count(request: HTTPRequest) -> Reply:
     body = decode(request.body, CountRequest)
     await adapter_of(request, body.model)
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
-    return json_reply({"input_tokens": await count_tokens(request, _prompt(request, body), tools)})
+    n = await count_tokens(request, _prompt(request, body), tools)
+    return json_reply({"input_tokens": n}, headers=ignored(body, (*PROMPT_IGNORED, "thinking")))
 
 
 def _prompt(request: HTTPRequest, body: CountRequest) -> tuple[wire.Part, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, reasoning_end, tools_of
@@ -46,12 +46,6 @@ def check_stream_options(body: SamplingFields) -> None:
     """HTTPError: stream_options stands without stream."""
     if body.stream_options is not None and not body.stream:
         raise HTTPError(400, "stream_options needs stream: true", param="stream_options")
-
-
-def ignored(body: msgspec.Struct, names: tuple[str, ...]) -> dict[str, str]:
-    """A header that names the fields of `body` that have no effect."""
-    given = [name for name in names if getattr(body, name) is not None]
-    return {"x-banyan-ignored": ", ".join(given)} if given else {}
 
 
 def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:

@@ -17,15 +17,16 @@ from msgspec.structs import replace
 from banyan.runtime.client.client import Client
 from banyan.runtime.client.program_futures import ProgramHandle
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.openai.chat import calls_of, ignored, logprobs_of
+from banyan.runtime.gateway.openai.chat import calls_of, logprobs_of
 from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
 from banyan.runtime.gateway.openai.responses_types import (
+    PROMPT_IGNORED,
     RESPONSE_IGNORED,
     ResponsePrompt,
     ResponseRequest,
@@ -139,7 +140,7 @@ async def count_input(request: HTTPRequest) -> Reply:
     parts = (*PromptWriter(chat_markers(request)).parts(turns), wire.BeginTurn(ASSISTANT))
     tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
     n = await count_tokens(request, parts, tools)
-    headers = ignored(body, ("reasoning", "truncation"))
+    headers = ignored(body, PROMPT_IGNORED)
     return json_reply({"object": "response.input_tokens", "input_tokens": n}, headers=headers)
 
 

@@ -165,9 +165,11 @@ class ResponseRequest(ResponsePrompt, kw_only=True):
     prompt_cache_options: dict[str, Any] | None = None
 
 
+PROMPT_IGNORED = ("reasoning", "truncation", "text.verbosity", "input.content.detail")
 RESPONSE_IGNORED = (
-    *("reasoning", "safety_identifier", "service_tier", "truncation", "max_tool_calls"),
-    *("prompt_cache_retention", "prompt_cache_options"),
+    *PROMPT_IGNORED,
+    *("safety_identifier", "service_tier", "max_tool_calls", "prompt_cache_retention", "prompt_cache_options"),
+    "stream_options.include_obfuscation",
 )
 """Fields without effect here."""
 
