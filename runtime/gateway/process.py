@@ -20,8 +20,8 @@ from banyan.runtime import launch
 from banyan.runtime.client.client import connect
 from banyan.runtime.config import HTTPConfig, address
 from banyan.runtime.errors import BanyanError, ConfigError
-from banyan.runtime.gateway import connection
-from banyan.runtime.gateway.app import Gateway
+from banyan.runtime.gateway import app, connection
+from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.gateway.keys import Keys
 
 
@@ -84,7 +84,7 @@ async def _serve(config: HTTPConfig, keys: Keys, listener: socket.socket, ready_
         launch.report_start(ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
         return
     gateway = Gateway(client, keys, loop, isolates_users=config.isolate == "user", cors=config.cors)
-    server = uvicorn.Server(uvicorn.Config(gateway.app(), **connection.settings()))
+    server = uvicorn.Server(uvicorn.Config(app.make(gateway), **connection.settings()))
 
     def end() -> None:
         loop.remove_reader(alive_fd)

@@ -73,13 +73,13 @@ class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def publish(request: HTTPRequest) -> Reply:
     """Keep the page of a run. Returns its link."""
     body = decode(request.body, PublishRequest)
-    page = request.gateway.run_pages.add(request.holder, body.title, body.html)
+    page = request.gateway.run_pages.add(request.tenant, body.title, body.html)
     return json_reply({"id": page.id, "url": f"/pages/{page.id}"})
 
 
 async def published(request: HTTPRequest) -> Reply:
-    """The pages that the holder of this key has published."""
-    pages = request.gateway.run_pages.of(request.holder)
+    """The pages that the tenant has published."""
+    pages = request.gateway.run_pages.of(request.tenant)
     return json_reply({"data": [{"id": page.id, "title": page.title} for page in pages]})
 
 
