@@ -11,8 +11,6 @@ from itertools import count
 from typing import Any
 from urllib.parse import parse_qsl
 
-from msgspec.structs import replace
-
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
@@ -31,7 +29,7 @@ from banyan.runtime.gateway.openai.responses_types import (
     turns_of,
 )
 from banyan.runtime.gateway.prompt import PromptWriter
-from banyan.runtime.gateway.sampling import schema_constraint
+from banyan.runtime.gateway.sampling import overridden, schema_constraint
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 
@@ -159,15 +157,14 @@ class ResponseRun:
         body, request, stored = self._body, self._request, self._stored
         chat, welcome = chat_markers(request), request.client.welcome
         tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
-        constraint = schema_constraint(body.chat_format(), reasoning_end(chat))
-        given = {"temperature": body.temperature, "top_p": body.top_p}
-        sampling = replace(
+        sampling = overridden(
             welcome.sampling,
             max_tokens=body.max_output_tokens or welcome.max_context,
             logprobs=self._has_logprobs,
             top_logprobs=body.top_logprobs or 0,
-            constraint=constraint,
-            **{name: value for name, value in given.items() if value is not None},
+            temperature=body.temperature,
+            top_p=body.top_p,
+            constraint=schema_constraint(body.chat_format(), reasoning_end(chat)),
         )
         ops: list[wire.Op]
         limits = None

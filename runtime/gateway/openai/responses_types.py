@@ -122,10 +122,7 @@ class ResponsePrompt(Body, kw_only=True):
 
     def chat_tools(self) -> list[ToolSpec] | None:
         """The tools as chat completions have them."""
-        if self.tools is None:
-            return None
-        names = ("name", "description", "parameters", "strict")
-        return [ToolSpec(function=FunctionSpec(**{name: getattr(tool, name) for name in names})) for tool in self.tools]
+        return None if self.tools is None else [ToolSpec(function=tool) for tool in self.tools]
 
     def chat_choice(self) -> ToolChoice:
         """The choice of tools as chat completions have it."""
