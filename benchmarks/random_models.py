@@ -79,13 +79,18 @@ def make(folder: Path, name: str) -> None:
         fast.save_pretrained(place)
 
 
-def write_gguf(model: Path, file: Path) -> None:
-    """The same weights for llama.cpp. Prompts are ids, so the tokens' texts do not matter; they are ASCII because the
-    server withholds tokens that end inside a character."""
+def gguf_of(model: Path) -> Path:
+    """The same weights and words for llama.cpp: a file beside the model, made if there is none. Tokens of bytes that
+    are no ASCII have other texts, because its server withholds tokens that end inside a character."""
     import gguf
     import torch
     from safetensors.torch import load_file
+    from tokenizers import decoders
 
+    if (file := model.with_name(f"{model.name}.gguf")).exists():
+        return file
+    bpe = json.loads((model / "tokenizer.json").read_text())["model"]
+    decode = decoders.ByteLevel().decode
     c = json.loads((model / "config.json").read_text())
     kind = gguf.GGMLQuantizationType[{"bfloat16": "BF16", "float32": "F32"}[model.name.rpartition("-")[2]]]
     heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["vocab_size"]
@@ -101,9 +106,10 @@ def write_gguf(model: Path, file: Path) -> None:
     writer.add_vocab_size(size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"t{i}" for i in range(size)])
+    tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
+    writer.add_token_list([token if decode([token]).isascii() else f"#{i}" for i, token in enumerate(tokens)])
     writer.add_token_types([gguf.TokenType.CONTROL if i < len(SPECIAL) else gguf.TokenType.NORMAL for i in range(size)])
-    writer.add_token_merges(["t 1"])
+    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
     writer.add_bos_token_id(c["bos_token_id"])
     writer.add_eos_token_id(c["eos_token_id"])
     writer.add_add_bos_token(False)
@@ -123,6 +129,7 @@ def write_gguf(model: Path, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return file
 
 
 if __name__ == "__main__":

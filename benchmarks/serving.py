@@ -12,8 +12,13 @@ a Markdown file, and a plot next to it.
 
 `--http` adds the same server through its HTTP process: `programs`, the same programs with a RuntimeEndpoint, and
 `completions`, where each call is a streamed request to /v1/completions with its whole prompt, as clients of other
-servers send it. `--server` adds such a server of another system, which runs the same model and keeps its cache: no two
-runs have the same texts.
+servers send it. `--server` starts another system's server, which gets these requests too; its wall time stands beside
+that of `completions`. It keeps its cache, but no two runs have the same texts. In its command, {port} is
+a free port, {model} the model's folder, and {gguf} the same weights for llama.cpp:
+
+    python benchmarks/serving.py models/M2-bfloat16 --workloads W2 W4 --http \\
+        --server vllm 'vllm serve {model} --port {port} --max-model-len 8192 --max-num-seqs 64' \\
+        --server llamacpp 'llama-server -m {gguf} --port {port} -c 65536 -np 16 --kv-unified'
 """
 
 from __future__ import annotations
@@ -21,10 +26,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
+import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +43,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from peer_process import PeerProcess, ProcessTree
-from random_models import words
+from random_models import gguf_of, words
 from report import Report, fill, parser, percentile
 from serving_floor import Ceilings, Shape, ceilings, floor
 from serving_work import WORKLOADS, Call, every, work
@@ -157,11 +167,31 @@ class OverHTTP:
 
 
 class Server:
-    """Another system's OpenAI server, which is stopped except while it runs."""
+    """Another system's OpenAI server, which is stopped except while it runs. What it prints goes to a file."""
 
-    def __init__(self, url: str, pid: int, vocabulary: list[str]) -> None:
-        self._url, self._tree, self._vocabulary = url.rstrip("/"), ProcessTree(pid), vocabulary
+    def __init__(self, name: str, command: str, model: Path, vocabulary: list[str]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self._url, self._vocabulary = f"http://127.0.0.1:{port}", vocabulary
+        gguf = gguf_of(model) if "{gguf}" in command else ""
+        started = time.perf_counter()
+        with Path(tempfile.gettempdir(), f"serving-{name}.log").open("wb") as log:
+            line = shlex.split(command.format(port=port, model=model, gguf=gguf))
+            self._process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        while not self._answers():
+            if self._process.poll() is not None:
+                raise SystemExit(f"{name} ended with status {self._process.returncode}; see {log.name}")
+            time.sleep(0.1)
+        self.startup = time.perf_counter() - started
+        self._tree = ProcessTree(self._process.pid)
         self._tree.signal(signal.SIGSTOP)
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self._url}/health", timeout=10):
+                return True
+        except (urllib.error.URLError, OSError):  # nobody listens yet, or it is still loading
+            return False
 
     @property
     def peak(self) -> int:
@@ -176,6 +206,11 @@ class Server:
 
     def close(self) -> None:
         self._tree.signal(signal.SIGCONT)
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._tree.signal(signal.SIGKILL)
 
 
 def run_completions(url: str, calls: list[Call]) -> Run:
@@ -308,7 +343,11 @@ Runs = dict[str, dict[str, list[Run]]]
 """workload -> system -> runs."""
 
 
-def add_rows(report: Report, runs: Runs, vocabulary: list[str], shape: Shape, ceiling: Ceilings) -> None:
+def add_rows(
+    report: Report, runs: Runs, servers: set[str], vocabulary: list[str], shape: Shape, ceiling: Ceilings
+) -> None:
+    """servers: systems whose requests are those of `completions`, which stands beside them if it ran."""
+    bases = dict.fromkeys(servers, "completions") if "completions" in next(iter(runs.values())) else {}
     for name, by_system in runs.items():
         ours = median(by_system["banyan"])
         least = floor(work(name, vocabulary, by_system["banyan"].index(ours)), shape, ceiling)
@@ -316,19 +355,23 @@ def add_rows(report: Report, runs: Runs, vocabulary: list[str], shape: Shape, ce
         report.row(f"{name} wall, of the floor", "x", ours.wall / least)
         for peer in by_system:
             if peer != "banyan":
-                compare(report, name, peer, by_system, vocabulary)
+                compare(report, name, bases.get(peer, "banyan"), peer, by_system, vocabulary)
     for peer in next(iter(runs.values())):
         if peer != "banyan":
-            ratios = [median(by_system[peer]).wall / median(by_system["banyan"]).wall for by_system in runs.values()]
-            target = f"<= {HTTP_BOUND}" if peer in HTTP else ">= 1.25" if peer == "vllm" else ">= 1"
+            base = bases.get(peer, "banyan")
+            ratios = [median(by_system[peer]).wall / median(by_system[base]).wall for by_system in runs.values()]
+            target = f"<= {HTTP_BOUND}" if peer in HTTP else ">= 1.25" if peer == "vllm" and not bases else ">= 1"
             mean = statistics.geometric_mean(ratios)
             report.row(f"times as fast as {peer}, geometric mean", "x", mean, target=target)
 
 
-def compare(report: Report, name: str, peer: str, by_system: dict[str, list[Run]], vocabulary: list[str]) -> None:
-    ours, theirs = median(by_system["banyan"]), median(by_system[peer])
-    bound = 1 / BOUNDS[name] if peer == "vllm" else 1
+def compare(
+    report: Report, name: str, base: str, peer: str, by_system: dict[str, list[Run]], vocabulary: list[str]
+) -> None:
+    ours, theirs = median(by_system[base]), median(by_system[peer])
+    bound = 1 / BOUNDS[name] if (base, peer) == ("banyan", "vllm") else 1
     target = f"ratio <= {HTTP_BOUND}" if peer in HTTP else f"ratio >= {bound:.3g}"
+    name = name if base == "banyan" else f"{name} {base}"
     report.row(f"{name} wall", "s", ours.wall, theirs.wall, peer, target)
     rates = ours.n_out / ours.wall, theirs.n_out / theirs.wall
     report.row(f"{name} output", "tokens/s", *rates, peer, more_is_better=True)
@@ -337,8 +380,8 @@ def compare(report: Report, name: str, peer: str, by_system: dict[str, list[Run]
         for share in (0.5, 0.99):
             label = f"{name} {what}, p{100 * share:.0f}"
             report.row(label, "ms", 1e3 * percentile(mine, share), 1e3 * percentile(other, share), peer)
-    pairs = enumerate(zip(by_system["banyan"], by_system[peer], strict=True))
-    found = [agreement(work(name, vocabulary, seed), a.out, b.out) for seed, (a, b) in pairs]
+    pairs = enumerate(zip(by_system[base], by_system[peer], strict=True))
+    found = [agreement(work(name.split()[0], vocabulary, seed), a.out, b.out) for seed, (a, b) in pairs]
     n = sum(n for _, n in found)
     share = sum(share * n for share, n in found) / n
     report.row(f"{name} outputs that are {peer}'s, of {n}", "%", 100 * share)
@@ -392,7 +435,7 @@ def main() -> None:
     for peer, what in PEERS.items():
         options.add_argument(f"--{peer}", type=Path, help=f"the {what} of an environment that has it")
     options.add_argument("--http", action="store_true", help="also through the HTTP process")
-    options.add_argument("--server", nargs=3, action="append", default=[], metavar=("NAME", "URL", "PID"))
+    options.add_argument("--server", nargs=2, action="append", default=[], metavar=("NAME", "COMMAND"))
     options.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
     options.add_argument("--times", type=int, default=3)
     options.add_argument("--set", nargs="*", default=[], metavar="NAME=JSON", help="options of bn.Runtime")
@@ -408,15 +451,14 @@ def main() -> None:
     try:
         for kind in sorted(HTTP) if args.http else ():
             systems[kind] = OverHTTP(banyan, kind)
-        for name, url, pid in args.server:
-            systems[name] = Server(url, int(pid), banyan.vocabulary)
+        for name, command in args.server:
+            systems[name] = Server(name, command, args.model, banyan.vocabulary)
         for peer in PEERS:
             if place := getattr(args, peer):
                 systems[peer] = Peer(peer, place, args.model, dtype)
         runs = measure(systems, args.workloads, args.times)
         for name, driver in systems.items():
-            if not isinstance(driver, Server):
-                report.row(f"start of {name}", "s", driver.startup)
+            report.row(f"start of {name}", "s", driver.startup)
             report.row(f"peak memory of {name}", "MiB", driver.peak / 2**20)
     finally:
         for system in reversed(systems.values()):
@@ -424,7 +466,7 @@ def main() -> None:
     report.row("matrix products", "GFLOP/s", ceiling.operations / 1e9)
     report.row("memory read", "GB/s", ceiling.bytes / 1e9)
     vocabulary = words(json.loads((args.model / "config.json").read_text())["vocab_size"])
-    add_rows(report, runs, vocabulary, Shape.read(args.model, dtype), ceiling)
+    add_rows(report, runs, {name for name, _ in args.server}, vocabulary, Shape.read(args.model, dtype), ceiling)
     if args.page:
         write_page(args.page, args.model.name, runs, report)
     raise SystemExit(report.end(args.json))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from random_models import words
+from random_models import gguf_of, words
 from serving_work import every, work
 
 BEGAN = time.perf_counter()
@@ -217,19 +217,13 @@ async def _post(port: int, path: str, body: Any, take: Callable[[Any], None] = l
 
 
 def llamacpp(model: str, dtype: str, write: Callable[[Any], None], server: str) -> None:
-    """llama.cpp's server over HTTP: 16 slots with one unified KV cache, and flash attention. Makes the model's GGUF
-    file if there is none (random_models.py)."""
-    from random_models import write_gguf
-
-    gguf = Path(f"{model}.gguf")
-    if not gguf.exists():
-        write_gguf(Path(model), gguf)
+    """llama.cpp's server over HTTP: 16 slots with one unified KV cache, and flash attention."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     n = f"{os.cpu_count()}"
-    command = [server, "-m", str(gguf), "--port", f"{port}", "-t", n, "-tb", n, "-c", "65536", "-np", "16",
-               "-b", "2048", "-ub", "512", "-fa", "on", "-sps", "0.1", "--cache-ram", "0", "--kv-unified",
+    command = [server, "-m", str(gguf_of(Path(model))), "--port", f"{port}", "-t", n, "-tb", n, "-c", "65536",
+               "-np", "16", "-b", "2048", "-ub", "512", "-fa", "on", "-sps", "0.1", "--cache-ram", "0", "--kv-unified",
                "--no-warmup", "--threads-http", "2", "-lv", "1", "--slot-save-path", "/tmp"]  # fmt: skip
     process = subprocess.Popen(command, stdout=2, stdin=subprocess.DEVNULL)
 

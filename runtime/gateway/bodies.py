@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -37,3 +38,15 @@ def decode(body: bytes, kind: type[T]) -> T:
         reason = "it is nested too deeply" if isinstance(e, RecursionError) else str(e)[:200]
         raise HTTPError(400, f"the body is no JSON: {reason}") from None
     return found
+
+
+def ignored(body: msgspec.Struct, names: Sequence[str]) -> dict[str, str]:
+    """A header with those of the names that `body` has, all of fields without effect here. Dots lead into parts."""
+    given = [name for name in names if _has(body, name.split("."))]
+    return {"x-banyan-ignored": ", ".join(given)} if given else {}
+
+
+def _has(value: Any, path: list[str]) -> bool:
+    if isinstance(value, list):
+        return any(_has(one, path) for one in value)
+    return _has(getattr(value, path[0], None), path[1:]) if path else value is not None

@@ -100,6 +100,6 @@ def settings() -> dict[str, Any]:
     """Options of uvicorn that do not depend on the user's."""
     return {
         "http": Connection, "ws": "none", "loop": "asyncio", "lifespan": "off", "log_config": None,
-        "access_log": False, "server_header": False, "backlog": 2048, "timeout_keep_alive": 75,
+        "access_log": False, "log_level": "error", "server_header": False, "backlog": 2048, "timeout_keep_alive": 75,
         "timeout_graceful_shutdown": 2, "proxy_headers": False,
     }  # fmt: skip

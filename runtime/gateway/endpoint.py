@@ -6,9 +6,8 @@ import asyncio
 import sys
 import traceback
 import uuid
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -16,10 +15,7 @@ from starlette.types import Receive, Scope, Send
 from banyan.runtime.client.client import Client
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.errors import HTTPError, http_error
-from banyan.runtime.gateway.keys import KeyHolder
-from banyan.runtime.gateway.model_call import Mailbox
-from banyan.runtime.gateway.page.run_pages import RunPages
-from banyan.runtime.gateway.programs.sessions import Sessions
+from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.protocol.http_frames import MAX_BODY
 
 BODY_SECONDS = 60.0
@@ -49,29 +45,12 @@ class EventReply(NamedTuple):
     kind: str = "text/event-stream; charset=utf-8"
 
 
-class GatewayState(Protocol):
-    """What handlers need of the Gateway; see there."""
-
-    mailbox: Mailbox
-    model: str
-    isolates_users: bool
-    counts: Counter[tuple[str, int]]
-    responses: Any
-    """See responses.ResponseStore, which is above this module."""
-    sessions: Sessions
-    run_pages: RunPages
-
-    async def operator(self) -> Client: ...
-    async def client(self, holder: KeyHolder) -> Client: ...
-    def identify(self, headers: Mapping[bytes, bytes]) -> KeyHolder: ...
-
-
 class HTTPRequest(NamedTuple):
-    """What a handler gets. headers: by their names in lower case. path: the parts of the path that its route names.
-    holder: who asks; client: the connection of the holder's tenant to the server."""
+    """What a handler gets. tenant: who asks; "" without keys. client: the tenant's connection to the server. headers:
+    by their names in lower case. path: the parts of the path that its route names."""
 
-    gateway: GatewayState
-    holder: KeyHolder
+    gateway: Gateway
+    tenant: str
     client: Client
     headers: Mapping[bytes, bytes]
     path: Mapping[str, str]
@@ -100,7 +79,7 @@ class _HungUp(Exception):
 class Endpoint:
     """The ASGI application of one route."""
 
-    def __init__(self, gateway: GatewayState, handle: Handler, shape: Shape, path: str, *, is_open: bool) -> None:
+    def __init__(self, gateway: Gateway, handle: Handler, shape: Shape, path: str, *, is_open: bool) -> None:
         """is_open: nobody needs a key."""
         self._gateway, self._handle, self._shape, self._path, self._is_open = gateway, handle, shape, path, is_open
 
@@ -119,12 +98,12 @@ class Endpoint:
         watch: asyncio.Task[None] | None = None
         try:
             headers = dict(scope["headers"])
-            holder = KeyHolder() if self._is_open else self._gateway.identify(headers)
+            tenant = "" if self._is_open else self._gateway.identify(headers)
             body = await _read_body(headers, receive)
             watch = asyncio.ensure_future(_hang_up(receive, response, asyncio.current_task()))
-            client = await self._gateway.client(holder)
+            client = await self._gateway.client(tenant)
             path = scope.get("path_params", {})
-            request = HTTPRequest(self._gateway, holder, client, headers, path, scope["query_string"], body)
+            request = HTTPRequest(self._gateway, tenant, client, headers, path, scope["query_string"], body)
             reply = await self._handle(request)
             if isinstance(reply, EventReply):
                 await response.stream(reply)

@@ -34,23 +34,14 @@ ANTHROPIC_KINDS = {
     504: "timeout_error",
 }
 
-_STATUSES: tuple[tuple[type[BanyanError], int], ...] = (
-    (PromptTooLong, 400),
-    (Overloaded, 429),
-    (ConstraintBusy, 429),
-    (ConstraintBroke, 500),
-    (ConstraintCrashed, 500),
-    (ConstraintError, 400),
-    (BadProgram, 400),
-    (BadMessage, 400),
-    (Unsupported, 400),
-    (ToolError, 400),
-    (OutOfMemory, 400),
-    (DeadlineExceeded, 504),
-    (Cancelled, 503),
-    (RuntimeLost, 503),
-)
-"""The first class that matches decides. All others are 500."""
+_STATUSES: dict[int, tuple[type[BanyanError], ...]] = {
+    429: (Overloaded, ConstraintBusy),
+    500: (ConstraintBroke, ConstraintCrashed),
+    400: (PromptTooLong, ConstraintError, BadProgram, BadMessage, Unsupported, ToolError, OutOfMemory),
+    504: (DeadlineExceeded,),
+    503: (Cancelled, RuntimeLost),
+}
+"""The first one that matches decides. All others are 500."""
 
 
 class HTTPError(Exception):
@@ -85,7 +76,7 @@ class HTTPError(Exception):
 
 def http_error(error: BanyanError) -> HTTPError:
     """The response for an error of the runtime."""
-    status = next((status for cls, status in _STATUSES if isinstance(error, cls)), 500)
+    status = next((status for status, classes in _STATUSES.items() if isinstance(error, classes)), 500)
     code = "context_length_exceeded" if isinstance(error, PromptTooLong) else error.code
     kind = "rate_limit_error" if status == 429 else ""
     return HTTPError(status, error.message, code=code, kind=kind)

@@ -108,7 +108,7 @@ async def count_tokens(request: HTTPRequest, parts: tuple[wire.Part, ...], tools
 
 async def metrics(request: HTTPRequest) -> Reply:
     """The counters of the server and of the HTTP process, in the text format of Prometheus."""
-    stats = await asyncio.to_thread((await request.gateway.operator()).ask, "stats")
+    stats = await asyncio.to_thread((await request.gateway.client()).ask, "stats")
     text = "responses, by the path of their route; status 0: the client hung up before it began"
     counts: dict[tuple[str, ...], float] = {}
     for (path, status), n in request.gateway.counts.items():

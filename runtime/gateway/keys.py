@@ -8,7 +8,6 @@ import stat
 from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from banyan.runtime.errors import ConfigError
@@ -18,22 +17,12 @@ MIN_KEY, MAX_KEY = 16, 4096
 """Lengths of a key, in characters."""
 
 
-class KeyHolder(NamedTuple):
-    """Who makes a request. tenant: the name of its key; "" where no keys are needed."""
-
-    tenant: str = ""
-
-
-class _Key(NamedTuple):
-    digest: bytes
-    holder: KeyHolder
-
-
 class Keys:
     """The keys of a file with a line NAME:KEY for each; a name may have several. Only digests are kept."""
 
-    def __init__(self, keys: tuple[_Key, ...] = ()) -> None:
-        self._keys = keys
+    def __init__(self, names: Mapping[bytes, str] | None = None) -> None:
+        """names: digest of a key -> the name on its line."""
+        self._names = names or {}
 
     @classmethod
     def read(cls, path: Path) -> Keys:
@@ -44,7 +33,7 @@ class Keys:
             raise ConfigError(f"the API keys in {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
         if mode & 0o077:
             raise ConfigError(f"others may read the API keys in {path} (mode {mode:04o}); run `chmod 600 {path}`")
-        keys: list[_Key] = []
+        names: dict[bytes, str] = {}
         for n, line in enumerate(text.splitlines(), 1):
             if not (line := line.strip()) or line.startswith("#"):
                 continue
@@ -53,25 +42,26 @@ class Keys:
                 raise ConfigError(f"{path}, line {n}: must be NAME:KEY, with a name of 1 to 64 ASCII characters")
             if not MIN_KEY <= len(key) <= MAX_KEY:
                 raise ConfigError(f"{path}, line {n}: a key of {len(key)} characters; {MIN_KEY} to {MAX_KEY} are right")
-            if any(digest == _digest(key.encode()) for digest, _ in keys):
+            if (digest := _digest(key.encode())) in names:
                 raise ConfigError(f"{path}, line {n}: this key is on an earlier line too")
-            keys.append(_Key(_digest(key.encode()), KeyHolder(name)))
-        if not keys:
+            names[digest] = name
+        if not names:
             raise ConfigError(f"{path} holds no API keys; write a line NAME:KEY for each")
-        return cls(tuple(keys))
+        return cls(names)
 
-    def identify(self, headers: Mapping[bytes, bytes]) -> KeyHolder:
-        """Who makes a request with these headers. HTTPError: the key is missing or wrong."""
-        if not self._keys:
-            return KeyHolder()
+    def identify(self, headers: Mapping[bytes, bytes]) -> str:
+        """The tenant that makes a request with these headers; "": no keys are needed. HTTPError: the key is missing or
+        wrong."""
+        if not self._names:
+            return ""
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() != b"bearer":
             given = headers.get(b"x-api-key", b"")
-        digest, found = _digest(given.strip()), None
-        for key in self._keys:  # does not stop at the matching one, so that the time is constant
-            if hmac.compare_digest(digest, key.digest):
-                found = key.holder
-        if found is None:
+        digest, found = _digest(given.strip()), ""
+        for known, name in self._names.items():  # does not stop at the matching one, so that the time is constant
+            if hmac.compare_digest(digest, known):
+                found = name
+        if not found:
             text = "the API key is wrong" if given else "this server wants an API key: Authorization: Bearer KEY"
             raise HTTPError(401, text, code="invalid_api_key")
         return found

@@ -69,14 +69,15 @@ class ModelCall:
         name: str,
         stream: bool = False,
         limits: wire.ProgramLimits | None = None,
+        last: bool = True,
     ) -> Self:
-        """Send a whole program. stream: its gens stream. Raises HTTPError."""
+        """Send a program. stream: its gens stream. last: no more ops follow. Raises HTTPError."""
         try:
             program = client.program(name)
             call = cls(mailbox, program)
             if limits is not None:
                 program.limit(limits)
-            call.submit(ops, refs, stream=stream, last=True)
+            call.submit(ops, refs, stream=stream, last=last)
         except BanyanError as e:
             raise http_error(e) from e
         return call

@@ -17,11 +17,11 @@ import msgspec
 import uvicorn
 
 from banyan.runtime import launch
-from banyan.runtime.client.client import connect
+from banyan.runtime.client.client import Client, connect
 from banyan.runtime.config import HTTPConfig, address
 from banyan.runtime.errors import BanyanError, ConfigError
-from banyan.runtime.gateway import connection
-from banyan.runtime.gateway.app import Gateway
+from banyan.runtime.gateway import app, connection
+from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.gateway.keys import Keys
 
 
@@ -37,10 +37,11 @@ def main(argv: list[str]) -> int:
         config = msgspec.json.decode(args.config, type=HTTPConfig)
         keys = Keys.read(Path(config.keys_file)) if config.keys_file else Keys()
         listener = _listen(config)
+        client = connect(config.socket, token=_token(config))
     except BanyanError as e:
         launch.report_start(args.ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
         return 1
-    asyncio.run(_serve(config, keys, listener, args.ready_fd, args.alive_fd))
+    asyncio.run(_serve(config, client, keys, listener, args.ready_fd, args.alive_fd))
     return 0
 
 
@@ -76,15 +77,12 @@ def _token(config: HTTPConfig) -> str:
     return found
 
 
-async def _serve(config: HTTPConfig, keys: Keys, listener: socket.socket, ready_fd: int, alive_fd: int) -> None:
+async def _serve(
+    config: HTTPConfig, client: Client, keys: Keys, listener: socket.socket, ready_fd: int, alive_fd: int
+) -> None:
     loop = asyncio.get_running_loop()
-    try:
-        client = connect(config.socket, token=_token(config))
-    except BanyanError as e:
-        launch.report_start(ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
-        return
     gateway = Gateway(client, keys, loop, isolates_users=config.isolate == "user", cors=config.cors)
-    server = uvicorn.Server(uvicorn.Config(gateway.app(), **connection.settings()))
+    server = uvicorn.Server(uvicorn.Config(app.make(gateway), **connection.settings()))
 
     def end() -> None:
         loop.remove_reader(alive_fd)

@@ -20,7 +20,7 @@ _AS_THEY_ARE = (
 
 def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) -> wire.Sampling:
     """The parameters of `body`; what it does not give is in `defaults`. max_tokens: if the body gives none."""
-    given: dict[str, Any] = {name: value for name in _AS_THEY_ARE if (value := getattr(body, name)) is not None}
+    given: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE}
     if given.get("top_k") == 0:
         given["top_k"] = -1
     if body.seed is not None and not -(2**63) <= body.seed < 2**63:
@@ -31,7 +31,12 @@ def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) 
     given["stop_regex"] = strings_of(body.stop_regex, "stop_regex")
     given["stop_token_ids"] = tuple(body.stop_token_ids or ())
     given["max_tokens"] = max_tokens if body.max_tokens is None else body.max_tokens
-    return replace(defaults, **given)
+    return overridden(defaults, **given)
+
+
+def overridden(defaults: wire.Sampling, **given: Any) -> wire.Sampling:
+    """The parameters with those of `given` that are not None."""
+    return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:

@@ -7,24 +7,23 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
-from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.anthropic.messages_types import (
     MESSAGE_IGNORED,
+    PROMPT_IGNORED,
+    THINKING_IGNORED,
     CountRequest,
     MessageRequest,
     ThinkingOff,
 )
-from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
-from banyan.runtime.gateway.errors import HTTPError, http_error
+from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.openai.chat import ignored
 from banyan.runtime.gateway.prompt import PromptWriter
-from banyan.runtime.gateway.sampling import schema_constraint, strings_of
+from banyan.runtime.gateway.sampling import overridden, schema_constraint, strings_of
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 
@@ -39,7 +38,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         raise HTTPError(400, text, param="thread", details=details)
     call = _start(request, body, adapter)
     reasons = chat_markers(request).reasoning is not None
-    headers = ignored(body, MESSAGE_IGNORED if reasons else (*MESSAGE_IGNORED, "thinking"))
+    headers = ignored(body, (*MESSAGE_IGNORED, *(THINKING_IGNORED if reasons else ("thinking",))))
     writer = MessageWriter(body.model, body)
     if body.stream:
         return EventReply(_stream(call, writer, body.pinned), lambda e: event(e.anthropic(), "error"), headers)
@@ -54,7 +53,8 @@ async def count(request: HTTPRequest) -> Reply:
     body = decode(request.body, CountRequest)
     await adapter_of(request, body.model)
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
-    return json_reply({"input_tokens": await count_tokens(request, _prompt(request, body), tools)})
+    n = await count_tokens(request, _prompt(request, body), tools)
+    return json_reply({"input_tokens": n}, headers=ignored(body, (*PROMPT_IGNORED, "thinking")))
 
 
 def _prompt(request: HTTPRequest, body: CountRequest) -> tuple[wire.Part, ...]:
@@ -67,28 +67,23 @@ def _prompt(request: HTTPRequest, body: CountRequest) -> tuple[wire.Part, ...]:
 
 def _start(request: HTTPRequest, body: MessageRequest, adapter: str) -> ModelCall:
     chat, welcome = chat_markers(request), request.client.welcome
-    given: dict[str, Any] = {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k or None}
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
-    constraint = schema_constraint(body.chat_format, reasoning_end(chat))
-    sampling = replace(
+    sampling = overridden(
         welcome.sampling,
         max_tokens=body.max_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k or None,
         stop=strings_of(body.stop_sequences, "stop_sequences"),
-        constraint=constraint,
-        **{name: value for name, value in given.items() if value is not None},
+        constraint=schema_constraint(body.chat_format, reasoning_end(chat)),
     )
     gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=chat.reasoning, tools=tools, adapter=adapter)
     ops = (wire.Append(0, _prompt(request, body)), gen)
     limits = limits_of(request, None, None, body.metadata.user_id if body.metadata is not None else None)
-    try:
-        program = request.client.program("message")
-        if limits is not None:
-            program.limit(limits)
-        call = ModelCall(request.gateway.mailbox, program)
-        call.submit(ops, (0,), stream=gen.stream, last=not body.pinned)
-    except BanyanError as e:
-        raise http_error(e) from e
-    return call
+    return ModelCall.start(
+        request.client, request.gateway.mailbox, ops, (0,),
+        name="message", stream=gen.stream, limits=limits, last=not body.pinned,
+    )  # fmt: skip
 
 
 def _pin(call: ModelCall, seconds: float) -> None:

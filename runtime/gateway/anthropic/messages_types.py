@@ -227,8 +227,10 @@ class MessageRequest(CountRequest, kw_only=True):
     speed: str | None = None
 
 
-MESSAGE_IGNORED = ("service_tier", "inference_geo", "speed")
-"""Fields without effect here."""
+PROMPT_IGNORED = ("output_config.effort", "messages.content.is_error", "messages.content.citations")
+MESSAGE_IGNORED = (*PROMPT_IGNORED, "service_tier", "inference_geo", "speed")
+THINKING_IGNORED = ("thinking.budget_tokens", "thinking.display")
+"""Fields without effect here; the last ones of a model that reasons."""
 
 
 def _parts(blocks: Sequence[TextBlock | ImageBlock]) -> list[ContentPart]:

@@ -24,7 +24,7 @@ class RefusalPart(Body, tag="refusal", tag_field="type"):
 
 class ImageURL(Body):
     url: str
-    detail: str = "auto"
+    detail: str | None = None
 
 
 class ImagePart(Body, tag="image_url", tag_field="type"):
@@ -181,7 +181,8 @@ class ChatRequest(SamplingFields, kw_only=True):
 
 IGNORED = (
     *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention", "prompt_cache_options"),
-    *("reasoning_effort", "verbosity", "prediction"),
+    *("reasoning_effort", "verbosity", "prediction", "stream_options.include_obfuscation"),
+    *("messages.name", "messages.content.image_url.detail"),
 )
 """Fields without effect here."""
 

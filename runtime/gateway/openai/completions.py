@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-import uuid
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,8 +15,8 @@ from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import gens, limits_of
 from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.openai.chat import DONE, check_stream_options, finish_reason, stream, usage_of
 from banyan.runtime.gateway.openai.chat_types import CompletionRequest
+from banyan.runtime.gateway.openai.choice_writer import ChoiceWriter, check_stream_options, finish_reason, stream
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
 
@@ -56,7 +55,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     refs = range(n_prompts * n)
     mailbox, is_stream = request.gateway.mailbox, bool(body.stream)
     call = ModelCall.start(request.client, mailbox, ops, refs, name="completion", stream=is_stream, limits=limits)
-    writer = CompletionWriter(body.model, body, prompts)
+    writer = CompletionWriter(body, prompts)
     if is_stream:
         return EventReply(stream(call, writer), lambda e: event(e.openai()))
     async with call:
@@ -73,59 +72,35 @@ def _prompts(given: str | list[str | int | list[int]]) -> list[str]:
     return texts
 
 
-class CompletionWriter:
-    """Writes one response, whole or in chunks."""
+class CompletionWriter(ChoiceWriter):
+    """Writes one completion."""
 
-    def __init__(self, model: str, body: CompletionRequest, prompts: Sequence[str]) -> None:
-        self._n, self._prompts = body.n or 1, prompts
-        self._echo, self._has_logprobs = bool(body.echo), body.logprobs is not None
-        self._has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        self._head: dict[str, Any] = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._offsets: dict[int, int] = {}  # choice -> characters of the tokens so far; text may wait for a stop
-        self._usages: dict[int, wire.TokenUsage] = {}
+    def __init__(self, body: CompletionRequest, prompts: Sequence[str]) -> None:
+        super().__init__(body, "cmpl", "text_completion", "text_completion", b'"text":%s')
+        self._prompts = prompts if body.echo else [""] * len(prompts)
+        self._has_logprobs = body.logprobs is not None
+        self._offsets: Counter[int] = Counter()
+        """Choice -> characters of the tokens so far; text may wait for a stop."""
 
-    def _event(self, index: int, text: str, logprobs: Any, finish: str | None) -> bytes:
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-        return event(self._head | {"choices": [choice]} | ({"usage": None} if self._has_usage else {}))
+    def _first(self, index: int) -> bytes:
+        prompt = self._prompts[index // self._n]
+        return self._text(index, prompt) if prompt else b""
 
-    def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
-        """The events for more of choice `index`."""
-        data = b""
-        if index not in self._offsets:
-            self._offsets[index] = 0
-            if self._echo:
-                data = self._event(index, self._prompts[index // self._n], None, None)
-        if isinstance(item, wire.Delta):
-            logprobs = self._logprobs(item.logprobs, self._offsets[index])
-            self._offsets[index] += sum(len(one.text) for one in item.logprobs)
-            return data + self._event(index, item.text, logprobs, None)
-        self._usages[index] = item.usage
-        return data + self._event(index, "", None, finish_reason(item.samples[0]))
+    def _more(self, index: int, delta: wire.Delta) -> bytes:
+        if not self._has_logprobs:
+            return self._text(index, delta.text)
+        logprobs = self._logprobs(delta.logprobs, self._offsets[index])
+        self._offsets[index] += sum(len(one.text) for one in delta.logprobs)
+        return self._choice(index, delta.text, logprobs=logprobs)
 
-    def end(self) -> bytes:
-        """The events behind the last choice."""
-        if not self._has_usage:
-            return DONE
-        return event(self._head | {"choices": [], "usage": usage_of(self._usages, self._n)}) + DONE
+    def _last(self, index: int, sample: wire.Sample) -> bytes:
+        return self._choice(index, "", finish_reason(sample))
 
-    def whole(self, values: dict[int, wire.Value]) -> dict[str, Any]:
-        """The response with all choices."""
-        choices = []
-        for index in sorted(values):
-            value = values[index]
-            sample = value.samples[0]
-            text = self._prompts[index // self._n] + sample.text if self._echo else sample.text
-            # with max_tokens=0 the server tells what would come next, which is no part of the output
-            logprobs = self._logprobs((*value.prompt, *(sample.logprobs if value.usage.generated else ())), 0)
-            ending = {"logprobs": logprobs, "finish_reason": finish_reason(sample)}
-            choices.append({"index": index, "text": text, **ending})
-        usage = usage_of({index: value.usage for index, value in values.items()}, self._n)
-        return self._head | {"choices": choices, "usage": usage}
+    def _output(self, index: int, value: wire.Value) -> dict[str, Any]:
+        sample = value.samples[0]
+        # with max_tokens=0 the server tells what would come next, which is no part of the output
+        tokens = (*value.prompt, *(sample.logprobs if value.usage.generated else ()))
+        return {"text": self._prompts[index // self._n] + sample.text, "logprobs": self._logprobs(tokens, 0)}
 
     def _logprobs(self, tokens: Iterable[wire.TokenLogprob], offset: int) -> dict[str, Any] | None:
         """Logprobs in the form of completions. offset: of the first token in the text."""

@@ -6,93 +6,34 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl
 
-from msgspec.structs import replace
-
-from banyan.runtime.client.client import Client
-from banyan.runtime.client.program_futures import ProgramHandle
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.gateway.bodies import decode
+from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.openai.chat import calls_of, ignored, logprobs_of
+from banyan.runtime.gateway.openai.chat import calls_of, logprobs_of
 from banyan.runtime.gateway.openai.chat_types import CalledFunction, ChatTurn, ToolCallPart
+from banyan.runtime.gateway.openai.response_store import Conversation, StoredResponse
 from banyan.runtime.gateway.openai.responses_types import (
+    PROMPT_IGNORED,
     RESPONSE_IGNORED,
     ResponsePrompt,
     ResponseRequest,
     turns_of,
 )
 from banyan.runtime.gateway.prompt import PromptWriter
-from banyan.runtime.gateway.sampling import schema_constraint
+from banyan.runtime.gateway.sampling import overridden, schema_constraint
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 
-MAX_STORED = 1024
-"""Responses that are kept for the requests that follow them. The least recently used goes first."""
 LOGPROBS = "message.output_text.logprobs"
-
-
-class Conversation(NamedTuple):
-    """A program that responses go on in. client: whose it is. writer: knows the calls so far. states, refs: the next
-    numbers."""
-
-    client: Client
-    program: ProgramHandle
-    writer: PromptWriter
-    states: count[int]
-    refs: count[int]
-
-
-class StoredResponse:
-    """A response that may be asked for again, or followed. turns: the conversation with its output."""
-
-    def __init__(self, tenant: str, payload: dict[str, Any], turns: list[ChatTurn], instructions: str | None) -> None:
-        self.tenant, self.payload, self.turns, self.instructions = tenant, payload, turns, instructions
-        self.conversation: Conversation | None = None
-        self.state = 0
-        """The state in the conversation that ends with the output."""
-        self.is_open = False
-        """The turn of the output has not ended there."""
-        self.task: asyncio.Task[None] | None = None
-        """Of a response in the background."""
-
-
-class ResponseStore:
-    """The responses that are kept. One that is dropped takes its conversation along if no other is in it."""
-
-    def __init__(self) -> None:
-        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
-
-    def put(self, stored: StoredResponse) -> None:
-        self._stored[stored.payload["id"]] = stored
-        while len(self._stored) > MAX_STORED:
-            _, dropped = self._stored.popitem(last=False)
-            if dropped.task is not None:
-                dropped.task.cancel()
-
-    def get(self, request: HTTPRequest, number: str, param: str | None = None) -> StoredResponse:
-        """HTTPError: this tenant has no such response."""
-        stored = self._stored.get(number)
-        if stored is None or stored.tenant != request.holder.tenant:
-            text = f"there is no response {number[:80]!r}, or it is not kept any more; send the conversation as input"
-            raise HTTPError(404 if param is None else 400, text, param=param, code="previous_response_not_found")
-        self._stored.move_to_end(number)
-        return stored
-
-    def pop(self, request: HTTPRequest, number: str) -> StoredResponse:
-        """Forget a response. Raises HTTPError as `get`."""
-        stored = self.get(request, number)
-        del self._stored[number]
-        return stored
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:
@@ -119,7 +60,7 @@ def _previous(request: HTTPRequest, body: ResponsePrompt) -> StoredResponse | No
     """The response that `body` follows."""
     if body.previous_response_id is None:
         return None
-    before: StoredResponse = request.gateway.responses.get(request, body.previous_response_id, "previous_response_id")
+    before = request.gateway.responses.get(request.tenant, body.previous_response_id, "previous_response_id")
     if before.payload["status"] not in ("completed", "incomplete"):
         text = f"the previous response is {before.payload['status']}; only one that has ended can be followed"
         raise HTTPError(400, text, param="previous_response_id")
@@ -139,7 +80,7 @@ async def count_input(request: HTTPRequest) -> Reply:
     parts = (*PromptWriter(chat_markers(request)).parts(turns), wire.BeginTurn(ASSISTANT))
     tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
     n = await count_tokens(request, parts, tools)
-    headers = ignored(body, ("reasoning", "truncation"))
+    headers = ignored(body, PROMPT_IGNORED)
     return json_reply({"object": "response.input_tokens", "input_tokens": n}, headers=headers)
 
 
@@ -147,12 +88,12 @@ async def retrieve(request: HTTPRequest) -> Reply:
     """A response that was made before."""
     if dict(parse_qsl(request.query.decode("latin-1"))).get("stream") == "true":
         raise HTTPError(400, "only the request that creates a response can stream it", param="stream")
-    return json_reply(request.gateway.responses.get(request, request.path["id"]).payload)
+    return json_reply(request.gateway.responses.get(request.tenant, request.path["id"]).payload)
 
 
 async def cancel(request: HTTPRequest) -> Reply:
     """Stop a response that runs in the background."""
-    stored = request.gateway.responses.get(request, request.path["id"])
+    stored = request.gateway.responses.get(request.tenant, request.path["id"])
     if stored.task is None:
         raise HTTPError(400, "only a response with background: true can be cancelled")
     if stored.payload["status"] == "in_progress":
@@ -163,7 +104,7 @@ async def cancel(request: HTTPRequest) -> Reply:
 
 async def delete(request: HTTPRequest) -> Reply:
     """Forget a response."""
-    stored = request.gateway.responses.pop(request, request.path["id"])
+    stored = request.gateway.responses.pop(request.tenant, request.path["id"])
     if stored.task is not None:
         stored.task.cancel()
     return json_reply({"id": request.path["id"], "object": "response", "deleted": True})
@@ -204,7 +145,7 @@ class ResponseRun:
         }
         new = turns_of(body.input)
         turns = [*(before.turns if before is not None else ()), *new]
-        self._stored = StoredResponse(request.holder.tenant, self.payload, turns, body.instructions)
+        self._stored = StoredResponse(request.tenant, self.payload, turns, body.instructions)
         self._numbers = count()
         try:
             self._call = self._start(before, new)
@@ -216,15 +157,14 @@ class ResponseRun:
         body, request, stored = self._body, self._request, self._stored
         chat, welcome = chat_markers(request), request.client.welcome
         tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
-        constraint = schema_constraint(body.chat_format(), reasoning_end(chat))
-        given = {"temperature": body.temperature, "top_p": body.top_p}
-        sampling = replace(
+        sampling = overridden(
             welcome.sampling,
             max_tokens=body.max_output_tokens or welcome.max_context,
             logprobs=self._has_logprobs,
             top_logprobs=body.top_logprobs or 0,
-            constraint=constraint,
-            **{name: value for name, value in given.items() if value is not None},
+            temperature=body.temperature,
+            top_p=body.top_p,
+            constraint=schema_constraint(body.chat_format(), reasoning_end(chat)),
         )
         ops: list[wire.Op]
         limits = None

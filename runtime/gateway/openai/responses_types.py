@@ -122,10 +122,7 @@ class ResponsePrompt(Body, kw_only=True):
 
     def chat_tools(self) -> list[ToolSpec] | None:
         """The tools as chat completions have them."""
-        if self.tools is None:
-            return None
-        names = ("name", "description", "parameters", "strict")
-        return [ToolSpec(function=FunctionSpec(**{name: getattr(tool, name) for name in names})) for tool in self.tools]
+        return None if self.tools is None else [ToolSpec(function=tool) for tool in self.tools]
 
     def chat_choice(self) -> ToolChoice:
         """The choice of tools as chat completions have it."""
@@ -165,9 +162,11 @@ class ResponseRequest(ResponsePrompt, kw_only=True):
     prompt_cache_options: dict[str, Any] | None = None
 
 
+PROMPT_IGNORED = ("reasoning", "truncation", "text.verbosity", "input.content.detail")
 RESPONSE_IGNORED = (
-    *("reasoning", "safety_identifier", "service_tier", "truncation", "max_tool_calls"),
-    *("prompt_cache_retention", "prompt_cache_options"),
+    *PROMPT_IGNORED,
+    *("safety_identifier", "service_tier", "max_tool_calls", "prompt_cache_retention", "prompt_cache_options"),
+    "stream_options.include_obfuscation",
 )
 """Fields without effect here."""
 

@@ -14,35 +14,30 @@ from msgspec import Meta
 
 from banyan.runtime.errors import BanyanError, RuntimeLost
 from banyan.runtime.gateway.bodies import decode
-from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
+from banyan.runtime.gateway.endpoint import Handler, HTTPRequest, Reply, json_reply
 from banyan.runtime.gateway.errors import HTTPError
 
 MAX_NODES = 500
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
 POLICY += "form-action 'none'; frame-ancestors 'none'"
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _SECONDS = 10.0
 
 _static = Path(__file__).parent / "static"
 
 
-async def index(request: HTTPRequest) -> Reply:
-    return _file("page.html")
-
-
-async def style(request: HTTPRequest) -> Reply:
-    return _file("page.css")
-
-
-async def script(request: HTTPRequest) -> Reply:
-    return _file("page.js")
-
-
-def _file(name: str) -> Reply:
-    """A file of the page. It has no secrets: the data need a key, if there are keys."""
-    path = _static / name
+def _file(name: str, kind: str) -> Handler:
+    """Answers with a file of the page. It has no secrets: the data need a key, if there are keys."""
     headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
-    return Reply(path.read_bytes(), kind=f"{KINDS[path.suffix]}; charset=utf-8", headers=headers)
+
+    async def answer(request: HTTPRequest) -> Reply:
+        return Reply((_static / name).read_bytes(), kind=f"{kind}; charset=utf-8", headers=headers)
+
+    return answer
+
+
+index = _file("page.html", "text/html")
+style = _file("page.css", "text/css")
+script = _file("page.js", "text/javascript")
 
 
 async def stats(request: HTTPRequest) -> Reply:
@@ -73,13 +68,13 @@ class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 async def publish(request: HTTPRequest) -> Reply:
     """Keep the page of a run. Returns its link."""
     body = decode(request.body, PublishRequest)
-    page = request.gateway.run_pages.add(request.holder, body.title, body.html)
+    page = request.gateway.run_pages.add(request.tenant, body.title, body.html)
     return json_reply({"id": page.id, "url": f"/pages/{page.id}"})
 
 
 async def published(request: HTTPRequest) -> Reply:
-    """The pages that the holder of this key has published."""
-    pages = request.gateway.run_pages.of(request.holder)
+    """The pages that the tenant has published."""
+    pages = request.gateway.run_pages.of(request.tenant)
     return json_reply({"data": [{"id": page.id, "title": page.title} for page in pages]})
 
 

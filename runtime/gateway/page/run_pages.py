@@ -5,8 +5,6 @@ from __future__ import annotations
 import secrets
 from typing import NamedTuple
 
-from banyan.runtime.gateway.keys import KeyHolder
-
 MAX_PAGES, MAX_BYTES = 100, 64 << 20
 """Of all clients together; the oldest pages go first."""
 
@@ -15,7 +13,7 @@ class RunPage(NamedTuple):
     """One page. id: whoever knows it may read the page, as a browser sends no key with a link."""
 
     id: str
-    holder: KeyHolder
+    tenant: str
     title: str
     html: str
 
@@ -27,9 +25,9 @@ class RunPages:
         self._pages: dict[str, RunPage] = {}
         self._n_bytes = 0
 
-    def add(self, holder: KeyHolder, title: str, html: str) -> RunPage:
+    def add(self, tenant: str, title: str, html: str) -> RunPage:
         """Keep a page."""
-        page = RunPage(secrets.token_hex(16), holder, title, html)
+        page = RunPage(secrets.token_hex(16), tenant, title, html)
         self._pages[page.id] = page
         self._n_bytes += len(html)
         while len(self._pages) > MAX_PAGES or (self._n_bytes > MAX_BYTES and len(self._pages) > 1):
@@ -39,6 +37,6 @@ class RunPages:
     def find(self, name: str) -> RunPage | None:
         return self._pages.get(name)
 
-    def of(self, holder: KeyHolder) -> list[RunPage]:
-        """The pages of a holder, the newest first."""
-        return [page for page in reversed(self._pages.values()) if page.holder == holder]
+    def of(self, tenant: str) -> list[RunPage]:
+        """The pages of a tenant, the newest first."""
+        return [page for page in reversed(self._pages.values()) if page.tenant == tenant]

@@ -25,7 +25,7 @@ async def begin(request: HTTPRequest) -> EventReply:
         return await _begin_binary(request)
     program = JSONProgram(request.client.welcome.max_message)
     data = program.message(decode(request.body, ProgramRequest))
-    session, _ = await request.gateway.sessions.open(request.client, request.holder, wire.VERSION, "http")
+    session, _ = await request.gateway.sessions.open(request.client, wire.VERSION, "http")
     session.program = program
     session.send(data)
     session.keep_alive()
@@ -34,7 +34,7 @@ async def begin(request: HTTPRequest) -> EventReply:
 
 async def go_on(request: HTTPRequest) -> Reply:
     """Take more of an open session."""
-    session = request.gateway.sessions.find(request.path["session"], request.holder)
+    session = request.gateway.sessions.find(request.path["session"], request.tenant)
     if _is_binary(request):
         for data in _messages(request):
             session.send(data)
@@ -86,7 +86,7 @@ async def _begin_binary(request: HTTPRequest) -> EventReply:
         hello = msgspec.msgpack.decode(data, type=wire.Hello)
     except wire.UNREADABLE as e:
         raise HTTPError(400, f"a session begins with a Hello, and nothing else: {str(e)[:200]}") from None
-    session, data = await request.gateway.sessions.open(request.client, request.holder, hello.version, hello.client)
+    session, data = await request.gateway.sessions.open(request.client, hello.version, hello.client)
     welcome = msgspec.msgpack.decode(data, type=wire.Welcome)
     most = min(welcome.max_message, http_frames.MAX_MESSAGE)
     frames = _frames(request, session, wire.encode(msgspec.structs.replace(welcome, max_message=most)))

@@ -14,12 +14,11 @@ import zmq
 from banyan.runtime.client.client import Client
 from banyan.runtime.errors import ConnectFailed
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.keys import KeyHolder
 from banyan.runtime.gateway.programs.json_program import JSONProgram
 from banyan.runtime.protocol import ipc, wire
 
 MAX_SESSIONS = 256
-"""Sessions of one key holder at a time."""
+"""Sessions of one tenant at a time."""
 MAX_WAITING = 64 << 20
 """Bytes that wait for a client that does not read. Then it loses its session."""
 WELCOME_SECONDS = 10.0
@@ -28,8 +27,8 @@ WELCOME_SECONDS = 10.0
 class Session:
     """A connection to the server. Lives on one event loop."""
 
-    def __init__(self, context: ipc.Context, path: Path, holder: KeyHolder) -> None:
-        self.id, self.holder = secrets.token_hex(16), holder
+    def __init__(self, context: ipc.Context, path: Path, tenant: str) -> None:
+        self.id, self.tenant = secrets.token_hex(16), tenant
         self.is_over = False
         self.program: JSONProgram | None = None
         """The one program of a session in JSON."""
@@ -118,33 +117,34 @@ class Sessions:
     def __init__(self) -> None:
         self._context: ipc.Context = zmq.Context()
         self._sessions: dict[str, Session] = {}
-        self._n_of: Counter[KeyHolder] = Counter()
+        self._n_of: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    async def open(self, client: Client, holder: KeyHolder, version: int, name: str) -> tuple[Session, bytes]:
-        """A session of the holder's tenant, and the server's Welcome. HTTPError: there are too many, or the server
+    async def open(self, client: Client, version: int, name: str) -> tuple[Session, bytes]:
+        """A session of the client's tenant, and the server's Welcome. HTTPError: there are too many, or the server
         refuses."""
-        if self._n_of[holder] >= MAX_SESSIONS:
-            raise HTTPError(429, f"{MAX_SESSIONS} sessions of this API key are open; end some of them")
         address = client.address
+        tenant = address.tenant
+        if self._n_of[tenant] >= MAX_SESSIONS:
+            raise HTTPError(429, f"{MAX_SESSIONS} sessions of this API key are open; end some of them")
         try:
-            session = Session(self._context, Path(address.path), holder)
+            session = Session(self._context, Path(address.path), tenant)
         except ConnectFailed as e:
             raise HTTPError(503, e.message, code=e.code) from e
         self._sessions[session.id] = session
-        self._n_of[holder] += 1
+        self._n_of[tenant] += 1
         try:
             return session, await session.begin(wire.Hello(version, name, address.token, address.tenant))
         except BaseException:
             self.close(session)
             raise
 
-    def find(self, name: str, holder: KeyHolder) -> Session:
-        """The open session with this id. HTTPError: the holder has none."""
+    def find(self, name: str, tenant: str) -> Session:
+        """The open session with this id. HTTPError: the tenant has none."""
         session = self._sessions.get(name)
-        if session is None or session.holder != holder:
+        if session is None or session.tenant != tenant:
             raise HTTPError(404, "there is no such session; it ended with the response that began it")
         return session
 
@@ -156,7 +156,7 @@ class Sessions:
     def close(self, session: Session) -> None:
         """Idempotent."""
         if self._sessions.pop(session.id, None) is not None:
-            self._n_of[session.holder] -= 1
-            if not self._n_of[session.holder]:
-                del self._n_of[session.holder]
+            self._n_of[session.tenant] -= 1
+            if not self._n_of[session.tenant]:
+                del self._n_of[session.tenant]
             session.close()

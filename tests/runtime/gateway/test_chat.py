@@ -242,9 +242,9 @@ def test_continue_final_message(openai_client: openai.OpenAI) -> None:
 
 def test_fields_without_effect_are_named_in_a_header(openai_client: openai.OpenAI) -> None:
     found = openai_client.chat.completions.with_raw_response.create(
-        model="pocket", messages=QUESTION, max_tokens=1, store=True, metadata={"a": "b"}
+        model="pocket", messages=[*QUESTION, {"role": "user", "name": "ann", "content": "?"}], max_tokens=1, store=True
     )
-    assert found.headers["x-banyan-ignored"] == "metadata, store"
+    assert found.headers["x-banyan-ignored"] == "store, messages.name"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,9 @@ class FakeTransport(asyncio.Transport):
     def close(self) -> None:
         self.ended = self.ended or "closed"
 
+    def write(self, data: Any) -> None:
+        assert data.startswith(b"HTTP/1.1 400")
+
     def is_closing(self) -> bool:
         return bool(self.ended)
 
@@ -60,3 +63,13 @@ def test_a_client_that_does_not_go_on_loses_its_connection(
     for name in ("HEADER_SECONDS", "WRITE_SECONDS"):
         monkeypatch.setattr(connection, name, 0.01)
     assert asyncio.run(run(after)) == ended
+
+
+def test_broken_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def send() -> None:
+        made = connection.Connection(uvicorn.Config(application, **connection.settings()), ServerState(), {})
+        made.connection_made(FakeTransport())
+        made.data_received(b"nonsense\r\n\r\n")
+
+    asyncio.run(send())
+    assert caplog.messages == []

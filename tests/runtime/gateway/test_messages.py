@@ -76,6 +76,13 @@ def test_system_prefill_pin_and_thinking(anthropic_client: anthropic.Anthropic, 
         model="pocket", max_tokens=2, messages=QUESTION, thinking={"type": "enabled", "budget_tokens": 1024}
     )
     assert raw.headers["x-banyan-ignored"] == "thinking"  # the pocket model does not reason
+    result: Any = {"type": "tool_result", "tool_use_id": "a", "content": "no", "is_error": True}
+    called: Any = {"type": "tool_use", "id": "a", "name": "calculator", "input": {}}
+    turns = [*QUESTION, {"role": "assistant", "content": [called]}, {"role": "user", "content": [result]}]
+    raw = anthropic_client.messages.with_raw_response.create(
+        model="pocket", max_tokens=1, messages=turns, tools=[CALCULATOR], output_config={"effort": "low"}
+    )
+    assert raw.headers["x-banyan-ignored"] == "output_config.effort, messages.content.is_error"
 
 
 class Person(pydantic.BaseModel):

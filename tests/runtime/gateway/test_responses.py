@@ -86,9 +86,14 @@ def test_allowed_tools_and_fields_without_effect(openai_client: openai.OpenAI) -
     assert [(call.name, call.arguments) for call in found.output] == [("now", "{}")]
     assert found.tool_choice.to_dict() == choice
     raw = openai_client.responses.with_raw_response.create(
-        model="pocket", input="Hi", max_output_tokens=1, store=False, include=["reasoning.encrypted_content"]
+        model="pocket",
+        input="Hi",
+        max_output_tokens=1,
+        store=False,
+        include=["reasoning.encrypted_content"],
+        text={"verbosity": "low"},
     )
-    assert raw.headers["x-banyan-ignored"] == "include"
+    assert raw.headers["x-banyan-ignored"] == "text.verbosity, include"
 
 
 def test_background_cancel_retrieve_and_delete(openai_client: openai.OpenAI, stats: Callable[[], Any]) -> None:

@@ -1,0 +1,66 @@
+"""What all requests share: the connections to the server, and what is kept between requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+
+from banyan.runtime.client.client import Client, connect
+from banyan.runtime.gateway.keys import Keys, check_site
+from banyan.runtime.gateway.model_call import Mailbox
+from banyan.runtime.gateway.openai.response_store import ResponseStore
+from banyan.runtime.gateway.page.run_pages import RunPages
+from banyan.runtime.gateway.programs.sessions import Sessions
+
+
+class Gateway:
+    """What the handlers share. Lives on one event loop.
+
+    mailbox    brings values from the client's thread to the loop
+    model      the name of the model
+    origins    sites whose pages may call
+    responses  those that later requests may follow
+    sessions   connections to the server of programs over HTTP
+    run_pages  pages of runs that clients have published
+    counts     responses, by path and status; status 0: the client hung up before it began
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        keys: Keys,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        isolates_users: bool = False,
+        cors: str = "",
+    ) -> None:
+        """client: the gateway's own connection to the server; those of tenants are made when they are needed.
+        isolates_users, cors: see HTTPConfig."""
+        self._clients, self._keys, self.isolates_users = {"": client}, keys, isolates_users
+        self.origins = [origin.strip() for origin in cors.split(",") if origin.strip()]
+        self._connecting = asyncio.Lock()
+        self.responses = ResponseStore()
+        self.mailbox = Mailbox(loop)
+        self.model = client.welcome.model
+        self.sessions = Sessions()
+        self.run_pages = RunPages()
+        self.counts: Counter[tuple[str, int]] = Counter()
+
+    def identify(self, headers: Mapping[bytes, bytes]) -> str:
+        """The tenant that makes a request. Raises HTTPError."""
+        tenant = self._keys.identify(headers)
+        if not tenant:
+            check_site(headers, self.origins)
+        return tenant
+
+    async def client(self, tenant: str = "") -> Client:
+        """The connection of a tenant; "": the gateway's own, which may ask for the data of all. Raises BanyanError."""
+        client = self._clients.get(tenant)
+        if client is None or client.lost is not None:
+            async with self._connecting:  # a second request that waited finds the client of the first
+                address = self._clients[""].address
+                make = partial(connect, address.path, token=address.token, server_key=address.server_key)
+                client = self._clients[tenant] = await asyncio.to_thread(make, tenant=tenant)
+        return client

@@ -1,0 +1,129 @@
+"""What responses of chats and of completions have in common: choices, their chunks, and their usage."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+
+from banyan.runtime.gateway.endpoint import event
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat_types import SamplingFields
+from banyan.runtime.protocol import wire
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+def check_stream_options(body: SamplingFields) -> None:
+    """HTTPError: stream_options stands without stream."""
+    if body.stream_options is not None and not body.stream:
+        raise HTTPError(400, "stream_options needs stream: true", param="stream_options")
+
+
+class ChoiceWriter(ABC):
+    """Writes one response, whole or in chunks. What does not change in a chunk is encoded once."""
+
+    def __init__(self, body: SamplingFields, name: str, kind: str, chunk_kind: str, text: bytes) -> None:
+        """name: how its id begins. kind, chunk_kind: `object` of the whole and of a chunk. text: the field of a choice
+        in a chunk with the output, where %s is text."""
+        self._n = body.n or 1
+        self._has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+        number = f"{name}-{uuid.uuid4().hex}"
+        self._head: dict[str, Any] = {"id": number, "object": kind, "created": int(time.time()), "model": body.model}
+        self._chunk_head = self._head | {"object": chunk_kind}
+        self._prefix = b"data: " + _encode(self._chunk_head)[:-1] + b',"choices":[{"index":'
+        self._suffix = b"}]" + (b',"usage":null' if self._has_usage else b"") + b"}\n\n"
+        self._field = b"," + text[: text.index(b":") + 1]
+        self._before, after = (b"," + text).split(b"%s")
+        self._after = after + b',"logprobs":null,"finish_reason":null' + self._suffix
+        self._begun: set[int] = set()
+        self._usages: dict[int, wire.TokenUsage] = {}
+
+    @abstractmethod
+    def _first(self, index: int) -> bytes:
+        """The event that begins choice `index`."""
+
+    @abstractmethod
+    def _more(self, index: int, delta: wire.Delta) -> bytes:
+        """The event for more of it."""
+
+    @abstractmethod
+    def _last(self, index: int, sample: wire.Sample) -> bytes:
+        """The events for its end."""
+
+    @abstractmethod
+    def _output(self, index: int, value: wire.Value) -> dict[str, Any]:
+        """Its fields in a whole response, but for the finish reason."""
+
+    def _choice(self, index: int, output: Any, finish: str | None = None, logprobs: Any = None) -> bytes:
+        tail = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":' + _encode(finish)
+        return b"%s%d%s%s%s%s" % (self._prefix, index, self._field, _encode(output), tail, self._suffix)
+
+    def _text(self, index: int, text: str) -> bytes:
+        """`_choice` for what most chunks have."""
+        return b"%s%d%s%s%s" % (self._prefix, index, self._before, _encode(text), self._after)
+
+    def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
+        """The events for more of choice `index`."""
+        data = b""
+        if index not in self._begun:
+            self._begun.add(index)
+            data = self._first(index)
+        if isinstance(item, wire.Delta):
+            return data + self._more(index, item)
+        self._usages[index] = item.usage
+        return data + self._last(index, item.samples[0])
+
+    def end(self) -> bytes:
+        """The events behind the last choice."""
+        if not self._has_usage:
+            return DONE
+        return event(self._chunk_head | {"choices": [], "usage": usage_of(self._usages, self._n)}) + DONE
+
+    def whole(self, values: Mapping[int, wire.Value]) -> dict[str, Any]:
+        """The response with all choices."""
+        choices = [
+            {"index": index, **self._output(index, value), "finish_reason": finish_reason(value.samples[0])}
+            for index, value in sorted(values.items())
+        ]
+        usages = {index: value.usage for index, value in values.items()}
+        return self._head | {"choices": choices, "usage": usage_of(usages, self._n)}
+
+
+async def stream(call: ModelCall, writer: ChoiceWriter) -> AsyncGenerator[bytes, None]:
+    """The events of a call. What arrives together is sent together."""
+    async with call:
+        while arrived := await call.arrivals():
+            yield b"".join([writer.chunk(ref, item) for ref, item in arrived])
+        yield writer.end()
+
+
+def finish_reason(sample: wire.Sample) -> str:
+    """OpenAI's word for how an output ended."""
+    if sample.calls:
+        return "tool_calls"
+    return "length" if sample.finish_reason == "length" else "stop"
+
+
+def usage_of(usages: Mapping[int, wire.TokenUsage], n: int) -> dict[str, Any]:
+    """The tokens of all choices. Each `n` choices share a prompt, which counts once: as the first one that ran read
+    it."""
+    prompts: dict[int, tuple[int, int]] = {}
+    for index, one in usages.items():
+        n_prompt, n_cached = prompts.get(index // n, (one.prompt, one.cached))
+        prompts[index // n] = max(n_prompt, one.prompt), min(n_cached, one.cached)
+    n_prompt = sum(one for one, _ in prompts.values())
+    n_generated = sum(one.generated for one in usages.values())
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_generated,
+        "total_tokens": n_prompt + n_generated,
+        "prompt_tokens_details": {"cached_tokens": sum(cached for _, cached in prompts.values())},
+        "completion_tokens_details": {"reasoning_tokens": sum(one.reasoning for one in usages.values())},
+    }

@@ -1,0 +1,71 @@
+"""Responses that later requests may ask for, or follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from itertools import count
+from typing import Any, NamedTuple
+
+from banyan.runtime.client.client import Client
+from banyan.runtime.client.program_futures import ProgramHandle
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.openai.chat_types import ChatTurn
+from banyan.runtime.gateway.prompt import PromptWriter
+
+MAX_STORED = 1024
+"""Responses that are kept for the requests that follow them. The least recently used goes first."""
+
+
+class Conversation(NamedTuple):
+    """A program that responses go on in. client: whose it is. writer: knows the calls so far. states, refs: the next
+    numbers."""
+
+    client: Client
+    program: ProgramHandle
+    writer: PromptWriter
+    states: count[int]
+    refs: count[int]
+
+
+class StoredResponse:
+    """A response that may be asked for again, or followed. turns: the conversation with its output."""
+
+    def __init__(self, tenant: str, payload: dict[str, Any], turns: list[ChatTurn], instructions: str | None) -> None:
+        self.tenant, self.payload, self.turns, self.instructions = tenant, payload, turns, instructions
+        self.conversation: Conversation | None = None
+        self.state = 0
+        """The state in the conversation that ends with the output."""
+        self.is_open = False
+        """The turn of the output has not ended there."""
+        self.task: asyncio.Task[None] | None = None
+        """Of a response in the background."""
+
+
+class ResponseStore:
+    """The responses that are kept. One that is dropped takes its conversation along if no other is in it."""
+
+    def __init__(self) -> None:
+        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
+
+    def put(self, stored: StoredResponse) -> None:
+        self._stored[stored.payload["id"]] = stored
+        while len(self._stored) > MAX_STORED:
+            _, dropped = self._stored.popitem(last=False)
+            if dropped.task is not None:
+                dropped.task.cancel()
+
+    def get(self, tenant: str, number: str, param: str | None = None) -> StoredResponse:
+        """HTTPError: this tenant has no such response."""
+        stored = self._stored.get(number)
+        if stored is None or stored.tenant != tenant:
+            text = f"there is no response {number[:80]!r}, or it is not kept any more; send the conversation as input"
+            raise HTTPError(404 if param is None else 400, text, param=param, code="previous_response_not_found")
+        self._stored.move_to_end(number)
+        return stored
+
+    def pop(self, tenant: str, number: str) -> StoredResponse:
+        """Forget a response. Raises HTTPError as `get`."""
+        stored = self.get(tenant, number)
+        del self._stored[number]
+        return stored
