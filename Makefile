@@ -11,8 +11,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # One more than the cores that the tests are made for: many tests wait for other processes.
 WORKERS := 3
-# One line of output per test file and a summary; a test's own threads are not multiplied by torch's.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+# One line of output per test file and a summary; a test's own threads are not multiplied by torch's. Bytecode is kept, also
+# where the shell forbids it: without it, each worker and each server that a test starts compiles all of our modules.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 # The first interpreter that runs, is new enough and can make a virtual environment.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3 python; do \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib.util
 import shutil
 import signal
@@ -29,6 +30,11 @@ def pytest_configure() -> None:
     """Restore SIGINT for child processes: a background shell ignores it, and children inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all modules and tests out of garbage collection: with them, each of the many `gc.collect` takes 0.4 s."""
+    gc.freeze()
 
 
 EXIT_SECONDS = 60

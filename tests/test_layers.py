@@ -203,18 +203,17 @@ def modules() -> dict[str, Path]:
 def imports(path: Path) -> list[Import]:
     """All imports of a file; `from package import module` counts as the module."""
     found: list[Import] = []
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, (ast.Import, ast.ImportFrom)):
+            continue
+        where = f"{path.relative_to(ROOT)}:{node.lineno}"
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{where}: relative import"
             assert node.module
             full = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in modules() else node.module for name in full]
-        else:
-            continue
         found += [Import(name, where) for name in names]
     return found
 

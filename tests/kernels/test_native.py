@@ -61,22 +61,27 @@ def test_failed_build_is_logged_and_not_used(
 def test_build_is_checked_before_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-pthread", "-fPIC", "-shared", "-w"))
 
+    library = build.load(COMPILER, tmp_path / "kept")  # the narrowest vectors, not optimised: the same results
+    case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
+    case.check(native.attend(library, *case[:4], AttentionOptions(**case.options)))
+    (built,) = (tmp_path / "kept").iterdir()
+
     def refuse(library: object) -> None:
         raise AssertionError("wrong on this machine")
 
-    with pytest.raises(AssertionError, match="wrong on this machine"):
-        build.load(COMPILER, tmp_path, check=refuse)
-    assert not list(tmp_path.iterdir())
+    def copy(command: list[str], **options: object) -> None:
+        shutil.copy(built, command[-1])
 
-    library = build.load(COMPILER, tmp_path)  # the narrowest vectors, not optimised: the same results
-    case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
-    case.check(native.attend(library, *case[:4], AttentionOptions(**case.options)))
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, copy, **options))
+    with pytest.raises(AssertionError, match="wrong on this machine"):
+        build.load(COMPILER, tmp_path / "refused", check=refuse)
+    assert not list((tmp_path / "refused").iterdir())
 
     def forbid(*args: object, **options: object) -> None:
         raise AssertionError("built twice")
 
     monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, forbid, **options))
-    build.load(COMPILER, tmp_path, check=refuse)
+    build.load(COMPILER, tmp_path / "kept", check=refuse)
 
 
 _run = subprocess.run

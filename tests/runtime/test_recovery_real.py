@@ -41,7 +41,14 @@ SAMPLINGS: dict[str, Sampling] = {
 }
 
 
-@pytest.fixture(scope="module", params=[{"dtype": "float32"}, {"dtype": "bfloat16", "deterministic": True}], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param({"dtype": "float32"}, marks=pytest.mark.long),
+        {"dtype": "bfloat16", "deterministic": True},
+    ],
+    ids=str,
+)
 def real(request: pytest.FixtureRequest, tiny_model: Callable[..., Path]) -> Iterator[client.Client]:
     """In bfloat16, rounding depends on the batch unless `deterministic` is set."""
     if "deterministic" in request.param:
