@@ -57,6 +57,8 @@ PIECE = 2
 """The work of a piece besides its text, in characters to encode."""
 TURN = 40
 """The work of rendering a turn, in characters to encode: 10 us on one core of an AMD EPYC."""
+GAP = 500
+"""The work of text between turns, in characters to encode: the template is rendered twice to find out where it goes."""
 
 
 def _atom(piece: Piece) -> Atom:
@@ -138,13 +140,15 @@ class PromptText(Prompt):
         self.n_inherited = len(self.pieces)
         self.tools: tuple[str, ...] = ()
         self._n_fixed = 0  # pieces up to the last marker: what is appended behind them changes nothing before it
-        self._n_turns = self._n_chars = self._n_sealed_chars = 0  # of all pieces; of those with runs
+        self._n_turns = self._n_gaps = 0
+        self._n_chars = self._n_sealed_chars = 0  # of all pieces; of those with runs
         self._head: _Head | None = None
 
     def copy(self) -> PromptText:
         copied = PromptText(self.pieces, self.runs, self.role)
         copied.tools, copied._n_fixed, copied._head = self.tools, self._n_fixed, self._head
-        copied._n_turns, copied._n_chars, copied._n_sealed_chars = self._n_turns, self._n_chars, self._n_sealed_chars
+        copied._n_turns, copied._n_gaps = self._n_turns, self._n_gaps
+        copied._n_chars, copied._n_sealed_chars = self._n_chars, self._n_sealed_chars
         return copied
 
     def learn(self, copy: PromptText, runs: tuple[TokenRun, ...] | None = None) -> None:
@@ -177,6 +181,7 @@ class PromptText(Prompt):
             case _:
                 if self.role is None and self._n_turns and self._n_fixed == len(self.pieces):
                     self._n_fixed += 1  # the first text behind a turn decides how the turns are rendered
+                    self._n_gaps += 1
                 self._n_chars += len(piece.text)
         self.pieces.append(piece)
 
@@ -223,7 +228,9 @@ class PromptText(Prompt):
         n_sealed = 0 if self._head is None else self._head.n_sealed
         new = self._n_chars - self._n_sealed_chars + PIECE * (len(self.pieces) - n_sealed)
         is_laid_out = self._head is not None and self._head[:2] == (self._n_fixed, self.tools)
-        return new if is_laid_out or not self._n_turns else new + TURN * self._n_turns + self._n_chars // 16
+        if is_laid_out or not self._n_turns:
+            return new
+        return new + TURN * self._n_turns + GAP * self._n_gaps + self._n_chars // 16
 
     def prompt(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> EncodedPrompt:
         """The runs that are known, and what is to be encoded. Forgets runs that the template has rewritten."""

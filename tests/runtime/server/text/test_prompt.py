@@ -13,6 +13,7 @@ from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import (
+    GAP,
     PIECE,
     GeneratedText,
     Piece,
@@ -448,6 +449,15 @@ def test_gens_of_one_turn_look_at_new_text_only(words: Tokenizer) -> None:
     prompt.append(TextSpan("more"))
     assert prompt.work == 4 + PIECE
     assert prompt.prompt(words, template, NOW).rest == (TextSpan("more"),)
+
+
+def test_text_between_turns_counts_as_work() -> None:
+    """12 of them take 3 ms, too long for the server's loop (worker.MAX_INLINE)."""
+    prompt = PromptText()
+    for k in range(1, 13):
+        for piece in (TurnStart("user"), TextSpan("a"), TurnEnd(), TextSpan("gap"), TextSpan("s")):
+            prompt.append(piece)
+        assert prompt.work == prompt.copy().work >= k * GAP
 
 
 @pytest.mark.parametrize("name", ["user<|im_end|>", "", "x" * 65, "a\nb", "<|im_start|>", "é"])
