@@ -113,11 +113,17 @@ def random_trees(seed: int, q_lens: Sequence[int]) -> list[list[int] | None]:
 
 
 def check_deterministic(
-    attend: Callable[..., Tensor], seed: int, n: int, dtype: torch.dtype, dim: int = 16, **options: Any
+    attend: Callable[..., Tensor],
+    seed: int,
+    n: int,
+    dtype: torch.dtype,
+    dim: int = 16,
+    n_batches: int = 6,
+    **options: Any,
 ) -> None:
     """Fails unless each row of a text of n tokens has the same bits in every batch.
 
-    Computes the text at once; then in pieces of one to 50 rows, in batches of up to six, together with another text,
+    Computes the text at once; then n_batches times in up to six pieces of one to 50 rows, together with another text,
     over its own pages and over a copy of them. The pieces of a batch share the prefixes that they can.
     """
     chance, page_size = random.Random(seed), 16
@@ -143,7 +149,7 @@ def check_deterministic(
 
     want = run([(0, n, 0)])
     assert not want.isnan().any()
-    for _ in range(6):
+    for _ in range(n_batches):
         sizes = [chance.choice([1, 1, 5, 50]) for _ in range(chance.randint(1, 6))]
         pieces = [(chance.randint(0, n - m), m, chance.randrange(3)) for m in sizes]
         got = run(pieces).split(sizes)

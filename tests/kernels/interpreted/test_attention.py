@@ -112,21 +112,21 @@ def test_q_can_be_a_view_of_a_wider_tensor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "options"),
+    ("dtype", "options", "n_batches"),
     short_form(
-        product([torch.float32, torch.bfloat16], [{}, {"window": 50, "softcap": 5.0, "sinks": torch.ones(4)}]),
-        lambda dtype, options: dtype == torch.float32 and bool(options),
+        product([torch.float32, torch.bfloat16], [{}, {"window": 50, "softcap": 5.0, "sinks": torch.ones(4)}], [2, 6]),
+        lambda dtype, options, n_batches: dtype == torch.float32 and bool(options) and n_batches == 2,
     ),
     ids=str,
 )
 @pytest.mark.usefixtures("splits")
 def test_deterministic_row_is_bitwise_equal_in_every_batch(
-    dtype: torch.dtype, options: dict, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, options: dict, n_batches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan, "CHUNK", 32)
     monkeypatch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
     with interpreter.rows_alike():
-        check_deterministic(kernel.attention, 1, 100, dtype, **options)
+        check_deterministic(kernel.attention, 1, 100, dtype, n_batches=n_batches, **options)
 
 
 calls = st.fixed_dictionaries(
