@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,17 @@ def test_server_goes_on_without_an_engine_that_does_not_start(join: Join, tmp_pa
     assert [text(program) for program in programs] == [OUTPUT] * 4
     wait_until(lambda: list(engines(c)) == ["0"], "the end of engine 1")
     assert text(submit(c, "count")) == OUTPUT
+
+
+def test_engines_are_added_one_at_a_time(join: Join) -> None:
+    c = join(options=TWO)
+    with ThreadPoolExecutor() as threads:
+        answers = [threads.submit(c.ask, "add") for _ in range(2)]
+        errors = [str(e) for answer in answers if (e := answer.exception(60)) is not None]
+    assert errors == ["engine 2 is being added; add another when it is ready"]
+    assert list(engines(c)) == ["0", "1", "2"]
+    c.ask("add")
+    assert list(engines(c)) == ["0", "1", "2", "3"]
 
 
 def test_adapter_is_loaded_by_all_engines_and_by_those_that_come_later(join: Join) -> None:
