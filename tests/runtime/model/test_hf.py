@@ -16,9 +16,9 @@ RULES = {  # family -> the expected (window, softcap) of each layer
     "gemma2": [(8, 3.0), (0, 3.0)],  # also caps the final logits
     "gemma3_text": [(8, 0.0), (0, 0.0)],  # one rope per kind of layer
     "gpt2": [(0, 0.0)] * 2,  # learned positions, no rope
-    "llama4_text": [(0, 0.0)] * 2,  # chunks of 16, then queries scaled by position
     "gpt_neox": [(0, 0.0)] * 2,  # partial rotary, parallel residual
     "gpt_oss": [(8, 0.0), (0, 0.0)],  # sinks, experts
+    "llama4_text": [(0, 0.0)] * 2,  # chunks of 16, then queries scaled by position
     "mixtral": [(0, 0.0)] * 2,  # experts
     "olmo2": [(0, 0.0)] * 2,  # norms after the sublayers
     "phi3": [(0, 0.0)] * 2,  # fused weights
