@@ -22,7 +22,7 @@ from transformers import DynamicCache, cache_utils
 from banyan.runtime.errors import OutOfMemory
 
 _KINDS = ("conv_states", "recurrent_states")  # the fields of transformers' cache layers
-_CACHES = ("cache_params", "past_key_values")  # the names of the argument that takes a cache
+_CACHES = ("cache", "cache_params", "past_key_values")  # names of the argument that takes a cache; "cache" since 5.24
 _ALIGNED = 64  # bytes
 
 
