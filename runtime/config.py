@@ -75,7 +75,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "ngram (the request's own text), model (`draft_model`), grammar (tokens that a constraint forces)",
     ] = "auto"
     draft_model: Annotated[
-        str, "a smaller model with the same tokenizer that drafts; a directory or hub id; 'draft' belongs to 'pocket'"
+        str,
+        "what drafts: a smaller model with the same tokenizer or an Medusa or EAGLE head (a directory or hub id; "
+        "'draft' belongs to 'pocket'), or 'layers:N', the first N layers of the model itself",
     ] = ""
     deterministic: Annotated[
         bool, "bitwise equal results for any batch, cache contents and chunk size; costs some speed"

@@ -7,7 +7,9 @@ request, 2 cores of an AMD EPYC Zen 5). The library computes the same ops in the
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -22,6 +24,7 @@ from banyan.kernels.lora.adapted import AdaptedRows, NativeRows
 from banyan.kernels.native import threads
 
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+NONE_KEPT: Mapping[int, Tensor] = MappingProxyType({})
 
 
 class _Layer(ctypes.Structure):
@@ -123,11 +126,15 @@ class Layers:
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, last: Tensor | None = None,
-        adapted: AdaptedRows | None = None,
+        adapted: AdaptedRows | None = None, kept: Mapping[int, Tensor] = NONE_KEPT,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
-        which the caller must add it. The residual stream is in the memory of x. For the arguments see `logits`."""
-        return self._run(x, (cos, sin), ragged, last, adapted)
+        which the caller must add it. The residual stream is in the memory of x. For the arguments see `logits`.
+
+        kept  by a number of layers: [n, hidden], gets the residual stream behind so many layers. Only without `last`
+              and `adapted`
+        """
+        return self._run(x, (cos, sin), ragged, last, adapted, kept=kept)
 
     def logits(
         self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, wanted: Tensor, last: Tensor | None = None,
@@ -149,6 +156,7 @@ class Layers:
     def _run(
         self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged, last: Tensor | None,
         adapted: AdaptedRows | None, wanted: Tensor | None = None, logits: Tensor | None = None,
+        kept: Mapping[int, Tensor] = NONE_KEPT,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         n = len(x)
         parts = [n * width for width in self.widths]
@@ -176,10 +184,15 @@ class Layers:
             call.wanted_x, call.wanted_h = map(address, picked)
             call.wanted = None if last is not None else address(wanted)
             call.n_wanted, call.head = len(wanted), self._head_weight
-        self.library.banyan_layers(
-            x.dtype == torch.bfloat16, self._kind, ctypes.addressof(call), ctypes.addressof(self._layers),
-            len(self._layers), ctypes.addressof(plan_array),
-        )  # fmt: skip
+        for start, end in pairwise((0, *sorted(kept), len(self._layers))):
+            if kept:
+                call.last_plan = self._layers[end - 1].plan
+            self.library.banyan_layers(
+                x.dtype == torch.bfloat16, self._kind, ctypes.addressof(call), ctypes.addressof(self._layers[start]),
+                end - start, ctypes.addressof(plan_array),
+            )  # fmt: skip
+            if end in kept:
+                torch.add(x, h.view_as(x), out=kept[end])
         return h.view(n, -1)[:n_last], x[:n_last]
 
     def _plan(self, ragged: Ragged, window: int) -> tuple[_AttentionPlan, Tensor]:

@@ -99,7 +99,7 @@ def build(config: Config, flight: FlightRecord | None = None, replica: int = 0) 
     source = drafters.find(config, path)
     if source is not None and source.kind != "model" and config.tp > 1:
         raise Unsupported(
-            f"draft_model {source.path.name} is a head, which reads the whole embedding; with tp, name a model"
+            f"draft_model {config.draft_model} reads a whole model's weights; with tp, name another model"
         )
     hardware = probe(config.device != "cpu", config.tp, replica)
     known = sharded(spec.read_spec(path), config.tp)

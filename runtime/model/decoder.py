@@ -6,7 +6,7 @@ or a decode. Only attention looks across rows, as `ragged` describes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from banyan.kernels import ops
 from banyan.kernels.linear.grouped import Grouped, concatenate, quantise
 from banyan.kernels.lora.adapted import LINEARS, AdaptedRows
 from banyan.kernels.native import build as native
-from banyan.kernels.native.layers import Head, Layers, Weights, fused
+from banyan.kernels.native.layers import NONE_KEPT, Head, Layers, Weights, fused
 from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.model.linear import Linear, tiled
 from banyan.runtime.model.parallel import JoinedLinear, Shard, SummedLinear, cut, sharded
@@ -43,6 +43,19 @@ class Layer(NamedTuple):
     window: int  # tokens that a token attends to, itself included; 0: all
 
 
+class FeatureStore(NamedTuple):
+    """A hidden state of each slot, which a draft head reads. `Decoder.forward` writes those of its rows.
+
+    slots   [n_slots, hidden]
+    layers  numbers of layers, ascending: the residual streams behind so many are joined by `fuse`, from
+            len(layers) hidden -> hidden; none: the hidden state is the output of the final norm
+    """
+
+    slots: Tensor
+    layers: tuple[int, ...] = ()
+    fuse: Linear | None = None
+
+
 class Decoder:
     """A loaded dense model; implements `load.Model`."""
 
@@ -55,7 +68,7 @@ class Decoder:
         self.eps = spec.dense.rms_norm_eps
         self.frequencies, self.rope_scale = rope  # [head_dim / 2], on cos and sin
         self.shard = shard
-        self.features: Tensor | None = None  # [n_slots, hidden]: if set, `forward` stores its last hidden states there
+        self.features: FeatureStore | None = None  # set where a draft head needs them
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -76,27 +89,30 @@ class Decoder:
             if self.shard is None
             else self.shard.embed(ids, self.embed, self.spec.vocab_size)
         )  # [n_rows, hidden]
-        last = rows if ragged.tail is not None and self.features is None else None
-        if self.fused is not None and self.fused.bind(kv):
-            if self.features is None:
+        features = self.features
+        last = rows if ragged.tail is not None and features is None else None
+        kept = {n: torch.empty_like(x) for n in features.layers} if features is not None else NONE_KEPT
+        if self.fused is not None and self.fused.bind(kv) and not (kept and adapted is not None):
+            if features is None:
                 return self.fused.logits(x, *cos_sin, ragged, rows, last, adapted)
-            h, x = self.fused(x, *cos_sin, ragged, last, adapted)
+            h, x = self.fused(x, *cos_sin, ragged, last, adapted, kept)
         else:
-            h, x = self.layer_by_layer(x, cos_sin, ragged, kv, last, adapted)
-        if self.features is None:
+            h, x = self.layer_by_layer(x, cos_sin, ragged, kv, last, adapted, kept)
+        if features is None:
             h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x, rows=rows if last is None else None)
             return self.head(h).float()
         h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x)
-        self.features[ragged.slots] = h
+        features.slots[ragged.slots] = h if features.fuse is None else features.fuse(torch.cat([*kept.values()], -1))
         return self.head(h[rows]).float()
 
     def layer_by_layer(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged,
                        kv: Sequence[tuple[Pool, Pool]], last: Tensor | None,
-                       adapted: AdaptedRows | None) -> tuple[Tensor, Tensor]:  # fmt: skip
+                       adapted: AdaptedRows | None,
+                       kept: Mapping[int, Tensor] = NONE_KEPT) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Runs the layers with one op after the other. Returns the output of the last MLP and the residual stream to
         which the caller must add it, both [n, hidden]. last: indexes of the n rows of `ragged.tail`. The last layer
         writes K and V of all rows, but computes attention and MLP only for these rows. None: n is the number of all
-        rows."""
+        rows. kept: see `Layers`."""
         product = tiled if self.head.is_tiled else ops.linear
 
         def run(i: int, which: str, x: Tensor) -> Tensor:
@@ -110,6 +126,8 @@ class Decoder:
         h = torch.zeros_like(x)
         for i, (layer, pools) in enumerate(zip(self.layers, kv, strict=True)):
             h, x = ops.rms_norm(h, layer.attention_norm, self.eps, residual=x)
+            if i in kept:
+                kept[i].copy_(x)
             qkv = run(i, "qkv", h).view(len(h), -1, self.spec.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
             q = ops.rope_kv(qkv, layer.qk_norm, self.eps, *cos_sin, *pools, ragged.slots)  # [n_rows, n_heads, head_dim]
             if last is not None and layer is self.layers[-1]:
@@ -123,6 +141,13 @@ class Decoder:
             h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
             h = run(i, "down", ops.silu_mul(run(i, "gate_up", h)))
         return h, x
+
+    def first_layers(self, n: int) -> EarlyExit:
+        """A model of the first n layers and the norm and head of this one, with the same weights."""
+        spec = msgspec.structs.replace(self.spec, n_layers=n)
+        return EarlyExit(
+            spec, self.embed, self.layers[:n], self.norm, self.head, (self.frequencies, self.rope_scale), self.shard
+        )
 
     @cached_property
     def fused(self) -> Layers | None:
@@ -142,6 +167,10 @@ class Decoder:
         return fused(
             native.library(), weights, head, self.spec.n_heads, self.spec.n_kv_heads, self.spec.head_dim, self.eps
         )
+
+
+class EarlyExit(Decoder):
+    """The first layers of a model with its norm and head, as a model that drafts."""
 
 
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,

@@ -1,10 +1,12 @@
 """Draft heads: small networks that predict tokens from the last hidden states of the target model.
 
-Two kinds are read from their original checkpoints. Medusa (Cai et al., Medusa: simple LLM inference acceleration
+Three kinds are read from their original checkpoints. Medusa (Cai et al., Medusa: simple LLM inference acceleration
 framework with multiple decoding heads, 2024): head k predicts the token k + 2 positions ahead. EAGLE (Li et al., EAGLE:
 speculative sampling requires rethinking feature uncertainty, 2024; the head of EAGLE-2 is the same): one autoregressive
-layer over the embedding of a token and the feature of the token before it. A feature is the target model's last hidden
-state, after the final norm.
+layer over the embedding of a token and the feature of the token before it, which is the target model's last hidden
+state, after the final norm. EAGLE-3 (Li et al., EAGLE-3: scaling up inference acceleration of large language models via
+training-time test, 2025): the feature joins three hidden states, of an early, a middle and a late layer, and the head
+has an output layer of its own, over the most frequent tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ from banyan.kernels.kv_layout import Pool
 from banyan.kernels.ops import Ragged
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model import families
-from banyan.runtime.model.decoder import Decoder, Layer
+from banyan.runtime.model.decoder import Decoder, FeatureStore, Layer
 from banyan.runtime.model.families import ModelSpec
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.rope import frequencies
 from banyan.runtime.model.spec import read_json
 from banyan.runtime.model.weights import Checkpoint
 
-Kind = Literal["model", "eagle", "medusa"]
+_EAGLE3_FIELDS = {"draft_vocab_size", "eagle_config", "target_hidden_size"}  # beside those of a Llama layer
+
+Kind = Literal["model", "eagle", "eagle3", "medusa"]
 
 
 def kind_of(path: Path) -> Kind:
@@ -40,8 +44,8 @@ def kind_of(path: Path) -> Kind:
     names = _checkpoint(path).tensors
     if "medusa_num_heads" in config or any(name.endswith(".linear.weight") and name[0].isdigit() for name in names):
         return "medusa"
-    if "midlayer.self_attn.q_proj.weight" in names or "d2t" in names:
-        raise Unsupported(f"{path.name} is an EAGLE-3 head, which reads middle layers; EAGLE and EAGLE-2 are supported")
+    if "d2t" in names or any(name.endswith(".hidden_norm.weight") for name in names):
+        return "eagle3"
     return "eagle" if "fc.weight" in names else "model"
 
 
@@ -55,7 +59,9 @@ def kv_elements(path: Path, kind: Kind, large: ModelSpec) -> int:
 
 def _dense(path: Path) -> families.Dense:
     """The dimensions of an EAGLE head, whose layer is a Llama layer."""
-    return families.parse((read_json(path / "config.json") or {}) | {"model_type": "llama"})
+    config = read_json(path / "config.json") or {}
+    known = {key: value for key, value in config.items() if key not in _EAGLE3_FIELDS}
+    return families.parse(known | {"model_type": "llama"})
 
 
 def _checkpoint(path: Path) -> Checkpoint:
@@ -92,9 +98,14 @@ class Medusa:
 class Eagle:
     """An EAGLE layer with the target model's embedding and output head."""
 
-    def __init__(self, large: Decoder, spec: ModelSpec, fc: Linear, layer: Layer, rope: tuple[Tensor, float]) -> None:
-        self.spec, self._large, self._fc, self._layer = spec, large, fc, layer
+    def __init__(self, large: Decoder, spec: ModelSpec, fc: Linear, layer: Layer, rope: tuple[Tensor, float],
+                 eps: float) -> None:  # fmt: skip
+        self.spec, self._large, self._fc, self._layer, self._eps = spec, large, fc, layer, eps
         self._frequencies, self._rope_scale = rope
+
+    def store(self, slots: Tensor) -> FeatureStore:
+        """Where the target model is to store features. slots: [n_slots, hidden]."""
+        return FeatureStore(slots)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor,
@@ -104,13 +115,48 @@ class Eagle:
         layer, s = self._layer, self.spec
         angles = positions[:, None].float() * self._frequencies
         cos_sin = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale
-        x = self._fc(torch.cat([F.embedding(ids, self._large.embed), features], -1))
-        qkv = layer.qkv(x).view(len(x), -1, s.head_dim)  # EAGLE has no norm before attention
-        q = ops.rope_kv(qkv, None, self._large.eps, *cos_sin, *kv[0], ragged.slots)
+        h, x = self._inputs(F.embedding(ids, self._large.embed), features)
+        qkv = layer.qkv(h).view(len(h), -1, s.head_dim)
+        q = ops.rope_kv(qkv, None, self._eps, *cos_sin, *kv[0], ragged.slots)
         out = ops.attention(q, *kv[0], ragged, scale=s.head_dim**-0.5)
-        h, x = ops.rms_norm(layer.out(out.view(len(x), -1)), layer.mlp_norm, self._large.eps, residual=x)
+        h, x = ops.rms_norm(layer.out(out.view(len(out), -1)), layer.mlp_norm, self._eps, residual=x)
         out = (x + layer.down(ops.silu_mul(layer.gate_up(h))))[rows]
-        return self._large.head(out).float(), out
+        return self._logits(out), out
+
+    def _inputs(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The inputs of attention and of the residual stream, of a token and the feature of the token before it."""
+        x = self._fc(torch.cat([embedded, features], -1))
+        return x, x  # EAGLE has no norm before attention
+
+    def _logits(self, features: Tensor) -> Tensor:
+        return self._large.head(features).float()
+
+
+class Eagle3(Eagle):
+    """An EAGLE-3 layer with the target model's embedding and an output head of its own."""
+
+    def __init__(self, large: Decoder, spec: ModelSpec, layer: Layer, rope: tuple[Tensor, float], fuse: Linear,
+                 norms: tuple[Tensor, Tensor], head: Linear, targets: Tensor, eps: float) -> None:  # fmt: skip
+        """fuse: from three hidden states of the target model to a feature. norms: of features, and before the head.
+        targets: the target model's ids of the head's tokens, int64."""
+        super().__init__(large, spec, fuse, layer, rope, eps)
+        self._feature_norm, self._norm = norms
+        self._head, self._targets = head, targets
+
+    def store(self, slots: Tensor) -> FeatureStore:
+        """Stores features at the layers that EAGLE-3 is trained on."""
+        n = self._large.spec.n_layers
+        return FeatureStore(slots, _layers_read(n), self._fc)
+
+    def _inputs(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        embedded = ops.rms_norm(embedded, self._layer.attention_norm, self._eps)
+        return torch.cat([embedded, ops.rms_norm(features, self._feature_norm, self._eps)], -1), features
+
+    def _logits(self, features: Tensor) -> Tensor:
+        own = self._head(ops.rms_norm(features, self._norm, self._eps)).float()
+        logits = own.new_full((len(own), self._large.spec.vocab_size), -torch.inf)
+        logits[:, self._targets] = own
+        return logits
 
 
 def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch.dtype) -> Medusa:
@@ -142,37 +188,85 @@ def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch
 
 
 def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dtype, max_context: int) -> Eagle:
-    """Raises BadModel, or Unsupported if the head was made for another model or has another structure."""
-    c = _dense(path)
+    """Reads an EAGLE or EAGLE-3 head. Raises BadModel, or Unsupported if the head was made for another model or has
+    another structure."""
+    c, is_newer = _dense(path), kind_of(path) == "eagle3"
     if c.hidden_size != large.spec.hidden or c.vocab_size != large.spec.vocab_size or c.num_hidden_layers != 1:
         raise Unsupported(
             f"{path.name} was made for another model than {large.spec.name}: hidden size, vocabulary and layers are "
             f"{c.hidden_size}, {c.vocab_size} and {c.num_hidden_layers}, but must be {large.spec.hidden}, "
             f"{large.spec.vocab_size} and 1"
         )
+    inv_freq, scale = frequencies(c.rope, c.dim, max_context)
+    rope = inv_freq.to(device), scale
+    eagle: Eagle
     with _checkpoint(path) as weights:
+        base = "midlayer" if "midlayer.self_attn.q_proj.weight" in weights else "layers.0"
+        norms = [f"{base}.{name}.weight" for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm")]
 
         def linear(n_in: int, *parts: tuple[str, int]) -> Linear:
-            tensors = [weights.take(f"layers.0.{name}.weight", n, n_in) for name, n in parts]
+            tensors = [weights.take(f"{base}.{name}.weight", n, n_in) for name, n in parts]
             return Linear(torch.cat(tensors).to(device, dtype))
 
+        def norm(name: str) -> Tensor:
+            return weights.take(name, c.hidden_size).to(device, dtype)
+
         at, n_q, n_kv = "self_attn", c.num_attention_heads * c.dim, c.n_kv_heads * c.dim
+        n_in = c.hidden_size * (1 + is_newer)
         layer = Layer(
-            attention_norm=torch.empty(0),
-            qkv=linear(c.hidden_size, (f"{at}.q_proj", n_q), (f"{at}.k_proj", n_kv), (f"{at}.v_proj", n_kv)),
+            attention_norm=norm(norms[1]) if is_newer else torch.empty(0),
+            qkv=linear(n_in, (f"{at}.q_proj", n_q), (f"{at}.k_proj", n_kv), (f"{at}.v_proj", n_kv)),
             qk_norm=None,
             out=linear(n_q, (f"{at}.o_proj", c.hidden_size)),
-            mlp_norm=weights.take("layers.0.post_attention_layernorm.weight", c.hidden_size).to(device, dtype),
+            mlp_norm=norm(norms[2]),
             gate_up=linear(c.hidden_size, ("mlp.gate_proj", c.intermediate_size), ("mlp.up_proj", c.intermediate_size)),
             down=linear(c.intermediate_size, ("mlp.down_proj", c.hidden_size)),
             window=0,
         )
         bias = weights.take("fc.bias", c.hidden_size).to(device, dtype) if "fc.bias" in weights else None
-        fc = Linear(weights.take("fc.weight", c.hidden_size, 2 * c.hidden_size).to(device, dtype), bias)
-        weights.finish(ignore=lambda name: name.endswith("rotary_emb.inv_freq") or name == "embed_tokens.weight")
-    inv_freq, scale = frequencies(c.rope, c.dim, max_context)
-    spec = msgspec.structs.replace(
-        large.spec, name=path.name, n_layers=1, n_heads=c.num_attention_heads, n_kv_heads=c.n_kv_heads, head_dim=c.dim,
-        n_parameters=weights.n_parameters, dense=c,
-    )  # fmt: skip
-    return Eagle(large, spec, fc, layer, (inv_freq.to(device), scale))
+        fc = Linear(weights.take("fc.weight", c.hidden_size, (2 + is_newer) * c.hidden_size).to(device, dtype), bias)
+        spec = msgspec.structs.replace(
+            large.spec, name=path.name, n_layers=1, n_heads=c.num_attention_heads, n_kv_heads=c.n_kv_heads,
+            head_dim=c.dim, n_parameters=weights.n_parameters, dense=c,
+        )  # fmt: skip
+        if is_newer:
+            _check_layers(path, large.spec.n_layers)
+            head, targets = _own_head(weights, large.spec, device, dtype)
+            eagle = Eagle3(
+                large, spec, layer, rope, fc, (norm(norms[0]), norm("norm.weight")), head, targets, c.rms_norm_eps
+            )  # fmt: skip
+        else:
+            eagle = Eagle(large, spec, fc, layer, rope, large.eps)
+        weights.finish(
+            ignore=lambda name: name.endswith("rotary_emb.inv_freq") or name in ("embed_tokens.weight", "t2d")
+        )
+    return eagle
+
+
+def _own_head(weights: Checkpoint, large: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[Linear, Tensor]:
+    """The output layer of an EAGLE-3 head, and the target model's ids of its tokens: d2t has their differences."""
+    weight = weights.take("lm_head.weight").to(device, dtype)
+    own = torch.arange(len(weight))
+    targets = own + weights.take("d2t", len(weight), dtype="I64") if "d2t" in weights else own
+    if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < large.vocab_size:
+        raise BadModel(f"{weights.path}: d2t names tokens that {large.name} does not have")
+    return Linear(weight), targets.to(device)
+
+
+def _layers_read(n_layers: int) -> tuple[int, ...]:
+    """Behind how many layers of the target model EAGLE-3 reads its hidden states."""
+    return 2, n_layers // 2, n_layers - 3
+
+
+def _check_layers(path: Path, n_layers: int) -> None:
+    """Raises Unsupported where a head reads other layers, or the target model has too few."""
+    config = read_json(path / "config.json") or {}
+    named = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    early, middle, late = _layers_read(n_layers)
+    if not early < middle < late:
+        raise Unsupported(f"{path.name} reads three layers of its model, so it needs one of 7 layers or more")
+    if named is not None and named != [early - 1, middle - 1, late - 1]:
+        raise Unsupported(
+            f"{path.name} reads the outputs of layers {named}; supported are those of EAGLE-3's own code, which are "
+            f"{[early - 1, middle - 1, late - 1]} here"
+        )

@@ -5,34 +5,38 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from banyan.runtime.config import Config, Resolved
+from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.scheduling.request import MAX_TREE
 from banyan.runtime.engine.speculation.depth_control import DepthController
 from banyan.runtime.engine.speculation.draft import Drafter
 from banyan.runtime.engine.speculation.heads import EagleDrafter, MedusaDrafter
-from banyan.runtime.engine.speculation.model import ModelDrafter
+from banyan.runtime.engine.speculation.model import EarlyExitDrafter, ModelDrafter
 from banyan.runtime.engine.speculation.ngram import NgramDrafter
 from banyan.runtime.engine.speculation.tree import TreeDrafter
 from banyan.runtime.errors import ConfigError, Unsupported
 from banyan.runtime.model import heads, load, spec, weights
-from banyan.runtime.model.decoder import Decoder
+from banyan.runtime.model.decoder import Decoder, EarlyExit, FeatureStore
 from banyan.runtime.model.gguf.model import read_bytes
 
 DraftModel = load.Model | heads.Eagle | heads.Medusa
+EARLY_EXIT = "layers:"
 
 
 class DraftSource(NamedTuple):
-    """What `Config.draft_model` names, before its weights are read. kv_elements: numbers it stores per token."""
+    """What `Config.draft_model` names, before its weights are read. kv_elements: numbers it stores per token. n_layers:
+    of the large model, that an early exit runs."""
 
     path: Path
-    kind: heads.Kind
+    kind: heads.Kind | Literal["early exit"]
     n_parameters: int
     kv_elements: int
+    n_layers: int = 0
 
 
 def find(config: Config, large: Path) -> DraftSource | None:
@@ -40,6 +44,14 @@ def find(config: Config, large: Path) -> DraftSource | None:
     large model's, and what `spec.resolve` and `heads.kind_of` raise."""
     if not config.draft_model:
         return None
+    if config.draft_model.startswith(EARLY_EXIT):
+        n, known = config.draft_model.removeprefix(EARLY_EXIT), spec.read_spec(large)
+        if not (n.isascii() and n.isdigit() and 0 < int(n) < known.n_layers):
+            raise ConfigError(
+                f"draft_model {config.draft_model} must be {EARLY_EXIT}N, with N of the first layers of "
+                f"{config.model}, from 1 to {known.n_layers - 1}"
+            )
+        return DraftSource(large, "early exit", 0, 0, int(n))
     path = spec.resolve(config.draft_model)
     kind = heads.kind_of(path)
     if kind != "model":
@@ -66,10 +78,14 @@ def read(source: DraftSource, resolved: Resolved, large: load.Model) -> DraftMod
         with weights.bar(f"loading {path.name}") as progress:
             return load.load(path, device=resolved.device, dtype=resolved.dtype, max_context=context, progress=progress)
     if not isinstance(large, Decoder):
+        name = f"{EARLY_EXIT}{source.n_layers}" if source.kind == "early exit" else path.name
+        needs = "runs single layers" if source.kind == "early exit" else "is a head, which reads hidden states"
         raise Unsupported(
-            f"draft_model {path.name} is a head, which reads hidden states; {large.spec.family} runs in transformers' "
-            "own code, which does not show them; name a smaller model"
+            f"draft_model {name} {needs}; {large.spec.family} runs in transformers' own code, which does "
+            "not show them; name a smaller model"
         )
+    if source.kind == "early exit":
+        return large.first_layers(source.n_layers)
     if source.kind == "medusa":
         return heads.read_medusa(path, large.spec, device, dtype)
     return heads.read_eagle(path, large, device, dtype, resolved.context)
@@ -91,11 +107,17 @@ def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwat
     device = store.device.type
     if isinstance(draft, heads.Eagle | heads.Medusa):
         assert isinstance(large.model, Decoder)
-        features = large.model.features = store.keep_features(large_spec.hidden)
+        features = store.keep_features(large_spec.hidden)
+        large.model.features = FeatureStore(features) if isinstance(draft, heads.Medusa) else draft.store(features)
         if isinstance(draft, heads.Medusa):
             return MedusaDrafter(draft, features, stopwatch)
-        return EagleDrafter(draft, features, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
-    return ModelDrafter(draft, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
+        kv = KVPool(draft.spec, store.n_pages, page, device).kv
+        return EagleDrafter(draft, features, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
+    if isinstance(draft, EarlyExit):
+        kv = store.kv[: draft.spec.n_layers]
+        return EarlyExitDrafter(draft, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
+    kv = KVPool(draft.spec, store.n_pages, page, device).kv
+    return ModelDrafter(draft, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
 
 
 def _vocabulary(directory: Path) -> dict[int, str]:

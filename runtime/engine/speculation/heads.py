@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.ragged import to_device
-from banyan.kernels.ops import Ragged
+from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal
 from banyan.runtime.engine.speculation.model import ModelDrafter
@@ -28,12 +28,12 @@ class EagleDrafter(ModelDrafter):
     name = "eagle"
     keeps_tail = False
 
-    def __init__(self, head: heads.Eagle, features: Tensor, n_pages: int, page: int, n_vocab: int, device: str,
-                 stopwatch: Callable[[], float]) -> None:  # fmt: skip
+    def __init__(self, head: heads.Eagle, features: Tensor, kv: Sequence[tuple[Pool, Pool]], n_pages: int, page: int,
+                 n_vocab: int, device: str, stopwatch: Callable[[], float]) -> None:  # fmt: skip
         """features: the large model's hidden states, [n_slots, hidden]. For the rest see `ModelDrafter`."""
         self._head, self._features = head, features
         self._predicted = torch.zeros_like(features)
-        super().__init__(head, n_pages, page, n_vocab, device, stopwatch)
+        super().__init__(head, kv, n_pages, page, n_vocab, device, stopwatch)
 
     def can_draft(self, request: Request) -> bool:
         return _has_features(request)
@@ -51,7 +51,7 @@ class EagleDrafter(ModelDrafter):
         mask = to_device(np.array(is_true, bool), self._device)
         features = torch.where(mask[:, None], self._features[slots], self._predicted[slots])
         assert shape.position is not None
-        logits, out = self._head.forward(ids, shape.position.long(), shape, self._store.kv, last, features)
+        logits, out = self._head.forward(ids, shape.position.long(), shape, self._kv, last, features)
         self._predicted[shape.slots[last]] = out
         return logits
 

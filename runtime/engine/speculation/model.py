@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.ragged import to_device
-from banyan.kernels.ops import Ragged, ragged
+from banyan.kernels.ops import Pool, Ragged, ragged
 from banyan.radix_cache.cache import Lease
-from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.sampler import choose
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation.draft import Drafter, DraftPosition, Proposal
@@ -65,11 +64,11 @@ class ModelDrafter(Drafter):
     n_kinds = 2
     keeps_tail = True  # whether KV computed for an accepted draft token is valid for the text
 
-    def __init__(self, network: Model | heads.Eagle, n_pages: int, page: int, n_vocab: int, device: str,
-                 stopwatch: Callable[[], float]) -> None:  # fmt: skip
-        """n_pages, page, n_vocab: of the large model. Ids from n_vocab on are not proposed. Raises OutOfMemory."""
-        self._network, self._n_vocab, self._stopwatch = network, n_vocab, stopwatch
-        self._store = KVPool(network.spec, n_pages, page, device)
+    def __init__(self, network: Model | heads.Eagle, kv: Sequence[tuple[Pool, Pool]], n_pages: int, page: int,
+                 n_vocab: int, device: str, stopwatch: Callable[[], float]) -> None:  # fmt: skip
+        """kv: the network's pools, of as many pages. n_pages, page, n_vocab: of the large model. Ids from n_vocab on
+        are not proposed."""
+        self._network, self._kv, self._n_vocab, self._stopwatch = network, kv, n_vocab, stopwatch
         self._device, self._page = torch.device(device), page
         self._digests = array("L", bytes(8 * n_pages))  # of the text up to the page's end; 0: it is not complete
         self._writers = array("L", bytes(8 * n_pages))
@@ -211,7 +210,27 @@ class ModelDrafter(Drafter):
                  n_texts: Sequence[int]) -> Tensor:  # fmt: skip
         assert not isinstance(self._network, heads.Eagle)
         assert shape.position is not None
-        return self._network.forward(ids, shape.position.long(), shape, self._store.kv, last)
+        return self._network.forward(ids, shape.position.long(), shape, self._kv, last)
+
+
+class EarlyExitDrafter(ModelDrafter):
+    """Runs the first layers of the large model, and its head behind them.
+
+    It reads and writes KV in the large model's own pools: the first layers have computed the text already, and the
+    large model overwrites the KV of draft tokens when it verifies them. After Elhoushi et al., LayerSkip: enabling
+    early exit inference and self-speculative decoding, 2024."""
+
+    name = "early_exit"
+
+    def can_draft(self, request: Request) -> bool:
+        return 0 < request.n_computed == request.n_total - 1
+
+    def _n_valid(self, request: Request) -> int:
+        self._texts.setdefault(request.rid, _DraftText())
+        return request.n_total - 1
+
+    def _record(self, turn: _DraftTurn) -> None:
+        """The large model writes all that is kept."""
 
 
 def _proposals(draft: list[int], second_best: Sequence[int], n_vocab: int) -> list[Proposal]:

@@ -1,8 +1,9 @@
-"""EAGLE and Medusa heads: loading, inputs, and unchanged outputs."""
+"""EAGLE, EAGLE-3 and Medusa heads: loading, inputs, and unchanged outputs."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -63,13 +64,43 @@ def eagle(path: Path, model_path: Path) -> Path:
     return path
 
 
-KINDS = {"medusa": medusa, "eagle": eagle}
+def eagle3(path: Path, model_path: Path) -> Path:
+    """A layer of the large model's shape with its own random weights, for every third token from 2 on."""
+    path.mkdir()
+    config = json.loads((model_path / "config.json").read_text())
+    torch.manual_seed(2)
+    n_kv, ffn, ids = HIDDEN // 2, config["intermediate_size"], torch.arange(2, VOCAB, 3)
+    shapes = {
+        "fc": (HIDDEN, 3 * HIDDEN), "lm_head": (len(ids), HIDDEN), "midlayer.self_attn.q_proj": (HIDDEN, 2 * HIDDEN),
+        "midlayer.self_attn.k_proj": (n_kv, 2 * HIDDEN), "midlayer.self_attn.v_proj": (n_kv, 2 * HIDDEN),
+        "midlayer.self_attn.o_proj": (HIDDEN, HIDDEN), "midlayer.mlp.gate_proj": (ffn, HIDDEN),
+        "midlayer.mlp.up_proj": (ffn, HIDDEN), "midlayer.mlp.down_proj": (HIDDEN, ffn),
+    }  # fmt: skip
+    tensors = {f"{name}.weight": 0.2 * torch.randn(shape) for name, shape in shapes.items()}
+    for name in ("midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "norm"):
+        tensors[f"{name}.weight"] = 1 + 0.1 * torch.randn(HIDDEN)
+    tensors["d2t"] = ids - torch.arange(len(ids))
+    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1, "draft_vocab_size": len(ids)}))
+    return path
+
+
+KINDS = {"medusa": medusa, "eagle": eagle, "eagle3": eagle3}
 
 
 @pytest.fixture(scope="module")
-def folders(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tiny_model: Callable[..., Path]) -> dict[str, Path]:
+    """The model of each kind of head. EAGLE-3 reads three different layers."""
+    return {
+        kind: tiny_model("llama", num_hidden_layers=7) if kind == "eagle3" else tiny_model("llama") for kind in KINDS
+    }
+
+
+@pytest.fixture(scope="module")
+def folders(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     base = tmp_path_factory.mktemp("heads")
-    return {name: make(base / name, tiny_model("llama")) for name, make in KINDS.items()}
+    return {kind: make(base / kind, models[kind]) for kind, make in KINDS.items()}
 
 
 def engine(model_path: Path, head: Path | None, **options: Any) -> EngineLoop:
@@ -81,27 +112,27 @@ def engine(model_path: Path, head: Path | None, **options: Any) -> EngineLoop:
 @pytest.mark.parametrize("page", [4, 16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_outputs_with_heads_match_outputs_without(
-    fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path], kind: str, page: int,
-    sampling: Sampling,
+    fake: ModuleType, models: dict[str, Path], folders: dict[str, Path], kind: str, page: int, sampling: Sampling,
 ) -> None:  # fmt: skip
-    model_path, runs = tiny_model("llama"), fake.forked_runs(6, sampling)
+    model_path, runs = models[kind], fake.forked_runs(6, sampling)
     plain = fake.drive(engine(model_path, None, page=page), runs)
     e = engine(model_path, folders[kind], page=page)
-    assert fake.always_draft(e).name == kind
+    name = kind.removesuffix("3")
+    assert fake.always_draft(e).name == name
     for _ in range(2):
         drafted = fake.drive(e, runs, check=True)
         assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
-    assert e.drafting.stats()[f"drafted_{kind}"] > 100
+    assert e.drafting.stats()[f"drafted_{name}"] > 100
     finish = [o.finish for o in drafted.values()]
-    assert any(kind in f.drafts for f in finish)
+    assert any(name in f.drafts for f in finish)
 
 
 @pytest.mark.parametrize("page", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_support_short_texts(
-    fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path], kind: str, page: int
+    fake: ModuleType, models: dict[str, Path], folders: dict[str, Path], kind: str, page: int
 ) -> None:
-    model_path, runs = tiny_model("llama"), fake.short_runs()
+    model_path, runs = models[kind], fake.short_runs()
     plain = {rid: output.ids for rid, output in fake.drive(engine(model_path, None, page=page), runs).items()}
     e = engine(model_path, folders[kind], page=page)
     drafter, slots = fake.always_draft(e), []
@@ -141,13 +172,14 @@ def test_medusa_reads_the_last_feature(
         assert all(chain[:-1] == [last] * (len(chain) - 1) != chain for chain in chains[1:])
 
 
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_eagle_proposals_do_not_depend_on_the_prefill(
-    fake: ModuleType, tiny_model: Callable[..., Path], folders: dict[str, Path]
+    fake: ModuleType, models: dict[str, Path], folders: dict[str, Path], kind: str
 ) -> None:
     """Its inputs are the same whether the text was generated step by step or given as a prompt."""
 
     def proposals(runs: list[Run]) -> dict[int, list[list[int]]]:
-        e = engine(tiny_model("llama"), folders["eagle"], page=4)
+        e = engine(models[kind], folders[kind], page=4)
         drafter, out = fake.always_draft(e), {}
         propose = drafter.propose
 
@@ -162,7 +194,7 @@ def test_eagle_proposals_do_not_depend_on_the_prefill(
         return out
 
     (run,) = fake.forked_runs(1, SAMPLINGS["greedy"])
-    output = fake.drive(engine(tiny_model("llama"), None), [run])[0].ids
+    output = fake.drive(engine(models[kind], None), [run])[0].ids
     stepwise = proposals([run])
     text = [*array("i", run.ids), *output]
     short = Sampling(temperature=0.0, max_tokens=4)
@@ -183,11 +215,70 @@ def test_stored_features_are_those_of_the_model(
     (request,) = e.scheduler.running
     model: Any = e.model.model
     at = [request.slot(i) for i in range(37, len(text) - 1)]
-    assert model.head(model.features[at]).argmax(-1).tolist() == text[38:]
+    assert model.head(model.features.slots[at]).argmax(-1).tolist() == text[38:]
+
+
+@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "op by op"])
+def test_eagle3_logits_are_those_of_its_definition(
+    fake: ModuleType, models: dict[str, Path], folders: dict[str, Path], reference: Callable[[Path], Any],
+    monkeypatch: pytest.MonkeyPatch, is_fused: bool,
+) -> None:  # fmt: skip
+    """The first proposed token is the best one of the head in plain torch, over transformers' hidden states."""
+    if not is_fused:
+        monkeypatch.setattr("banyan.runtime.model.decoder.fused", lambda *_: None)
+    run = fake.forked_runs(1, SAMPLINGS["greedy"])[0]
+    e = engine(models["eagle3"], folders["eagle3"], page=4)
+    drafter, seen = fake.always_draft(e), {}
+    propose = drafter.propose
+
+    def recorded(request: Any, n: int) -> Any:
+        chains = propose(request, n)
+        seen[request.n_total] = chains[0].tokens[0]
+        return chains
+
+    drafter.propose = recorded
+    output = fake.drive(e, [run])[run.rid].ids
+    text = torch.tensor([*array("i", run.ids), *output])
+    assert len(seen) > 5
+
+    w = load_file(folders["eagle3"] / "model.safetensors")
+    embed = load_file(models["eagle3"] / "model.safetensors")["model.embed_tokens.weight"]
+    model = reference(models["eagle3"])
+    with torch.no_grad():
+        states = model(text[None], output_hidden_states=True).hidden_states
+    features = torch.cat([states[i][0] for i in (2, 3, 4)], -1) @ w["fc.weight"].T
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], w[f"{name}.weight"], model.config.rms_norm_eps)
+
+    before = torch.cat([torch.zeros(1, HIDDEN), features[:-1]])
+    x = torch.cat([norm(embed[text], "midlayer.input_layernorm"), norm(before, "midlayer.hidden_norm")], -1)
+    q, k, v = (
+        (x @ w[f"midlayer.self_attn.{name}_proj.weight"].T).view(len(text), -1, HIDDEN // 4).transpose(0, 1)
+        for name in "qkv"
+    )
+    angles = torch.outer(
+        torch.arange(len(text)).float(), model.config.rope_parameters["rope_theta"] ** (-torch.arange(0, 16, 2) / 16)
+    )
+
+    def turn(x: torch.Tensor) -> torch.Tensor:
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1)
+
+    out = torch.nn.functional.scaled_dot_product_attention(
+        turn(q)[None], turn(k)[None], v[None], is_causal=True, enable_gqa=True
+    )[0]
+    x = before + out.transpose(0, 1).reshape(len(text), HIDDEN) @ w["midlayer.self_attn.o_proj.weight"].T
+    h = norm(x, "midlayer.post_attention_layernorm")
+    gate, up, down = (w[f"midlayer.mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
+    x = x + (torch.nn.functional.silu(h @ gate.T) * (h @ up.T)) @ down.T
+    best = (norm(x, "norm") @ w["lm_head.weight"].T).argmax(-1)
+    ids = torch.arange(2, VOCAB, 3)
+    assert seen == {n: int(ids[best[n - 1]]) for n in seen}
 
 
 def test_unsupported_heads_are_refused(
-    tiny_model: Callable[..., Path], folders: dict[str, Path], tmp_path: Path
+    tiny_model: Callable[..., Path], models: dict[str, Path], folders: dict[str, Path], tmp_path: Path
 ) -> None:
     model_path = tiny_model("llama")
     pickled = tmp_path / "pickled"
@@ -195,11 +286,15 @@ def test_unsupported_heads_are_refused(
     (pickled / "medusa_lm_head.pt").write_bytes(b"\x80\x04.")
     with pytest.raises(BadModel, match=r"never opened; convert one that you trust: safetensors\.torch\.save_file"):
         kind_of(pickled)
-    newer = tmp_path / "newer"
-    newer.mkdir()
-    save_file({"midlayer.self_attn.q_proj.weight": torch.zeros(2, 2)}, newer / "model.safetensors")
-    with pytest.raises(Unsupported, match="EAGLE-3"):
-        kind_of(newer)
+    with pytest.raises(Unsupported, match="reads three layers of its model, so it needs one of 7 layers or more"):
+        engine(model_path, folders["eagle3"])
+    other_layers = tmp_path / "other layers"
+    shutil.copytree(folders["eagle3"], other_layers)
+    config = json.loads((other_layers / "config.json").read_text())
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [0, 2, 3]}
+    (other_layers / "config.json").write_text(json.dumps(config))
+    with pytest.raises(Unsupported, match=r"reads the outputs of layers \[0, 2, 3\]; .* \[1, 2, 3\] here"):
+        engine(models["eagle3"], other_layers)
     for kind, other in (("medusa", {"0.1.weight": torch.zeros(VOCAB, 8)}), ("eagle", None)):
         wrong = tmp_path / kind
         wrong.mkdir()

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from banyan.runtime import config as configs
 from banyan.runtime.config import Resolved
@@ -18,7 +19,7 @@ from banyan.runtime.engine.process import build
 from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation import drafters
-from banyan.runtime.errors import ConfigError
+from banyan.runtime.errors import ConfigError, Unsupported
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.protocol.wire import Abort, Run, Sampling
 
@@ -174,3 +175,49 @@ def test_draft_model_option_builds_a_drafting_engine(fake: ModuleType, tiny_mode
     runs: Sequence[Run] = fake.forked_runs(3, GREEDY)
     drafted, plain = fake.drive(e, runs), fake.drive(alone, runs)
     assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
+
+
+@pytest.fixture(scope="module")
+def decided_early(tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose last three of four layers add nothing, so that its first layer knows each token."""
+    path = tmp_path_factory.mktemp("early") / "model"
+    shutil.copytree(tiny_model("llama", num_hidden_layers=4), path)
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")) and ".layers.0." not in name:
+            tensor.zero_()
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLINGS["penalties"]], ids=["greedy", "penalties"])
+@pytest.mark.parametrize("options", [{"page": 1}, {"page": 16}, {"kv_dtype": "int8"}], ids=str)
+@pytest.mark.parametrize("is_decided", [True, False], ids=["decided early", "random"])
+def test_first_layers_draft_without_a_change_of_the_output(
+    fake: ModuleType, decided_early: Path, tiny_model: Callable[..., Path], is_decided: bool, options: Any,
+    sampling: Sampling,
+) -> None:  # fmt: skip
+    path = decided_early if is_decided else tiny_model("llama", num_hidden_layers=4)
+    runs = fake.forked_runs(6, sampling)
+
+    def make(**more: Any) -> EngineLoop:
+        return build(configs.make(model=str(path), device="cpu", threads=1, kv_memory="4MB", **options, **more))
+
+    plain = fake.drive(make(speculate="off"), runs)
+    e = make(speculate="model", draft_model="layers:1")
+    assert fake.always_draft(e).name == "early_exit"
+    for _ in range(2):
+        drafted = fake.drive(e, runs, check=True)
+        assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
+    stats = e.drafting.stats()
+    assert stats["drafted_early_exit"] > 50
+    if is_decided:
+        assert stats["accepted_early_exit"] > 0.7 * stats["drafted_early_exit"]
+
+
+def test_first_layers_that_cannot_draft_are_refused(tiny_model: Callable[..., Path]) -> None:
+    for n in ("0", "2", "-1", "x", ""):
+        with pytest.raises(ConfigError, match=r"must be layers:N, with N of the first layers of .*, from 1 to 1"):
+            build(configs.make(model=str(tiny_model("llama")), device="cpu", draft_model=f"layers:{n}"))
+    with pytest.raises(Unsupported, match=r"layers:1 runs single layers; gemma2 runs in transformers' own code"):
+        build(configs.make(model=str(tiny_model("gemma2")), device="cpu", kv_memory="4MB", draft_model="layers:1"))
