@@ -181,8 +181,9 @@ def _parser() -> Parser:
     quantise.add_argument("--text", metavar="FILE", type=Path, required=True,
                           help="a text like those that the model will see; a fifth is for the comparison")  # fmt: skip
     quantise.add_argument("--bits", type=int, choices=(4, 8), default=4, help="bits of a weight (default: 4)")
-    quantise.add_argument("--method", choices=("rtn", "gptq", "awq"), default="gptq", help="rtn: to the nearest "
-                          "numbers; gptq, awq: so that outputs on the text change little (default: gptq)")  # fmt: skip
+    quantise.add_argument("--method", choices=("rtn", "gptq", "awq", "smoothquant"), default="gptq",
+                          help="rtn: to the nearest numbers; gptq, awq: so that outputs on the text change little; "
+                          "smoothquant: the same for inputs in 8 bits (default: gptq)")  # fmt: skip
     quantise.add_argument("--group", type=_positive, default=32, metavar="N", help="inputs per scale (default: 32)")
     quantise.add_argument("--tokens", type=_positive, default=8192, metavar="N", help="of the text (default: 8192)")
     add("kernels", _show, "list the ops and their implementations on this machine", "  banyan kernels")

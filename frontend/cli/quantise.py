@@ -39,7 +39,7 @@ def run(model: str, out: Path, text: Path, method: Method, n_bits: int, group: i
         convert.quantise(source, out, used, method, n_bits, group,
                          lambda done, total: bar.update(task, completed=done, total=total))  # fmt: skip
         bar.update(bar.add_task("comparing", total=None))
-        loss = convert.measure(source, out, held_out)
+        loss = convert.measure(source, out, held_out, rounds_inputs=method == "smoothquant")
     size = (out / "model.safetensors").stat().st_size / 1e6
     change = loss.after / loss.before - 1
     console.print(f"{out}: {size:.1f} MB, {n_bits} bits in groups of {group}, by {method} on {len(used):,} tokens")

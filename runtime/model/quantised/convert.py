@@ -21,7 +21,7 @@ from banyan.runtime.model.gguf.model import read_bytes
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.load import load
 from banyan.runtime.model.quantised.layer import pack
-from banyan.runtime.model.quantised.rounding import Method, awq, gptq, rtn
+from banyan.runtime.model.quantised.rounding import Method, awq, gptq, rtn, smoothquant
 from banyan.runtime.model.spec import read_spec
 from banyan.runtime.model.weights import Checkpoint, Progress
 
@@ -48,14 +48,15 @@ class Loss(NamedTuple):
 
 
 class Observed:
-    """A linear layer that adds up the products of its inputs, x^T x [n_in, n_in]."""
+    """A linear layer that adds up the products of its inputs, x^T x [n_in, n_in], and keeps the largest of each."""
 
     def __init__(self, linear: Linear) -> None:
         self._linear = linear
-        self.products = torch.zeros(())
+        self.products, self.largest = torch.zeros(()), torch.zeros(())
 
     def __call__(self, x: Tensor) -> Tensor:
         self.products = self.products + x.T @ x
+        self.largest = self.largest.maximum(x.abs().amax(0))
         return self._linear(x)
 
 
@@ -115,20 +116,26 @@ def _round(model: Decoder, layer: Layer, raw: dict[str, Tensor], texts: Sequence
     observed: dict[str, Any] = {field: Observed(getattr(layer, field)) for field in _PARTS}
     for x in texts:
         _run(model, layer._replace(**observed), x)
-    products = {field: one.products for field, one in observed.items()}
     if method == "gptq":
-        packed = {field: gptq(weight, products[field], *how) for field, weight in raw.items()}
+        packed = {field: gptq(weight, observed[field].products, *how) for field, weight in raw.items()}
     else:
-        layer, raw = _balanced(layer, raw, products, how)
+        factors = {
+            field: awq(raw[field], observed[field].products, *how)
+            if method == "awq"
+            else smoothquant(raw[field], observed[field].largest)
+            for field in ("qkv", "gate_up", "down")
+        }
+        layer, raw = _balanced(layer, raw, factors)
         packed = {field: rtn(weight, *how) for field, weight in raw.items()}
     rounded: dict[str, Any] = {field: Linear(weight.dequantise(), getattr(layer, field).bias)
                                for field, weight in packed.items()}  # fmt: skip
     return layer._replace(**rounded), packed
 
 
-def measure(source: Path, out: Path, ids: Sequence[int]) -> Loss:
-    """What quantising `source` to `out` cost on a text that was not used for it."""
-    before, after = _float32(source), _float32(out)
+def measure(source: Path, out: Path, ids: Sequence[int], rounds_inputs: bool = False) -> Loss:
+    """What quantising `source` to `out` cost on a text that was not used for it. rounds_inputs: the inputs of linear
+    layers are rounded to 8 bits too, as they are on a CPU."""
+    before, after = _float32(source), load(out) if rounds_inputs else _float32(out)
     sums, n = torch.zeros(3, dtype=torch.float64), 0
     for part in _windows(ids, before):
         rows = torch.arange(len(part))
@@ -147,11 +154,9 @@ def _float32(path: Path) -> Decoder:
     return model
 
 
-def _balanced(layer: Layer, raw: dict[str, Tensor], products: dict[str, Tensor],
-              how: tuple[int, int, torch.dtype]) -> tuple[Layer, dict[str, Tensor]]:  # fmt: skip
-    """AWQ: the layer with its weights' inputs scaled, and what computes these inputs scaled back: a norm, or the rows
-    of `up`. The inputs of `out` are values that heads share, so they stay."""
-    factors = {field: awq(raw[field], products[field], *how) for field in ("qkv", "gate_up", "down")}
+def _balanced(layer: Layer, raw: dict[str, Tensor], factors: dict[str, Tensor]) -> tuple[Layer, dict[str, Tensor]]:
+    """The layer with its weights' inputs multiplied by factors, and what computes these inputs divided by them: a norm,
+    or the rows of `up`. The inputs of `out` are values that heads share, so they stay."""
     raw = {field: weight * factors.get(field, 1.0) for field, weight in raw.items()}
     back = torch.cat([torch.ones_like(factors["down"]), 1 / factors["down"]])  # gate and up
     raw["gate_up"] *= back[:, None]

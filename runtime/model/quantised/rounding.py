@@ -1,5 +1,5 @@
 """Rounds a weight to few bits: to the nearest numbers (rtn), or so that the layer's outputs change little, given the
-products of its inputs on a text (gptq, awq)."""
+products of its inputs on a text (gptq, awq, smoothquant)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from banyan.kernels.linear.grouped import Grouped
 
-Method = Literal["rtn", "gptq", "awq"]
+Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 _DAMPING = 0.01  # of the mean of the diagonal, as in the paper
 _BLOCK = 64  # columns whose errors reach the columns after them in one product
 _POWERS = [i / 20 for i in range(20)]
@@ -60,6 +60,15 @@ def awq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.
         if error < least:
             best, least = factors, error
     return best
+
+
+def smoothquant(weight: Tensor, largest: Tensor) -> Tensor:
+    """The factors [n_in] of the weight's inputs, by which the inputs must be divided, so that the largest of each input
+    and of its weights get the same share of few bits (Xiao et al., SmoothQuant: accurate and efficient post-training
+    quantization for large language models, 2022, with alpha 0.5). largest: of each input on a text, in absolute
+    value."""
+    factors = (largest / weight.abs().amax(0).clamp(min=1e-8)).sqrt()
+    return factors.clamp(min=float(factors.max()) * 1e-4 + 1e-8)
 
 
 def _scale(groups: Tensor, n_bits: int, dtype: torch.dtype) -> Tensor:

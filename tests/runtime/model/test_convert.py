@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from banyan.runtime.errors import ConfigError, Unsupported
 from banyan.runtime.model.load import load
 from banyan.runtime.model.quantised import convert
-from banyan.runtime.model.quantised.rounding import awq, gptq, rtn
+from banyan.runtime.model.quantised.rounding import awq, gptq, rtn, smoothquant
 from banyan.runtime.model.spec import read_spec
 
 TEXT = random.Random(0).choices(range(3, 320), k=300)
@@ -18,7 +18,7 @@ WIDE = {"intermediate_size": 128}
 
 
 @pytest.mark.parametrize("n_bits", [4, 8])
-@pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
+@pytest.mark.parametrize("method", ["rtn", "gptq", "awq", "smoothquant"])
 def test_logits_are_close_to_those_of_the_model(method, n_bits, tiny_model, tmp_path):
     source = tiny_model("llama", **WIDE, attention_bias=True, mlp_bias=True)
     seen = []
@@ -54,12 +54,31 @@ def test_methods_change_outputs_less_than_rounding_does():
     assert error(gptq(weight, products, 4, 32, torch.float32).dequantise()) < plain * 0.8
 
 
+def test_smoothquant_shrinks_the_error_of_rounded_inputs():
+    """With one scale for a row of inputs, of which few are large."""
+    torch.manual_seed(0)
+    weight, inputs = torch.randn(48, 128), torch.randn(256, 128)
+    inputs[:, ::16] *= 50
+
+    def error(factors):
+        x = inputs / factors
+        scale = x.abs().amax(1, keepdim=True) / 127
+        rounded = (x / scale).round() * scale
+        got = rounded @ rtn(weight * factors, 8, 128, torch.float32).dequantise().T
+        return float((got - inputs @ weight.T).square().mean())
+
+    assert error(smoothquant(weight, inputs.abs().amax(0))) < 0.3 * error(torch.ones(128))
+
+
 def test_inputs_that_are_always_zero_change_nothing():
     weight, products = torch.randn(8, 64), torch.zeros(64, 64)
     products[0, 0] = 1.0
     for found in (gptq(weight, products, 4, 32, torch.bfloat16), rtn(torch.zeros(8, 64), 8, 32, torch.bfloat16)):
         assert found.dequantise().isfinite().all()
     assert awq(weight, products, 4, 32, torch.bfloat16).isfinite().all()
+    factors = smoothquant(torch.zeros(8, 64), products[0])
+    assert factors.isfinite().all()
+    assert factors.min() > 0
 
 
 @pytest.mark.filterwarnings("ignore")
