@@ -454,7 +454,7 @@ class Ask(Wire, frozen=True):
     and for an operator all options, paths and processes.
     "tree": up to `limit` nodes of the radix tree (`radix_cache.snapshot`). "events": prefixes stored and evicted since
     event number `since`, the `next` of the previous answer; -1: all prefixes stored now (`radix_cache.events`).
-    "programs": the programs that run, and the last ones that have ended (`server.programs.overview`).
+    "programs": programs that run, that are idle, and that have ended, the newest first (`server.programs.overview`).
     "load_adapter": load the adapter in the directory `path` of the server's machine, for gens that name it `name`.
     "unload_adapter": new gens cannot name it; its memory is free when the requests that use it have ended. (The engine
     gets its digest in hex as `name`.)
