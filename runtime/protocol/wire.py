@@ -26,6 +26,7 @@ from msgspec import Meta
 from banyan.runtime.protocol.limits import (
     MAX_BIASES,
     MAX_COUNT,
+    MAX_IDS,
     MAX_ITEMS,
     MAX_LINE,
     MAX_NAME,
@@ -114,13 +115,20 @@ class Image(Wire, frozen=True):
     kind: Name
 
 
+class TokenIds(Wire, frozen=True, tag="ids"):
+    """Tokens of the model's vocabulary (int32), with control tokens. The prompt gets exactly these: no begin-of-text
+    token is put before them."""
+
+    ids: Annotated[bytes, Meta(max_length=4 * MAX_IDS)]
+
+
 class Arg(Wire, frozen=True):
     """Only in a template: the text of argument `i` of the Use. It is data, as for Ref."""
 
     i: Number
 
 
-Part = str | Raw | Ref | BeginTurn | EndTurn | Arg | Image
+Part = str | Raw | Ref | BeginTurn | EndTurn | Arg | Image | TokenIds
 
 
 # ---- options of a generation ---------------------------------------------------------------------------------------
