@@ -85,6 +85,8 @@ class LocalPrompt(Prompt):
                 self.role = role
             case wire.EndTurn():
                 self.role = None
+            case wire.TokenIds():
+                raise Unsupported("token ids: only Banyan's runtime takes them")
         assert not isinstance(part, wire.Ref | wire.Arg)
         self.pieces.append(part)
 

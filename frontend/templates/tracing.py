@@ -96,6 +96,8 @@ def _label(part: wire.Part, names: Sequence[str]) -> str:
             return f"Constant({text!r})"
         case wire.Image(kind=kind):
             return f"Image({kind!r})"
+        case wire.TokenIds(ids=ids):
+            return f"TokenIds({len(ids) // 4})"
 
 
 def cache_prefix(recording: Recording, backend: Backend, name: str) -> None:

@@ -386,6 +386,8 @@ class Executor:
         elif isinstance(part, wire.Arg):
             raise BadProgram(f"argument {part.i} of a template stands outside of one")
         state.prompt.append_part(part)
+        if isinstance(part, wire.TokenIds):  # its message had four bytes for each token
+            self._observer.hold(self, len(state.prompt.pieces[-1].text))
 
     def _join(self, state: RunningState, join: PendingJoin) -> None:
         reached = join.reached

@@ -19,6 +19,7 @@ MAX_OPS = 1 << 16
 """Their headers take 3 ms to decode (one core of an AMD EPYC)."""
 MAX_PARTS = 4096
 MAX_ITEMS = 1 << 16
+MAX_IDS = 1 << 13
 MAX_NAME = 256
 MAX_LINE = 512
 MAX_ROLE = 64
@@ -49,6 +50,7 @@ class MessageLimit(NamedTuple):
 MESSAGE_LIMITS = (
     MessageLimit("ops of a message, or of a template", MAX_OPS, "ops"),
     MessageLimit("parts of an append; the client splits longer ones", MAX_PARTS, "parts"),
+    MessageLimit("token ids of a part", MAX_IDS, "ids"),
     MessageLimit("branches of a fork or a join, choices, arguments and seeds of a template", MAX_ITEMS, "items"),
     MessageLimit("name of a program, gen, adapter or client", MAX_NAME, "characters"),
     MessageLimit("source position of a gen", MAX_LINE, "characters"),

@@ -26,6 +26,7 @@ from msgspec import Meta
 from banyan.runtime.protocol.limits import (
     MAX_BIASES,
     MAX_COUNT,
+    MAX_IDS,
     MAX_ITEMS,
     MAX_LINE,
     MAX_NAME,
@@ -114,13 +115,20 @@ class Image(Wire, frozen=True):
     kind: Name
 
 
+class TokenIds(Wire, frozen=True, tag="ids"):
+    """Tokens of the model's vocabulary (int32), with control tokens. The prompt gets exactly these: no begin-of-text
+    token is put before them."""
+
+    ids: Annotated[bytes, Meta(max_length=4 * MAX_IDS)]
+
+
 class Arg(Wire, frozen=True):
     """Only in a template: the text of argument `i` of the Use. It is data, as for Ref."""
 
     i: Number
 
 
-Part = str | Raw | Ref | BeginTurn | EndTurn | Arg | Image
+Part = str | Raw | Ref | BeginTurn | EndTurn | Arg | Image | TokenIds
 
 
 # ---- options of a generation ---------------------------------------------------------------------------------------
@@ -454,7 +462,7 @@ class Ask(Wire, frozen=True):
     and for an operator all options, paths and processes.
     "tree": up to `limit` nodes of the radix tree (`radix_cache.snapshot`). "events": prefixes stored and evicted since
     event number `since`, the `next` of the previous answer; -1: all prefixes stored now (`radix_cache.events`).
-    "programs": the programs that run, and the last ones that have ended (`server.programs.overview`).
+    "programs": programs that run, that are idle, and that have ended, the newest first (`server.programs.overview`).
     "load_adapter": load the adapter in the directory `path` of the server's machine, for gens that name it `name`.
     "unload_adapter": new gens cannot name it; its memory is free when the requests that use it have ended. (The engine
     gets its digest in hex as `name`.)

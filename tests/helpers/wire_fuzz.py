@@ -495,6 +495,8 @@ class ClientModel:
             parts.append(wire.Raw(rng.choice((CONTROL, "b"))))
         if numbers.refs and rng.random() < 0.2:
             parts.append(wire.Ref(rng.choice(list(numbers.refs))))
+        if rng.random() < 0.05:
+            parts.append(wire.TokenIds(rng.choice((b"\1\0\0\0" * 3, b"\1\0\0\0", b"", b"\1", b"\xff" * 4))))
         if rng.random() < 0.01:
             parts.append(wire.Image(b"data", "image/png"))  # refused: no model reads images yet
         return tuple(parts)

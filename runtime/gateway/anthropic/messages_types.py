@@ -161,6 +161,8 @@ class CountRequest(Body, kw_only=True):
     thinking: ThinkingOn | ThinkingAdaptive | ThinkingBetweenTools | ThinkingOff | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
+    speed: str | None = None
+    """Accepted without effect; a header of the response names it."""
 
     @property
     def turns(self) -> list[ChatTurn]:
@@ -224,11 +226,10 @@ class MessageRequest(CountRequest, kw_only=True):
     # Accepted without effect; a header of the response names them.
     service_tier: str | None = None
     inference_geo: str | None = None
-    speed: str | None = None
 
 
-PROMPT_IGNORED = ("output_config.effort", "messages.content.is_error", "messages.content.citations")
-MESSAGE_IGNORED = (*PROMPT_IGNORED, "service_tier", "inference_geo", "speed")
+PROMPT_IGNORED = ("output_config.effort", "messages.content.is_error", "messages.content.citations", "speed")
+MESSAGE_IGNORED = (*PROMPT_IGNORED, "service_tier", "inference_geo")
 THINKING_IGNORED = ("thinking.budget_tokens", "thinking.display")
 """Fields without effect here; the last ones of a model that reasons."""
 

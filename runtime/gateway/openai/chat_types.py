@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from banyan.runtime.protocol.limits import MAX_COUNT
+
 Schema = dict[str, Any] | bool
+TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -190,7 +193,7 @@ IGNORED = (
 class CompletionRequest(SamplingFields, kw_only=True):
     """The body of POST /v1/completions. logprobs: how many alternatives of each token."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: int | None = None

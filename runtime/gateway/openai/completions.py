@@ -1,10 +1,11 @@
-"""POST /v1/completions: prompts as plain text, in which control tokens count."""
+"""POST /v1/completions: prompts as plain text, in which control tokens count, or as token ids."""
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,10 +16,11 @@ from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import gens, limits_of
 from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
-from banyan.runtime.gateway.openai.chat_types import CompletionRequest
+from banyan.runtime.gateway.openai.chat_types import CompletionRequest, TokenId
 from banyan.runtime.gateway.openai.choice_writer import ChoiceWriter, check_stream_options, finish_reason, stream
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_IDS
 
 MAX_PROMPTS = 1024
 MAX_TOKENS = 16
@@ -32,7 +34,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     check_stream_options(body)
     if body.best_of not in (None, body.n or 1):
         raise HTTPError(400, "best_of is not supported; n outputs are n choices", param="best_of")
-    prompts = _prompts(body.prompt)
+    prompts = [_parts(prompt) for prompt in _prompts(body.prompt)]
     if body.echo and body.logprobs is not None and body.stream:
         raise HTTPError(400, "echo with logprobs goes without stream", param="echo")
     n = body.n or 1
@@ -47,43 +49,74 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     )
     n_prompts = len(prompts)
     ops: list[wire.Op] = [wire.Fork(0, tuple(range(1, n_prompts + 1)))] if n_prompts > 1 else []
-    for k, text in enumerate(prompts):
+    n_choices = n_prompts * n
+    for k, parts in enumerate(prompts):
         state = k + 1 if n_prompts > 1 else 0
+        ops.append(wire.Append(state, parts))
+        if body.echo:
+            ops.append(wire.Read(state, n_choices + k))
         gen = wire.Gen(state, k * n, sampling, stream=bool(body.stream), adapter=adapter)
-        ops += [wire.Append(state, (wire.Raw(text),)), *gens(gen, n, n_prompts + 1 + k * n)]
+        ops += gens(gen, n, n_prompts + 1 + k * n)
     limits = limits_of(request, body.priority, body.cache_salt, body.user)
-    refs = range(n_prompts * n)
+    refs = range(n_choices + n_prompts * bool(body.echo))
     mailbox, is_stream = request.gateway.mailbox, bool(body.stream)
     call = ModelCall.start(request.client, mailbox, ops, refs, name="completion", stream=is_stream, limits=limits)
-    writer = CompletionWriter(body, prompts)
+    writer = CompletionWriter(body, n_choices)
     if is_stream:
         return EventReply(stream(call, writer), lambda e: event(e.openai()))
     async with call:
         return json_reply(writer.whole(await call.values()))
 
 
-def _prompts(given: str | list[str | int | list[int]]) -> list[str]:
-    prompts = [given] if isinstance(given, str) else given
+def _prompts(given: str | Sequence[str | TokenId | list[TokenId]]) -> Sequence[str | list[int]]:
+    if isinstance(given, str):
+        return [given]
+    prompts = [one for one in given if not isinstance(one, int)]
+    if len(prompts) < len(given):  # one prompt of token ids
+        ids = [one for one in given if isinstance(one, int)]
+        if prompts:
+            raise HTTPError(400, "a prompt is a text or a list of token ids", param="prompt")
+        return [ids]
     if not 0 < len(prompts) <= MAX_PROMPTS:
         raise HTTPError(400, f"a request has 1 to {MAX_PROMPTS} prompts", param="prompt")
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if len(texts) < len(prompts):
-        raise HTTPError(400, "a prompt is text here; token ids are not supported", param="prompt")
-    return texts
+    if [] in prompts:
+        raise HTTPError(400, "a prompt of token ids has at least one", param="prompt")
+    return prompts
+
+
+def _parts(prompt: str | list[int]) -> tuple[wire.Part, ...]:
+    if isinstance(prompt, str):
+        return (wire.Raw(prompt),)
+    slices = (prompt[at : at + MAX_IDS] for at in range(0, len(prompt), MAX_IDS))
+    return tuple(wire.TokenIds(array("i", ids).tobytes()) for ids in slices)
 
 
 class CompletionWriter(ChoiceWriter):
     """Writes one completion."""
 
-    def __init__(self, body: CompletionRequest, prompts: Sequence[str]) -> None:
+    def __init__(self, body: CompletionRequest, n_choices: int) -> None:
+        """With `echo`, the values from n_choices on are the texts of the prompts, and come before their outputs."""
         super().__init__(body, "cmpl", "text_completion", "text_completion", b'"text":%s')
-        self._prompts = prompts if body.echo else [""] * len(prompts)
+        self._n_choices = n_choices
+        self._prompts: dict[int, str] = {}
         self._has_logprobs = body.logprobs is not None
         self._offsets: Counter[int] = Counter()
         """Choice -> characters of the tokens so far; text may wait for a stop."""
 
+    def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
+        if isinstance(item, wire.Value) and index >= self._n_choices:
+            self._prompts[index - self._n_choices] = item.samples[0].text
+            return b""
+        return super().chunk(index, item)
+
+    def whole(self, values: Mapping[int, wire.Value]) -> dict[str, Any]:
+        for index, value in values.items():
+            if index >= self._n_choices:
+                self.chunk(index, value)
+        return super().whole({index: value for index, value in values.items() if index < self._n_choices})
+
     def _first(self, index: int) -> bytes:
-        prompt = self._prompts[index // self._n]
+        prompt = self._prompts.get(index // self._n, "")
         return self._text(index, prompt) if prompt else b""
 
     def _more(self, index: int, delta: wire.Delta) -> bytes:
@@ -100,7 +133,7 @@ class CompletionWriter(ChoiceWriter):
         sample = value.samples[0]
         # with max_tokens=0 the server tells what would come next, which is no part of the output
         tokens = (*value.prompt, *(sample.logprobs if value.usage.generated else ()))
-        return {"text": self._prompts[index // self._n] + sample.text, "logprobs": self._logprobs(tokens, 0)}
+        return {"text": self._prompts.get(index // self._n, "") + sample.text, "logprobs": self._logprobs(tokens, 0)}
 
     def _logprobs(self, tokens: Iterable[wire.TokenLogprob], offset: int) -> dict[str, Any] | None:
         """Logprobs in the form of completions. offset: of the first token in the text."""

@@ -249,15 +249,16 @@ class Questions:
             del self._n_open[client]
 
     def _with_text(self, bodies: Mapping[str, bytes]) -> bytes:
-        """The snapshots of the trees as one, with `text` in place of `ids`, and tenant names in place of
-        namespaces. With several engines, the name of a root says whose it is."""
+        """The snapshots of the trees as one, with `text` of `n_shown` tokens in place of `ids`, and tenant names in
+        place of namespaces. With several engines, the name of a root says whose it is."""
         whole: dict[str, Any] = {}
         nodes: list[dict[str, Any]] = []
         for name, body in bodies.items():
             snapshot = msgspec.json.decode(body)
             n_before = len(nodes)
             for node in snapshot.pop("nodes"):
-                node["text"] = self._tokenizer.text_of(node.pop("ids"))
+                ids = node.pop("ids")
+                node["text"], node["n_shown"] = self._tokenizer.text_of(ids), len(ids)
                 node["namespace"] = self._tenants.name(bytes.fromhex(node["namespace"]))
                 if len(bodies) > 1:
                     is_root = node["parent"] < 0

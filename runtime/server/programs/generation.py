@@ -132,7 +132,7 @@ class EngineGenerator:
         return msgspec.structs.replace(chat, calls=example(self._call_format))
 
     def prompt(self, program: RunningProgram) -> PromptText:
-        return PromptText()
+        return PromptText(tokenizer=self.tokenizer)
 
     def attempt(self, program: RunningProgram, generation: Generation, done: Done) -> Attempt:
         if isinstance(generation.op, wire.Select):

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable
 from datetime import datetime
+from heapq import nlargest
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +20,8 @@ from banyan.runtime.protocol import wire
 
 MAX_PROGRAMS, MAX_BRANCHES, MAX_GENS = 64, 200, 200
 """The most programs, branches of one and gens of one that are named; all are counted."""
+SLICE = 4096
+"""Programs that one step looks at: 1 ms."""
 WATCHED = 30.0
 """Seconds since the last question for which programs that end are kept."""
 
@@ -64,15 +67,22 @@ class Overview:
         else:
             self._ended.clear()
 
-    def of(self, n_running: int, running: Iterable[WatchedProgram]) -> Generator[None, None, dict[str, Any]]:
-        """The programs that run, and those that have ended, the last one first. Describes one program in each step.
-        n_running: how many run."""
+    def of(self, programs: Iterable[WatchedProgram]) -> Generator[None, None, dict[str, Any]]:
+        """The programs that run, those that are idle until their client sends more, and those that have ended: of each
+        kind the newest first. Describes one program in each step. programs: all that have not ended."""
         self._asked = time.monotonic()
+        rest, shown, counts = iter(list(programs)), list[WatchedProgram](), {"n_running": 0, "n_idle": 0}
+        while some := list(islice(rest, SLICE)):
+            n_running = sum(bool(program.running) for program in some)
+            counts["n_running"] += n_running
+            counts["n_idle"] += len(some) - n_running
+            shown = nlargest(MAX_PROGRAMS, [*shown, *some], key=lambda program: (bool(program.running), program.serial))
+            yield
         described = []
-        for program in list(islice(running, MAX_PROGRAMS)):
+        for program in shown:
             described.append(msgspec.Raw(msgspec.json.encode(_described(program))))
             yield
-        return {"n_running": n_running, "running": described, "ended": list(reversed(self._ended))}
+        return {**counts, "running": described, "ended": list(reversed(self._ended))}
 
 
 def _described(program: WatchedProgram) -> dict[str, Any]:

@@ -88,8 +88,7 @@ class Programs(ProgramObserver):
 
     def overview(self) -> Generator[None, None, dict[str, Any]]:
         """What runs and what has ended; see Overview.of."""
-        running = (program for programs in self._programs.values() for program in programs.values())
-        return self._overview.of(len(self), running)
+        return self._overview.of(chain.from_iterable(programs.values() for programs in self._programs.values()))
 
     def check(self, requests: EngineRequests) -> str:
         """What is wrong with the programs between two messages; "" if nothing is."""

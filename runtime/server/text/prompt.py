@@ -30,10 +30,12 @@ from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 
 class GeneratedText(NamedTuple):
-    """The output of a gen: its tokens (int32 ids), and exactly the text they spell."""
+    """The output of a gen: its tokens (int32 ids), and exactly the text they spell. is_given: it comes from the client,
+    and its special tokens are part of the text."""
 
     text: str
     ids: bytes
+    is_given: bool = False
 
 
 class TurnStart(NamedTuple):
@@ -95,8 +97,9 @@ class EncodedPrompt(NamedTuple):
 
         for atom in (*self.rest, TextSpan(suffix)):
             if isinstance(atom, GeneratedText):
-                seal()
-                runs.append(TokenRun(atom.text, atom.ids, is_generated=True))
+                if spans or not atom.is_given:
+                    seal()
+                runs.append(TokenRun(atom.text, atom.ids, is_generated=not atom.is_given))
             elif atom.text:
                 spans.append(atom)
         seal()
@@ -134,9 +137,16 @@ class PromptText(Prompt):
     tools: the specs that the template is given; see wire.Tools.
     """
 
-    def __init__(self, pieces: Iterable[Piece] = (), runs: tuple[TokenRun, ...] = (), role: str | None = None) -> None:
+    def __init__(
+        self,
+        pieces: Iterable[Piece] = (),
+        runs: tuple[TokenRun, ...] = (),
+        role: str | None = None,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        """tokenizer: for parts that are token ids."""
         self.pieces = pieces.copy() if isinstance(pieces, PieceList) else PieceList(pieces)
-        self.runs, self.role = runs, role
+        self.runs, self.role, self._tokenizer = runs, role, tokenizer
         self.n_inherited = len(self.pieces)
         self.tools: tuple[str, ...] = ()
         self._n_fixed = 0  # pieces up to the last marker: what is appended behind them changes nothing before it
@@ -145,7 +155,7 @@ class PromptText(Prompt):
         self._head: _Head | None = None
 
     def copy(self) -> PromptText:
-        copied = PromptText(self.pieces, self.runs, self.role)
+        copied = PromptText(self.pieces, self.runs, self.role, self._tokenizer)
         copied.tools, copied._n_fixed, copied._head = self.tools, self._n_fixed, self._head
         copied._n_turns, copied._n_gaps = self._n_turns, self._n_gaps
         copied._n_chars, copied._n_sealed_chars = self._n_chars, self._n_sealed_chars
@@ -200,6 +210,9 @@ class PromptText(Prompt):
                 self.append(TurnEnd(calls, is_given=bool(calls)))
             case wire.Image():
                 raise Unsupported("image: this model takes only text")
+            case wire.TokenIds(ids=ids):
+                assert self._tokenizer is not None
+                self.append(GeneratedText(self._tokenizer.text_of_packed(ids), ids, is_given=True))
 
     def append_output(self, outcome: GenOutcome) -> None:
         for piece in outcome.pieces or (TextSpan(outcome.text),):

@@ -165,6 +165,15 @@ class Tokenizer:
         """The text of ids, including special tokens."""
         return b"".join(self.spelling[i] for i in ids).decode(errors="replace")
 
+    def text_of_packed(self, ids: bytes) -> str:
+        """The text of a client's int32 ids, including special tokens. BadProgram: not all of them are ids."""
+        if len(ids) % 4:
+            raise BadProgram(f"token ids have four bytes each, and these are {len(ids)} bytes")
+        numbers = memoryview(ids).cast("i").tolist()
+        if wrong := [i for i in numbers if not (0 <= i < len(self.spelling) and self.spelling[i])]:
+            raise BadProgram(f"{wrong[0]} is no token of the model's vocabulary of {len(self.spelling)} ids")
+        return self.text_of(numbers)
+
     def controls(self, text: str) -> Iterator[tuple[int, int, int]]:
         """(start, end, id) of each control token in `text`, in order."""
         return self._marks.find(text)

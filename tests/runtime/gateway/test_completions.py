@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
 import pytest
+
+from raw_http import post
 
 PROMPT = "<|im_start|>user\nHi, who are you?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -51,8 +54,45 @@ def test_echo_with_logprobs_has_those_of_the_prompt(openai_client: openai.OpenAI
     assert streamed[-1].usage.total_tokens == 18
 
 
-@pytest.mark.parametrize("options", [{"best_of": 2}, {"suffix": "x"}, {"prompt": [1, 2]}, {"prompt": []}])
+def test_prompts_of_token_ids_are_those_of_their_texts(openai_client: openai.OpenAI, url: str) -> None:
+    def ids(text: str) -> list[int]:
+        found: list[int] = json.loads(post(url, "/tokenize", {"prompt": text})[1])["tokens"]
+        return found
+
+    options = {"echo": True, "logprobs": 2, "n": 2}
+    texts = [PROMPT, "Hello 🌳"]
+    forms = ((ids(PROMPT), texts[:1]), (list(map(ids, texts)), texts), ([texts[0], ids(texts[1])], texts))
+    for prompt, expected in forms:
+        assert choices(create(openai_client, prompt, **options)) == choices(create(openai_client, expected, **options))
+    streamed = list(create(openai_client, [ids(PROMPT)], echo=True, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == f"{PROMPT}I am the"
+    assert create(openai_client, ids(PROMPT)).usage.prompt_tokens == 15
+
+
+def choices(completion: Any) -> Any:
+    return [choice.to_dict() for choice in completion.choices]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"best_of": 2},
+        {"suffix": "x"},
+        {"prompt": []},
+        {"prompt": [[]]},
+        {"prompt": [1, "x"]},
+        {"prompt": [1, [2]]},
+    ],
+)
 def test_what_is_not_supported_is_refused(openai_client: openai.OpenAI, options: Any) -> None:
     with pytest.raises(openai.BadRequestError) as raised:
         create(openai_client, **options)
     assert raised.value.param == next(iter(options))
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 20, 1 << 31])
+def test_ids_outside_of_the_vocabulary_are_refused(openai_client: openai.OpenAI, wrong: int) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"vocabulary|int"):
+        create(openai_client, [5, wrong, 6])
+    with pytest.raises(openai.BadRequestError, match="context"):
+        create(openai_client, [5] * 20_000)

@@ -65,10 +65,10 @@ get("theme").addEventListener("click", () => {
 let model = "", messages = [], asking = null;
 
 function addTurn(who) {
-  const turn = make("li"), text = make("span");
-  turn.append(make("b", "", who), text);
+  const turn = make("li"), thought = make("i"), text = make("span");
+  turn.append(make("b", "", who), thought, text);
   get("turns").append(turn);
-  return { turn, text };
+  return { turn, thought, text };
 }
 
 async function* events(response) {
@@ -84,21 +84,22 @@ async function* events(response) {
 async function answer(text) {
   messages.push({ role: "user", content: text });
   addTurn("You").text.textContent = text;
-  const { turn, text: out } = addTurn(model), log = get("turns"), began = performance.now();
+  const { turn, thought, text: out } = addTurn(model), log = get("turns"), began = performance.now();
   let first = 0, usage = null, content = "";
   log.setAttribute("aria-busy", "true"); // a screen reader reads the answer once it is whole
   asking = new AbortController();
-  get("send").disabled = !(get("stop").disabled = false);
+  isAsking(true);
   try {
     const body = { model, messages, stream: true, stream_options: { include_usage: true }, temperature: Number(get("temperature").value) };
     const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal: asking.signal };
     for await (const chunk of events(await request("/v1/chat/completions", options))) {
       if (chunk.error) throw new Error(chunk.error.message);
       usage = chunk.usage ?? usage;
-      const piece = chunk.choices[0]?.delta.content;
-      if (!piece) continue;
+      const { content: piece, reasoning_content: thinking } = chunk.choices[0]?.delta ?? {};
+      if (!piece && !thinking) continue;
       first ||= performance.now();
-      out.textContent = content += piece;
+      thought.textContent += thinking ?? "";
+      out.textContent = content += piece ?? "";
       log.scrollTop = log.scrollHeight;
     }
   } catch (error) {
@@ -113,7 +114,13 @@ async function answer(text) {
   log.scrollTop = log.scrollHeight;
   log.removeAttribute("aria-busy");
   asking = null;
-  get("stop").disabled = !(get("send").disabled = false);
+  isAsking(false);
+}
+
+function isAsking(is) {
+  const hadFocus = [get("send"), get("stop")].includes(document.activeElement);
+  get("stop").hidden = !(get("send").hidden = is);
+  if (hadFocus) get(is ? "stop" : "text").focus();
 }
 
 get("ask").addEventListener("submit", (event) => {
@@ -168,7 +175,7 @@ function drawCharts() {
     svg.setAttribute("viewBox", `0 0 ${SAMPLES} 38`);
     svg.setAttribute("preserveAspectRatio", "none");
     svg.setAttribute("role", "img");
-    svg.append(document.createElementNS("http://www.w3.org/2000/svg", "polyline"));
+    svg.append(...["polygon", "polyline"].map((name) => document.createElementNS("http://www.w3.org/2000/svg", name)));
     figure.append(caption, svg);
     return figure;
   }, (figure, [name, of]) => {
@@ -176,6 +183,7 @@ function drawCharts() {
     setText(figure.querySelector("b"), last < 10 && last % 1 ? last.toFixed(1) : count(last));
     const points = values.map((value, i) => `${left + i},${(36 - (34 * value) / most).toFixed(1)}`);
     figure.querySelector("polyline").setAttribute("points", points.join(" "));
+    figure.querySelector("polygon").setAttribute("points", `${left},38 ${points.join(" ")} ${SAMPLES - 1},38`);
     figure.querySelector("svg").setAttribute("aria-label", `${name}, last ${plural(values.length, "second")}: at most ${most < 10 ? most.toFixed(1) : count(most)}`);
   });
 }
@@ -210,6 +218,7 @@ function drawBranch(one, { branch, children, gens }) {
   const own = gens.get(branch.number) ?? [], [facts, bar, below] = one.children;
   const names = own.slice(-12).map((gen) => (gen.name || gen.kind) + (gen.usage ? "" : " (failed)"));
   if (branch.doing) names.push(`${branch.doing} …`);
+  one.classList.toggle("busy", !!branch.doing);
   const text = own.length ? `: ${said(total(own))}` : "";
   setText(facts, `${branch.number ? `Branch ${branch.number}` : "Main branch"}${names.length ? ` — ${names.join(", ")}` : ""}${text}`);
   bar.hidden = !own.length;
@@ -227,21 +236,25 @@ function newBranch() {
 
 const group = (items, of) => items.reduce((found, item) => found.set(of(item), [...(found.get(of(item)) ?? []), item]), new Map());
 
-function drawPrograms({ running, ended, n_running: n }) {
+function drawPrograms({ running, ended, n_running: n, n_idle: nIdle }) {
   const all = [...running, ...ended];
-  setText(get("programs-title"), `Programs (${count(n)} running)`);
+  setText(get("programs-title"), `Programs (${count(n)} running${nIdle ? `, ${count(nIdle)} idle` : ""})`);
   get("no-programs").hidden = all.length > 0;
   keep(get("running"), all, (program) => program.serial, () => {
     const one = make("li"), details = make("details"), summary = make("summary");
-    summary.append(make("b"), " ", make("small"));
+    summary.append(make("b"), " ", make("small"), make("small", "said"), make("span", "bar"));
+    summary.lastChild.setAttribute("aria-hidden", "true");
     details.append(summary, make("ul"));
     one.append(details);
     return one;
   }, (one, program) => {
     const { serial, name, seconds, branches, gens, is_over: isOver, error, n_branches: nBranches } = program;
-    const state = error ? `failed: ${error}` : isOver ? `${seconds.toFixed(2)} s` : `runs for ${seconds.toFixed(1)} s`;
-    setText(one.querySelector("b"), `${name || "program"} #${serial}`);
-    setText(one.querySelector("small"), `${state}; ${plural(nBranches, nBranches === 1 ? "branch" : "branche")}; ${said(total(gens))}`);
+    const doing = branches.filter((branch) => branch.doing).length, sum = total(gens), [title, state, text, bar] = one.querySelector("summary").children;
+    const now = doing ? `runs for ${seconds.toFixed(1)} s, now ${plural(doing, "gen")}` : `idle, ${seconds.toFixed(1)} s old`;
+    setText(title, `${name || "program"} #${serial}`);
+    setText(state, `${error ? `failed: ${error}` : isOver ? `ended after ${seconds.toFixed(2)} s` : now}; ${count(nBranches)} ${nBranches === 1 ? "branch" : "branches"}`);
+    setText(text, gens.length ? said(sum) : "no gen has ended");
+    drawBar(bar, sum);
     const children = group(branches, (branch) => branch.parent), byBranch = group(gens, (gen) => gen.state);
     const roots = (children.get(-1) ?? []).map((branch) => ({ branch, children, gens: byBranch }));
     keep(one.querySelector("ul"), roots, (item) => item.branch.number, newBranch, drawBranch);
@@ -262,6 +275,11 @@ function tags(node, names) {
   return found;
 }
 
+function showText(one, text) {
+  if (one.textContent === text) return; // control tokens are told from text
+  one.replaceChildren(...text.split(/(<\|\w+\|>)/).map((part, i) => (i % 2 ? make("span", "control", part) : part)));
+}
+
 function drawNodes(parent, nodes, names) {
   const seen = new Map(), keyed = nodes.map((node) => {
     const start = node.text.slice(0, 24), n = seen.get(start) ?? 0;
@@ -276,7 +294,7 @@ function drawNodes(parent, nodes, names) {
   }, (one, { node }) => {
     const [facts, below] = one.children;
     one.className = node.n_locks ? "used" : "";
-    setText(facts.children[0], node.parent < 0 ? node.namespace || "root" : node.text.replaceAll("\n", "⏎"));
+    showText(facts.children[0], node.parent < 0 ? node.namespace || "root" : node.text.replaceAll("\n", "⏎") + (node.n_tokens > node.n_shown ? "…" : ""));
     setText(facts.children[1], node.parent < 0 ? "" : tags(node, names).join(" · "));
     if (node.children.length) drawNodes(below, node.children, names);
     else below.replaceChildren();
@@ -287,7 +305,8 @@ function drawTree(tree, names) {
   const nodes = tree.nodes.map((node) => ({ ...node, children: [] }));
   for (const node of nodes) nodes[node.parent]?.children.push(node);
   const shown = nodes.filter((node) => node.parent >= 0).length;
-  setText(get("tree-text"), `${plural(tree.n_nodes, "node")}${shown < tree.n_nodes ? `, the largest ${count(shown)} shown` : ""}; a page is ${tree.page} tokens.`);
+  get("tree-key").hidden = !shown;
+  setText(get("tree-text"), !shown ? "Nothing is cached yet." : `${plural(tree.n_nodes, "node")}${shown < tree.n_nodes ? `, the largest ${count(shown)} shown` : ""}; a page is ${tree.page} tokens.`);
   drawNodes(get("nodes"), nodes.filter((node) => node.parent < 0), names);
 }
 
@@ -342,5 +361,6 @@ async function begin() {
   update();
 }
 
+setText(get("how"), `bn.set_default_backend(bn.connect("${location.origin}"))`);
 document.addEventListener("visibilitychange", () => { clearTimeout(timer); if (!document.hidden) begin(); });
 begin();

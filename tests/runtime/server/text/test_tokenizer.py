@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from banyan.runtime.errors import BadModel, BadProgram, Unsupported
+from banyan.runtime.protocol import wire
 from banyan.runtime.server.text import encoder
 from banyan.runtime.server.text.encoder import LocalEncoder
+from banyan.runtime.server.text.prompt import PromptText, pack, unpack
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer, merge
 
 
@@ -39,6 +42,18 @@ def sentencepiece(path: Path) -> Tokenizer:
     t.add_special_tokens(["<unk>", "<s>", "</s>"])
     t.post_processor = processors.TemplateProcessing(single="<s> $A", pair=None, special_tokens=[("<s>", 1)])
     return save(path, t, bos_token="<s>", eos_token="</s>")
+
+
+def test_ids_of_a_client_are_its_prompt_as_they_are(tmp_path: Path) -> None:
+    spaced = sentencepiece(tmp_path)
+    prompt = PromptText(tokenizer=spaced)
+    for part in (wire.TokenIds(pack([4, 5])), " ab", wire.TokenIds(pack([2])), wire.TokenIds(b"")):
+        prompt.append_part(part)
+    assert unpack(prompt.tokens(spaced, None, datetime.now()).ids) == [4, 5, *spaced.encode([TextSpan(" ab")]), 2]
+    assert prompt.read(spaced, None, datetime.now()) == "\x01\x02 ab</s>"
+    for ids in (b"\1", pack([-1]), pack([len(spaced.spelling)])):
+        with pytest.raises(BadProgram, match=r"vocabulary|bytes"):
+            prompt.append_part(wire.TokenIds(ids))
 
 
 def test_ids_decode_to_their_text(words: Tokenizer) -> None:
