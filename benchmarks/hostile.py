@@ -245,6 +245,7 @@ class Peer:
     def __init__(self, context: Any, path: Path) -> None:
         self._socket, self._monitor = ipc.connect(context, path)
         ipc.connected(self._monitor)
+        self._pinged = time.monotonic()
         self.send(wire.encode(Hello(wire.VERSION, token=TOKEN)))
         assert isinstance(self.receive(), wire.Welcome)
 
@@ -254,12 +255,16 @@ class Peer:
                 self._socket.send(message, zmq.NOBLOCK)
 
     def receive(self) -> wire.ServerMessage | None:
-        """The next message but Pong. None: the server closed the connection, or dropped this client."""
+        """The next message but Pong. None: the server closed the connection, or dropped this client. Pings the server,
+        also while messages come: it drops a client that is silent."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
         start = heard = time.monotonic()
         while time.monotonic() < start + SECONDS:
+            if time.monotonic() > self._pinged + ipc.HEARTBEAT:
+                self._pinged = time.monotonic()
+                self.send(wire.encode(wire.Ping()))
             ready = dict(poller.poll(1000))
             if self._socket in ready:
                 heard = time.monotonic()
@@ -267,8 +272,6 @@ class Peer:
                     return message
             elif (self._monitor in ready and ipc.drain(self._monitor)) or time.monotonic() > heard + SILENCE:
                 return None
-            elif not ready:
-                self.send(wire.encode(wire.Ping()))
         raise TimeoutError(f"no message in {SECONDS} s")
 
     def outcomes(self, stats: Callable[[], Any]) -> Counter[str]:
