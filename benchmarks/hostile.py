@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -245,6 +245,7 @@ class Peer:
     def __init__(self, context: Any, path: Path) -> None:
         self._socket, self._monitor = ipc.connect(context, path)
         ipc.connected(self._monitor)
+        self._pinged = time.monotonic()
         self.send(wire.encode(Hello(wire.VERSION, token=TOKEN)))
         assert isinstance(self.receive(), wire.Welcome)
 
@@ -253,6 +254,12 @@ class Peer:
             for message in messages:
                 self._socket.send(message, zmq.NOBLOCK)
 
+    def ping(self) -> None:
+        """Show the server that this client is there, if it is time."""
+        if time.monotonic() > self._pinged + ipc.HEARTBEAT:
+            self._pinged = time.monotonic()
+            self.send(wire.encode(wire.Ping()))
+
     def receive(self) -> wire.ServerMessage | None:
         """The next message but Pong. None: the server closed the connection, or dropped this client."""
         poller = zmq.Poller()
@@ -260,6 +267,7 @@ class Peer:
         poller.register(self._monitor, zmq.POLLIN)
         start = heard = time.monotonic()
         while time.monotonic() < start + SECONDS:
+            self.ping()
             ready = dict(poller.poll(1000))
             if self._socket in ready:
                 heard = time.monotonic()
@@ -267,8 +275,6 @@ class Peer:
                     return message
             elif (self._monitor in ready and ipc.drain(self._monitor)) or time.monotonic() > heard + SILENCE:
                 return None
-            elif not ready:
-                self.send(wire.encode(wire.Ping()))
         raise TimeoutError(f"no message in {SECONDS} s")
 
     def outcomes(self, stats: Callable[[], Any]) -> Counter[str]:
@@ -319,15 +325,17 @@ class Measured(NamedTuple):
     memory: tuple[float, float]
 
 
-def stream(neighbour: Peer, n_tokens: int, during: Callable[[], None] = lambda: None) -> Stream:
-    """Generate `n_tokens`; `during` is called after N_BEFORE messages."""
+def stream(neighbour: Peer, n_tokens: int, hostile: Peer | None = None, messages: Sequence[bytes] = ()) -> Stream:
+    """Generate `n_tokens`. The hostile client sends its messages after N_BEFORE of the neighbour's."""
     options = sampling(max_tokens=n_tokens, ignore_eos=True, temperature=1.0, seed=3)
     neighbour.send(*program([Append(0, ("Once upon a time",)), Gen(0, 0, options, stream=True)]))
     times: list[float] = []
     while isinstance(message := neighbour.receive(), wire.Delta):
         times.append(time.perf_counter())
-        if len(times) == N_BEFORE:
-            during()
+        if hostile is not None:
+            hostile.ping()
+            if len(times) == N_BEFORE:
+                hostile.send(*messages)
     assert isinstance(message, wire.Value), message
     gaps = [after - before for before, after in zip(times[N_BEFORE:], times[N_BEFORE + 1 :], strict=False)]
     neighbour.close()
@@ -366,7 +374,7 @@ def measure(case: Case, n_tokens: int, n_rounds: int) -> Measured:
         for _ in range(n_rounds):
             alone.append(stream(join(), n_tokens).p99)
             hostile = join()
-            got = stream(join(), n_tokens, during=lambda peer=hostile: peer.send(*messages))  # type: ignore[misc]
+            got = stream(join(), n_tokens, hostile, messages)
             assert got.text == expected, "the neighbour's text changed"
             beside.append(got.p99)
             outcomes += hostile.outcomes(stats)

@@ -114,7 +114,7 @@ RULES = {
         (*CORE, f"{PROTOCOL}.decoders", f"{RUNTIME}.constraint", f"{RUNTIME}.launch"), ("msgspec", "numpy", "zmq")
     ),
     # Scheduling runs, and is tested, without a device.
-    SCHEDULING: Rule((*CORE, f"{RUNTIME}.constraint.guide", SPECULATION, "banyan.radix_cache")),
+    SCHEDULING: Rule((*CORE, f"{RUNTIME}.constraint.guide", SPECULATION, "banyan.radix_cache"), ("numpy",)),
     # Drafting runs without a device too.
     SPECULATION: Rule((f"{RUNTIME}.config", f"{SCHEDULING}.request"), ("numpy",)),
     **dict.fromkeys(

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import islice
 
 import msgspec
 import zmq
@@ -39,7 +40,17 @@ from banyan.runtime.model.parallel import Shard, sharded
 from banyan.runtime.model.size import least_bytes, measure
 from banyan.runtime.protocol.decoders import decode_command
 from banyan.runtime.protocol.flight_record import FlightRecord
-from banyan.runtime.protocol.wire import UNREADABLE, EngineCommand, EngineReport, Failed, Notice, encode
+from banyan.runtime.protocol.wire import (
+    UNREADABLE,
+    Abort,
+    Ask,
+    EngineCommand,
+    EngineReport,
+    Failed,
+    Notice,
+    Run,
+    encode,
+)
 
 PATIENCE = 2.0
 """Seconds of warming up a GPU after which a Notice says that kernels are compiled."""
@@ -47,7 +58,7 @@ _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_ORDERS = 256  # taken before the first step: about 3 ms
 _ORDERS_SECONDS = 0.0005
-"""CPU time for orders between two steps, in which requests that run wait."""
+"""CPU time for orders between two steps, in which requests that run wait; half of it to receive them."""
 _log = logging.getLogger("banyan.kernels")
 _LINGER_MS = 2000  # how long a process that ends waits for the server to read its last message
 
@@ -187,27 +198,54 @@ class ServerLink:
         if alive_fd is not None:
             self._poller.register(alive_fd, zmq.POLLIN)
         self._alive_fd = alive_fd
+        self._waiting: dict[int, dict[int, Run]] = {}  # by client and rid; the client whose turn is next is first
 
     def drain(self, block: bool) -> Iterator[EngineCommand]:
         """The orders that have arrived: as many as are taken in _ORDERS_SECONDS, or with `block`, which waits for one,
-        at most _MAX_ORDERS. Raises EOFError when the parent has ended."""
-        events = dict(self._poller.poll(None if block else 0))
+        at most _MAX_ORDERS and as many requests. Requests come behind other orders, one of each client in turn: the
+        thousands of one client delay no question, and no other client. Raises EOFError when the parent has ended."""
+        events = dict(self._poller.poll(None if block and not self._waiting else 0))
         if self._alive_fd in events:
             raise EOFError("the parent has ended")
-        end = math.inf if block else time.thread_time() + _ORDERS_SECONDS
-        for _ in range(_MAX_ORDERS if self._socket in events else 0):
+        start = time.thread_time()
+        end = math.inf if block else start + _ORDERS_SECONDS
+        for order in self._receive() if self._socket in events else ():
+            match order:
+                case Run():
+                    self._waiting.setdefault(order.client, {})[order.rid] = order
+                case Abort(rid=rid) if any(runs.pop(rid, None) for runs in self._waiting.values()):
+                    pass
+                case Ask(what="unload_adapter"):  # behind the requests for it
+                    yield from self._take_turns()
+                    yield order
+                case _:
+                    yield order
+            if time.thread_time() > (start + end) / 2:
+                break
+        for run in islice(self._take_turns(), _MAX_ORDERS):
+            yield run
+            if time.thread_time() > end:
+                return
+
+    def _receive(self) -> Iterator[EngineCommand]:
+        for _ in range(_MAX_ORDERS):
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
-                order = decode_command(data)
+                yield decode_command(data)
             except UNREADABLE as e:
                 print(f"banyan: ignored an unreadable order of {len(data)} bytes: {e}", file=sys.stderr, flush=True)
-            else:
-                yield order
-                if time.thread_time() > end:
-                    return
+
+    def _take_turns(self) -> Iterator[Run]:
+        while self._waiting:
+            client, runs = next(iter(self._waiting.items()))
+            del self._waiting[client]
+            if runs:
+                run = runs.pop(next(iter(runs)))
+                self._waiting[client] = runs  # behind the others
+                yield run
 
     def watch(self, fd: int) -> None:
         """End a wait also when this eventfd is written to."""

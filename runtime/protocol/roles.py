@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any
 
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol.wire import WireToolCall
@@ -31,15 +32,20 @@ def _is_role(name: str) -> bool:
 
 
 def check_calls(calls: Iterable[WireToolCall]) -> None:
-    """BadProgram: a call of an earlier turn has a bad id, name or arguments."""
+    """BadProgram: a call of an earlier turn has a bad id or name."""
     for call in calls:
         if not _ID.fullmatch(call.id):
             raise BadProgram(f"the id of a call has nine digits, not {call.id[:80]!r}")
         if not _TOOL.fullmatch(call.name):
             raise BadProgram(f"a tool's name has 1 to 64 letters, digits and `_.-`, not {call.name[:80]!r}")
-        try:
-            is_object = isinstance(json.loads(call.arguments), dict)
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object:
-            raise BadProgram(f"the arguments of a call are a JSON object, not {call.arguments[:80]!r}")
+
+
+def read_arguments(call: WireToolCall) -> dict[str, Any]:
+    """The arguments of a call of an earlier turn. BadProgram: they are no JSON object."""
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise BadProgram(f"the arguments of a call are a JSON object, not {call.arguments[:80]!r}")
+    return arguments

@@ -316,6 +316,8 @@ class Server:
         def result() -> Any:
             try:
                 return work()
+            except BanyanError as e:
+                return e.with_traceback(None)  # it holds all that the thread made, which the loop would have to free
             except Exception as e:  # `then` decides what it means
                 return e
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from array import array
 from math import inf
 from typing import NamedTuple
+
+import numpy as np
 
 from banyan.runtime.errors import BadMessage, BadProgram, OutOfMemory, PromptTooLong
 from banyan.runtime.protocol.wire import Run, Sampling
@@ -25,10 +26,10 @@ def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
         raise BadMessage("ids and stop_ids must be int32, but their size in bytes is not a multiple of 4")
     if not 0 <= run.rid < 1 << 63:
         raise BadMessage(f"the request's number is {run.rid}; it must be in 0 .. 2**63 - 1")
-    ids, s = array("i", run.ids), run.sampling
-    if not ids:
+    ids, s = np.frombuffer(run.ids, np.int32), run.sampling
+    if not len(ids):
         raise BadProgram("the prompt is empty; a model needs at least one token to continue from")
-    if any(i < 0 for i in array("i", run.stop_ids)):
+    if (np.frombuffer(run.stop_ids, np.int32) < 0).any():
         raise BadMessage("stop_ids has a negative id")
     if not 0 <= run.n_done < len(ids):
         raise BadMessage(f"n_done is {run.n_done}; it must be in 0 .. {len(ids) - 1}")
@@ -38,12 +39,11 @@ def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
         )
     if not -inf < run.deadline < inf:
         raise BadMessage(f"deadline is {run.deadline}; it must be finite")
-    for what, tokens in (("prompt", ids), ("logit_bias", s.logit_bias)):
-        if tokens and not 0 <= min(tokens) <= max(tokens) < limits.vocab_size:
-            raise BadProgram(
-                f"{what} has token {min(tokens) if min(tokens) < 0 else max(tokens)}; "
-                f"the model's vocabulary is 0 .. {limits.vocab_size - 1}"
-            )
+    biased = np.fromiter(s.logit_bias, np.int32)
+    for what, tokens in (("prompt", ids), ("logit_bias", biased)):
+        # As unsigned numbers, negative ones are the largest. (Python's min and max take 24 us for 1,000 ids.)
+        if len(tokens) and not 0 <= (worst := int(tokens[tokens.view(np.uint32).argmax()])) < limits.vocab_size:
+            raise BadProgram(f"{what} has token {worst}; the model's vocabulary is 0 .. {limits.vocab_size - 1}")
     _check_sampling(s)
     if len(ids) + (s.max_tokens > 0) > limits.context:
         raise PromptTooLong(

@@ -113,8 +113,8 @@ class EngineLink:
     def receive(
         self, handle: Callable[[wire.EngineReport], Iterable[None]], is_late: Callable[[], bool] = lambda: False
     ) -> None:
-        """Do the steps of `handle` for each report that has arrived, until it is late; then the link `is_busy`. If a
-        report is invalid, the engine is killed."""
+        """Do the steps of `handle` for each report that has arrived, at least one, until it is late; then the link
+        `is_busy`. If a report is invalid, the engine is killed."""
         while True:
             try:
                 for _ in self._steps:
@@ -128,7 +128,7 @@ class EngineLink:
                 report = decoders.decode_report(data)
                 if isinstance(report, wire.Ready):
                     self._start_sending(report)
-                self._steps = chain(self._send_queued(), handle(report))
+                self._steps = chain(self._send_queued(), handle(report), (None,))
             except zmq.Again:
                 self.is_busy = False
                 return

@@ -13,6 +13,7 @@ import msgspec
 from banyan.runtime.errors import (
     BadProgram,
     BanyanError,
+    Cancelled,
     ConstraintCrashed,
     ConstraintSyntax,
     ConstraintTimeout,
@@ -28,6 +29,7 @@ from banyan.runtime.executor import select_scoring
 from banyan.runtime.executor.generation import Generation, Retries, ToolLoop, add_usage
 from banyan.runtime.executor.generator import Attempt, Done, GenOutcome, Prompt
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_READ
 from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.requests import (
@@ -114,9 +116,16 @@ class EngineGenerator:
     def offload(
         self, program: RunningProgram, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]
     ) -> None:
-        """See Offload. With a tokenizer that may take long for any text, all encoding is done on a thread."""
+        """See Offload. With a tokenizer that may take long for any text, all encoding is done on a thread. Nothing is
+        done for a program that has ended while it waited."""
         n_chars = n_chars if self.tokenizer.is_local or not n_chars else sys.maxsize
-        self._offload(program.scheduling.client, n_chars, work, then)
+
+        def unless_over() -> Any:
+            if program.is_over:
+                raise Cancelled("the program has ended")
+            return work()
+
+        self._offload(program.scheduling.client, n_chars, unless_over, then)
 
     @property
     def call_format(self) -> Form:
@@ -145,6 +154,9 @@ class EngineGenerator:
         self, program: RunningProgram, prompt: Prompt, start: int, has_tokens: bool, then: Callable[[Read], None]
     ) -> None:
         assert isinstance(prompt, PromptText)
+        if prompt.n_chars > MAX_READ:
+            then(BadProgram(f"the state has {prompt.n_chars} characters; at most {MAX_READ} can be read"))
+            return
         copy = prompt.copy()
 
         def work() -> GenOutcome:

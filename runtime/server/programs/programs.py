@@ -31,10 +31,10 @@ from banyan.runtime.server.programs.running_program import Client, RunningProgra
 
 BRANCHES = 64
 """States that are made, or freed, in one step."""
-CHECKED = 4096
+CHECKED = 2048
 """Programs and requests of all clients that a check looks at."""
 PARTS = 256
-"""Parts that are appended in one step."""
+"""Parts, and calls of earlier turns, that are appended in one step."""
 PIECES = 4096
 """Ops, or pieces of a prompt, of a state that is freed with its program."""
 
@@ -186,8 +186,9 @@ class Programs(ProgramObserver):
                 return [replace(op, children=children[at : at + BRANCHES]) for at in range(0, n, BRANCHES)]
             case wire.Drop(tree=True):
                 return (wire.Drop(state) for state in program.subtree(op.state))
-            case wire.Append(parts=parts) if len(parts) > PARTS:
-                return [replace(op, parts=parts[at : at + PARTS]) for at in range(0, len(parts), PARTS)]
+            case wire.Append(parts=parts) if len(parts) > 1 and (n := len(parts) + sum(map(_n_calls, parts))) > PARTS:
+                size = PARTS if n == len(parts) else 1
+                return [replace(op, parts=parts[at : at + size]) for at in range(0, len(parts), size)]
         return (op,)
 
     def _queue(self, program: RunningProgram, op: wire.Op) -> None:
@@ -356,6 +357,10 @@ class Programs(ProgramObserver):
             internal_error(error)
             self.ended(program)
         self._end(program, error if isinstance(error, BanyanError) else internal_error(error))
+
+
+def _n_calls(part: wire.Part) -> int:
+    return len(part.calls) if isinstance(part, wire.EndTurn) else 0
 
 
 def _decode(data: msgspec.Raw, decode: Callable[[msgspec.Raw], Any] = decoders.decode_op) -> Any:

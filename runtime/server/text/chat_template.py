@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from banyan.runtime.errors import BadModel, BadProgram
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.reasoning_formats import format_in
-from banyan.runtime.protocol.roles import ASSISTANT
+from banyan.runtime.protocol.roles import ASSISTANT, read_arguments
 from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.template_sandbox import (
     BASE,
@@ -59,11 +59,12 @@ class ChatMessage(NamedTuple):
         return len(self.content) + sum(len(call.name) + len(call.arguments) for call in self.calls)
 
     def as_dict(self) -> dict[str, Any]:
-        """The dict for templates. Keys without a value are left out, because templates check whether a key exists."""
+        """The dict for templates. Keys without a value are left out, because templates check whether a key exists.
+        BadProgram: the arguments of a call are no JSON object."""
         turn: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.calls:
             turn["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": read_arguments(c)}}
                 for c in self.calls
             ]
         if self.answers is not None:
@@ -123,11 +124,12 @@ class ChatTemplate:
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
         """The conversation as text. prompt: with the beginning of an assistant turn at the end."""
         clock = now or datetime.now()
+        turns = [m.as_dict() for m in messages]
         units = BASE + PER_CHARACTER * (self._n_tool_chars + sum(m.n_chars for m in messages))
         try:
             with budget(units + PER_MESSAGE * len(messages)):
                 return self._template.render(
-                    messages=[m.as_dict() for m in messages],
+                    messages=turns,
                     add_generation_prompt=prompt,
                     tools=self._tools,
                     documents=None,

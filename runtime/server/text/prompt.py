@@ -24,7 +24,7 @@ from banyan.runtime.executor.generator import N_TAIL, GenOutcome, Prompt
 from banyan.runtime.executor.piece_list import PieceList
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT, check_calls, check_role
-from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
+from banyan.runtime.server.text.chat_template import ROLES, ChatMessage, ChatTemplate
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
@@ -58,7 +58,9 @@ Piece = TextSpan | GeneratedText | TurnStart | TurnEnd
 PIECE = 2
 """The work of a piece besides its text, in characters to encode."""
 TURN = 40
-"""The work of rendering a turn, in characters to encode: 10 us on one core of an AMD EPYC."""
+"""The work of rendering a turn, or a call, in characters to encode: 10 us on one core of an AMD EPYC."""
+NEW_ROLE = 20
+"""The work of a turn whose role may be new, in turns: the template is rendered twice to see what it makes of it."""
 GAP = 500
 """The work of text between turns, in characters to encode: the template is rendered twice to find out where it goes."""
 
@@ -150,7 +152,7 @@ class PromptText(Prompt):
         self.n_inherited = len(self.pieces)
         self.tools: tuple[str, ...] = ()
         self._n_fixed = 0  # pieces up to the last marker: what is appended behind them changes nothing before it
-        self._n_turns = self._n_gaps = 0
+        self._n_turns = self._n_gaps = 0  # for their work; a turn may count as several
         self._n_chars = self._n_sealed_chars = 0  # of all pieces; of those with runs
         self._head: _Head | None = None
 
@@ -181,10 +183,11 @@ class PromptText(Prompt):
                 if self.role is not None:
                     raise BadProgram(f"a turn of {role!r} begins inside a turn of {self.role!r}; turns do not nest")
                 self.role, self._n_fixed = role, len(self.pieces) + 1
-                self._n_turns += 1
-            case TurnEnd():
+                self._n_turns += 1 if role in ROLES else NEW_ROLE
+            case TurnEnd(calls=calls):
                 if self.role is None:
                     raise BadProgram("a turn ends where none is open")
+                self._n_turns += len(calls) + sum(len(call.arguments) for call in calls) // TURN
                 self.role, self._n_fixed = None, len(self.pieces) + 1
             case TextSpan(text=""):
                 return  # not even text between turns

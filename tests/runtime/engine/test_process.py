@@ -30,6 +30,7 @@ from banyan.runtime.protocol.wire import (
     Failed,
     Notice,
     Ready,
+    Run,
     Sampling,
     Step,
     encode,
@@ -116,6 +117,37 @@ def test_orders_hold_up_running_requests_for_a_bounded_time(monkeypatch: pytest.
             server.send(encode(Abort(rid)))
         assert list(link.drain(block=False)) == [Abort(0)]
         assert list(link.drain(block=True)) == [Abort(rid) for rid in range(1, 10)]
+        link.close()
+
+
+def test_requests_of_clients_take_turns_behind_other_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many requests of one client delay neither a question nor another client, and those that were aborted are gone."""
+
+    def runs(client: int, *rids: int) -> list[Run]:
+        return [Run(rid, b"", client=client) for rid in rids]
+
+    unload = Ask(1, "unload_adapter")
+    with zmq.Context() as context, context.socket(zmq.PAIR) as server:
+        server.bind("inproc://engine")
+        link = process.ServerLink(context, "inproc://engine", None)
+        for order in (*runs(1, *range(100)), *runs(2, 200, 201), Abort(0), Abort(201), Ask(0, "stats"), Abort(300)):
+            server.send(encode(order))
+        drained = link.drain(block=True)
+        assert [next(drained) for _ in range(5)] == [
+            Ask(0, "stats"),
+            Abort(300),
+            *runs(1, 1),
+            *runs(2, 200),
+            *runs(1, 2),
+        ]
+        drained.close()
+        monkeypatch.setattr(process, "_ORDERS_SECONDS", 0.0)
+        assert list(link.drain(block=False)) == runs(1, 3)
+        monkeypatch.setattr(process, "_MAX_ORDERS", 10)
+        assert list(link.drain(block=True)) == runs(1, *range(4, 14)), "those that wait do not wait for another order"
+        server.send(encode(unload))
+        wait_until(lambda: link._socket.poll(0), "the order")
+        assert list(link.drain(block=True)) == [*runs(1, *range(14, 100)), unload]
         link.close()
 
 

@@ -28,11 +28,13 @@ from banyan.runtime.protocol.wire import (
     Gen,
     Join,
     Mark,
+    Read,
     Ref,
     Select,
     Submit,
     Tools,
     Use,
+    WireToolCall,
 )
 from waits import wait_until
 
@@ -168,6 +170,19 @@ HOSTILE: dict[str, Callable[[], list[bytes]]] = {
         ]
     ),
     "hints": lambda: program([*[Append(0, ("a",) * 4096)] * 40, *[CacheHint(0, steps=1.0)] * 100]),
+    "calls": lambda: program(
+        [
+            *[Append(0, (BeginTurn("assistant"), EndTurn((WireToolCall("000000000", "f", '{"a": 1}'),) * 1024)))] * 5,
+            Append(0, (BeginTurn("user"),)),
+            Gen(0, 0, sampling()),
+        ]
+    ),
+    "checks": lambda: [
+        *(wire.encode(Submit(k, 0, (Append(0, ("a",)),))) for k in range(2000)),
+        *(wire.encode(wire.Ask(3, "check")) for _ in range(100)),
+        *(wire.encode(wire.Cancel(k, 1)) for k in range(2000)),
+    ],
+    "long reads": lambda: program([*[Append(0, ("a" * 500_000,))] * 40, Read(0, 0)]),
     "tools": lambda: program(
         [
             Append(0, (BeginTurn("user"), "a", EndTurn(), BeginTurn("assistant"))),
@@ -203,7 +218,7 @@ def test_hostile_client_does_not_hold_the_loop(join_raw: Callable[[], RawPeer], 
     hostile.send(*HOSTILE[case]())
     assert isinstance(other.receive(), wire.Value)
     hostile.send(wire.encode(wire.Ask(2, "info")))  # answered behind all that came before
-    while not isinstance(message := hostile.receive(), wire.Answer):
+    while not (isinstance(message := hostile.receive(), wire.Answer) and message.id == 2):
         if isinstance(message, wire.Failed) and message.program == -1:
             break
     stats = wait_until(

@@ -6,17 +6,21 @@ import os
 import subprocess
 import sys
 import time
+import weakref
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
 
 from banyan.runtime import config, launch
+from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.server import worker
 
 Serve = Callable[..., launch.ServerProcess]
 GEN = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=3)))
@@ -221,6 +225,26 @@ def test_encoding_a_long_text_does_not_block_the_loop(serve: Serve) -> None:
     assert failed.code == "prompt_too_long"
     assert f"the prompt has {15 << 20} characters; the model's context of {1 << 20} tokens" in failed.message
     context.destroy(linger=0)
+
+
+def test_what_a_refused_text_took_is_freed_on_its_thread() -> None:
+    """An error's traceback holds what its thread has made of the text; to free it took the loop 8 ms."""
+    server: Any = SimpleNamespace(
+        _encoding=SimpleNamespace(submit=lambda _, work: work()), _call_soon=lambda call: call()
+    )
+    made: list[Any] = []
+
+    def encode() -> None:
+        tokens = array("i", [0])
+        made.append(weakref.ref(tokens))
+        raise BadProgram("too long")
+
+    def then(error: Any) -> None:
+        assert isinstance(error, BadProgram)
+        assert made[0]() is None
+
+    worker.Server._offload(server, b"client", worker.MAX_INLINE + 1, encode, then)
+    assert made
 
 
 @pytest.mark.parametrize("length", [1, 1200], ids=["short", "long"])

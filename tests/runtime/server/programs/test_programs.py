@@ -16,6 +16,7 @@ from banyan.runtime.protocol.wire import (
     Append,
     Arg,
     BeginTurn,
+    CacheHint,
     Drop,
     EndTurn,
     Fork,
@@ -27,6 +28,9 @@ from banyan.runtime.protocol.wire import (
     Select,
     Use,
 )
+from banyan.runtime.server.programs import generation
+from banyan.runtime.server.programs.running_program import RunningProgram
+from banyan.runtime.server.text.prompt import PromptText
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 Sampler = Callable[..., wire.Sampling]
@@ -109,6 +113,14 @@ def test_read_starts_at_its_mark(bench: Any, greedy: Sampler, role: SimpleNamesp
     assert b.text(0) == ", ok<|im_end|>\n"
     assert b.text(1) == "ok<|im_end|>\n<|im_start|>user\nx<|im_end|>\n"
     assert b.text(2) == ""
+
+
+def test_read_of_a_very_long_state_fails(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation, "MAX_READ", 10)
+    b = bench()
+    b.submit(Append(0, ("x" * 10,)), Read(0, 0), Append(0, ("y",)), Read(0, 1))
+    assert b.text(0) == "x" * 10
+    assert b.failed(1).message == "the state has 11 characters; at most 10 can be read"
 
 
 def test_program_is_removed_after_its_last_op(bench: Any, greedy: Sampler) -> None:
@@ -305,6 +317,33 @@ def test_encoding_that_ends_after_its_program_is_ignored(bench: Any, greedy: Sam
     b.programs.cancel(b"me", wire.Cancel(program=0, seq=1))
     b.held[0]()
     assert not b.engine.runs
+
+
+def test_nothing_is_encoded_for_a_program_that_has_ended(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench()
+    b.held = []
+    b.submit(Append(0, ("a",)), *[CacheHint(0, pin=1.0)] * 20, Read(0, 0, tokens=True))
+    b.send(wire.Submit(1, 0, (Append(0, ("b",)), Read(0, 0))))
+    b.programs.cancel(b"me", wire.Cancel(0, 9))
+    encoded: list[Any] = []
+    monkeypatch.setattr(PromptText, "prompt", lambda *args: encoded.append(args))
+    monkeypatch.setattr(PromptText, "read", lambda *_: "text")
+    for work in b.held:
+        work()
+    assert encoded == []
+    assert b.text(0, program=1) == "text"
+
+
+def test_append_is_done_in_steps_of_few_calls(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 parts of 1,024 calls each would take 150 ms."""
+    appended: list[int] = []
+    monkeypatch.setattr(RunningProgram, "queue", lambda _, op: appended.append(len(op.parts)))
+    calls = tuple(wire.WireToolCall(f"{k:09}", "f") for k in range(100))
+    turn = (BeginTurn("assistant"), EndTurn(calls))
+    b = bench()
+    several = (turn * 3, (*turn * 2, "a"), ("a",) * 300, turn * 200, (EndTurn(calls * 10),))
+    b.send(wire.Submit(0, 0, tuple(Append(0, parts) for parts in several)))
+    assert appended == [*[1] * 6, 5, 256, 44, *[1] * 400, 1]
 
 
 def test_cost_of_waiting_states_is_linear(bench: Any, greedy: Sampler) -> None:

@@ -14,7 +14,9 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import (
     GAP,
+    NEW_ROLE,
     PIECE,
+    TURN,
     GeneratedText,
     Piece,
     PromptText,
@@ -449,6 +451,23 @@ def test_gens_of_one_turn_look_at_new_text_only(words: Tokenizer) -> None:
     prompt.append(TextSpan("more"))
     assert prompt.work == 4 + PIECE
     assert prompt.prompt(words, template, NOW).rest == (TextSpan("more"),)
+
+
+def test_roles_and_calls_count_as_work() -> None:
+    """A role that is new is rendered twice, and a call takes as long as a turn."""
+    known, new, calls = PromptText(), PromptText(), PromptText()
+    for k in range(10):
+        known.append_part(wire.BeginTurn("user"))
+        known.append_part(wire.EndTurn())
+        new.append_part(wire.BeginTurn(f"role {k}"))
+        new.append_part(wire.EndTurn())
+    calls.append_part(wire.BeginTurn("assistant"))
+    long = wire.WireToolCall("000000001", "f", '{"a": "%s"}' % ("x" * 10_000))
+    calls.append_part(wire.EndTurn((long, *[wire.WireToolCall("000000000", "f")] * 100)))
+    assert known.work == 20 * PIECE + 10 * TURN
+    assert new.work == 20 * PIECE + 10 * NEW_ROLE * TURN
+    n_turns = 1 + 101 + (len(long.arguments) + 100 * len("{}")) // TURN
+    assert calls.work == calls.copy().work == 2 * PIECE + n_turns * TURN
 
 
 def test_text_between_turns_counts_as_work() -> None:
