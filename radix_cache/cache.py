@@ -445,7 +445,7 @@ class Cache:
     # ---- statistics ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        tree, tally, host = self.tree, self.tally, self.host
+        tree, tally, host, window = self.tree, self.tally, self.host, self.window
         return Stats(
             n_pages=self.n_pages,
             n_free=len(self.pool.free),
@@ -470,6 +470,9 @@ class Cache:
             n_programs=tally.n_programs,
             program_hit_rate=tally.program_hit_rate,
             n_mended=self.n_mended,
+            n_window_pages=window.n_slots if window else 0,
+            n_window_used=window.n_slots - window.n_available if window else 0,
+            n_window_cached=window.n_available - len(window.free) if window else 0,
         )
 
     def conserved(self) -> bool:

@@ -430,13 +430,14 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
     By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
     most MOST_CONTEXTS. Engines that share a device share its memory. Where a model has recurrent states, half of this
     share is theirs. Windowed layers with their own pages have fewer than the others by the root of the factor by which
-    a full context needs fewer: halfway between full contexts and texts that are shorter than the window.
+    a full context needs fewer: halfway between full contexts and texts that are shorter than the window. But these get
+    at least half of what they would get if all layers shared pages.
     """
     n_context = -(-placement.context // config.page)
     n_window = request_window_pages(config, model, placement)
-    share = math.sqrt(n_window / n_context)
     window_bytes = config.page * model.window_bytes if n_window else 0
     page_bytes = config.page * model.kv_bytes - window_bytes
+    share = max(math.sqrt(n_window / n_context), page_bytes / (2 * page_bytes + window_bytes)) if n_window else 0.0
     both = page_bytes + share * window_bytes
 
     def pages(n: int, n_bytes: int) -> KVBudget:

@@ -117,7 +117,7 @@ def assemble(
     trees = parents if any(parents) else None
     shape = ragged(q_lens, kv_lens, pages, page, device, trees, deterministic, wanted, chunk)
     assert shape.position is not None
-    if any(work.lease.window is not None for work in plan.works):
+    if plan.works[0].lease.window is not None:
         own = [work.lease.window.pages for work in plan.works if work.lease.window is not None]
         windowed = ragged(q_lens, kv_lens, own, page, device, trees, deterministic, wanted)
         shape = shape._replace(windowed=windowed)

@@ -90,6 +90,8 @@ class KVPool:
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first n_slots of pages, in all layers: (source, destination, n_slots)."""
+        if not copies:
+            return
         whole = [copy for copy in copies if copy[0] >= 0]
         windowed = [(~source, ~destination, n) for source, destination, n in copies if source < 0]
         for some, kinds in ((whole, self._kinds()), (windowed, [self._window_pools])):
@@ -101,6 +103,8 @@ class KVPool:
     def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
         """Copy K and V from slots to slots, in all layers. paths: for each request, (source slots, destination slots),
         lists of equal length. A slot is page * page_size + offset. See `ops.copy_slots`."""
+        if not paths:
+            return
         whole = [path for path in paths if min(path[0], default=0) >= 0]
         windowed = [([~s for s in sources], [~s for s in to]) for sources, to in paths if min(sources, default=0) < 0]
         for some, kinds in ((whole, self._kinds()), (windowed, [self._window_pools])):

@@ -54,10 +54,10 @@ class PoolSize(msgspec.Struct, frozen=True):
     """The second line that a rank reads, when all have loaded their parts: the KV pool that it makes."""
 
     n_pages: int
-    n_window_pages: int
     n_host: int
     page: int
     kv_dtype: KVDtype
+    n_window_pages: int = 0
 
 
 class RankReport(msgspec.Struct, frozen=True):

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from engine_oracle import N_OUT, Tiny, computed, text
-from forms import short_form
 
 from banyan.radix_cache.windows import WindowPages
 from banyan.runtime import config as configs
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.engine.scheduling.request import Request
+from forms import short_form
 
 MODELS: dict[str, dict[str, Any]] = {
     "gemma3_text": {},  # a window of 8 in every second layer, in transformers' code
