@@ -18,7 +18,8 @@ pass) must reach the device in the order in which they were planned.
 
 Related files: `inflight.py` indexes what requests are computing right now; `hints.py` is what programs say about the
 future; `policy.py` orders the evictions of the rest; `host_tier.py` moves pages to host memory and back; `states.py`
-has the recurrent states of models that have one, without which a prefix cannot be continued.
+has the recurrent states of models that have one, and `windows.py` the pages of layers with a sliding window: without
+these, a prefix cannot be continued.
 
 Not thread-safe: one loop owns a cache. The cache has no clock; ages are the order of unlocks, and `tick` sets the step.
 """
@@ -38,6 +39,7 @@ from banyan.radix_cache.policy import POLICIES
 from banyan.radix_cache.states import StateSlots
 from banyan.radix_cache.stats import Stats, Tally
 from banyan.radix_cache.tree import PagePool, Tree, n_tokens
+from banyan.radix_cache.windows import WindowPages, WindowTable
 
 
 class Lease:
@@ -45,7 +47,7 @@ class Lease:
 
     __slots__ = ("_copies", "_ids", "_is_counted", "_n_computed", "_namespace", "_node", "_source", "_start", "cache",
                  "is_open", "n_cached", "n_host", "n_matched", "owner", "pages", "priority", "state",
-                 "states")  # fmt: skip
+                 "states", "window")  # fmt: skip
 
     def __init__(self, cache: Cache, ids: bytes, namespace: bytes, node: Node, priority: int, owner: Hashable) -> None:
         self.cache = cache
@@ -56,6 +58,7 @@ class Lease:
         self.n_matched = 0  # tokens whose pages were found; more than n_cached if a recurrent state is missing
         self.state = -1  # the slot of its recurrent state, behind the tokens that are computed
         self.states: dict[int, int] = {}  # position -> slot: states that it will publish
+        self.window: WindowTable | None = None  # its pages of windowed layers, if these have their own
         self.priority = priority
         self.owner = owner
         self._node = node  # ends its published tokens; locked
@@ -83,8 +86,12 @@ class Lease:
         return len(self.pages) - -(-self._node.end // self.cache.page)
 
     def take_copies(self) -> list[tuple[int, int, int]]:
-        """(source page, destination page, n_slots) to copy before the lease's next forward pass. Returns each once."""
+        """(source page, destination page, n_slots) to copy before the lease's next forward pass. A page of windowed
+        layers is ~page, which is negative. Returns each once."""
         copies, self._copies = self._copies, []
+        if self.window is not None:
+            copies += self.window.copies
+            self.window.copies = []
         return copies
 
     def claim_state(self) -> None:
@@ -112,17 +119,22 @@ class Lease:
         there are not enough pages now."""
         self._must_be_open()
         n = -(-n_slots // self.cache.page) - len(self.pages)
-        if n <= 0:
-            return True
-        pages = self.cache._claim(n)
+        pages: list[int] = []
+        if n > 0 and not (pages := self.cache._claim(n)):
+            return False
+        if self.window is not None and not self.window.grow(n_slots, self._n_computed):
+            self.cache._give_back(pages)
+            return False
         self.pages += pages
-        return bool(pages)
+        return True
 
     def shrink(self, n_slots: int) -> None:
         """Frees whole pages behind `n_slots` tokens (of rejected drafts, say), but no published or copied ones."""
         n_kept = -(-max(n_slots, self._n_computed) // self.cache.page)
         self.cache._give_back(self.pages[n_kept:])
         del self.pages[n_kept:]
+        if self.window is not None:
+            self.window.shrink(n_kept)
 
     def publish(self, ids: bytes) -> None:
         """Store the tokens `ids` in the tree, from the first one on. Forward passes must have computed their KV.
@@ -149,6 +161,10 @@ class Lease:
             cache._n_leased -= n_private - self.n_private
             for position in [position for position in self.states if position <= n]:
                 self._store_state(position, ids)
+            if self.window is not None:
+                self.window.store(self._node)
+        if self.window is not None:
+            self.window.leave_behind(self._n_computed)
 
     def _store_state(self, position: int, ids: bytes) -> None:
         """Moves a state to the tree. A node of another lease may have the last tokens, or none has them."""
@@ -180,6 +196,8 @@ class Lease:
                 if slot >= 0:
                     cache.states.give(slot)
             self.state, self.states = -1, {}
+        if self.window is not None:
+            self.window.close()
         tree = cache.tree
         if tree.policy.has_levels and self._is_counted:
             tree.promote(self._node, self.n_cached - self.n_cached % cache.page, self.priority)
@@ -198,6 +216,8 @@ class Lease:
         if self._source is not None:
             self.cache.tree.unlock(self._source, self._node)
             self._source = None
+            if self.window is not None:
+                self.window.release_source()
 
     def __enter__(self) -> Lease:
         return self
@@ -218,6 +238,7 @@ class Cache:
         n_host: int = 0,
         file: PageFile | None = None,
         n_states: int = 0,
+        window: WindowPages | None = None,
     ) -> None:
         """n_pages of `page` slots each, a power of two.
 
@@ -226,11 +247,15 @@ class Cache:
         n_host   pages of host memory, for pages that leave the device
         file     this host memory, of n_host pages, if it is to outlive the process
         n_states slots of recurrent state; 0: the model has none
+        window   pages of layers with a sliding window; None: they are in the pages of the others. Not with a second
+                 tier or recurrent states
         """
         if n_pages < 0 or page < 1 or page & (page - 1):
             raise ValueError(f"n_pages is {n_pages} and page {page}; they must be at least 0 and a power of two")
         if policy not in POLICIES:
             raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
+        if window is not None and (n_host or n_states):
+            raise ValueError("windowed layers have pages of their own only without host memory and recurrent states")
         self.n_pages = n_pages
         self.page = page
         self.enabled = enabled
@@ -239,7 +264,9 @@ class Cache:
         self.hints = KVHints(self.tree)
         self.host = Host(self.tree, self.hints.evict, n_host, file) if n_host and enabled else None
         self.tree.second_tier = self.host
-        self.states = self.tree.states = StateSlots(n_states) if n_states else None
+        self.states = StateSlots(n_states) if n_states else None
+        self.window = window
+        self.tree.states = self._resumable = self.states or window  # what a text can only go on with
         self.events: CacheEvents | None = None  # until `listen` is called
         self.tally = Tally()
         self.leases: dict[Lease, None] = {}  # the open ones, in the order in which they were opened
@@ -270,8 +297,8 @@ class Cache:
         limit = n_ids if limit is None else max(0, min(limit, n_ids))
         node, n = tree.match(root, ids, limit) if self.enabled else (root, 0)
         n_host, n_matched, start = 0, n, -1
-        if self.states is not None:
-            node, n, _ = self.states.find(node, n)
+        if self._resumable is not None:
+            node, n, start = self._resumable.find(node, n)
         if not node.pages and node is not root:
             node, n, n_host = self._bring(node, n)
             if node.parent is None:
@@ -285,17 +312,23 @@ class Cache:
         lease.n_matched, lease._start = n_matched, start
         tree.lock(node)
         lease.pages = _pages(node)
+        if self.window is not None:
+            lease.window = WindowTable(self.window, node, n)
         if source is not None:
             tree.lock(source, node)
             n_more = -(-n_ids // page) - len(lease.pages)
-            if claimed := self._claim(1) if n_more <= self.n_available else []:
+            claimed = self._claim(1) if n_more <= self.n_available else []
+            if claimed and lease.window is not None and not lease.window.copy(source, n_rest):
+                self._give_back(claimed)
+                claimed = []
+            if claimed:
                 lease._source = source
                 lease._copies = [(source.pages[0], claimed[0], n_rest)]
                 lease.pages += claimed
             else:
                 tree.unlock(source, node)
                 n -= n_rest
-                if self.states is not None:  # there is no state at n
+                if self._resumable is not None:  # perhaps a text cannot go on at n
                     lease.close()
                     return self.open(ids, namespace, n, priority, owner)
         lease.n_cached = lease._n_computed = n
@@ -308,7 +341,7 @@ class Cache:
         if (root := self.tree.roots.get(namespace)) is None:
             return 0
         node, n = self.tree.match(root, ids, limit)
-        return n if self.states is None else self.states.find(node, n)[1]
+        return n if self._resumable is None else self._resumable.find(node, n)[1]
 
     def _bring(self, node: Node, n: int) -> tuple[Node, int, int]:
         """Brings the path to the n-th token, which is in `node`, back from host memory. Returns the node that then ends
@@ -412,7 +445,7 @@ class Cache:
     # ---- statistics ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Stats:
-        tree, tally, host = self.tree, self.tally, self.host
+        tree, tally, host, window = self.tree, self.tally, self.host, self.window
         return Stats(
             n_pages=self.n_pages,
             n_free=len(self.pool.free),
@@ -437,6 +470,9 @@ class Cache:
             n_programs=tally.n_programs,
             program_hit_rate=tally.program_hit_rate,
             n_mended=self.n_mended,
+            n_window_pages=window.n_slots if window else 0,
+            n_window_used=window.n_slots - window.n_available if window else 0,
+            n_window_cached=window.n_available - len(window.free) if window else 0,
         )
 
     def conserved(self) -> bool:

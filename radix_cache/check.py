@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.radix_cache.node import EvictionQueue, Node, Root, upward
+from banyan.radix_cache.windows import WindowPages
 
 
 class Corrupt(AssertionError):
@@ -28,7 +29,10 @@ def check(cache: Cache) -> None:
     _must(cache.tree.n_tokens == n_tokens, f"the tree counts {cache.tree.n_tokens} tokens, but there are {n_tokens}")
     _check_locks(cache, nodes)
     _check_host(cache, nodes)
-    _check_states(cache, nodes)
+    if cache.window is None:
+        _check_states(cache, nodes)
+    else:
+        _check_windows(cache, cache.window, nodes)
     _check_holds(cache, nodes)
     _check_queues(cache, nodes)
     for lease in cache.leases:
@@ -132,6 +136,32 @@ def _check_states(cache: Cache, nodes: list[Node]) -> None:
     _must(len(states.nodes) == len(in_tree), "a node that is not in the tree has a recurrent state")
     for lease in cache.leases:
         _must(all(0 < position <= lease.n_slots for position in lease.states), "a lease keeps a state without tokens")
+
+
+def _check_windows(cache: Cache, window: WindowPages, nodes: list[Node]) -> None:
+    """Each page of windowed layers is free, of one node, or used by leases; and leases have those before their end."""
+    page, in_tree = window.page, [(own, node, end) for node in nodes for end, own in node.states.items()]
+    users = Counter(own for lease in cache.leases if lease.window is not None for own in lease.window.held)
+    known = {own for own, *_ in in_tree}
+    _must(len(known) == len(in_tree), "a page of windowed layers is of two nodes")
+    owners = Counter([*window.free, *(known | users.keys())])
+    _must(owners == Counter(range(window.n_slots)), "a page of windowed layers is free and in use, or neither")
+    _must(all(n == users[own] for own, n in enumerate(window.n_users)), "the users of a page are counted wrongly")
+    idle = Counter([*window.passed, *window.unused])
+    _must(idle == Counter(known - users.keys()), "the unused pages of nodes are not listed as such")
+    _must(len(window.nodes) == len(in_tree), "a node that is not in the tree has a page of windowed layers")
+    for own, node, end in in_tree:
+        _must(window.nodes.get(own) is node and window._positions[own] == end, f"{_name(node)} is not listed")
+        _must(not end % page and node.start < end < node.end + page, f"{_name(node)} has another's page")
+    for lease in cache.leases:
+        if lease.window is None:
+            raise Corrupt("a lease has no pages of windowed layers")
+        table, n = lease.window.pages, lease._n_computed
+        _must(len(table) >= -(-n // page), "a lease lacks pages that it computed")
+        _must(window.null not in table[window.first(n) :], "a lease lacks a page of its window")
+        path = {end: own for node in upward(lease._node) for end, own in node.states.items()}
+        is_own = [own in (window.null, path.get((i + 1) * page, own)) for i, own in enumerate(table)]
+        _must(all(is_own), "a lease reads other pages of windowed layers than the tree has for its tokens")
 
 
 def _check_holds(cache: Cache, nodes: list[Node]) -> None:

@@ -25,7 +25,8 @@ class Node:
     host     pages in host memory; empty if there is no copy
     n_locks  leases on the node or on a node below it
     n_holds  hints on the node or on a node below it
-    states   position behind a token -> the slot of the recurrent state there (states.py)
+    states   position behind a token -> the slot of the recurrent state there (states.py), or position behind a page ->
+             the page of windowed layers (windows.py)
     queue    where the node waits for eviction, or will wait once it is neither locked nor held
     """
 

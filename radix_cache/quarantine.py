@@ -41,10 +41,12 @@ def quarantine(cache: Cache) -> list[Lease]:
     ended = [lease for lease in cache.leases if lease not in kept]
     for lease in ended:
         lease.is_open, lease.pages, lease._copies, lease._source = False, [], [], None
-        lease.state, lease.states = -1, {}
+        lease.state, lease.states, lease.window = -1, {}, None
     cache.leases = kept
     if cache.states is not None:
         cache.states.reset({slot for lease in kept for slot in (lease.state, *lease.states.values())})
+    if cache.window is not None:
+        cache.window.reset([lease.window for lease in kept if lease.window is not None])
     cache._n_leased = sum(len(leased[lease]) for lease in kept)
     _rebuild(cache, sound, ages)
     cache.pool.free = [page for page in cache.pool.free if page in certain]

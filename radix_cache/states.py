@@ -14,13 +14,38 @@ from __future__ import annotations
 from banyan.radix_cache.node import DEAD, NO_STATES, Node
 
 
-class StateSlots:
-    """All slots. copies: see `take_copies`."""
+class NodeSlots:
+    """Numbered slots, of which a node has some (`Node.states`), by the positions behind the text that they are of."""
 
     def __init__(self, n_slots: int) -> None:
         self.n_slots = n_slots
         self.free = list(range(n_slots - 1, -1, -1))
-        self.nodes: dict[int, Node] = {}  # slot -> its node, the least recently used first
+        self.nodes: dict[int, Node] = {}  # slot -> its node
+
+    def cut(self, node: Node, end: int) -> None:
+        """Removes the slots of a node behind `end`."""
+        for position in [position for position in node.states if position > end]:
+            self._remove(node, position)
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """Divides the slots of a node from which `upper` was split off."""
+        own = lower.states
+        upper.states = {p: slot for p, slot in own.items() if p <= upper.end} or NO_STATES
+        lower.states = {p: slot for p, slot in own.items() if p > upper.end} or NO_STATES
+        for slot in upper.states.values():
+            self.nodes[slot] = upper
+
+    def _remove(self, node: Node, position: int) -> None:
+        slot = node.states.pop(position)
+        del self.nodes[slot]
+        self.free.append(slot)
+
+
+class StateSlots(NodeSlots):
+    """All slots of recurrent state. Nodes are in the order in which their states were last used."""
+
+    def __init__(self, n_slots: int) -> None:
+        super().__init__(n_slots)
         self._copies: list[tuple[int, int]] = []
 
     def take_copies(self) -> list[tuple[int, int]]:
@@ -78,24 +103,6 @@ class StateSlots:
             node.states = {}
         node.states[position] = slot
         self.nodes[slot] = node
-
-    def cut(self, node: Node, end: int) -> None:
-        """Frees the states of a node behind `end`."""
-        for position in [position for position in node.states if position > end]:
-            self._remove(node, position)
-
-    def split(self, upper: Node, lower: Node) -> None:
-        """Divides the states of a node from which `upper` was split off."""
-        own = lower.states
-        upper.states = {p: slot for p, slot in own.items() if p <= upper.end} or NO_STATES
-        lower.states = {p: slot for p, slot in own.items() if p > upper.end} or NO_STATES
-        for slot in upper.states.values():
-            self.nodes[slot] = upper
-
-    def _remove(self, node: Node, position: int) -> None:
-        slot = node.states.pop(position)
-        del self.nodes[slot]
-        self.free.append(slot)
 
     def reset(self, kept: set[int]) -> None:
         """Frees all slots but those of leases; no node may have a state."""

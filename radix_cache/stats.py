@@ -35,6 +35,9 @@ class Stats(NamedTuple):
     n_programs: int  # that published something
     program_hit_rate: float  # the mean of their hit rates
     n_mended: int  # repairs after a violated invariant
+    n_window_pages: int  # of windowed layers, if these have their own
+    n_window_used: int  # of these, in use by leases
+    n_window_cached: int  # of these, in the tree and not in use
 
 
 class Tally:

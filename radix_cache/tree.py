@@ -27,7 +27,7 @@ from typing import Protocol
 
 from banyan.radix_cache.node import DEAD, NO_CHILDREN, NO_ORDER, EvictionQueue, Node, Root, link, n_common, unlink
 from banyan.radix_cache.policy import Lru
-from banyan.radix_cache.states import StateSlots
+from banyan.radix_cache.states import NodeSlots
 
 _MAX_TRIM = 64  # pages: a longer leaf is split before pages are cut off its end, since each cut copies its key
 _level = attrgetter("level")
@@ -94,7 +94,7 @@ class Tree:
         self.queues: list[EvictionQueue] = []  # sorted by level: all queues with nodes, and at least one
         self.queue(0)
         self.second_tier: SecondTier | None = None
-        self.states: StateSlots | None = None
+        self.states: NodeSlots | None = None
         self.listener: Listener | None = None
         self.n_nodes = 0  # without roots
         self.n_pages = 0  # on the device

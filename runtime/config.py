@@ -4,6 +4,7 @@ use. Each command-line flag is a field here, with its help text: `--kv-memory` i
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 import tempfile
@@ -189,13 +190,15 @@ class Hardware(msgspec.Struct, frozen=True):
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a Config that can be "auto" or depend on the machine, with their values here. n_pages: KV pages on
-    the device. state_memory: bytes for recurrent states; 0: the model has none. n_host: KV pages in host memory.
+    the device. n_window_pages: KV pages of windowed layers; 0: these have no pages of their own. state_memory: bytes
+    for recurrent states; 0: the model has none. n_host: KV pages in host memory.
     decisions: lines for the log that say what was chosen."""
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
     context: int
     n_pages: int
+    n_window_pages: int = 0
     state_memory: int = 0
     n_host: int = 0
     threads: int
@@ -205,7 +208,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFacts(msgspec.Struct, frozen=True):
     """What `resolve` needs to know about the model, in the dtypes that it will have on the device. weight_bytes: of its
     weights. kv_bytes: of the keys and values of one token, over all layers. Both include those of a draft model. kind:
-    how it runs, "" for a native family. is_recurrent: layers keep a state of the text."""
+    how it runs, "" for a native family. is_recurrent: layers keep a state of the text. window: tokens of the largest
+    sliding window; 0: no layer has one. window_bytes: of kv_bytes, those of the layers that have one."""
 
     name: str
     max_context: int
@@ -214,6 +218,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     kv_bytes: int
     kind: str = ""
     is_recurrent: bool = False
+    window: int = 0
+    window_bytes: int = 0
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -388,11 +394,36 @@ MOST_CONTEXTS = 64
 
 
 class KVBudget(NamedTuple):
-    """Pages for KV, and the bytes that there are for them. state_bytes: that there are for recurrent states."""
+    """Pages for KV and the bytes of one, and of windowed layers if these have their own, else 0. n_bytes: that there
+    are for all pages. state_bytes: for recurrent states."""
 
     n_pages: int
+    page_bytes: int
+    n_window_pages: int
+    window_page_bytes: int
     n_bytes: int
     state_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        return self.n_pages * self.page_bytes + self.n_window_pages * self.window_page_bytes
+
+
+def tokens_ahead(config: Config, device: str) -> int:
+    """Most tokens behind the published ones of a request for which it claims pages of windowed layers."""
+    n_steps = 2 if device == "cuda" else 1  # there, a step is planned while another is computed
+    return n_steps * config.step_tokens + 2 * config.page
+
+
+def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlacement) -> int:
+    """The most pages that windowed layers need for one request; 0: they have no pages of their own.
+
+    They have none where a full context hardly needs more, where a layer has a recurrent state, and with a second tier,
+    which holds all of a text or nothing."""
+    if not model.window or model.is_recurrent or parse_bytes(config.host_memory):
+        return 0
+    n = -(-(model.window + tokens_ahead(config, placement.device)) // config.page) + 2  # as `WindowPages.need`
+    return n if n < -(-placement.context // config.page) else 0
 
 
 def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: ModelPlacement) -> KVBudget:
@@ -400,9 +431,21 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
 
     By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
     most MOST_CONTEXTS. Engines that share a device share its memory. Where a model has recurrent states, half of this
-    share is theirs.
+    share is theirs. Windowed layers with their own pages have fewer than the others by the root of the factor by which
+    a full context needs fewer: halfway between full contexts and texts that are shorter than the window. But these get
+    at least half of what they would get if all layers shared pages.
     """
-    page_bytes = config.page * model.kv_bytes
+    n_context = -(-placement.context // config.page)
+    n_window = request_window_pages(config, model, placement)
+    window_bytes = config.page * model.window_bytes if n_window else 0
+    page_bytes = config.page * model.kv_bytes - window_bytes
+    share = max(math.sqrt(n_window / n_context), page_bytes / (2 * page_bytes + window_bytes)) if n_window else 0.0
+    both = page_bytes + share * window_bytes
+
+    def pages(n: int, n_bytes: int) -> KVBudget:
+        n = max(0, n)
+        return KVBudget(n, page_bytes, math.ceil(share * n), window_bytes, n_bytes, states)
+
     is_gpu = placement.device == "cuda"
     free = hardware.free_gpu_memory if is_gpu else hardware.free_memory
     n_sharing = -(-config.replicas // (hardware.n_gpus if is_gpu else 1))
@@ -412,13 +455,12 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
     if model.is_recurrent:
         states = budget if config.state_memory == "auto" else parse_bytes(config.state_memory) // config.replicas
     if config.kv_memory == "auto":
-        most = MOST_CONTEXTS * -(-placement.context // config.page)
-        return KVBudget(max(0, min(budget // page_bytes, most)), budget, states)
+        return pages(min(int(budget // both), MOST_CONTEXTS * n_context), budget)
     if (n_tokens := _tokens(config.kv_memory)) is not None:
         n_pages = -(-n_tokens // (config.page * config.replicas))
-        return KVBudget(n_pages, n_pages * page_bytes, states)
+        return pages(n_pages, pages(n_pages, 0).used_bytes)
     budget = parse_bytes(config.kv_memory) // config.replicas
-    return KVBudget(budget // page_bytes, budget, states)
+    return pages(int(budget // both), budget)
 
 
 def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
@@ -428,23 +470,30 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     decisions = [
         f"{model.name} on {hardware.gpu if device == 'cuda' else 'CPU'} in {dtype}{model.kind and ', '}{model.kind}"
     ]
-    page_bytes = config.page * model.kv_bytes
     n_needed = -(-context // config.page)
     _check_recurrent(config, model)
-    n_pages, budget, state_memory = kv_budget(config, hardware, model, placement)
+    found = kv_budget(config, hardware, model, placement)
+    n_pages, page_bytes = found.n_pages, found.page_bytes
     if n_pages < n_needed:
         each = f" for each of {config.replicas} engines" if config.replicas > 1 else ""
+        least = msgspec.structs.replace(config, kv_memory=f"{n_needed * config.page * config.replicas} tokens")
+        needed = kv_budget(least, hardware, model, placement).used_bytes
         raise OutOfMemory(
-            f"a context of {context} tokens needs {n_needed} pages = {n_needed * page_bytes / 2**20:.1f} MiB of KV "
-            f"memory, but there are {max(budget, 0) / 2**20:.1f} MiB{each}; lower `context`, raise `kv_memory`, or use "
-            "a 16-bit `dtype`"
+            f"a context of {context} tokens needs {n_needed} pages = {needed / 2**20:.1f} MiB of KV memory, but there "
+            f"are {max(found.n_bytes, 0) / 2**20:.1f} MiB{each}; lower `context`, raise `kv_memory`, or use a 16-bit "
+            "`dtype`"
         )
     kept = "" if config.kv_dtype == "auto" else f" in {config.kv_dtype}"
     decisions.append(
         f"KV: {n_pages} pages of {config.page} slots = {n_pages * config.page} tokens, "
         f"{n_pages * page_bytes / 2**20:.0f} MiB{kept}; context {context}"
     )
-    free = hardware.free_memory - (n_pages * page_bytes if device == "cpu" else 0)
+    if n_window := found.n_window_pages:
+        decisions.append(
+            f"KV of windowed layers: {n_window} pages, {n_window * found.window_page_bytes / 2**20:.0f} MiB; a request "
+            f"keeps its last {model.window} tokens"
+        )
+    free = hardware.free_memory - (found.used_bytes if device == "cpu" else 0)
     if n_host := _host_pages(config, page_bytes, free):
         where = config.host_file or "memory"
         decisions.append(f"second tier: {n_host} pages, {n_host * page_bytes / 2**20:.0f} MiB in {where}")
@@ -459,7 +508,8 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         dtype=dtype,
         context=context,
         n_pages=n_pages,
-        state_memory=state_memory,
+        n_window_pages=found.n_window_pages,
+        state_memory=found.state_bytes,
         n_host=n_host,
         threads=threads,
         decisions=tuple(decisions),

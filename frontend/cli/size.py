@@ -14,6 +14,10 @@ def show(c: Capacity, is_json: bool) -> int:
         return 0
     each = "" if c.n_devices == 1 else f", each of {c.n_devices}"
     n, context = c.concurrent, f"{c.context:,} tokens"
+    windows = [] if not c.window else [
+        ("window pages", f"{c.n_window_pages:,}", f"of {_size(c.window_page_bytes)}, of layers that see {c.window:,} "
+         f"tokens; a request needs {c.request_window_pages:,} at most"),
+    ]  # fmt: skip
     step = c.step_weight_bytes + c.step_kv_bytes
     rows = (
         ("memory", _size(c.memory), f"free on {c.device}{each}, before the weights"),
@@ -21,6 +25,7 @@ def show(c: Capacity, is_json: bool) -> int:
         ("KV a token", _size(c.kv_token_bytes), c.kv_formula),
         ("page", _size(c.page_bytes), f"{c.page} tokens"),
         ("KV pages", f"{c.n_pages:,}", f"{c.n_pages * c.page:,} tokens; {_size(c.kv_bytes)}, with one spare page"),
+        *windows,
         ("left", _size(c.memory - c.weight_bytes - c.kv_bytes), "for a step, and for everything else"),
         ("", "", ""),
         (f"{context} each", f"{c.n_fitting:,}", f"requests fit, of {c.request_pages:,} pages each"),

@@ -21,13 +21,15 @@ class GraphBatch:
     write to the `spare` slots, which nobody reads; their results are meaningless.
     """
 
-    def __init__(self, like: Ragged, n_rows: int, n_pages: int, spare: range) -> None:
-        """like: a batch that the model has computed. Its `plans` show which plans the layers need."""
+    def __init__(self, like: Ragged, n_rows: int, n_pages: int, spare: range, window_spare: range = range(0)) -> None:
+        """like: a batch that the model has computed. Its `plans` show which plans the layers need. window_spare: as
+        `spare`, of windowed layers that have pages of their own."""
         device = like.slots.device
+        self._windowed = None if like.windowed is None else GraphBatch(like.windowed, n_rows, n_pages, window_spare)
         self._spare = torch.tensor(spare, dtype=torch.int64, device=device).repeat(-(-n_rows // len(spare)))[:n_rows]
         keys = [key for key in like.plans if isinstance(key, PlanKey)]
         self._tables = {key: _PlanTables(host_plan(like, key), key, n_rows, device) for key in keys}
-        self.ragged = like._replace(
+        self.ragged: Ragged = like._replace(
             q_start=torch.zeros(n_rows + 1, dtype=torch.int32, device=device),
             kv_len=torch.zeros(n_rows, dtype=torch.int32, device=device),
             page_table=torch.zeros(n_rows, n_pages, dtype=torch.int32, device=device),
@@ -37,6 +39,7 @@ class GraphBatch:
             kv_lens=(),
             plans={key: tables.on_device() for key, tables in self._tables.items()},
             subtrees=(),
+            windowed=None if self._windowed is None else self._windowed.ragged,
         )
         assert self.fill(like), "there must be room for the batch `like`"
 
@@ -46,6 +49,8 @@ class GraphBatch:
         plans = [(tables, host_plan(batch, key)) for key, tables in self._tables.items()]
         n, to = len(batch.q_lens), self.ragged
         if n > len(to.slots) or not all(tables.has_room(plan) for tables, plan in plans):
+            return False
+        if self._windowed is not None and (batch.windowed is None or not self._windowed.fill(batch.windowed)):
             return False
         for tables, plan in plans:
             tables.fill(plan)

@@ -67,11 +67,16 @@ class Ragged(NamedTuple):
     tail: "Ragged | None" = None  # the rows whose result is wanted, if these are far fewer; for the last layer
     host: HostTables | None = None  # None: they are on the device only
     local: "Ragged | None" = None  # the same rows as layers see them that read only a part of the text; None: like this
+    windowed: "Ragged | None" = None  # the same rows in the pages of windowed layers; None: these have no others
 
     def check(self, window: int) -> None:
         """Raises ValueError if a draft tree is larger than a layer's window."""
         if 0 < window < self.n_drafted:
             raise ValueError(f"a window of {window} is smaller than a tree of {self.n_drafted} drafts")
+
+    def seen_in(self, window: int) -> "Ragged":
+        """The batch as a layer with this window sees it; 0: without one."""
+        return self.windowed if window and self.windowed is not None else self
 
 
 def ragged(

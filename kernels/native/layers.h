@@ -20,6 +20,7 @@ struct Layer {
 
 struct AttentionPlan {  // attention of all layers with the same window
     Call call;    // each layer sets q, out and the pools
+    const int64_t* slots; // where these layers write keys and values
     const Item *small, *large;
     const int32_t* merges;
     int32_t n_small, n_large, n_merges, n_threads;
@@ -29,7 +30,7 @@ struct Pass {  // one pass over all layers; pointers to elements of one type
     void *x, *h;                             // [n, hidden]: the residual stream, and the output to add to it next
     void *qkv, *q, *attended, *gate_up, *gated; // [n, ...], buffers
     const float *cos, *sin;
-    const int64_t *slots, *last;             // last: rows, ascending, that the last layer computes; or null
+    const int64_t* last;                     // rows, ascending, that the last layer computes; or null
     int64_t n, n_last, last_plan, n_heads, n_kv_heads, dim, half;
     int64_t row_numbers, product_work;  // below these, one thread computes a pass over rows, or a product
     float eps;
@@ -76,7 +77,7 @@ void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
         };
         add_and_norm(l->attention_norm);
         linear(0, l->qkv, p.h, p.qkv);
-        const RopeKv rope{p.qkv, l->q_norm, l->k_norm, p.cos, p.sin, p.slots, p.q, l->k, l->v, l->k_scale, l->v_scale,
+        const RopeKv rope{p.qkv, l->q_norm, l->k_norm, p.cos, p.sin, plans[l->plan].slots, p.q, l->k, l->v, l->k_scale, l->v_scale,
                           p.n, p.n_heads, p.n_kv_heads, p.dim, p.half, l->qkv.n_out, p.eps};
         rope_kv<T, P>(rope, threads(p.n * l->qkv.n_out));
         const bool is_last = l + 1 == all + n_layers;

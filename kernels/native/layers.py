@@ -41,14 +41,14 @@ class _Layer(ctypes.Structure):
 class _AttentionPlan(ctypes.Structure):
     _fields_ = (
         ("call", AttentionCall),
-        *((name, _P) for name in ("small", "large", "merges")),
+        *((name, _P) for name in ("slots", "small", "large", "merges")),
         *((name, _I) for name in ("n_small", "n_large", "n_merges", "n_threads")),
     )
 
 
 class _Pass(ctypes.Structure):
     _fields_ = (
-        *((name, _P) for name in ("x", "h", "qkv", "q", "attended", "gate_up", "gated", "cos", "sin", "slots", "last")),
+        *((name, _P) for name in ("x", "h", "qkv", "q", "attended", "gate_up", "gated", "cos", "sin", "last")),
         *((name, _N) for name in ("n", "n_last", "last_plan", "n_heads", "n_kv_heads", "dim", "half")),
         *((name, _N) for name in ("row_numbers", "product_work")),
         ("eps", ctypes.c_float),
@@ -166,12 +166,13 @@ class Layers:
         plans = [self._plan(ragged, window) for window in self.windows]
         n_last = n
         if last is not None:
-            assert ragged.tail is not None
-            n_last = len(last)
-            plans.append(self._plan(ragged.tail, self._weights[-1].window))
+            n_last, window = len(last), self._weights[-1].window
+            tail = ragged.seen_in(window).tail
+            assert tail is not None
+            plans.append(self._plan(tail, window))
         plan_array = (_AttentionPlan * len(plans))(*(plan for plan, _ in plans))
         last_plan = len(self.windows) if last is not None else self._layers[-1].plan
-        tensors = (x, h, *others, *cos_sin, ragged.slots, last)
+        tensors = (x, h, *others, *cos_sin, last)
         n_half = cos_sin[0].shape[1]
         sizes = (n, n_last, last_plan, *self.sizes, n_half, threads.ROW_NUMBERS, threads.PRODUCT_WORK)
         call = _Pass(*map(address, tensors), *sizes, self.eps, threads.n_max())
@@ -198,11 +199,12 @@ class Layers:
     def _plan(self, ragged: Ragged, window: int) -> tuple[_AttentionPlan, Tensor]:
         """Attention with one window, and the buffer of its partial results."""
         assert self._kv is not None
+        ragged = ragged.seen_in(window)
         ragged.check(window)
         page = self._kv[0][0].shape[1]
         call, work, part = prepare(ragged, *self.sizes, page, AttentionOptions(self.sizes[2] ** -0.5, window=window))
-        small, n_small, large, n_large, merges, n_merges, n_threads = work.arguments
-        return _AttentionPlan(call, small, large, merges, n_small, n_large, n_merges, n_threads), part
+        small, n_small, large, n_large, merges, *counts = work.arguments
+        return _AttentionPlan(call, ragged.slots.data_ptr(), small, large, merges, n_small, n_large, *counts), part
 
 
 def fused(

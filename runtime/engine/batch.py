@@ -117,6 +117,10 @@ def assemble(
     trees = parents if any(parents) else None
     shape = ragged(q_lens, kv_lens, pages, page, device, trees, deterministic, wanted, chunk)
     assert shape.position is not None
+    if plan.works[0].lease.window is not None:
+        own = [work.lease.window.pages for work in plan.works if work.lease.window is not None]
+        windowed = ragged(q_lens, kv_lens, own, page, device, trees, deterministic, wanted)
+        shape = shape._replace(windowed=windowed)
     return Batch(
         to_device(np.array(ids, np.int64), device),
         shape.position.long(),

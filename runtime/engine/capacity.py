@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from banyan.runtime import config as configs
-from banyan.runtime.config import Config, Hardware, ModelFacts, ModelPlacement
+from banyan.runtime.config import Config, Hardware, KVBudget, ModelFacts, ModelPlacement
 from banyan.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,12 +27,16 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     kv_formula: str  # of kv_token_bytes, with its numbers
     kv_token_bytes: int  # keys and values of one token, over all layers
     page: int  # tokens
-    page_bytes: int
+    page_bytes: int  # of a page; where windowed layers have pages of their own, of the others
     n_pages: int
-    kv_bytes: int  # of all pages, and of one more that belongs to nobody
+    window: int  # tokens that windowed layers keep of a request; 0: they have no pages of their own
+    window_page_bytes: int
+    n_window_pages: int
+    kv_bytes: int  # of all pages, and of one more of each kind that belongs to nobody
     context: int
     concurrent: int
     request_pages: int  # that one request of `context` tokens takes
+    request_window_pages: int  # that it takes of windowed layers, at most
     n_fitting: int  # requests of `context` tokens whose pages there are
     longest_context: int  # of each, if `concurrent` requests of the same length run, at most the model's own
     fragmentation_bytes: int  # free slots in the last pages of `concurrent` requests, on average
@@ -54,12 +58,23 @@ def facts(
             f"page is {config.page}, but {spec.name} attends in chunks of {spec.chunk} tokens; choose a smaller page"
         )
     width = getattr(torch, placement.dtype).itemsize
-    kv_bytes = bytes_per_token(_placed(spec, placement), config.kv_dtype)
+    placed = _placed(spec, placement)
+    kv_bytes = bytes_per_token(placed, config.kv_dtype)
+    window_bytes = bytes_per_token(placed, config.kv_dtype, spec.n_windowed)
     if source is not None:
         weight_bytes, kv_bytes = weight_bytes + source.n_parameters * width, kv_bytes + source.kv_elements * width
     return ModelFacts(
-        spec.name, spec.max_context, spec.dtype, weight_bytes, kv_bytes, spec.kind, spec.kv_layers is not None
-    )
+        spec.name, spec.max_context, spec.dtype, weight_bytes, kv_bytes, spec.kind, spec.kv_layers is not None,
+        spec.window, window_bytes,
+    )  # fmt: skip
+
+
+def _n_fitting(config: Config, model: ModelFacts, placement: ModelPlacement, budget: KVBudget) -> int:
+    """Requests of a full context whose pages there are."""
+    n = budget.n_pages // -(-placement.context // config.page)
+    if n_window := configs.request_window_pages(config, model, placement):
+        return min(n, budget.n_window_pages // n_window)
+    return n
 
 
 def fit(config: Config, hardware: Hardware, spec: ModelSpec, placement: ModelPlacement, source: DraftSource | None,
@@ -69,7 +84,7 @@ def fit(config: Config, hardware: Hardware, spec: ModelSpec, placement: ModelPla
         return config
     plain = msgspec.structs.replace(config, kv_dtype="auto")
     known = facts(plain, spec, placement, source, weight_bytes)
-    n_contexts = configs.kv_budget(plain, hardware, known, placement).n_pages // -(-placement.context // config.page)
+    n_contexts = _n_fitting(plain, known, placement, configs.kv_budget(plain, hardware, known, placement))
     is_enough = n_contexts >= min(config.max_running, configs.MOST_CONTEXTS)
     return plain if is_enough else msgspec.structs.replace(config, kv_dtype="int8")
 
@@ -111,8 +126,14 @@ def size(
     weights = weight_size(path, whole, *placement, config.deterministic, config.weight_dtype, shard)
     config = fit(config, hardware, spec, placement, source, weights.n_bytes)
     model_facts = facts(config, spec, placement, source, weights.n_bytes)
-    n_pages = configs.kv_budget(config, hardware, model_facts, placement).n_pages
-    page_bytes, request_pages = config.page * model_facts.kv_bytes, -(-placement.context // config.page)
+    budget = configs.kv_budget(config, hardware, model_facts, placement)
+    n_window = configs.request_window_pages(config, model_facts, placement)
+    longest = budget.n_pages // concurrent
+    if budget.n_window_pages // concurrent < n_window:
+        longest = min(longest, budget.n_window_pages // concurrent)
+    spare = budget.page_bytes + budget.window_page_bytes
+    window_bytes = budget.window_page_bytes // config.page
+    kept = placement.context * (model_facts.kv_bytes - window_bytes) + spec.window * window_bytes
     return Capacity(
         model=spec.name,
         device=placement.device,
@@ -123,17 +144,21 @@ def size(
         kv_formula=_formula(_placed(spec, placement), config, model_facts.kv_bytes),
         kv_token_bytes=model_facts.kv_bytes,
         page=config.page,
-        page_bytes=page_bytes,
-        n_pages=n_pages,
-        kv_bytes=(n_pages + 1) * page_bytes,
+        page_bytes=budget.page_bytes,
+        n_pages=budget.n_pages,
+        window=spec.window if n_window else 0,
+        window_page_bytes=budget.window_page_bytes,
+        n_window_pages=budget.n_window_pages,
+        kv_bytes=budget.used_bytes + spare,
         context=placement.context,
         concurrent=concurrent,
-        request_pages=request_pages,
-        n_fitting=n_pages // request_pages,
-        longest_context=min(n_pages // concurrent * config.page, spec.max_context),
+        request_pages=-(-placement.context // config.page),
+        request_window_pages=n_window,
+        n_fitting=_n_fitting(config, model_facts, placement, budget),
+        longest_context=min(longest * config.page, spec.max_context),
         fragmentation_bytes=concurrent * (config.page - 1) * model_facts.kv_bytes // 2,
         step_weight_bytes=weights.per_step,
-        step_kv_bytes=concurrent * placement.context * model_facts.kv_bytes,
+        step_kv_bytes=concurrent * kept,
     )
 
 

@@ -82,7 +82,7 @@ class Graphs:
             torch.cuda.synchronize(batch.ids.device)  # so a replay that is still in flight must end first
         model, kv = self.model, self.store.kv
         model.forward(batch.ids, batch.positions, batch.ragged, kv, batch.rows)
-        fixed = GraphBatch(batch.ragged, size, self.n_pages, self.store.spare)
+        fixed = GraphBatch(batch.ragged, size, self.n_pages, self.store.spare, self.store.window_spare)
         ids, positions = (torch.zeros(size, dtype=torch.int64, device=batch.ids.device) for _ in range(2))
         ids[: len(batch.ids)].copy_(batch.ids)
         positions[: len(batch.ids)].copy_(batch.positions)

@@ -25,7 +25,7 @@ def check_determinism(runner: ModelRunner, max_tokens: int) -> None:
     second copy of the text in the same step, then on pages shared by two requests. Raises ConfigError if a logit
     differs from that of the first computation. Overwrites the first pages of the KV pool, so they must hold nothing."""
     store = runner.store
-    n = min(max_tokens, _N_TOKENS, store.n_pages // 3 * store.page)
+    n = min(max_tokens, _N_TOKENS, min(store.n_pages, store.n_window_pages or store.n_pages) // 3 * store.page)
     per_text = -(-n // store.page)
     one, two, three = (range(i * per_text, (i + 1) * per_text) for i in range(3))
     ends = [end for end in accumulate(range(1, n + 1)) if end < n] + [n]

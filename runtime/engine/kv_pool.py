@@ -31,36 +31,51 @@ LAYOUT = 1  # Version of a page's layout and computation in the host file. Files
 
 class KVPool:
     """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device, in the model's
-    dtype or in few bits with scales. Memory is claimed once, here."""
+    dtype or in few bits with scales. Memory is claimed once, here. Pages that windowed layers have for themselves are
+    numbered separately; in copies, page p of these is ~p, and slot s is ~s."""
 
     def __init__(
         self, spec: ModelSpec, n_pages: int, page: int, device: str, n_host: int = 0, file: PageFile | None = None,
-        kv_dtype: KVDtype = "auto",
+        kv_dtype: KVDtype = "auto", n_window_pages: int = 0,
     ) -> None:  # fmt: skip
-        """n_host: pages of the second tier, which is in `file` if there is one."""
-        shape = n_pages + 1, page, spec.n_kv_heads, spec.head_dim
+        """n_host: pages of the second tier, which is in `file` if there is one. n_window_pages: of the layers with a
+        window (`ModelSpec.windows`); 0: these are in the pages of the others."""
         self.dtype: torch.dtype = getattr(torch, spec.dtype)  # of computation
         self.n_pages, self.page = n_pages, page
+        self.n_window_pages = n_window_pages
         self.spare = range(n_pages * page, (n_pages + 1) * page)  # unused slots, for padding rows of CUDA graphs
+        self.window_spare = range(n_window_pages * page, (n_window_pages + 1) * page)
         self.device = torch.device(device)
-        try:
-            keys, values = dtypes(spec, kv_dtype)
-            if keys == values:
-                pools = stacked(2 * spec.n_kv_layers, shape, keys, device)
-                k_pools, v_pools = pools[::2], pools[1::2]
-            else:
-                k_pools, v_pools = (stacked(spec.n_kv_layers, shape, dtype, device) for dtype in (keys, values))
-        except (torch.OutOfMemoryError, RuntimeError) as e:
-            size = n_pages * page * bytes_per_token(spec, kv_dtype) / 2**20
-            raise OutOfMemory(
-                f"{n_pages} KV pages are {size:.0f} MiB and do not fit on {device}; lower `kv_memory`"
-            ) from e
-        self.kv: list[tuple[Pool, Pool]] = list(zip(k_pools, v_pools, strict=True))
-        self._pools = [part for pair in self.kv for pool in pair for part in parts(pool)]
+        n_windowed = spec.n_windowed if n_window_pages else 0
+        full = self._claim(spec, n_pages, spec.n_kv_layers - n_windowed, kv_dtype)
+        windowed = self._claim(spec, n_window_pages, n_windowed, kv_dtype)
+        for part in _parts(windowed):
+            part[-1].zero_()  # tables name this page where a request has none; a masked number must be finite
+        own, others = iter(windowed), iter(full)
+        self.kv: list[tuple[Pool, Pool]] = (
+            [next(own if window else others) for window in spec.windows] if n_windowed else full
+        )
+        self._pools, self._window_pools = _parts(full), _parts(windowed)
         self.features: Tensor | None = None
         self.states: StatePool | None = None  # of a model with a recurrent state
         self.file = file
         self.host = self._claim_host(n_host, page * bytes_per_token(spec, kv_dtype)) if n_host else None
+
+    def _claim(self, spec: ModelSpec, n_pages: int, n_layers: int, kv_dtype: KVDtype) -> list[tuple[Pool, Pool]]:
+        """The pools of some layers, with one page more."""
+        shape = n_pages + 1, self.page, spec.n_kv_heads, spec.head_dim
+        try:
+            keys, values = dtypes(spec, kv_dtype)
+            if keys == values:
+                pools = stacked(2 * n_layers, shape, keys, self.device)
+                return list(zip(pools[::2], pools[1::2], strict=True))
+            k_pools, v_pools = (stacked(n_layers, shape, dtype, self.device) for dtype in (keys, values))
+            return list(zip(k_pools, v_pools, strict=True))
+        except (torch.OutOfMemoryError, RuntimeError) as e:
+            size = n_pages * self.page * bytes_per_token(spec, kv_dtype, n_layers) / 2**20
+            raise OutOfMemory(
+                f"{n_pages} KV pages are {size:.0f} MiB and do not fit on {self.device}; lower `kv_memory`"
+            ) from e
 
     def _claim_host(self, n_host: int, page_bytes: int) -> Tensor:
         """The second tier: uint8 [n_host, page_bytes]. A page has the parts of all pools one behind the other."""
@@ -75,26 +90,36 @@ class KVPool:
 
     def copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
         """Copy the first n_slots of pages, in all layers: (source, destination, n_slots)."""
-        if copies:
-            table = to_device(np.array(copies, np.int32), self.device)
-            for pools in self._kinds():
-                ops.copy_pages(pools, table)
+        if not copies:
+            return
+        whole = [copy for copy in copies if copy[0] >= 0]
+        windowed = [(~source, ~destination, n) for source, destination, n in copies if source < 0]
+        for some, kinds in ((whole, self._kinds()), (windowed, [self._window_pools])):
+            if some:
+                table = to_device(np.array(some, np.int32), self.device)
+                for pools in filter(None, kinds):
+                    ops.copy_pages(pools, table)
 
     def copy_slots(self, paths: Sequence[tuple[Sequence[int], Sequence[int]]]) -> None:
         """Copy K and V from slots to slots, in all layers. paths: for each request, (source slots, destination slots),
         lists of equal length. A slot is page * page_size + offset. See `ops.copy_slots`."""
-        if paths:
-            lists = np.full((2, len(paths), max(len(sources) for sources, _ in paths)), -1, np.int64)
-            for i, path in enumerate(paths):
-                for row, slots in zip(lists[:, i], path, strict=True):
-                    row[: len(slots)] = slots
-            for pools in self._kinds():
-                ops.copy_slots(pools, *to_device(lists, self.device))
+        if not paths:
+            return
+        whole = [path for path in paths if min(path[0], default=0) >= 0]
+        windowed = [([~s for s in sources], [~s for s in to]) for sources, to in paths if min(sources, default=0) < 0]
+        for some, kinds in ((whole, self._kinds()), (windowed, [self._window_pools])):
+            if some:
+                lists = np.full((2, len(some), max(len(sources) for sources, _ in some)), -1, np.int64)
+                for i, path in enumerate(some):
+                    for row, slots in zip(lists[:, i], path, strict=True):
+                        row[: len(slots)] = slots
+                for pools in filter(None, kinds):
+                    ops.copy_slots(pools, *to_device(lists, self.device))
 
     def keep_features(self, width: int) -> Tensor:
         """Allocate a hidden state for each slot: [n_slots, width]. Hidden states are copied with the slot's KV, but not
         to host memory. So drafters that read them draft badly behind pages that came back from there."""
-        shape = self._pools[0].shape[0], self.page, 1, width
+        shape = self.n_pages + 1, self.page, 1, width
         self.features = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return self.features.view(-1, width)
 
@@ -143,10 +168,15 @@ class KVPool:
             at = end
 
 
-def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype) -> int:
-    """Bytes of one token in all pools of a model that computes in spec.dtype, including scales."""
+def _parts(pools: Sequence[tuple[Pool, Pool]]) -> list[Tensor]:
+    return [part for pair in pools for pool in pair for part in parts(pool)]
+
+
+def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype, n_layers: int | None = None) -> int:
+    """Bytes of one token in the pools of n_layers of a model that computes in spec.dtype, including scales. None: of
+    all."""
     sizes = (slot_bytes(spec.n_kv_heads, spec.head_dim, dtype) for dtype in dtypes(spec, kv_dtype))
-    return spec.n_kv_layers * sum(sizes)
+    return (spec.n_kv_layers if n_layers is None else n_layers) * sum(sizes)
 
 
 def dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype]:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from banyan.radix_cache.cache import Cache
 from banyan.radix_cache.snapshot import snapshot
-from banyan.runtime.config import Config, Resolved, drafters
+from banyan.radix_cache.windows import WindowPages
+from banyan.runtime.config import Config, Resolved, drafters, tokens_ahead
 from banyan.runtime.engine import guides
 from banyan.runtime.engine.adapters import LoadedAdapters
 from banyan.runtime.engine.batch import Batch, assemble
@@ -109,7 +110,8 @@ class EngineLoop:
 
         file = open_file(config, resolved, self.spec, weights) if config.host_file else None
         sizes = resolved.n_pages, config.page
-        store = KVPool(model.spec, *sizes, resolved.device, resolved.n_host, file, config.kv_dtype)
+        n_window = resolved.n_window_pages
+        store = KVPool(model.spec, *sizes, resolved.device, resolved.n_host, file, config.kv_dtype, n_window)
         graphs = None
         # transformers' own code may not be capturable, and a captured step does not cut attention into absolute chunks.
         if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:
@@ -118,7 +120,10 @@ class EngineLoop:
         self.model = make_runner(model, store, graphs)
         self.adapters = LoadedAdapters(model.spec, self.device)
         n_states = states.n_slots if states else 0
-        self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file, n_states)
+        window = None
+        if n_window:
+            window = WindowPages(n_window, config.page, self.spec.window, tokens_ahead(config, resolved.device))
+        self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file, n_states, window)
         drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch) if draft_model else None
         # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
         self._chunk = model.spec.chunk if model.spec.chunk < resolved.context else 0

@@ -89,5 +89,8 @@ def decodes(n: int, store: KVPool) -> Batch:
     device = store.device
     zeros, none = torch.zeros(n, dtype=torch.int64, device=device), torch.zeros(0, dtype=torch.int64, device=device)
     batch = ragged([1] * n, [1] * n, [[i % store.n_pages] for i in range(n)], store.page, device)
+    if store.n_window_pages:
+        own = [[i % store.n_window_pages] for i in range(n)]
+        batch = batch._replace(windowed=ragged([1] * n, [1] * n, own, store.page, device))
     request = Request(Run(0, bytes(4), Sampling()), 1)
     return Batch(zeros, zeros, batch, torch.arange(n, device=device), none, (), (request,) * n)

@@ -127,10 +127,12 @@ def build(config: Config, flight: FlightRecord | None = None, replica: int = 0) 
             progress=progress,
         )  # fmt: skip
     n_bytes = measure(model).n_bytes
+    known = msgspec.structs.replace(known, windows=model.spec.windows)  # a probe knows better than config.json
     config = fit(config, hardware, known, placement, source, n_bytes)
     resolved = configs.resolve(config, hardware, facts(config, known, placement, source, n_bytes))
     if ranks is not None and shard is not None:
-        ranks.connect(shard, PoolSize(resolved.n_pages, resolved.n_host, config.page, config.kv_dtype), resolved.device)
+        sizes = resolved.n_pages, resolved.n_host, config.page, config.kv_dtype, resolved.n_window_pages
+        ranks.connect(shard, PoolSize(*sizes), resolved.device)
     suffix = "" if config.weight_dtype == "auto" else f" {config.weight_dtype}"
     engine = EngineLoop(
         config, model, resolved, flight=flight, weights=weights.version(path) + suffix,

@@ -50,7 +50,9 @@ def main(fd: int) -> int:
         peer.sendall(msgspec.json.encode(RankReport()) + b"\n")
         if (size := read(peer, PoolSize)) is None:
             return 0
-        pool = KVPool(model.spec, size.n_pages, size.page, device_name, size.n_host, None, size.kv_dtype)
+        pool = KVPool(
+            model.spec, size.n_pages, size.page, device_name, size.n_host, None, size.kv_dtype, size.n_window_pages
+        )
         shard.connect(store(start.store_fd, config.tp), device)
         settle()
         run(peer, model, pool, shard)

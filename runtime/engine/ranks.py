@@ -57,6 +57,7 @@ class PoolSize(msgspec.Struct, frozen=True):
     n_host: int
     page: int
     kv_dtype: KVDtype
+    n_window_pages: int = 0
 
 
 class RankReport(msgspec.Struct, frozen=True):

@@ -102,14 +102,16 @@ def _pack_ragged(ragged: Ragged) -> list[np.ndarray]:
     shared = [x for one in ragged.subtrees for x in (one.n_keys, len(one.requests), *one.requests)]
     sizes = (
         len(host.kv_len), host.page_table.shape[1], len(host.slots), len(shared), host.ancestors is not None,
-        ragged.n_drafted, ragged.deterministic, tail is not None,
+        ragged.n_drafted, ragged.deterministic, tail is not None, ragged.windowed is not None,
     )  # fmt: skip
     parts = [np.array(sizes), host.q_start, host.kv_len, host.page_table.ravel(), host.slots, host.position]
     if host.ancestors is not None:
         parts.append(host.ancestors.view(np.int32))
     if shared:
         parts.append(np.array(shared))
-    return parts if tail is None else parts + _pack_ragged(tail)
+    for more in (tail, ragged.windowed):
+        parts += [] if more is None else _pack_ragged(more)
+    return parts
 
 
 def unpack(reader: Reader, device: torch.device) -> StepMessage:
@@ -122,19 +124,20 @@ def unpack(reader: Reader, device: torch.device) -> StepMessage:
 
 
 def _unpack_ragged(reader: Reader, device: torch.device) -> Ragged:
-    n, width, n_rows, n_shared, has_trees, n_drafted, deterministic, has_tail = reader.take(8).tolist()
+    n, width, n_rows, n_shared, has_trees, n_drafted, deterministic, *has = reader.take(9).tolist()
     q_start, kv_len, table = reader.take(n + 1), reader.take(n), reader.take(n * width).reshape(n, width)
     slots, position = reader.take(n_rows).astype(np.int64), reader.take(n_rows)
     ancestors = reader.take(2 * n_rows).copy().view(np.int64) if has_trees else None  # a copy is aligned
     subtrees, shared = list[Subtree](), iter(reader.take(n_shared).tolist())
     for n_keys in shared:
         subtrees.append(Subtree(tuple(next(shared) for _ in range(next(shared))), n_keys))
-    tail = _unpack_ragged(reader, device) if has_tail else None
+    tail, windowed = (_unpack_ragged(reader, device) if there else None for there in has)
     tables = HostTables(q_start, kv_len, table, slots, position, ancestors)
     q_lens = tuple(np.diff(q_start).tolist())
-    return from_host(
+    whole = from_host(
         tables, q_lens, tuple(kv_len.tolist()), tuple(subtrees), n_drafted, bool(deterministic), tail, device
     )
+    return whole._replace(windowed=windowed)
 
 
 def receive(peer: socket) -> Reader | None:

@@ -125,18 +125,19 @@ class Decoder:
 
         h = torch.zeros_like(x)
         for i, (layer, pools) in enumerate(zip(self.layers, kv, strict=True)):
+            batch = ragged.seen_in(layer.window)
             h, x = ops.rms_norm(h, layer.attention_norm, self.eps, residual=x)
             if i in kept:
                 kept[i].copy_(x)
             qkv = run(i, "qkv", h).view(len(h), -1, self.spec.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
-            q = ops.rope_kv(qkv, layer.qk_norm, self.eps, *cos_sin, *pools, ragged.slots)  # [n_rows, n_heads, head_dim]
+            q = ops.rope_kv(qkv, layer.qk_norm, self.eps, *cos_sin, *pools, batch.slots)  # [n_rows, n_heads, head_dim]
             if last is not None and layer is self.layers[-1]:
-                assert ragged.tail is not None
-                q, x, ragged = q[last], x[last], ragged.tail
+                assert batch.tail is not None
+                q, x, batch = q[last], x[last], batch.tail
                 adapted = adapted and adapted.last
                 if not len(q):
                     return x, x
-            out = ops.attention(q, *pools, ragged, scale=self.spec.head_dim**-0.5, window=layer.window)
+            out = ops.attention(q, *pools, batch, scale=self.spec.head_dim**-0.5, window=layer.window)
             h = run(i, "out", out.view(len(out), -1))
             h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
             h = run(i, "down", ops.silu_mul(run(i, "gate_up", h)))

@@ -138,6 +138,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     quantisation: Quantisation | None = None  # how a safetensors checkpoint stores linear layers in few bits
     n_ranks: int = 1  # processes that compute it together
     chunk: int = 0  # of layers that attend in chunks of so many tokens, each to its own; 0: no layer does
+    windows: tuple[int, ...] = ()  # of each layer: how many tokens a token attends to, 0: all; (): all layers to all
 
     @property
     def kind(self) -> str:
@@ -151,6 +152,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def n_kv_layers(self) -> int:
         """Layers with keys and values. At least one, because a token takes some memory in a page."""
         return self.n_layers if self.kv_layers is None else max(1, len(self.kv_layers))
+
+    @property
+    def window(self) -> int:
+        """The largest sliding window of a layer; 0: no layer has one."""
+        return max(self.windows, default=0)
+
+    @property
+    def n_windowed(self) -> int:
+        """Layers with a sliding window."""
+        return sum(map(bool, self.windows))
 
     @property
     def kv_elements(self) -> int:

@@ -210,6 +210,8 @@ class HfModel:
                 f"{s.family}: through paged attention its logits differ from transformers' own by {worst:.1%}; "
                 "it computes something outside of the attention registry"
             )
+        if tuple(self.rules[i].window for i in range(len(s.windows))) != s.windows:  # the config does not say it all
+            self.spec = msgspec.structs.replace(s, windows=())
         for layer, rule in self.rules.items():
             if rule.window >= self._context:
                 self.rules[layer] = rule._replace(window=0)  # a window that hides nothing needs no mask
@@ -300,7 +302,7 @@ def _attention(
         sinks = sinks if sinks is None else F.pad(sinks, (0, q.shape[1] - n_heads))
     dtype = q.dtype if isinstance(k_pool, Quantized) else k_pool.dtype
     q, k, v = (x.contiguous().to(dtype) for x in (q, k, v))
-    batch = (rule.in_chunks and step.ragged.local) or step.ragged
+    batch = (rule.in_chunks and step.ragged.local) or step.ragged.seen_in(rule.window)
     ops.write_kv(k, v, k_pool, v_pool, batch.slots)
     scale = options.get("scaling")
     out = ops.attention(
@@ -419,8 +421,17 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         n_experts=_n_experts(text),
         kv_layers=kv_layers,
         chunk=getattr(text, "attention_chunk_size", None) or 0,
+        windows=_windows(text) if kv_layers is None else (),
         **common,
     )
+
+
+def _windows(config: Any) -> tuple[int, ...]:
+    """`ModelSpec.windows`, as far as the config says them; the probe reads them from the model."""
+    kinds, window = getattr(config, "layer_types", None), _largest(config, "sliding_window")
+    if kinds is None or not window or "sliding_attention" not in kinds:
+        return ()
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def _kv_layers(config: Any) -> tuple[int, ...] | None:

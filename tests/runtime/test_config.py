@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 import stat
 import typing
+from typing import Any
 
 import msgspec
 import pytest
 
+from banyan.radix_cache.windows import WindowPages
 from banyan.runtime.config import Config, Hardware, ModelFacts, drafters, make, parse_bytes, private_socket, resolve
 from banyan.runtime.errors import ConfigError, OutOfMemory
 
@@ -192,6 +194,56 @@ def test_private_socket_is_in_a_directory_of_mode_0700() -> None:
     finally:
         for path in paths:
             path.parent.rmdir()
+
+
+# ---- windowed layers -----------------------------------------------------------------------------------------------
+
+
+WINDOWED = msgspec.structs.replace(MODEL, max_context=32768, window=1024, window_bytes=MODEL.kv_bytes * 5 // 6)
+
+
+def test_windowed_layers_have_pages_of_their_own() -> None:
+    options = {"kv_memory": "20GiB", "device": "cpu"}
+    machine = Hardware(n_cores=1, free_memory=64 << 30)
+    own, shared = (resolve(make(**options), machine, model) for model in (WINDOWED, MODEL))
+    full_bytes = 16 * (WINDOWED.kv_bytes - WINDOWED.window_bytes)
+    used = own.n_pages * full_bytes + own.n_window_pages * 16 * WINDOWED.window_bytes
+    assert 0.999 < used / (20 << 30) <= 1.0001
+    n_request = 2 + (1024 + 512 + 2 * 16) // 16
+    assert own.n_pages / own.n_window_pages == pytest.approx((2048 / n_request) ** 0.5, rel=0.01)
+    assert own.n_pages > 2.8 * shared.n_pages
+    assert own.n_window_pages > shared.n_pages / 2, "texts that are shorter than the window"
+    assert any("a request keeps its last 1024 tokens" in line for line in own.decisions)
+    assert shared.n_window_pages == 0
+    WindowPages(n_request, 16, 1024, 512 + 2 * 16)
+    with pytest.raises(ValueError, match="too few"):
+        WindowPages(n_request - 1, 16, 1024, 512 + 2 * 16)
+
+
+def test_long_contexts_leave_half_to_texts_shorter_than_the_window() -> None:
+    options = {"kv_memory": "20GiB", "device": "cpu"}
+    machine = Hardware(n_cores=1, free_memory=64 << 30)
+    own = resolve(make(**options), machine, msgspec.structs.replace(WINDOWED, max_context=100_000))
+    even = (20 << 30) // (16 * WINDOWED.kv_bytes)
+    assert own.n_window_pages == pytest.approx(even / 2, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ({"context": 1500}, {}),
+        ({"host_memory": "1GiB"}, {}),
+        ({}, {"is_recurrent": True}),
+        ({}, {"window": 0, "window_bytes": 0}),
+    ],
+)
+def test_windowed_layers_share_the_pages_of_the_others(options: dict[str, Any], changes: dict[str, Any]) -> None:
+    machine = Hardware(n_cores=1, free_memory=64 << 30)
+    model = msgspec.structs.replace(WINDOWED, **changes)
+    resolved = resolve(make(device="cpu", **options), machine, model)
+    assert resolved.n_window_pages == 0
+    plain = msgspec.structs.replace(model, window=0, window_bytes=0)
+    assert resolved == resolve(make(device="cpu", **options), machine, plain)
 
 
 # ---- the second tier -----------------------------------------------------------------------------------------------

@@ -97,6 +97,13 @@ class Request:
         page = self.lease.cache.page
         return self.lease.pages[i // page] * page + i % page
 
+    def window_slot(self, i: int) -> int:
+        """The same in the pages of windowed layers."""
+        assert self.lease is not None
+        assert self.lease.window is not None
+        page = self.lease.cache.page
+        return self.lease.window.pages[i // page] * page + i % page
+
     @property
     def serial(self) -> int:
         """The number of its program; -1 if it belongs to none."""
@@ -168,9 +175,9 @@ def make_work(request: Request, n_new: int) -> Work:
 
 class Plan(NamedTuple):
     """One step of the engine. The engine first executes `moves` (pages between device and host memory, in order), then
-    `copies` (source page, destination page, n_slots) and `states` (source slot, destination slot, in order), then the
-    forward pass of `works`. is_ahead: the plan was made
-    while the previous step was still running, so the first token of a work may be one that is not sampled yet."""
+    `copies` (see `Lease.take_copies`) and `states` (source slot, destination slot, in order), then the forward pass of
+    `works`. is_ahead: the plan was made while the previous step was still running, so the first token of a work may be
+    one that is not sampled yet."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()

@@ -273,6 +273,7 @@ class Scheduler:
         start, none behind it does. Adds their works and returns their page copies."""
         waiting, running = self.waiting, self.running
         expected: list[Growth] | None = None
+        in_windows: list[Growth] = []
         started: list[Request] = []
         copies: list[tuple[int, int, int]] = []
         while waiting and rows.left(request := waiting.first(now)):
@@ -297,8 +298,12 @@ class Scheduler:
                 break
             if expected is None:
                 expected = [self._growth(r, r.lease) for r in running if r.lease]
+                in_windows = self._window_growth(running)
             expected.append(self._growth(request, lease))
             is_short = running and FORESIGHT * peak(expected, self.cache.page) > self.cache.n_available
+            if running and (window := self.cache.window) is not None:
+                more = [*in_windows, *self._window_growth([request], lease)]
+                is_short = is_short or FORESIGHT * peak(more, self.cache.page) > window.n_available
             if is_short or not lease.grow(request.n_total):
                 lease.close()
                 if self._preempt_for(request, works, started):
@@ -307,6 +312,7 @@ class Scheduler:
                 self._blocked = request, self._n_released
                 break
             expected[-1] = self._growth(request, lease)  # its first pages are claimed
+            in_windows += self._window_growth([request], lease)
             self._start(request, lease, now)
             started.append(request)
             copies.extend(lease.take_copies())
@@ -360,6 +366,19 @@ class Scheduler:
         n_left = min(n_left, request.max_total - request.n_total)
         n_room = lease.n_slots - request.n_total
         return Growth(n_left, n_room, (request.n_out + n_left) // self.cache.page)
+
+    def _window_growth(self, requests: Sequence[Request], lease: Lease | None = None) -> list[Growth]:
+        """The same in the pages of windowed layers, where a request that has a whole window grows no more. lease: of a
+        request that does not run yet."""
+        found: list[Growth] = []
+        for request in requests:
+            own = lease or request.lease
+            if own is not None and own.window is not None and self.cache.window is not None:
+                n_left, _, n_own = self._growth(request, own)
+                n_now, n_end = (min(request.n_total + n, self.cache.window.window) for n in (0, n_left))
+                n_room = own.window.n_held_slots - n_now
+                found.append(Growth(n_end - n_now, n_room, min(n_own, n_end // self.cache.page)))
+        return found
 
     def _n_matched(self, request: Request) -> int:
         """How many of the request's tokens are in the tree."""

@@ -126,9 +126,13 @@ def accept_path(draft: Sequence[int], parents: Sequence[int], sampled: list[int]
 
 
 def slot_moves(request: Request, parents: Sequence[int], path: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The slots in which the accepted tokens were computed and those in which they belong, where these differ. The KV
-    must be moved before the tokens are published."""
+    """The slots in which the accepted tokens were computed and those in which they belong, where these differ; slots of
+    windowed layers as ~slot. The KV must be moved before the tokens are published."""
     if not parents or path == list(range(len(path))):
         return []
     end = request.n_total
-    return [([request.slot(end + i) for i in path], [request.slot(end + k) for k in range(len(path))])]
+    sources, to = [end + i for i in path], range(end, end + len(path))
+    moves = [([*map(request.slot, sources)], [*map(request.slot, to)])]
+    if request.lease is not None and request.lease.window is not None:
+        moves.append(([~request.window_slot(i) for i in sources], [~request.window_slot(i) for i in to]))
+    return moves

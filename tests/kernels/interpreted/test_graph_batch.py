@@ -69,16 +69,18 @@ def test_fill_beyond_the_capacity_changes_nothing(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("n_layers", [1, 2])
+@pytest.mark.parametrize(("n_layers", "n_window_pages"), [(1, 0), (2, 0), (2, 48)])
 def test_engine_with_captured_steps_gives_the_same_outputs(
-    n_layers: int, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
+    n_layers: int, n_window_pages: int, tiny_model: Callable[..., Path], module_at: Callable[[Path], ModuleType]
 ) -> None:
-    """Also if a step is launched before the end of the previous step, whose samples it needs."""
+    """Also if a step is launched before the end of the previous step, whose samples it needs, and if the last layer has
+    a window and pages of its own."""
     fake, late = module_at(ENGINE / "fake.py"), module_at(ENGINE / "late.py")
-    model = load(tiny_model("llama", num_hidden_layers=n_layers))
+    windows = {"use_sliding_window": bool(n_window_pages), "sliding_window": 11, "max_window_layers": 1}
+    model = load(tiny_model("qwen2", num_hidden_layers=n_layers, **windows))
     ids = []
     for is_captured, is_ahead in ((False, False), (True, False), (True, True)):
-        engine = fake.engine(model, n_pages=32, context=128, speculate="off")
+        engine = fake.engine(model, n_pages=32, n_window_pages=n_window_pages, context=128, speculate="off")
         runner = engine.model
         if is_captured:
             runner.graphs = Graphs(model, runner.store, 128, simulated_capture)

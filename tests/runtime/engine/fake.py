@@ -166,12 +166,12 @@ def short_runs() -> list[Run]:
 
 def engine(
     model: Any = None, *, n_pages: int = 256, n_host: int = 0, context: int | None = None, weights: str = "",
-    state_memory: int = 0, **options: Any,
+    state_memory: int = 0, n_window_pages: int = 0, **options: Any,
 ) -> EngineLoop:  # fmt: skip
     model = model or FakeModel()
     resolved = Resolved(
         device="cpu", dtype="float32", context=context or model.spec.max_context, n_pages=n_pages,
-        n_host=n_host, threads=1, decisions=(), state_memory=state_memory,
+        n_host=n_host, threads=1, decisions=(), state_memory=state_memory, n_window_pages=n_window_pages,
     )  # fmt: skip
     config = configs.make(**({"speculate": "grammar"} | options))  # tests enable other drafters explicitly
     return EngineLoop(config, model, resolved, clock=lambda: 0.0, weights=weights, stopwatch=lambda: 0.0)

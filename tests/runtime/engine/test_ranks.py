@@ -51,6 +51,8 @@ BATCHES: dict[str, Ragged] = {
     "a last layer of few rows": ragged([200, 4], [200, 9], [range(13), [20]], 16, parents=[None, [-1, 0, 1, 1]],
                                        wanted=[1, 2]),
     "deterministic": ragged([3], [3], [[6]], 16, deterministic=True),
+    "windowed layers": ragged([1, 2], [17, 4], [[3, 5], [3]], 16)._replace(
+        windowed=ragged([1, 2], [17, 4], [[9, 2], [7]], 16)),
 }  # fmt: skip
 
 
@@ -131,8 +133,9 @@ class Thread:
             model = load.load(path, shard=shard, deterministic=config.deterministic)
             sizes = resolved.n_pages, config.page, "cpu", resolved.n_host
             shard.connect(store, CPU)
+            pool = KVPool(model.spec, *sizes, n_window_pages=resolved.n_window_pages)
             with theirs:
-                rank.run(theirs, model, KVPool(model.spec, *sizes), shard)
+                rank.run(theirs, model, pool, shard)
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
@@ -155,21 +158,28 @@ Engines = Callable[..., tuple[EngineLoop, set[str]]]
 
 @pytest.fixture
 def engines(tiny_model: Callable[..., Path]) -> Iterator[Engines]:
-    """`engines(tp, **options)`: an engine on the tiny llama, and the kinds of changes to KV that were sent."""
+    """`engines(tp, **options)`: an engine on the tiny llama, or mistral, which has windows, and the kinds of changes to
+    KV that were sent."""
     threads: list[Thread] = []
 
-    def make(tp: int, n_pages: int = 256, n_host: int = 0, **options: Any) -> tuple[EngineLoop, set[str]]:
+    def make(
+        tp: int, n_pages: int = 256, n_host: int = 0, n_window_pages: int = 0, **options: Any
+    ) -> tuple[EngineLoop, set[str]]:
         config = configs.make(tp=tp, **options)
         resolved = Resolved(
             device="cpu",
             dtype="float32",
             context=config.context or 128,
             n_pages=n_pages,
+            n_window_pages=n_window_pages,
             n_host=n_host,
             threads=1,
             decisions=(),
         )
-        path, at = tiny_model("llama"), {"clock": lambda: 0.0, "stopwatch": lambda: 0.0}
+        path, at = (
+            tiny_model("mistral" if n_window_pages else "llama"),
+            {"clock": lambda: 0.0, "stopwatch": lambda: 0.0},
+        )
         if tp == 1:
             model = load.load(path, deterministic=config.deterministic)
             return EngineLoop(config, model, resolved, **at), set()  # type: ignore[arg-type]
@@ -195,14 +205,15 @@ def scripts(known: dict[int, list[int]]) -> list[Any]:
 @pytest.mark.parametrize("options", [
     {"speculate": "off"},
     {"speculate": "tree"},
+    {"speculate": "tree", "n_window_pages": 60, "step_tokens": 16, "page": 4},
     {"n_pages": 24, "n_host": 200, "max_running": 4, "page": 4, "context": 90, "speculate": "off"},
     {"deterministic": True, "speculate": "off"},
 ], ids=str)  # fmt: skip
 def test_outputs_with_two_ranks_are_those_of_one(
     native: None, fake: ModuleType, engines: Engines, options: dict[str, Any]
 ) -> None:
-    """Prompts share a part of a page, which is copied; drafts that branch move slots; few pages move to the host and
-    back. The second round starts from what the first left in KV."""
+    """Prompts share a part of a page, which is copied; drafts that branch move slots, also in pages of windowed layers;
+    few pages move to the host and back. The second round starts from what the first left in KV."""
     sampling = Sampling(temperature=0.0, max_tokens=12, ignore_eos=True)
     outputs, changes = [], set[str]()
     for tp in (1, 2):

@@ -1,0 +1,198 @@
+"""Pages of windowed layers in the tree: a lease always has the last tokens of its window, and no other's."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+
+from banyan.radix_cache.cache import Cache, Lease
+from banyan.radix_cache.check import Corrupt, check
+from banyan.radix_cache.quarantine import quarantine
+from banyan.radix_cache.windows import WindowPages
+from forms import short_form
+
+PAGE, WINDOW, AHEAD = 4, 10, 8
+Slot = tuple[int, int]
+
+
+class Driver:
+    """Runs leases on a cache as an engine does. A slot of a windowed layer holds the text up to its token."""
+
+    def __init__(self, n_pages: int = 64, n_window: int = 24) -> None:
+        self.window = WindowPages(n_window, PAGE, WINDOW, AHEAD)
+        self.cache = Cache(n_pages, PAGE, window=self.window)
+        self.slots: dict[Slot, bytes] = {}
+
+    def open(self, text: bytes) -> Lease | None:
+        """A lease with room for the text and its next step. None if there are no pages."""
+        lease = self.cache.open(text, limit=len(text) // 4 - 1)
+        if not lease.grow(len(text) // 4):
+            lease.close()
+            return None
+        for source, destination, n in lease.take_copies():
+            if source < 0:
+                for i in range(n):
+                    self.slots[~destination, i] = self.slots[~source, i]
+        return lease
+
+    def compute(self, lease: Lease, text: bytes, n: int = AHEAD) -> int:
+        """Compute and publish at most n tokens of the text. Returns how many are computed then."""
+        assert lease.window is not None
+        start, pages = lease._n_computed, lease.window.pages
+        end = min(start + n, len(text) // 4)
+        for i in range(start, end):
+            self.slots[pages[i // PAGE], i % PAGE] = text[: 4 * i + 4]
+        for i in range(start, end):
+            for j in range(max(0, i - WINDOW + 1), i + 1):
+                assert self.slots[pages[j // PAGE], j % PAGE] == text[: 4 * j + 4], (i, j)
+        lease.publish(text[: 4 * end])
+        return end
+
+    def run(self, text: bytes) -> int:
+        """One request from beginning to end. Returns how many tokens it found."""
+        lease = self.open(text)
+        assert lease is not None
+        while self.compute(lease, text) < len(text) // 4:
+            assert lease.grow(len(text) // 4)
+            check(self.cache)
+        lease.close()
+        check(self.cache)
+        return lease.n_cached
+
+
+def ids(*tokens: int) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+TEXT = ids(*range(60))
+
+
+def test_running_lease_has_a_window_of_pages() -> None:
+    d = Driver()
+    lease = d.open(TEXT)
+    assert lease is not None
+    assert lease.window is not None
+    while (n := d.compute(lease, TEXT)) < 60:
+        assert lease.grow(60)
+        assert len(lease.window.held) <= WindowPages.need(WINDOW, AHEAD, PAGE)
+        check(d.cache)
+    assert n == 60
+    assert len(lease.window.held) == 3, "tokens 48 to 59, of which the next token needs 51 and up"
+    assert len(lease.pages) == 15
+
+
+def test_text_goes_on_where_its_window_is_there() -> None:
+    d = Driver()
+    assert d.run(TEXT) == 0
+    assert d.run(TEXT) == 59
+    assert d.cache.n_usable(TEXT, b"", 30) == 30, "all pages are still there"
+    for page in list(d.window.passed):
+        d.window._remove(d.window.nodes[page], d.window._positions[page])
+    check(d.cache)
+    assert d.run(TEXT + ids(7)) == 60
+    assert d.run(TEXT[:120] + ids(98)) == 0, "what a text left behind is gone"
+
+
+def test_match_ends_at_the_last_whole_window() -> None:
+    d = Driver()
+    d.run(TEXT)
+    (node,) = d.cache.tree.root(b"").children.values()
+    d.window._remove(node, 40)  # tokens 36 to 39
+    check(d.cache)
+    for n, found in ((59, 59), (50, 50), (49, 49), (48, 36), (39, 36), (36, 36), (20, 20)):
+        assert d.cache.n_usable(TEXT, b"", n) == found, n
+
+
+def test_pages_left_behind_are_evicted_first_and_held_ones_last() -> None:
+    d = Driver(n_pages=200, n_window=24)
+    a, b, c = (ids(start, *range(31)) for start in (100, 200, 300))
+    held = d.cache.handle(a)
+    d.run(a)
+    held.expect(5)
+    for text in (b, c, *(ids(start, *range(31)) for start in range(400, 410))):
+        d.run(text)
+    assert d.cache.n_usable(a, b"", 31) == 31
+    assert d.cache.n_usable(b, b"", 31) == 0
+
+
+def test_evicted_nodes_free_their_pages() -> None:
+    d = Driver()
+    d.run(TEXT)
+    d.cache.evict(2)
+    check(d.cache)
+    assert d.run(TEXT) == 52
+    d.cache.reset()
+    check(d.cache)
+    assert len(d.window.free) == d.window.n_slots
+
+
+def test_too_few_pages_change_nothing() -> None:
+    d = Driver(n_window=WindowPages.need(WINDOW, AHEAD, PAGE))
+    first, second, third = d.open(TEXT), d.open(TEXT[4:]), d.open(TEXT[8:])
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    second.close()
+    second = d.cache.open(ids(*range(100, 140)))
+    d.compute(first, TEXT)
+    assert first.grow(60)
+    n_free = len(d.cache.pool.free)
+    assert not second.grow(40)
+    assert len(d.cache.pool.free) == n_free
+    check(d.cache)
+    first.close(), second.close(), third.close()
+    check(d.cache)
+    with pytest.raises(ValueError, match="too few for a window of 10"):
+        WindowPages(d.window.n_slots - 1, PAGE, WINDOW, AHEAD)
+
+
+def test_repair_drops_pages_and_goes_on() -> None:
+    d = Driver()
+    d.run(TEXT)
+    lease = d.open(TEXT + ids(1))
+    assert lease is not None
+    assert lease.window is not None
+    d.window.free.append(lease.window.held[0])
+    with pytest.raises(Corrupt, match="page of windowed layers"):
+        check(d.cache)
+    quarantine(d.cache)
+    check(d.cache)
+    lease.close()
+    check(d.cache)
+    assert d.run(TEXT) == 0
+    assert d.run(TEXT + ids(1)) == 60
+
+
+@pytest.mark.parametrize("seed", short_form(((seed,) for seed in range(200)), lambda seed: seed < 6))
+def test_any_order_of_leases_and_evictions(seed: int) -> None:
+    rng = random.Random(seed)
+    least = WindowPages.need(WINDOW, AHEAD, PAGE)
+    d = Driver(n_pages=rng.randint(12, 40), n_window=rng.randint(least, 3 * least))
+    running: list[tuple[Lease, bytes]] = []
+    held = [d.cache.handle(ids(*[7] * n)) for n in (5, 12)]
+    for _ in range(300):
+        match rng.randrange(6):
+            case 0 if len(running) < 4:
+                text = ids(*(rng.randrange(2) if rng.random() < 0.15 else 7 for _ in range(rng.randint(1, 36))))
+                if lease := d.open(text):
+                    running.append((lease, text))
+            case 1 | 2 if running:
+                lease, text = rng.choice(running)
+                if lease.grow(len(text) // 4):
+                    d.compute(lease, text, rng.randint(1, AHEAD))
+            case 3 if running:
+                lease, text = running.pop(rng.randrange(len(running)))
+                if rng.random() < 0.7 and lease.grow(len(text) // 4):
+                    d.compute(lease, text)
+                lease.close()
+            case 4:
+                d.cache.evict(rng.randint(0, 2))
+            case 5:
+                hint = rng.choice(held)
+                hint.expect(5) if rng.random() < 0.5 else hint.release()
+        check(d.cache)
+    for lease, _ in running:
+        lease.close()
+    check(d.cache)
