@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.model.images import ImageSpec
 from banyan.runtime.model.quantised.config import Quantisation
 from banyan.runtime.model.rope import NoScaling, Rope, parse_rope
 
@@ -138,6 +139,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     quantisation: Quantisation | None = None  # how a safetensors checkpoint stores linear layers in few bits
     n_ranks: int = 1  # processes that compute it together
     chunk: int = 0  # of layers that attend in chunks of so many tokens, each to its own; 0: no layer does
+    images: ImageSpec | None = None  # how it takes images; None: it takes none
 
     @property
     def kind(self) -> str:

@@ -11,12 +11,15 @@ from banyan.runtime.protocol.wire import Run, Sampling
 
 
 class EngineLimits(NamedTuple):
-    """Limits of requests and steps. context: tokens of prompt and output together."""
+    """Limits of requests and steps. context: tokens of prompt and output together. row_id: stands for rows of images;
+    -1: there are none. has_whole_images: a step that computes rows of an image computes all that are left of it."""
 
     context: int
     vocab_size: int
     max_running: int
     step_tokens: int
+    row_id: int = -1
+    has_whole_images: bool = False
 
 
 def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
@@ -38,6 +41,11 @@ def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
         )
     if not -inf < run.deadline < inf:
         raise BadMessage(f"deadline is {run.deadline}; it must be finite")
+    for rows in run.images:
+        own = ids[rows.start : rows.start + rows.n]
+        if not (rows.start >= 0 and 0 < rows.n == len(own) and max(own) < 0) or limits.row_id < 0:
+            raise BadMessage(f"{rows.n} rows of an image at {rows.start} are not what the prompt has there")
+        ids[rows.start : rows.start + rows.n] = array("i", [limits.row_id]) * rows.n
     for what, tokens in (("prompt", ids), ("logit_bias", s.logit_bias)):
         if tokens and not 0 <= min(tokens) <= max(tokens) < limits.vocab_size:
             raise BadProgram(

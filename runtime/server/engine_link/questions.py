@@ -257,7 +257,7 @@ class Questions:
             snapshot = msgspec.json.decode(body)
             n_before = len(nodes)
             for node in snapshot.pop("nodes"):
-                node["text"] = self._tokenizer.text_of(node.pop("ids"))
+                node["text"] = self._tokenizer.text_of(i for i in node.pop("ids") if i >= 0)  # no rows of images
                 node["namespace"] = self._tenants.name(bytes.fromhex(node["namespace"]))
                 if len(bodies) > 1:
                     is_root = node["parent"] < 0
