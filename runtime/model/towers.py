@@ -98,16 +98,17 @@ def attend_blocks(
     out: Tensor, q: Tensor, k_pool: Pool, v_pool: Pool, blocks: Sequence[ImageBlock], scale: float, window: int
 ) -> None:
     """Attention of the rows of each block, written to `out` [n_rows, n_heads, head_dim]. K and V of all rows of the
-    step are in the pools. window: as in AttentionOptions; the rows of an image see all of it."""
+    step are in the pools. window: as in AttentionOptions."""
     page = k_pool.shape[1]
     for row, n, start, first, pages in blocks:
         end = start + n
         table = torch.tensor(pages[: -(-end // page)], device=q.device)
         k, v = (read(pool, table, q.dtype).flatten(0, 1)[:end].transpose(0, 1) for pool in (k_pool, v_pool))
         keys, at = torch.arange(end, device=q.device), torch.arange(start, end, device=q.device)[:, None]
-        seen = (keys <= at) & (keys > at - window) if window else keys <= at
+        seen = (keys <= at) | (keys >= first)
+        if window:
+            seen &= keys > at - window
         own = F.scaled_dot_product_attention(
-            q[row : row + n].transpose(0, 1)[None], k[None], v[None], seen | (keys >= first), scale=scale,
-            enable_gqa=True,
-        )  # fmt: skip
+            q[row : row + n].transpose(0, 1)[None], k[None], v[None], seen, scale=scale, enable_gqa=True
+        )
         out[row : row + n] = own[0].transpose(0, 1)
