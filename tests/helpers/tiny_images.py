@@ -6,15 +6,24 @@ from __future__ import annotations
 import io
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from PIL import Image
-from tiny import TINY, VOCAB, make_tiny
 
+from banyan.runtime.model.images import ImageShape, ImageSpec, image_spec
+from banyan.runtime.protocol import wire
+from banyan.runtime.server.text.chat_template import ChatTemplate
+from banyan.runtime.server.text.image_process import ImageProcessor, ProcessStart
+from banyan.runtime.server.text.images import ImageFile, Images
+from banyan.runtime.server.text.prompt import PromptText, TokenRun, image_rows
+from banyan.runtime.server.text.tokenizer import Files, Tokenizer
+
+VOCAB = 320  # ids of the tiny tokenizer
 _TEXT = {"hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": None,
          "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
@@ -118,14 +127,14 @@ m['content'] }}}}{{% else %}}{{% if m['content'][0]['type'] == 'image' %}}{{{{ '
 {{% if add_generation_prompt %}}{{{{ '<|im_start|>assistant\n' }}}}{{% endif %}}"""
 
 
-def make_image_model(path: Path, family: str) -> Path:
-    """Write a tiny model of `family` that takes images. Returns `path`."""
+def make_image_model(path: Path, family: str, tiny: ModuleType) -> Path:
+    """Write a tiny model of `family` that takes images. Returns `path`. tiny: tests/tiny.py."""
     from tokenizers import Tokenizer
 
     kind, config, pixels = MODELS[family]
-    TINY.setdefault(family, {})
+    tiny.TINY.setdefault(family, {})
     text = config["text_config"] | {"vocab_size": VOCAB + len(ADDED[kind])}
-    make_tiny(path, family, **config | {"text_config": text})
+    tiny.make_tiny(path, family, **config | {"text_config": text})
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     tokenizer.add_special_tokens(ADDED[kind])
     tokenizer.save(str(path / "tokenizer.json"))
@@ -148,14 +157,59 @@ def png(width: int, height: int, seed: int = 0) -> bytes:
     return file.getvalue()
 
 
+def turn(*parts: str | bytes) -> tuple[wire.Part, ...]:
+    """A turn of the user with texts and images, and the start of the assistant's."""
+    contents = (wire.Image(part, "image/png") if isinstance(part, bytes) else part for part in parts)
+    return (wire.BeginTurn("user"), *contents, wire.EndTurn(), wire.BeginTurn("assistant"))
+
+
+class LocalImages(Images):
+    """Images that are processed in this process."""
+
+    def __init__(self, path: Path, spec: ImageSpec, spell: Callable[[int], str]) -> None:
+        super().__init__(path, spec, spell)
+        self._processor = ImageProcessor(ProcessStart(str(path), spec))
+
+    def _process(self, file: ImageFile) -> tuple[ImageShape, dict[str, wire.PixelArray]]:
+        answer = self._processor(file.data)
+        return answer.shape, answer.arrays
+
+
+class Prompts:
+    """The prompts of a model as the server makes them."""
+
+    def __init__(self, path: Path) -> None:
+        files = Files.read(path)
+        self.tokenizer = Tokenizer(path, files)
+        assert files.template is not None
+        self.template = ChatTemplate(files.template, files.special_tokens)
+        spec = image_spec(path, files.config)
+        assert isinstance(spec, ImageSpec)
+        self.images = LocalImages(path, spec, lambda i: self.tokenizer.text_of([i]))
+        self._files: list[ImageFile] = []  # a request would keep them
+
+    def encoded(self, parts: Sequence[wire.Part]) -> tuple[TokenRun, ...]:
+        prompt = PromptText(images=self.images)
+        for part in parts:
+            prompt.append_part(part)
+        return prompt.prompt(self.tokenizer, self.template, datetime.now()).encode(self.tokenizer)
+
+    def run(self, rid: int, parts: Sequence[wire.Part], sampling: wire.Sampling, **fields: Any) -> wire.Run:
+        runs = self.encoded(parts)
+        rows, files = image_rows(runs)
+        self._files += files
+        return wire.Run(rid, b"".join(run.ids for run in runs), sampling, images=rows, **fields)
+
+
 class Oracle:
     """transformers' model and processor. (Its Processor classes want torchvision for videos, so their methods for
     images are called without one.)"""
 
     def __init__(self, path: Path, family: str) -> None:
         from tokenizers import Tokenizer
-        from transformers import AutoImageProcessor, AutoModelForImageTextToText
+        from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
+        self._template = AutoTokenizer.from_pretrained(path)
         self.kind = MODELS[family][0]
         self.tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
         self.processor = AutoImageProcessor.from_pretrained(path, backend="pil")
@@ -199,7 +253,12 @@ class Oracle:
                               global_image_tag="<global-img>", image_seq_len=4)  # fmt: skip
         return Idefics3Processor.replace_image_token(own, arrays, i)
 
-    def greedy(self, text: str, images: Sequence[Image.Image], n: int) -> list[int]:
+    def greedy(self, parts: Sequence[str | bytes], n: int) -> list[int]:
+        """The output behind `turn(*parts)`."""
+        contents = [{"type": "image"} if isinstance(part, bytes) else {"type": "text", "text": part} for part in parts]
+        messages = [{"role": "user", "content": contents}]
+        text = self._template.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        images = [Image.open(io.BytesIO(part)) for part in parts if isinstance(part, bytes)]
         inputs = self.inputs(text, images)
         out = self.model.generate(**inputs, do_sample=False, max_new_tokens=n, eos_token_id=None, pad_token_id=0)
         return out[0, inputs["input_ids"].shape[1] :].tolist()

@@ -89,7 +89,7 @@ class PromptRows:
             end = request.n_computed + request.n_inflight + n_new
             n_new += sum(one.start + one.n - end for one in request.run.images if one.start < end < one.start + one.n)
         work = make_work(request, n_new)
-        self._budget -= work.n_new
+        self._budget = max(0, self._budget - work.n_new)
         self._n_beside -= work.n_new
         return work
 

@@ -47,11 +47,10 @@ class _InvalidImage(Exception):
     pass
 
 
-class _Processor:
+class ImageProcessor:
     """transformers' image processor of a model."""
 
     def __init__(self, start: ProcessStart) -> None:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # transformers does without it, and starts in a tenth
         from transformers import AutoImageProcessor
 
         self._spec = start.spec
@@ -116,8 +115,9 @@ def main(argv: list[str]) -> int:
     launch.tie_to_parent()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     encode = msgspec.msgpack.Encoder().encode
+    sys.modules["torch"] = None  # type: ignore[assignment]  # transformers' processors do without, and start sooner
     try:
-        process = _Processor(msgspec.msgpack.decode(pipe.recv_bytes(), type=ProcessStart))
+        process = ImageProcessor(msgspec.msgpack.decode(pipe.recv_bytes(), type=ProcessStart))
     except Exception as e:  # whatever transformers raises
         pipe.send_bytes(encode(ProcessedImage(error=f"the model's image processor cannot be loaded: {e}")))
         return 1

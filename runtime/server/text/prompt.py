@@ -528,7 +528,7 @@ def _with_images(atoms: list[Atom], images: Sequence[ImagePiece]) -> list[Atom]:
         first, *others = atom.text.split(mark)
         found.append(TextSpan(first, meant=True))
         n_marks += len(others)
-        for image, text in zip(left, others, strict=False):
+        for text, image in zip(others, left, strict=False):  # in this order: zip takes one more of the first
             found += [image, TextSpan(text, meant=True)]
     if n_marks != len(images):
         raise BadProgram(f"the model's chat template writes {n_marks} marks for {len(images)} images")
