@@ -161,7 +161,8 @@ class StateBase:
             elif isinstance(leaf, LazyValue) and leaf.record is not self._record:
                 raise BadProgram(f"{leaf!r} belongs to another program; append its value: state[{leaf.name!r}]")
             elif isinstance(leaf, ImageExpr) and not self._record.backend.welcome.images:
-                raise Unsupported(f"image: the model {self._record.backend.welcome.model} takes only text")
+                welcome = self._record.backend.welcome
+                raise Unsupported(f"image: {welcome.no_images or f'the model {welcome.model} takes only text'}")
         return role, iter(samplings)
 
     def _check_tools(self, role: str | None) -> None:

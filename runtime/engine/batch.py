@@ -15,6 +15,7 @@ from banyan.kernels.lora.adapted import AdaptedRows, AdapterWeights
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.engine.scheduling.request import Plan, Request
 from banyan.runtime.engine.speculation.draft import DraftPosition, draft_rows
+from banyan.runtime.model.towers import ImageInputs
 
 Span = tuple[int, int, Sequence[tuple[int, int]]]
 """The rows of one request: their number, the slot of its recurrent state, and `Work.kept`."""
@@ -43,6 +44,7 @@ class Batch(NamedTuple):
     adapted: AdaptedRows | None = None  # the rows that use an adapter
     spans: tuple[Span, ...] = ()  # for models with a recurrent state: see `StatePool.begin`
     state_copies: tuple[tuple[int, int], ...] = ()  # of slots, before the step
+    images: ImageInputs | None = None
 
     def sampling_logits(self, logits: Tensor) -> Tensor:
         """The part of a step's logits that belongs to the rows that sample."""
@@ -64,12 +66,13 @@ def assemble(
     before: tuple[Sequence[Request | DraftPosition], Tensor] | None = None,
     adapters: Mapping[bytes, AdapterWeights] = {},
     chunk: int = 0,
+    row_id: int = -1,
 ) -> Batch:
     """Concatenate the rows of a plan's works. Copies to a GPU are asynchronous.
 
     before: only for a plan made ahead: the requests that the step before it samples for, and the ids it samples.
     adapters: by digest, those that requests may use.
-    chunk: of layers that attend in chunks; see `ragged`."""
+    chunk: of layers that attend in chunks; see `ragged`. row_id: in place of the ids of rows of images."""
     ids, targets = array("i"), array("i")
     rows, score_rows = list[int](), list[int]()
     scored: list[tuple[int, int, int]] = []
@@ -121,12 +124,15 @@ def assemble(
         own = [work.lease.window.pages for work in plan.works if work.lease.window is not None]
         windowed = ragged(q_lens, kv_lens, own, page, device, trees, deterministic, wanted)
         shape = shape._replace(windowed=windowed)
+    numbers = np.array(ids, np.int64), np.array(targets, np.int64)
+    for one in numbers if row_id >= 0 else ():
+        one[one < 0] = row_id
     return Batch(
-        to_device(np.array(ids, np.int64), device),
+        to_device(numbers[0], device),
         shape.position.long(),
         shape,
         to_device(np.array(score_rows + rows, np.int64), device),
-        to_device(np.array(targets, np.int64), device),
+        to_device(numbers[1], device),
         tuple(scored),
         tuple(sampled_for),
         later,

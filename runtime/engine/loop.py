@@ -25,6 +25,7 @@ from banyan.runtime.engine.batch import Batch, assemble
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
 from banyan.runtime.engine.determinism import check_determinism
 from banyan.runtime.engine.guides import Guides
+from banyan.runtime.engine.images import EngineImages
 from banyan.runtime.engine.kv_pool import KVPool, open_file
 from banyan.runtime.engine.model_runner import ModelRunner, use_threads
 from banyan.runtime.engine.sampler import PendingSample, sample
@@ -36,7 +37,7 @@ from banyan.runtime.engine.scheduling.validate import EngineLimits
 from banyan.runtime.engine.speculation.drafters import DraftModel, make_controller, make_model_drafter
 from banyan.runtime.errors import BadProgram, BanyanError, OutOfMemory
 from banyan.runtime.model.decoder import Decoder
-from banyan.runtime.model.load import Model, RecurrentModel
+from banyan.runtime.model.load import ImageModel, Model, RecurrentModel
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
 
@@ -134,8 +135,14 @@ class EngineLoop:
         if has_state:  # it cannot be taken back to before a draft; what a constraint forces is no draft
             names = tuple(name for name in names if name == "grammar")
         self.drafting = make_controller(names, drafter, max_tree)
-        limits = EngineLimits(resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens)
-        self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
+        of_images = model.spec.images
+        self.images = EngineImages(of_images, model.tower if isinstance(model, ImageModel) else None, self.device)
+        self._row_id = -1 if of_images is None else of_images.row_id
+        limits = EngineLimits(
+            resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens, self._row_id,
+            of_images is not None and of_images.is_bidirectional,
+        )  # fmt: skip
+        self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting, self.images.find)
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))
         self.kv_hints = KVHintReceiver(self.cache)
 
@@ -143,7 +150,7 @@ class EngineLoop:
         self._in_flight: list[Plan] = []  # what the device computes, in order
         self._last_end = 0.0  # of the last step, by the stopwatch
         self._walks: dict[str, tuple[float, wire.Answer | None]] = {}  # question -> until when it has which answer
-        self.answers: list[wire.Answer | wire.Pong] = []
+        self.answers: list[wire.Answer | wire.Pong | wire.WantImages] = []
         self.failed: list[wire.Failed] = []
 
     @property
@@ -220,6 +227,8 @@ class EngineLoop:
             self._repair("the pages do not add up")
         now = self.clock()
         plan = self.scheduler.plan(now) if before is None else self.scheduler.plan_ahead(before.plan, now)
+        if wanted := self.scheduler.take_wants():
+            self.answers.append(wire.WantImages(wanted))
         if plan is None:
             return None
         self._in_flight.append(plan)
@@ -231,7 +240,9 @@ class EngineLoop:
             sampled = before.batch.sampled_for, before.pending.ids
         try:
             is_exact, adapters = self.config.deterministic, self.adapters.weights
-            batch = assemble(plan, self.page, self.device, is_exact, sampled, adapters, self._chunk)
+            batch = assemble(plan, self.page, self.device, is_exact, sampled, adapters, self._chunk, self._row_id)
+            if (images := self.images.inputs(plan.works, batch.positions)) is not None:
+                batch = batch._replace(images=images)
             return InFlightStep(plan, batch, start, logits=self.model(batch, plan.copies))
         except Exception as e:
             self._fail(plan, e)
@@ -318,6 +329,12 @@ class EngineLoop:
                     self.scheduler.take(order)
             case wire.ProgramEnded():
                 self.scheduler.take(order)
+            case wire.ImagePixels(image=digest, error=error):
+                if error:
+                    self.scheduler.image_failed(digest, error)
+                else:
+                    self.images.add(order)
+                    self.scheduler.image_arrived(digest)
             case wire.Hold() | wire.Release() | wire.EvictFirst():
                 self.kv_hints.take(order, self.clock())
             case wire.Abort():
@@ -387,6 +404,7 @@ class EngineLoop:
         kept = {
             "constraints": (self.guides.n_bytes, guides.CACHE_BYTES),
             "kv_hints": (self.kv_hints.n_bytes, kv_hints.MAX_BYTES),
+            "images": self.images.kept,
         }
         for drafter in self.drafting.drafters:
             kept |= drafter.kept()

@@ -15,7 +15,7 @@ from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import SIZES, Graphs
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.scheduling.request import Request
-from banyan.runtime.model.load import Model
+from banyan.runtime.model.load import ImageModel, Model
 from banyan.runtime.protocol.wire import Run, Sampling
 
 
@@ -57,6 +57,10 @@ class ModelRunner:
             self.store.states.begin(batch.spans)
         if self.graphs is not None and batch.adapted is None and (logits := self.graphs(batch)) is not None:
             return logits
+        if batch.images is not None:
+            assert isinstance(self.model, ImageModel)
+            arguments = batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows
+            return self.model.forward(*arguments, images=batch.images)
         return self.forward(batch.ids, batch.positions, batch.ragged, batch.rows, batch.adapted)
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, rows: Tensor,

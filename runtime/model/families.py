@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from banyan.runtime.errors import BadModel, Unsupported
+from banyan.runtime.model.images import ImageSpec
 from banyan.runtime.model.quantised.config import Quantisation
 from banyan.runtime.model.rope import NoScaling, Rope, parse_rope
 
@@ -139,6 +140,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     n_ranks: int = 1  # processes that compute it together
     chunk: int = 0  # of layers that attend in chunks of so many tokens, each to its own; 0: no layer does
     windows: tuple[int, ...] = ()  # of each layer: how many tokens a token attends to, 0: all; (): all layers to all
+    images: ImageSpec | None = None  # how it takes images; None: it takes none
 
     @property
     def kind(self) -> str:

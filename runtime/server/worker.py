@@ -32,6 +32,7 @@ import zmq
 from banyan.runtime import launch
 from banyan.runtime.config import Config, check, parse_bytes
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
+from banyan.runtime.model.images import image_spec
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
@@ -54,6 +55,7 @@ from banyan.runtime.server.programs.programs import Programs
 from banyan.runtime.server.telemetry.loop_times import LoopTimes
 from banyan.runtime.server.telemetry.observer import Observer
 from banyan.runtime.server.text.chat_template import ChatTemplate
+from banyan.runtime.server.text.images import Images
 from banyan.runtime.server.text.tokenizer import Files, Tokenizer
 
 MAX_INLINE = 4096
@@ -146,6 +148,9 @@ class Server:
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="banyan-encode")
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         self._encoding = FairThreads(self._threads)
+        image_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="banyan-images")
+        undo.callback(image_thread.shutdown, wait=False, cancel_futures=True)
+        self._decoding = FairThreads(image_thread)
         self._load(undo)  # while the engine loads its weights
 
     def _load(self, undo: contextlib.ExitStack) -> None:
@@ -155,6 +160,11 @@ class Server:
         self.tokenizer = Tokenizer(self.directory, files)
         undo.callback(self.tokenizer.close)
         self._template = template = ChatTemplate(files.template, files.special_tokens) if files.template else None
+        spec = image_spec(self.directory, files.config)
+        spell = self.tokenizer.spelling.__getitem__
+        self.images = spec if isinstance(spec, str) else Images(self.directory, spec, lambda i: spell(i).decode())
+        if isinstance(self.images, Images):
+            undo.callback(self.images.close)
         text_config = files.config.get("text_config") or files.config
         self.observer = Observer(self.config, self.name, undo)
         self.requests = EngineRequests(
@@ -163,6 +173,7 @@ class Server:
             call_later=self._call_soon,
             on_end=self.observer.request_ended,
             is_late=self.work.is_late,
+            row_id=0 if isinstance(spec, str) else spec.row_id,
         )
         vocabulary = self.tokenizer.vocabulary()
         self.replicas.connect(self.requests, vocabulary)
@@ -180,7 +191,7 @@ class Server:
         check = self.constraints.check
         self.adapters = AdapterNames()
         generator = EngineGenerator(
-            self.tokenizer, template, self.requests, self._offload, Random(), check, self.adapters
+            self.tokenizer, template, self.requests, self._offload, Random(), check, self.adapters, self.images
         )
         self.timers = Timers()
         self._throttle = TokenThrottle(self.timers, partial(self._log, "info"))
@@ -309,9 +320,12 @@ class Server:
         self._calls.append(call)
         self.wake()
 
-    def _offload(self, client: Hashable, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def _offload(
+        self, client: Hashable, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None],
+        has_images: bool = False,
+    ) -> None:  # fmt: skip
         """Run `work`, on a thread if the text is long, and `then` with its result or exception on the loop. Clients
-        have the threads in turn."""
+        have the threads in turn. has_images: it may have to wait until images are decoded."""
 
         def result() -> Any:
             try:
@@ -324,7 +338,8 @@ class Server:
         if n_chars <= MAX_INLINE:
             then(result())
         else:
-            self._encoding.submit(client, lambda: self._call_soon(partial(then, result())))
+            threads = self._decoding if has_images else self._encoding
+            threads.submit(client, lambda: self._call_soon(partial(then, result())))
 
     # ---- clients ---------------------------------------------------------------------------------------------------
 
@@ -438,6 +453,8 @@ class Server:
             max_message=self.config.max_message,
             max_programs=self.config.max_programs,
             sampling=self.sampling,
+            images=isinstance(self.images, Images),
+            no_images=self.images if isinstance(self.images, str) else "",
         )
         for client, (name, tenant) in self._waiting.items():
             self._peers[client] = Peer(name)
@@ -484,7 +501,8 @@ class Server:
             self._send(client, wire.Pong())
 
     def _heartbeat(self) -> None:
-        is_empty = not (self.work or len(self.programs) or self._encoding.is_busy or self._calls)
+        is_encoding = self._encoding.is_busy or self._decoding.is_busy
+        is_empty = not (self.work or len(self.programs) or is_encoding or self._calls)
         if is_empty and (self._has_free_memory or self.programs.n_started > self._n_collected):
             self._n_collected = self.programs.n_started
             gc.collect()  # the heap is small now; this also empties Python's free lists
@@ -540,6 +558,8 @@ class Server:
         kept = self.tokenizer.kept() | {"constraints": self.constraints.kept}  # what outlives programs
         if self._template is not None:
             kept["chat_markers"] = self._template.kept
+        if isinstance(self.images, Images):
+            kept["pixels"] = self.images.kept
         replicas = {one.name: {"state": one.state, "starts": one.link.n_starts} for one in self.replicas}
         return {"server": counters, "kept_by_server": kept, "replicas": replicas}
 
@@ -597,6 +617,11 @@ class Server:
                 self.requests.fail(report)
             case wire.Answer():
                 self.questions.receive(report, replica.name)
+            case wire.WantImages(images=digests) if isinstance(self.images, Images):
+                then = partial(self._send_pixels, replica, replica.link.pid)
+                for digest in digests:
+                    work = partial(self.images.pixels, digest)
+                    self._offload(replica.name, sys.maxsize, work, then, has_images=True)
             case wire.Notice():
                 self._log("info", report.text)
                 if self.ready_fd is not None:
@@ -604,6 +629,13 @@ class Server:
             case wire.Ready():
                 self._engine_ready(replica, report)
         return ()
+
+    def _send_pixels(self, replica: ReplicaProcess, pid: int, pixels: wire.ImagePixels | Exception) -> None:
+        """Give an engine an image that it asked for, if it is still there."""
+        if isinstance(pixels, Exception):
+            traceback.print_exception(pixels)
+        elif replica.link.pid == pid:
+            replica.link.send(pixels)
 
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
         others = [one for one in self.replicas if one is not replica and one.route.is_ready]

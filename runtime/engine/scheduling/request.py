@@ -31,8 +31,8 @@ class Request:
     """The state of one Run. Only the scheduler changes it."""
 
     __slots__ = (
-        "client", "drafted", "end_ids", "fork_points", "guide", "has_edits", "ids", "is_plain", "is_waiting", "key",
-        "lease", "max_total", "n_cached", "n_computed", "n_forced", "n_inflight", "n_pending", "n_prompt",
+        "client", "drafted", "end_ids", "fork_points", "guide", "has_edits", "ids", "images", "is_plain", "is_waiting",
+        "key", "lease", "max_total", "n_cached", "n_computed", "n_forced", "n_inflight", "n_pending", "n_prompt",
         "n_published", "n_submitted", "program", "rid", "run", "sampling", "scores", "start_time", "stop_ids",
         "token_counts", "tops", "turn", "waiting_since",
     )  # fmt: skip
@@ -62,6 +62,7 @@ class Request:
         self.lease: Lease | None = None  # held while it runs
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
         self.fork_points: set[int] = set()  # positions where other texts leave its own; see `Scheduler._keep_states`
+        self.images: dict[bytes, Any] = {}  # by digest, those that it holds; see `Scheduler._has_images`
         self.drafted = array("i")  # positions in the output whose tokens were drafted or forced
         self.n_forced = 0  # output tokens that the constraint forced
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
@@ -72,7 +73,8 @@ class Request:
         # Its next token is the argmax of its row, and nothing else is needed.
         self.is_plain = not (self.has_edits or s.temperature or s.logprobs or guide)
         # How often each token of the text occurs in the output. None without penalties.
-        self.token_counts: dict[int, int] | None = dict.fromkeys(self.ids, 0) if has_penalties else None
+        tokens = (i for i in self.ids if i >= 0)  # without the rows of images
+        self.token_counts: dict[int, int] | None = dict.fromkeys(tokens, 0) if has_penalties else None
         self._count(self.ids[self.n_prompt :])
 
     def extend(self, tokens: Sequence[int]) -> None:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from operator import attrgetter
 
 from banyan.radix_cache.cache import Cache, Lease
@@ -31,13 +31,16 @@ from banyan.runtime.engine.scheduling.request import NO_TOKEN, Plan, Request, Re
 from banyan.runtime.engine.scheduling.validate import EngineLimits, admit
 from banyan.runtime.engine.speculation.depth_control import DepthController
 from banyan.runtime.engine.speculation.draft import accept_path, slot_moves
-from banyan.runtime.errors import BadMessage, BanyanError, ConstraintBroke
+from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConstraintBroke
 from banyan.runtime.protocol.wire import Abort, Failed, Finish, FinishReason, ProgramEnded, Run, Step, TopLogprobs
 
 WORTH_WAITING = 16  # tokens: requests that share a shorter new prefix all compute it, because waiting costs a step
 FORESIGHT = 1.0
 """The share of the pages which running requests are expected to claim that must be available before another starts.
 With 0, requests start as long as there is a page, and retract each other."""
+
+MAX_ASKING = 4
+"""Requests that wait for images and ask for them at a time."""
 
 BESIDE = 0.75
 """What the rows of a client may cost beside the decodes of another, as a share of the fixed part of a step."""
@@ -60,10 +63,12 @@ class PromptRows:
               for a client's decodes and the prompts of all. They cost less than the fixed part of a step, so the
               time between two tokens of the other client at most doubles
     decodes   the works of the step that decode
+    has_whole_images  a work that reaches into an image goes on to its end, beyond the budget
     """
 
-    def __init__(self, budget: int, n_beside: int, decodes: Sequence[Work]) -> None:
+    def __init__(self, budget: int, n_beside: int, decodes: Sequence[Work], has_whole_images: bool) -> None:
         self._budget, self._n_beside, self._decodes = budget, n_beside, decodes
+        self._has_whole_images = has_whole_images
 
     @cached_property
     def _clients(self) -> dict[int, list[Request]]:
@@ -79,8 +84,12 @@ class PromptRows:
         return self._budget
 
     def take(self, request: Request) -> Work:
-        work = make_work(request, min(self.left(request), request.n_left))
-        self._budget -= work.n_new
+        n_new = min(self.left(request), request.n_left)
+        if self._has_whole_images:
+            end = request.n_computed + request.n_inflight + n_new
+            n_new += sum(one.start + one.n - end for one in request.run.images if one.start < end < one.start + one.n)
+        work = make_work(request, n_new)
+        self._budget = max(0, self._budget - work.n_new)
         self._n_beside -= work.n_new
         return work
 
@@ -89,8 +98,10 @@ class Scheduler:
     """`take` orders, `plan` a step, `commit` its result, `report` it. Nothing else changes a request."""
 
     def __init__(
-        self, cache: Cache, limits: EngineLimits, schedule: Schedule = "dfs", drafting: DepthController | None = None
-    ) -> None:
+        self, cache: Cache, limits: EngineLimits, schedule: Schedule = "dfs", drafting: DepthController | None = None,
+        find_image: Callable[[bytes], object | None] = lambda digest: None,
+    ) -> None:  # fmt: skip
+        """find_image: an image by its digest; None: it is not here."""
         self.cache = cache
         self.drafting = drafting or DepthController()
         self.limits = limits
@@ -101,6 +112,9 @@ class Scheduler:
         self.waiting = Queue(schedule, self._n_matched)
         self.running: list[Request] = []  # by rank; exactly those that hold a lease
         self.following: list[Request] = []  # until the next plan: another request computes their prefix in this step
+        self.lacking: dict[Request, set[bytes]] = {}  # requests that wait for images, and for which
+        self._find_image = find_image
+        self._asked: set[bytes] = set()  # images that the server was asked for, and has not sent
         self.lengths = OutputLengths()
         self.admission = AdmissionControl(cache.page) if schedule == "dfs" and cache.enabled else None
         self._step_time = StepTime()
@@ -116,7 +130,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether a plan would be empty."""
-        return not self.requests
+        return len(self.requests) == len(self.lacking)
 
     # ---- take ------------------------------------------------------------------------------------------------------
 
@@ -236,7 +250,8 @@ class Scheduler:
             elif n_left:
                 decodes.append(request)
         works = [make_work(request, 1) for request in self._in_turn(decodes, n_beside)]
-        rows = PromptRows(max(self.limits.step_tokens - len(works) - n_reserved, 0), n_beside, tuple(works))
+        budget = max(self.limits.step_tokens - len(works) - n_reserved, 0)
+        rows = PromptRows(budget, n_beside, tuple(works), self.limits.has_whole_images)
         for request in chunks:
             if request.lease is not None and rows.left(request):
                 works.append(rows.take(request))
@@ -293,6 +308,11 @@ class Scheduler:
                 self.following.append(request)
                 self.counts["waits"] += 1
                 continue
+            if request.run.images and (missing := self._missing_images(request, lease.n_cached)):
+                lease.close()
+                waiting.set_aside(request)
+                self.lacking[request] = missing
+                continue
             if running and not self._is_admitted(request, lease):
                 lease.close()
                 break
@@ -318,6 +338,44 @@ class Scheduler:
             copies.extend(lease.take_copies())
             works.append(rows.take(request))
         return copies
+
+    # ---- images ----------------------------------------------------------------------------------------------------
+
+    def _missing_images(self, request: Request, n_cached: int) -> set[bytes]:
+        """The images that are not here, of those of which not all rows are cached. It holds the others."""
+        missing = set()
+        for one in request.run.images:
+            if one.start + one.n > n_cached and one.image not in request.images:
+                if (image := self._find_image(one.image)) is None:
+                    missing.add(one.image)
+                else:
+                    request.images[one.image] = image
+        return missing
+
+    def take_wants(self) -> tuple[bytes, ...]:
+        """The images to ask for now. Few requests ask at a time, because what they ask for takes memory."""
+        wanted = {image for missing in islice(self.lacking.values(), MAX_ASKING) for image in missing} - self._asked
+        self._asked |= wanted
+        return tuple(wanted)
+
+    def image_arrived(self, digest: bytes) -> None:
+        """An image that was asked for is here: `find_image` finds it now."""
+        self._asked.discard(digest)
+        for request, missing in [*self.lacking.items()]:
+            if digest in missing:
+                missing.remove(digest)
+                request.images[digest] = self._find_image(digest)
+                if not missing:
+                    del self.lacking[request]
+                    self.waiting.add(request)
+
+    def image_failed(self, digest: bytes, error: str) -> None:
+        """An image that was asked for will not come."""
+        self._asked.discard(digest)
+        for request in [request for request, missing in self.lacking.items() if digest in missing]:
+            self._fail(request, BadProgram.code, error)
+
+    # ---- the start of a request ------------------------------------------------------------------------------------
 
     def _start(self, request: Request, lease: Lease, now: float) -> None:
         """Move a waiting request to the running ones."""
@@ -574,7 +632,9 @@ class Scheduler:
         else:
             if request in self.following:
                 self.following.remove(request)
+            self.lacking.pop(request, None)
             self.waiting.remove(request)
+        request.images = {}
 
     def repair(self) -> None:
         """Withdraw the pages in doubt when the cache's invariants do not hold. Requests that used them start again, and
@@ -596,7 +656,7 @@ class Scheduler:
         requests, running, waiting = self.requests, self.running, self.waiting
         check_cache(self.cache)
         self.drafting.check(set(requests))
-        listed = [*running, *waiting, *self.following]
+        listed = [*running, *waiting, *self.following, *self.lacking]
         assert sorted(r.rid for r in listed) == sorted(requests), "a request is in no list, or in two"
         assert len(waiting) == sum(r.is_waiting for r in requests.values()) == len(list(waiting))
         assert all(a.key < b.key for a, b in pairwise(running)), "the running requests are not sorted by rank"

@@ -12,12 +12,15 @@ from banyan.runtime.protocol.wire import Run, Sampling
 
 
 class EngineLimits(NamedTuple):
-    """Limits of requests and steps. context: tokens of prompt and output together."""
+    """Limits of requests and steps. context: tokens of prompt and output together. row_id: stands for rows of images;
+    -1: there are none. has_whole_images: a step that computes rows of an image computes all that are left of it."""
 
     context: int
     vocab_size: int
     max_running: int
     step_tokens: int
+    row_id: int = -1
+    has_whole_images: bool = False
 
 
 def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
@@ -39,6 +42,13 @@ def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
         )
     if not -inf < run.deadline < inf:
         raise BadMessage(f"deadline is {run.deadline}; it must be finite")
+    if run.images:
+        ids = ids.copy()
+    for rows in run.images:
+        own = ids[rows.start : rows.start + rows.n]
+        if not (rows.start >= 0 and 0 < rows.n == len(own) and own.max() < 0) or limits.row_id < 0:
+            raise BadMessage(f"{rows.n} rows of an image at {rows.start} are not what the prompt has there")
+        own[:] = limits.row_id
     biased = np.fromiter(s.logit_bias, np.int32)
     for what, tokens in (("prompt", ids), ("logit_bias", biased)):
         # As unsigned numbers, negative ones are the largest. (Python's min and max take 24 us for 1,000 ids.)

@@ -85,6 +85,9 @@ class ModelDrafter(Drafter):
 
     # ---- which KV is valid -----------------------------------------------------------------------------------------
 
+    def can_draft(self, request: Request) -> bool:
+        return not request.run.images  # the network reads text
+
     def n_behind(self, request: Request) -> int:
         return request.n_total - 1 - self._n_valid(request)
 

@@ -106,7 +106,12 @@ class TreeDrafter(Drafter):
         if source is None:
             return ()
         uncertain_here = [i - at for i in reader.uncertain if at <= i < at + n] if reader.kind == QUOTED else None
-        return (Proposal(source[at : at + n], reader.kind, uncertain_here),)
+        tokens = source[at : at + n]
+        if tokens and min(tokens) < 0:  # rows of an image
+            tokens = tokens[: next(k for k, token in enumerate(tokens) if token < 0)]
+            if not tokens:
+                return ()
+        return (Proposal(tokens, reader.kind, uncertain_here),)
 
     def end(self, request: Request) -> None:
         reader = self._readers.pop(request.rid, None)
@@ -146,7 +151,7 @@ class TreeDrafter(Drafter):
         self._texts[number] = _TreeText(request.ids, 0, run.namespace)
         everyone = crc32(run.namespace)
         program = crc32(repr((run.client, run.order[:1])).encode(), everyone)
-        quotes = None if request.guide is None else QuoteState(request)
+        quotes = None if request.guide is None or run.images else QuoteState(request)
         return _Reader(number, request.n_cached, (program, everyone), quotes)
 
     def _queue(self, reader: _Reader, ids: array[int]) -> None:

@@ -258,7 +258,7 @@ class Questions:
             n_before = len(nodes)
             for node in snapshot.pop("nodes"):
                 ids = node.pop("ids")
-                node["text"], node["n_shown"] = self._tokenizer.text_of(ids), len(ids)
+                node["text"], node["n_shown"] = self._tokenizer.text_of([i for i in ids if i >= 0]), len(ids)
                 node["namespace"] = self._tenants.name(bytes.fromhex(node["namespace"]))
                 if len(bodies) > 1:
                     is_root = node["parent"] < 0

@@ -26,6 +26,7 @@ from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
 from banyan.runtime.server.engine_link.routes import Route, Routes
 from banyan.runtime.server.policy.tenants import adapted
 from banyan.runtime.server.text.detokenizer import Detokenizer
+from banyan.runtime.server.text.images import ImageFile
 from banyan.runtime.server.text.prompt import pack, unpack
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
@@ -135,6 +136,8 @@ class EngineRequest:
         self.failed: wire.Failed | None = None
         self.listener: Listener | None = None
         self.owner: RequestOwner | None = None
+        self.files: tuple[ImageFile, ...] = ()
+        """The images of the prompt. The engine may ask for them as long as this request lives."""
         self.stop_strings: frozenset[int] = frozenset()
         """Ids in `run.stop_ids` whose text contains a stop string."""
         self.n_deaths = self.n_blamed = self.n_blamed_ever = 0  # see recovery.Suspect
@@ -171,8 +174,11 @@ class EngineRequests:
         call_later: Callable[[Callable[[], None]], None] = lambda call: call(),
         on_end: Callable[[EngineRequest], None] = lambda request: None,
         is_late: Callable[[], bool] = lambda: False,
+        row_id: int = 0,
     ) -> None:
+        """row_id: of rows of images, in place of their own ids."""
         self._tokenizer, self._n_vocabulary, self.clock = tokenizer, n_vocabulary, clock
+        self._row_id = row_id
         self._call_later, self._on_end, self._is_late = call_later, on_end, is_late
         self.routes = Routes()
         self.kv_hints = KVHintSender(self.routes.hint, clock)
@@ -212,12 +218,15 @@ class EngineRequests:
         priority: int | None = None,
         deadline: float = 0.0,
         adapter: bytes = b"",
+        images: tuple[wire.ImageRows, ...] = (),
+        files: tuple[ImageFile, ...] = (),
     ) -> EngineRequest:
         """Send a request to the engine. Calls `done` once, when the request has ended.
 
         ids: the prompt, int32. turn_ends: ids that end the output, unless eos is ignored. visible: special tokens that
         the text contains. priority, deadline: of this request; None and 0.0: those of the owner.
-        adapter: the digest of the adapter that computes the request; b"": none.
+        adapter: the digest of the adapter that computes the request; b"": none. images, files: the rows of images in
+        the prompt, and the images.
         """
         tokens = self._tokenizer
         n_ids = self._n_vocabulary or 1 << 31
@@ -243,11 +252,13 @@ class EngineRequests:
             priority=info.priority if priority is None else priority,
             deadline=deadline or info.deadline,
             adapter=adapter,
+            images=images,
         )
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
         request = EngineRequest(run, text, done, route := self.routes.place(run), self.clock())
         request.stop_strings, request.listener, request.owner = stop_strings, listener, owner
+        request.files = files
         self._n_started += 1
         self._living[run.rid] = request
         route.n_running += 1
@@ -509,7 +520,10 @@ class EngineRequests:
         start = request.run.sampling.logprob_start
         if start < 0 or not request.run.sampling.logprobs:
             return ()
-        ids = unpack(request.run.ids)[start:]
+        ids = unpack(request.run.ids)
+        for one in request.run.images:
+            ids[one.start : one.start + one.n] = [self._row_id] * one.n
+        ids = ids[start:]
         tops = request.finish.tops if request.finish is not None else ()
         entries = list(tops) or [wire.TopLogprobs(score) for score in request.scores]
         if start == 0:

@@ -42,7 +42,9 @@ from banyan.runtime.server.engine_link.requests import (
 from banyan.runtime.server.programs.call_filter import CallFilter
 from banyan.runtime.server.programs.running_program import RunningProgram
 from banyan.runtime.server.text.chat_template import ChatTemplate
+from banyan.runtime.server.text.images import Images
 from banyan.runtime.server.text.prompt import (
+    IMAGE,
     PIECE,
     TURN,
     GeneratedText,
@@ -51,6 +53,7 @@ from banyan.runtime.server.text.prompt import (
     TokenRun,
     TurnEnd,
     TurnStart,
+    image_rows,
     pack,
     unpack,
 )
@@ -74,9 +77,9 @@ SPEC = 5
 PACKED = 4096
 """The work from which on an outcome is encoded before the loop gets it."""
 
-Offload = Callable[[int, int, Callable[[], Any], Callable[[Any], None]], None]
-"""(client, n_chars, work, then): run `work`, on a thread if `n_chars` is large, then `then` on the loop, with the
-result or the exception of `work`."""
+Offload = Callable[[int, int, Callable[[], Any], Callable[[Any], None], bool], None]
+"""(client, n_chars, work, then, has_images): run `work`, on a thread if `n_chars` is large, then `then` on the loop,
+with the result or the exception of `work`. has_images: on the thread where images are decoded."""
 
 Encoded = tuple[PromptText, list[tuple[TokenRun, ...]]]
 """The copy of the prompt that was laid out, and the runs of it with each suffix."""
@@ -99,7 +102,10 @@ class EngineGenerator:
         rng: Random,
         check: CheckConstraint,
         adapters: AdapterNames | None = None,
+        images: Images | str = "",
     ) -> None:
+        """images: see PromptText."""
+        self.images = images
         self.tokenizer, self.template, self.requests = tokenizer, template, requests
         self._offload, self.rng, self.check = offload, rng, check
         self.adapters = AdapterNames() if adapters is None else adapters
@@ -114,8 +120,9 @@ class EngineGenerator:
             self._call_format = e
 
     def offload(
-        self, program: RunningProgram, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]
-    ) -> None:
+        self, program: RunningProgram, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None],
+        has_images: bool = False,
+    ) -> None:  # fmt: skip
         """See Offload. With a tokenizer that may take long for any text, all encoding is done on a thread. Nothing is
         done for a program that has ended while it waited."""
         n_chars = n_chars if self.tokenizer.is_local or not n_chars else sys.maxsize
@@ -125,7 +132,7 @@ class EngineGenerator:
                 raise Cancelled("the program has ended")
             return work()
 
-        self._offload(program.scheduling.client, n_chars, unless_over, then)
+        self._offload(program.scheduling.client, n_chars, unless_over, then, has_images)
 
     @property
     def call_format(self) -> Form:
@@ -141,7 +148,7 @@ class EngineGenerator:
         return msgspec.structs.replace(chat, calls=example(self._call_format))
 
     def prompt(self, program: RunningProgram) -> PromptText:
-        return PromptText(tokenizer=self.tokenizer)
+        return PromptText(tokenizer=self.tokenizer, images=self.images)
 
     def attempt(self, program: RunningProgram, generation: Generation, done: Done) -> Attempt:
         if isinstance(generation.op, wire.Select):
@@ -160,12 +167,16 @@ class EngineGenerator:
         copy = prompt.copy()
 
         def work() -> GenOutcome:
-            text = copy.read(self.tokenizer, self.template, program.started, start)
-            owner = program.scheduling.namespace
-            tokens = copy.tokens(self.tokenizer, self.template, program.started, owner) if has_tokens else None
+            owner, tokens = program.scheduling.namespace, None
+            if has_tokens:
+                tokens, text = copy.tokens(self.tokenizer, self.template, program.started, owner)
+            if not has_tokens or not copy.n_images:
+                text = copy.read(self.tokenizer, self.template, program.started, start)
             return GenOutcome((wire.Sample(text, "stop"),), tokens=tokens)
 
-        self.offload(program, copy.n_chars + TURN * len(copy.pieces), work, lambda read: then(_known_error(read)))
+        n_chars, has_images = copy.n_chars + TURN * len(copy.pieces), has_tokens and bool(copy.n_images)
+        n_chars += IMAGE * has_images
+        self.offload(program, n_chars, work, lambda read: then(_known_error(read)), has_images)
 
     def encode(self, program: RunningProgram, prompt: Prompt, then: Callable[[bytes], None]) -> None:
         """Call `then` on the loop with the ids that a gen behind `prompt` would get; b"" if there are none yet."""
@@ -179,12 +190,14 @@ class EngineGenerator:
         def encoded(runs: tuple[TokenRun, ...] | Exception) -> None:  # the template may refuse the turns so far
             then(b"" if isinstance(runs, Exception) else b"".join(run.ids for run in runs))
 
-        self.offload(program, copy.work, work, encoded)
+        self.offload(program, copy.work, work, encoded, bool(copy.n_images))
 
     def set_context(self, n_tokens: int) -> None:
         """The model's context, when the engine has told it."""
         self._max_context = n_tokens
         self.tokenizer.set_context(n_tokens)
+        if isinstance(self.images, Images):
+            self.images.max_rows = n_tokens
 
     def check_length(self, n_chars: int) -> None:
         """PromptTooLong: so much text cannot fit, whatever its tokens are."""
@@ -273,7 +286,7 @@ class EngineAttempt(Attempt):
 
         n_suffix_chars = sum(map(len, suffixes))
         n_chars = copy.work * len(suffixes) + n_suffix_chars + self._n_prepare()
-        generator.offload(self._program, n_chars, work, self._encoded)
+        generator.offload(self._program, n_chars, work, self._encoded, bool(copy.n_images))
 
     def _n_prepare(self) -> int:
         """The work of `_examine` and `_prepare`, in characters to encode."""
@@ -437,6 +450,7 @@ class GenAttempt(EngineAttempt):
             self._reasoning = ReasoningOutput(marks, runs, listener)
             listener = None if listener is None else self._reasoning.stream
         ids = b"".join(run.ids for run in runs)
+        images, files = image_rows(runs)
         first = max(1, sampling.logprob_start)
         has_prompt_logprobs = sampling.logprobs and sampling.logprob_start >= 0 and first < len(ids) // 4
         seed = self._seed(sampling.seed)
@@ -457,6 +471,8 @@ class GenAttempt(EngineAttempt):
                 priority=op.priority,
                 deadline=self._ready + op.deadline if op.deadline else 0.0,
                 adapter=self._adapter,
+                images=images,
+                files=files,
             )
 
         self._start_each(sampling.n, start_sample)
@@ -659,6 +675,7 @@ class SelectAttempt(EngineAttempt):
         prompts = [b"".join(run.ids for run in runs) for runs in encoded]
         start = select_scoring.score_from(prompts)
         self._n_shared, self._choice_ids = start, [prompt[4 * start :] for prompt in prompts]
+        self._images = image_rows(encoded[0])  # no choice has one
         self._scored = [(prompt, start) for prompt in prompts]
         if self.op.method == "unconditional_likelihood_normalized":
             blank = self._generator.tokenizer.blank
@@ -670,9 +687,10 @@ class SelectAttempt(EngineAttempt):
         def start_choice(k: int) -> EngineRequest:
             ids, start = self._scored[k]
             order = (*self._order, k)
+            images, files = self._images if k < len(self.op.choices) else ((), ())
             return self._engine.start(
                 ids, sampling, self._request_ended, owner=self._program, order=order, score_from=start,
-                adapter=self._adapter,
+                adapter=self._adapter, images=images, files=files,
             )  # fmt: skip
 
         self._start_each(len(self._scored), start_choice)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from banyan.runtime.errors import BadModel, BadProgram
@@ -45,23 +45,38 @@ _SIGN = re.compile("\ue000[0-9]+\ue001")
 
 
 class ChatMessage(NamedTuple):
-    """A chat turn. calls: tool calls of an assistant turn. answers: the call that a tool turn answers."""
+    """A chat turn. content: a text, or texts and images (None) in order. calls: tool calls of an assistant turn.
+    answers: the call that a tool turn answers."""
 
     role: str
-    content: str = ""
+    content: str | tuple[str | None, ...] = ""
     calls: tuple[wire.WireToolCall, ...] = ()
     answers: wire.WireToolCall | None = None
 
     @property
     def n_chars(self) -> int:
-        if not self.calls:
-            return len(self.content)
-        return len(self.content) + sum(len(call.name) + len(call.arguments) for call in self.calls)
+        texts = (self.content,) if isinstance(self.content, str) else self.content
+        return sum(len(text or "") for text in texts) + sum(len(call.name) + len(call.arguments) for call in self.calls)
 
-    def as_dict(self) -> dict[str, Any]:
+    @property
+    def n_texts(self) -> int:
+        """Texts of its content, for each of which there is a place between two markers."""
+        return 1 if isinstance(self.content, str) else sum(text is not None for text in self.content)
+
+    def filled(self, texts: Iterator[str]) -> ChatMessage:
+        """The message with the next texts as those of its content."""
+        if isinstance(self.content, str):
+            return self._replace(content=next(texts))
+        return self._replace(content=tuple(None if text is None else next(texts) for text in self.content))
+
+    def as_dict(self, in_parts: bool = False) -> dict[str, Any]:
         """The dict for templates. Keys without a value are left out, because templates check whether a key exists.
-        BadProgram: the arguments of a call are no JSON object."""
-        turn: dict[str, Any] = {"role": self.role, "content": self.content}
+        in_parts: a text is a list of one part too. BadProgram: the arguments of a call are no JSON object."""
+        content: Any = self.content
+        if not isinstance(content, str) or in_parts:
+            texts = (content,) if isinstance(content, str) else content
+            content = [{"type": "image"} if text is None else {"type": "text", "text": text} for text in texts]
+        turn: dict[str, Any] = {"role": self.role, "content": content}
         if self.calls:
             turn["tool_calls"] = [
                 {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": read_arguments(c)}}
@@ -102,6 +117,8 @@ class ChatTemplate:
         self._cache: BoundedCache[Any] = BoundedCache(CACHE_BYTES)
         self._serials = count()
         self._serial = next(self._serials)  # keys of a template with tools differ from those of another
+        self._in_parts = False
+        self._in_parts = self._wants_parts()
         self._try_out()
 
     @property
@@ -124,7 +141,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
         """The conversation as text. prompt: with the beginning of an assistant turn at the end."""
         clock = now or datetime.now()
-        turns = [m.as_dict() for m in messages]
+        turns = [m.as_dict(self._in_parts) for m in messages]
         units = BASE + PER_CHARACTER * (self._n_tool_chars + sum(m.n_chars for m in messages))
         try:
             with budget(units + PER_MESSAGE * len(messages)):
@@ -143,6 +160,16 @@ class ChatTemplate:
         except Exception as e:  # whatever the template's own code raises
             raise BadProgram(f"the model's chat template fails on this conversation: {type(e).__name__}: {e}") from e
 
+    def _wants_parts(self) -> bool:
+        """Whether the template writes texts only as parts of a list, as some templates for images do."""
+        shown = []
+        for self._in_parts in (False, True):
+            try:
+                shown.append("?+?" in self.render([ChatMessage("user", "?+?")]))
+            except BadProgram:
+                shown.append(False)
+        return shown == [False, True]
+
     def _try_out(self) -> None:
         """BadModel: the template takes more than its budget on a usual conversation."""
         try:
@@ -155,7 +182,8 @@ class ChatTemplate:
     def markers(
         self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None
     ) -> tuple[str, ...] | None:
-        """The text before the content of each turn, and after the last one, for turns with any content.
+        """The text before the content of each turn, and after the last one, for turns with any content. With images,
+        the text before each of the texts of a turn; it has the mark of each image.
 
         opening: a turn of this role begins after them, and the last marker ends where its content starts. None: the
         template does not write the content of each turn once and in order.
@@ -173,17 +201,20 @@ class ChatTemplate:
         self, roles: Sequence[str | ChatMessage], opening: str | None, now: datetime | None
     ) -> tuple[str, ...] | None:
         turns = [message(role) for role in roles]
-        signs = [f"\ue000{k}\ue001" for k in range(len(roles))]
-        messages = [
-            turn if turn.calls else turn._replace(content=sign) for turn, sign in zip(turns, signs, strict=True)
-        ]
+        signs = [f"\ue000{k}\ue001" for k in range(sum(turn.n_texts for turn in turns if not turn.calls))]
+        left = iter(signs)
+        messages = [turn if turn.calls else turn.filled(left) for turn in turns]
         text = self.prefix(messages, opening, now) if opening is not None else self.render(messages, now=now)
-        if _SIGN.findall(text) != [sign for turn, sign in zip(turns, signs, strict=True) if not turn.calls]:
+        if _SIGN.findall(text) != signs:
             return None
-        parts, at = [], 0
+        parts, at, left = [], 0, iter(signs)
         known: dict[str, str] = {}  # most markers of a conversation are the same text, and are kept once
-        for turn, sign in zip(turns, signs, strict=True):
-            content = self.calling(turn.calls, now) if turn.calls else sign  # the calls stand in place of the content
+        contents = (  # calls stand in place of the content
+            content
+            for turn in turns
+            for content in ([self.calling(turn.calls, now)] if turn.calls else islice(left, turn.n_texts))
+        )
+        for content in contents:
             start = text.find(content, at)
             if start < 0:
                 return None

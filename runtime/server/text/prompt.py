@@ -15,17 +15,20 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import repeat
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from banyan.runtime.errors import BadProgram, Unsupported
+from banyan.runtime.errors import BadProgram, PromptTooLong, Unsupported
 from banyan.runtime.executor.generator import N_TAIL, GenOutcome, Prompt
 from banyan.runtime.executor.piece_list import PieceList
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_IMAGES
 from banyan.runtime.protocol.roles import ASSISTANT, check_calls, check_role
 from banyan.runtime.server.text.chat_template import ROLES, ChatMessage, ChatTemplate
 from banyan.runtime.server.text.detokenizer import Detokenizer
+from banyan.runtime.server.text.images import ImageFile, Images
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 
@@ -51,8 +54,28 @@ class TurnEnd(NamedTuple):
     """The client gave the calls, so the text of the turn does not have them."""
 
 
-Atom = TextSpan | GeneratedText
-Piece = TextSpan | GeneratedText | TurnStart | TurnEnd
+class ImagePiece(NamedTuple):
+    """An image. text: the mark that the chat template writes for it. around: what stands around the mark outside of
+    turns."""
+
+    text: str
+    file: ImageFile
+    around: tuple[str, str]
+
+
+class ImageRun(NamedTuple):
+    """Rows of an image, from its row `first` on: their ids (int32). As text they are one character."""
+
+    ids: bytes
+    file: ImageFile
+    first: int
+    height: int
+    width: int
+    text: str = "\ufffc"
+
+
+Atom = TextSpan | GeneratedText | ImagePiece | ImageRun
+Piece = TextSpan | GeneratedText | ImagePiece | TurnStart | TurnEnd
 
 
 PIECE = 2
@@ -61,22 +84,38 @@ TURN = 40
 """The work of rendering a turn, or a call, in characters to encode: 10 us on one core of an AMD EPYC."""
 NEW_ROLE = 20
 """The work of a turn whose role may be new, in turns: the template is rendered twice to see what it makes of it."""
+"""The work of rendering a turn, in characters to encode: 10 us on one core of an AMD EPYC."""
+IMAGE = 1 << 16
+"""The work of an image, in characters to encode."""
 GAP = 500
 """The work of text between turns, in characters to encode: the template is rendered twice to find out where it goes."""
 
 
-def _atom(piece: Piece) -> Atom:
+def _atom(piece: Piece | Atom) -> Atom:
     """A piece that stands behind the last marker."""
-    assert isinstance(piece, TextSpan | GeneratedText)
+    assert not isinstance(piece, TurnStart | TurnEnd)
     return piece
 
 
 class TokenRun(NamedTuple):
-    """A stretch of a prompt's tokens, int32 ids, and its text."""
+    """A stretch of a prompt's tokens, int32 ids, and its text. image: whose rows they are."""
 
     text: str
     ids: bytes
     is_generated: bool = False
+    image: ImageRun | None = None
+
+
+def image_rows(runs: Iterable[TokenRun]) -> tuple[tuple[wire.ImageRows, ...], tuple[ImageFile, ...]]:
+    """The rows of images in a prompt, and their files."""
+    found, files, at = [], [], 0
+    for run in runs:
+        n = len(run.ids) // 4
+        if (image := run.image) is not None:
+            found.append(wire.ImageRows(at, n, image.file.digest, image.first, image.height, image.width))
+            files.append(image.file)
+        at += n
+    return tuple(found), tuple(files)
 
 
 class EncodedPrompt(NamedTuple):
@@ -102,7 +141,11 @@ class EncodedPrompt(NamedTuple):
                 if spans or not atom.is_given:
                     seal()
                 runs.append(TokenRun(atom.text, atom.ids, is_generated=not atom.is_given))
+            elif isinstance(atom, ImageRun):
+                seal()
+                runs.append(TokenRun(atom.text, atom.ids, image=atom))
             elif atom.text:
+                assert isinstance(atom, TextSpan)
                 spans.append(atom)
         seal()
         if not any(run.ids for run in runs):
@@ -136,17 +179,16 @@ class _Head(NamedTuple):
 class PromptText(Prompt):
     """The pieces of a state, and the runs of tokens known for them.
 
-    tools: the specs that the template is given; see wire.Tools.
+    tools: the specs that the template is given; see wire.Tools. images: those of the server, or why it takes none.
     """
 
     def __init__(
-        self,
-        pieces: Iterable[Piece] = (),
-        runs: tuple[TokenRun, ...] = (),
-        role: str | None = None,
-        tokenizer: Tokenizer | None = None,
-    ) -> None:
-        """tokenizer: for parts that are token ids."""
+        self, pieces: Iterable[Piece] = (), runs: tuple[TokenRun, ...] = (), role: str | None = None,
+        tokenizer: Tokenizer | None = None, images: Images | str = "",
+    ) -> None:  # fmt: skip
+        """tokenizer: for parts that are token ids. images: takes images; a text: why the model takes none."""
+        self.images = images
+        self.n_images = self._n_sealed_images = 0  # of all pieces; of those with runs
         self.pieces = pieces.copy() if isinstance(pieces, PieceList) else PieceList(pieces)
         self.runs, self.role, self._tokenizer = runs, role, tokenizer
         self.n_inherited = len(self.pieces)
@@ -157,7 +199,8 @@ class PromptText(Prompt):
         self._head: _Head | None = None
 
     def copy(self) -> PromptText:
-        copied = PromptText(self.pieces, self.runs, self.role, self._tokenizer)
+        copied = PromptText(self.pieces, self.runs, self.role, self._tokenizer, self.images)
+        copied.n_images, copied._n_sealed_images = self.n_images, self._n_sealed_images
         copied.tools, copied._n_fixed, copied._head = self.tools, self._n_fixed, self._head
         copied._n_turns, copied._n_gaps = self._n_turns, self._n_gaps
         copied._n_chars, copied._n_sealed_chars = self._n_chars, self._n_sealed_chars
@@ -167,7 +210,7 @@ class PromptText(Prompt):
         """Take over what a copy, to which nothing was appended, has found out. runs: of all its pieces."""
         self.runs, self._head = copy.runs, copy._head
         if runs is not None:
-            self.runs, self._n_sealed_chars = runs, copy._n_chars
+            self.runs, self._n_sealed_chars, self._n_sealed_images = runs, copy._n_chars, copy.n_images
             if self._head is not None:
                 self._head = self._head._replace(n_sealed=len(copy.pieces))
 
@@ -196,6 +239,9 @@ class PromptText(Prompt):
                     self._n_fixed += 1  # the first text behind a turn decides how the turns are rendered
                     self._n_gaps += 1
                 self._n_chars += len(piece.text)
+                self.n_images += isinstance(piece, ImagePiece)
+                if self.n_images > MAX_IMAGES:
+                    raise BadProgram(f"a prompt has at most {MAX_IMAGES} images")
         self.pieces.append(piece)
 
     def append_part(self, part: wire.Part) -> None:
@@ -211,11 +257,14 @@ class PromptText(Prompt):
             case wire.EndTurn(calls=calls):
                 check_calls(calls)
                 self.append(TurnEnd(calls, is_given=bool(calls)))
-            case wire.Image():
-                raise Unsupported("image: this model takes only text")
             case wire.TokenIds(ids=ids):
                 assert self._tokenizer is not None
                 self.append(GeneratedText(self._tokenizer.text_of_packed(ids), ids, is_given=True))
+            case wire.Image(data=data):
+                if isinstance(self.images, str):
+                    raise Unsupported(f"image: {self.images or 'this model takes only text'}")
+                mark = self.images.mark
+                self.append(ImagePiece(mark, ImageFile(data), self.images.spec.alone(mark)))
 
     def append_output(self, outcome: GenOutcome) -> None:
         for piece in outcome.pieces or (TextSpan(outcome.text),):
@@ -243,6 +292,7 @@ class PromptText(Prompt):
         """The work of `prompt` and of the encoding behind it, in characters to encode."""
         n_sealed = 0 if self._head is None else self._head.n_sealed
         new = self._n_chars - self._n_sealed_chars + PIECE * (len(self.pieces) - n_sealed)
+        new += IMAGE * (self.n_images - self._n_sealed_images)
         is_laid_out = self._head is not None and self._head[:2] == (self._n_fixed, self.tools)
         if is_laid_out or not self._n_turns:
             return new
@@ -252,10 +302,10 @@ class PromptText(Prompt):
         """The runs that are known, and what is to be encoded. Forgets runs that the template has rewritten."""
         if self._head is None or self._head[:2] != (self._n_fixed, self.tools):
             atoms = layout(self.pieces[: self._n_fixed], tokenizer, template and template.with_tools(self.tools), now)
-            self._head = _Head(self._n_fixed, self.tools, atoms)
+            self._head = _Head(self._n_fixed, self.tools, self._with_rows(atoms))
         if self._head.n_sealed:
-            return EncodedPrompt(self.runs, tuple(map(_atom, self.pieces[self._head.n_sealed :])))
-        atoms = [*self._head.atoms, *map(_atom, self.pieces[self._n_fixed :])]
+            return EncodedPrompt(self.runs, tuple(self._with_rows(_alone(self.pieces[self._head.n_sealed :]))))
+        atoms = [*self._head.atoms, *self._with_rows(_alone(self.pieces[self._n_fixed :]))]
         text = "".join(atom.text for atom in atoms)
         at, n, n_silent = 0, 0, 0
         for run in self.runs:
@@ -266,19 +316,49 @@ class PromptText(Prompt):
         self.runs = self.runs[:n]
         return EncodedPrompt(self.runs, tuple(_from(atoms, at, n_silent)))
 
+    def _with_rows(self, atoms: list[Atom]) -> list[Atom]:
+        """The atoms with rows in place of images. BadProgram: an image cannot be read. PromptTooLong: the context has
+        fewer rows."""
+        if not self.n_images:
+            return atoms
+        assert isinstance(self.images, Images)
+        found: list[Atom] = []
+        n_rows = 0
+        for atom in atoms:
+            if not isinstance(atom, ImagePiece):
+                found.append(atom)
+                continue
+            tokens, first = self.images.tokens(atom.file), 0
+            for part in tokens.parts:
+                if isinstance(part, str):
+                    found.append(TextSpan(part, meant=True))
+                else:
+                    found.append(ImageRun(part, atom.file, first, tokens.shape.height, tokens.shape.width))
+                    first += len(part) // 4
+            if (n_rows := n_rows + first) > self.images.max_rows > 0:
+                raise PromptTooLong(
+                    f"the images of the prompt take over {n_rows} tokens; the model's context is {self.images.max_rows}"
+                )
+        return found
+
     def tokens(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, owner: bytes = b""
-    ) -> wire.Tokens:
-        """All tokens, as a gen at the end would get them. owner: see Tokenizer.encode."""
+    ) -> tuple[wire.Tokens, str]:
+        """All tokens, as a gen at the end would get them, and their text; rows of images have the id that they have in
+        transformers. owner: see Tokenizer.encode."""
         runs = self.prompt(tokenizer, template, now).encode(tokenizer, owner=owner)
-        lengths = array("i")
+        lengths, ids = array("i"), b""
         for run in runs:
-            lengths.extend(_lengths(run, tokenizer))
-        return wire.Tokens(
-            ids=b"".join(run.ids for run in runs),
-            lengths=lengths.tobytes(),
-            spans=tuple((len(run.ids) // 4, run.is_generated) for run in runs if run.ids),
-        )
+            n = len(run.ids) // 4
+            if run.image is not None:
+                assert isinstance(self.images, Images)
+                lengths.extend([len(run.text), *[0] * (n - 1)])
+                ids += pack([self.images.spec.row_id] * n)
+            else:
+                lengths.extend(_lengths(run, tokenizer))
+                ids += run.ids
+        spans = tuple((len(run.ids) // 4, run.is_generated) for run in runs if run.ids)
+        return wire.Tokens(ids, lengths.tobytes(), spans), "".join(run.text for run in runs)
 
     def read(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, start: int = 0) -> str:
         """The text from piece `start` on, markers included."""
@@ -288,7 +368,7 @@ class PromptText(Prompt):
         if kinds.count(TurnStart) > kinds.count(TurnEnd):
             # The rest of the turn that `start` stands in, as it was appended.
             n = next((k for k, piece in enumerate(rest) if isinstance(piece, TurnEnd)), len(rest))
-            text = "".join(piece.text for piece in rest[:n] if isinstance(piece, TextSpan | GeneratedText))
+            text = "".join(piece.text for piece in rest[:n] if not isinstance(piece, TurnStart | TurnEnd))
             if n == len(rest):
                 return text
             start += n + 1
@@ -344,11 +424,40 @@ class _TurnLayout(NamedTuple):
         return "".join(atom.text for atom in self.atoms)
 
     @property
+    def images(self) -> list[ImagePiece]:
+        return [atom for atom in self.atoms if isinstance(atom, ImagePiece)]
+
+    @property
+    def texts(self) -> list[list[Atom]]:
+        """The atoms between images, each stretch with some text; without images, all of them."""
+        stretches: list[list[Atom]] = [[]]
+        for atom in self.atoms:
+            if isinstance(atom, ImagePiece):
+                stretches.append([])
+            elif atom.text:
+                stretches[-1].append(atom)
+        return [self.atoms] if len(stretches) == 1 else [atoms for atoms in stretches if atoms]
+
+    def content(self, texts: Iterator[str]) -> str | tuple[str | None, ...]:
+        """As that of a message, with the next of `texts` for each of its own."""
+        if not self.images:
+            return next(texts)
+        found: list[str | None] = []
+        for atom in self.atoms:
+            if isinstance(atom, ImagePiece):
+                found.append(None)
+            elif atom.text and (not found or found[-1] is None):
+                found.append(next(texts))
+        return tuple(found)
+
+    @property
     def shape(self) -> str | ChatMessage:
         """The turn without its text: the key of the template's markers."""
-        if self.answers is None and not self.calls:
+        content = self.content(repeat("")) if self.images else ""
+        if self.answers is None and not self.calls and not content:
             return self.role
-        return ChatMessage(self.role, "", tuple(wire.WireToolCall(call.id, "f") for call in self.calls), self.answers)
+        calls = tuple(wire.WireToolCall(call.id, "f") for call in self.calls)
+        return ChatMessage(self.role, content, calls, self.answers)
 
 
 def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> list[Atom]:
@@ -360,7 +469,7 @@ def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate
     """
     turns, after, is_open = _turns(pieces)
     if not turns:
-        return after
+        return _alone(after)
     if template is None:
         raise BadProgram(
             f"the model has no chat template, so there are no role turns (here: {turns[0].role!r}); "
@@ -383,8 +492,14 @@ def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate
 
     head = None
     if markers is not None:
-        contents = [template.calling(turn.calls, now) if turn.calls else turn.text for turn in closed]
-        messages = [ChatMessage(t.role, "" if t.calls else t.text, t.calls, t.answers) for t in closed]
+        contents = [
+            text
+            for turn in closed
+            for text in ([template.calling(turn.calls, now)] if turn.calls else map(_joined, turn.texts))
+        ]
+        messages = [
+            ChatMessage(t.role, "" if t.calls else t.content(map(_joined, t.texts)), t.calls, t.answers) for t in closed
+        ]
         if opening == ASSISTANT and messages:
             # One rendering where `prefix` needs two: text that fits the markers is what `prefix` gives.
             rendered = template.render(messages, prompt=True, now=now)
@@ -393,7 +508,44 @@ def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate
             head = _align(render(messages), markers, closed, contents, tokenizer)
     if head is None:
         head = _as_rendered(render, closed, tokenizer)
-    return head + (turns[-1].atoms if is_open else [])
+    head = _with_images(head, [image for turn in closed for image in turn.images])
+    return head + (_alone(turns[-1].atoms) if is_open else [])
+
+
+def _joined(atoms: Iterable[Atom]) -> str:
+    return "".join(atom.text for atom in atoms)
+
+
+def _alone(pieces: Iterable[Piece | Atom]) -> list[Atom]:
+    """Atoms behind the last marker, or outside of turns."""
+    found: list[Atom] = []
+    for piece in pieces:
+        if isinstance(piece, ImagePiece):
+            before, behind = piece.around
+            found += [TextSpan(before, meant=True), piece, TextSpan(behind, meant=True)]
+        else:
+            found.append(_atom(piece))
+    return found
+
+
+def _with_images(atoms: list[Atom], images: Sequence[ImagePiece]) -> list[Atom]:
+    """The atoms with images in place of the marks that the template wrote for them. BadProgram: it wrote more or fewer
+    marks; raw text in a turn may have some too."""
+    if not images:
+        return atoms
+    mark, left, found, n_marks = images[0].text, iter(images), list[Atom](), 0
+    for atom in atoms:
+        if not (isinstance(atom, TextSpan) and atom.meant and mark in atom.text):
+            found.append(atom)
+            continue
+        first, *others = atom.text.split(mark)
+        found.append(TextSpan(first, meant=True))
+        n_marks += len(others)
+        for text, image in zip(others, left, strict=False):  # in this order: zip takes one more of the first
+            found += [image, TextSpan(text, meant=True)]
+    if n_marks != len(images):
+        raise BadProgram(f"the model's chat template writes {n_marks} marks for {len(images)} images")
+    return found
 
 
 def _turns(pieces: Iterable[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool]:
@@ -421,22 +573,23 @@ def _align(
 ) -> list[Atom] | None:
     """`rendered` as markers and contents in turn; contents may be stripped, or escaped for JSON. None: it is not that.
 
-    contents: what the template writes for each turn. The atoms keep the tokens of outputs.
+    contents: what the template writes for each turn, or each of its texts. The atoms keep the tokens of outputs.
     """
     if not rendered.startswith(markers[0]):
         return None
     atoms: list[Atom] = [TextSpan(markers[0], meant=True)]
     at = len(markers[0])
-    for turn, content, marker in zip(turns, contents, markers[1:], strict=True):
+    texts = [own for turn in turns for own in ([turn.atoms] if turn.calls else turn.texts)]
+    for own, content, marker in zip(texts, contents, markers[1:], strict=True):
         for variant in _variants(content):
             if rendered.startswith(variant, at) and rendered.startswith(marker, at + len(variant)):
                 break
         else:
             return None
         if variant == content:
-            atoms += turn.atoms
+            atoms += own
         elif variant in content:
-            atoms += _slice(turn.atoms, content.find(variant), len(variant), tokenizer)
+            atoms += _slice(own, content.find(variant), len(variant), tokenizer)
         else:
             atoms.append(TextSpan(variant))
         atoms.append(TextSpan(marker, meant=True))
@@ -464,7 +617,7 @@ def _slice(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer)
             n_tokens, n = fit.fit(left)
             kept += [GeneratedText(atom.text[:n], pack(ids[:n_tokens])), TextSpan(atom.text[n:left])]
         else:
-            kept.append(TextSpan(atom.text[:left], atom.meant))
+            kept.append(TextSpan(atom.text[:left], _is_meant(atom)))
         left -= min(left, len(atom.text))
     return kept
 
@@ -483,7 +636,7 @@ def _from(atoms: Iterable[Atom], start: int, n_silent: int = 0) -> Iterable[Atom
             else:
                 yield atom
         elif end > start:
-            yield TextSpan(atom.text[start - at :], isinstance(atom, TextSpan) and atom.meant)
+            yield TextSpan(atom.text[start - at :], _is_meant(atom))
         at = end
 
 
@@ -492,7 +645,11 @@ _HIDDEN = f"\ue000{secrets.token_hex(8)}"
 
 
 def _kind(atom: Atom) -> str:
-    return "generated" if isinstance(atom, GeneratedText) else "control" if atom.meant else "data"
+    return "generated" if isinstance(atom, GeneratedText) else "control" if _is_meant(atom) else "data"
+
+
+def _is_meant(atom: Atom) -> bool:
+    return isinstance(atom, TextSpan) and atom.meant
 
 
 def _as_rendered(
@@ -517,13 +674,13 @@ def _as_rendered(
         return shown + text[done:]
 
     def message(turn: _TurnLayout) -> ChatMessage:
-        text, calls = (
-            "",
-            tuple(replace(c, arguments=hide(c.arguments, ["data"] * len(c.arguments))) for c in turn.calls),
-        )
+        text: str | tuple[str | None, ...] = ""
+        calls = tuple(replace(c, arguments=hide(c.arguments, ["data"] * len(c.arguments))) for c in turn.calls)
         if not calls or turn.is_given:
-            kinds = [kind for atom in turn.atoms for kind in [_kind(atom)] * len(atom.text)]
-            text = hide(turn.text, kinds)
+            text = turn.content(
+                hide(_joined(own), [kind for atom in own for kind in [_kind(atom)] * len(atom.text)])
+                for own in turn.texts
+            )
         return ChatMessage(turn.role, text, calls, turn.answers)
 
     parts = re.split(f"{_HIDDEN}(\\d+){_HIDDEN}", render([message(turn) for turn in turns]))
@@ -539,16 +696,23 @@ def _interleave(
     now: datetime,
 ) -> list[Atom]:
     """Markers, contents, and the text between turns: behind the end of one turn and before the start of the next."""
+    if any(turn.images and not turn.texts for turn in turns):
+        raise BadProgram("with text between turns, a turn with an image has some text too")
     roles = tuple(t.shape for t in turns)
     after_gap = [k for k, turn in enumerate(turns) if turn.gap and k]
     ends = dict(zip(after_gap, template.endings(roles, after_gap, now), strict=True))
     atoms: list[Atom] = []
+    before = iter(markers)
     for k, turn in enumerate(turns):
-        marker = markers[k]
+        marker = next(before)
         if (end := ends.get(k)) is not None and marker.startswith(end):
             atoms.append(TextSpan(end, meant=True))
             marker = marker[len(end) :]
-        atoms += [*turn.gap, TextSpan(marker, meant=True), *turn.atoms]
+        first, *others = [_alone(turn.atoms)] if is_open and k == len(turns) - 1 else turn.texts
+        atoms += [*_alone(turn.gap), TextSpan(marker, meant=True), *first]
+        for own in others:
+            atoms += [TextSpan(next(before), meant=True), *own]
     if not is_open:
         atoms.append(TextSpan(markers[-1], meant=True))
-    return [*atoms, *after]
+    closed = turns[:-1] if is_open else turns
+    return _with_images([*atoms, *_alone(after)], [image for turn in closed for image in turn.images])

@@ -1,0 +1,142 @@
+"""The images of requests in the engine: their pixels, then their embeddings, and their rows in a batch.
+
+A request that would compute rows of an image waits until the image is here (`Scheduler`); one whose rows are all in the
+tree needs none. The server keeps the files, so what is dropped here is asked for again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from banyan.kernels.attention.ragged import to_device
+from banyan.runtime.engine.scheduling.request import Work
+from banyan.runtime.model.images import ImageSpec
+from banyan.runtime.model.towers import ImageBlock, ImageInputs
+from banyan.runtime.protocol import wire
+
+CACHE_BYTES = 256 << 20
+"""Bytes of the images that no request holds."""
+
+
+class EngineImage:
+    """One image: pixels, until its rows are computed first; then embeddings."""
+
+    def __init__(self, arrays: Mapping[str, Tensor]) -> None:
+        self._arrays = arrays
+        self._values: tuple[Tensor, ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(one.nbytes for one in (*self._arrays.values(), *self._values))
+
+    def values(self, tower: Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What `ImageTower` makes of it."""
+        if not self._values:
+            self._values, self._arrays = tower(self._arrays), {}
+        return self._values
+
+
+class EngineImages:
+    """The images that requests need, by digest; those that were used the longest ago are dropped.
+
+    spec: of the model; None: it takes no images. tower: see `ImageTower`. device: of the model."""
+
+    def __init__(
+        self,
+        spec: ImageSpec | None,
+        tower: Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]] | None,
+        device: torch.device,
+    ) -> None:
+        self._spec, self._tower, self._device = spec, tower, device
+        self._images: OrderedDict[bytes, EngineImage] = OrderedDict()
+        self._n_bytes = self.n_encoded = 0
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Bytes of all, and the most they may have."""
+        return self._n_bytes, CACHE_BYTES
+
+    def add(self, pixels: wire.ImagePixels) -> None:
+        """Take the answer to WantImages. ValueError: its arrays are invalid."""
+        arrays = {
+            name: torch.from_numpy(np.frombuffer(bytearray(one.data), one.dtype).reshape(one.shape))
+            for name, one in pixels.arrays.items()
+        }
+        self._forget(pixels.image)
+        self._images[pixels.image] = image = EngineImage(arrays)
+        self._n_bytes += image.n_bytes
+        while self._n_bytes > CACHE_BYTES and len(self._images) > 1:
+            self._forget(next(iter(self._images)))
+
+    def _forget(self, digest: bytes) -> None:
+        if (image := self._images.pop(digest, None)) is not None:
+            self._n_bytes -= image.n_bytes
+
+    def find(self, digest: bytes) -> EngineImage | None:
+        if digest in self._images:
+            self._images.move_to_end(digest)
+        return self._images.get(digest)
+
+    def _values(self, digest: bytes, image: EngineImage) -> tuple[Tensor, ...]:
+        assert self._tower is not None
+        before = image.n_bytes
+        values = image.values(self._tower)
+        if image.n_bytes != before:
+            self.n_encoded += 1
+            self._n_bytes += image.n_bytes - before if self._images.get(digest) is image else 0
+        return values
+
+    def inputs(self, works: Sequence[Work], positions: Tensor) -> ImageInputs | None:
+        """The rows of images in a step. positions: of all its rows. None: there are none, and none before them."""
+        if self._spec is None or not any(work.request.run.images for work in works):
+            return None
+        rows: list[int] = []
+        parts: list[tuple[Tensor, ...]] = []
+        blocks: list[ImageBlock] = []
+        axes = positions.cpu().numpy()[None].repeat(3, 0) if self._spec.has_grid_positions else None
+        row = 0
+        for work in works:
+            request, start, end = work.request, work.start, work.start + work.n_new
+            for one in request.run.images:
+                first, last = max(start, one.start), min(end, one.start + one.n)
+                if first >= last:
+                    continue
+                rows.extend(range(row + first - start, row + last - start))
+                at = one.first + first - one.start
+                image = request.images[one.image]
+                parts.append(tuple(value[at : at + last - first] for value in self._values(one.image, image)))
+                if self._spec.is_bidirectional:
+                    pages = work.lease.pages
+                    blocks.append(ImageBlock(row + first - start, last - first, first, one.start, pages))
+            n_rows = work.n_new + len(work.draft)
+            if axes is not None and request.run.images:
+                axes[:, row : row + n_rows] = grid_positions(request.run.images, axes[0, row : row + n_rows])
+            row += n_rows
+        joined = [torch.cat(values) for values in zip(*parts, strict=True)]
+        at_device = None if axes is None else to_device(np.ascontiguousarray(axes), self._device)
+        if not joined:
+            empty = torch.empty(0, dtype=torch.int64, device=self._device)
+            return None if at_device is None else ImageInputs(empty, empty, positions=at_device)
+        row_tensor = to_device(np.array(rows, np.int64), self._device)
+        return ImageInputs(row_tensor, joined[0], tuple(joined[1:]), at_device, tuple(blocks))
+
+
+def grid_positions(images: Sequence[wire.ImageRows], positions: np.ndarray) -> np.ndarray:
+    """Positions of three axes, int64 [3, n], of tokens at `positions` of a text (M-RoPE; Wang et al., Qwen2-VL, 2024).
+
+    The rows of an image have its time, line and column, from the position behind what is before it; what follows goes
+    on behind the largest of them. So positions follow from the images before a token, and nothing has to be stored."""
+    axes: np.ndarray = positions[None].repeat(3, 0)
+    n_saved = 0
+    for one in images:
+        row = positions - one.start
+        axes[:, row >= one.n] -= one.n - max(one.height, one.width)
+        inside = (row >= 0) & (row < one.n)
+        row, base = row[inside], one.start - n_saved
+        axes[:, inside] = base + np.stack((0 * row, row // one.width, row % one.width))
+        n_saved += one.n - max(one.height, one.width)
+    return axes

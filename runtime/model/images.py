@@ -1,0 +1,139 @@
+"""Which models take images, and how an image stands in their prompts. Imports neither torch nor transformers.
+
+A prompt has a row for each vector that the vision tower makes of an image. In transformers' prompts all of these rows
+have one id (`ImageSpec.row_id`). Here their ids are negative and follow from the hash of the image's file, so that the
+radix tree tells images apart; the engine puts `row_id` in their place.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from banyan.runtime.errors import BadModel
+
+Kind = Literal["llava", "qwen", "gemma3", "idefics3"]
+
+_KINDS: dict[str, Kind] = {
+    "gemma3": "gemma3",
+    "idefics3": "idefics3",
+    "llava": "llava",
+    "qwen2_vl": "qwen",
+    "qwen2_5_vl": "qwen",
+    "qwen3_vl": "qwen",
+    "smolvlm": "idefics3",
+}
+_ROW_IDS = {"gemma3": 262144, "idefics3": 128257, "llava": 32000, "qwen2_vl": 151655, "qwen2_5_vl": 151655,
+            "qwen3_vl": 151655, "smolvlm": 128257}  # fmt: skip
+"""transformers' defaults, for a config.json that leaves them out."""
+_TOWERS = ("clip_vision_model", "siglip_vision_model")
+"""The towers of `llava` whose rows follow from the size of the processed image."""
+
+
+class ImageShape(msgspec.Struct, frozen=True, array_like=True):
+    """What decides the tokens of an image. height, width: of its grid of rows. n_down, n_across: the tiles that a large
+    image is cut into, besides the whole image; 0: it is not cut."""
+
+    height: int
+    width: int
+    n_down: int = 0
+    n_across: int = 0
+
+
+class RowCount(NamedTuple):
+    """So many rows of an image."""
+
+    n: int
+
+
+class ImageSpec(msgspec.Struct, frozen=True):
+    """How a model takes images.
+
+    kind      the group of families that do it alike
+    row_id    the id of a row of an image in transformers' prompts
+    mark_id   the id that the chat template writes for an image
+    end_id    the id behind the rows of an image; -1: none
+    per_tile  rows of the image, or of each of its tiles; 0: they depend on its size
+    merge     patches of the tower in each direction that become one row
+    patch     pixels of the scaled image in each direction that become one row, where `shape` says them
+    """
+
+    kind: Kind
+    row_id: int
+    mark_id: int
+    end_id: int = -1
+    per_tile: int = 0
+    merge: int = 1
+    patch: int = 1
+
+    @property
+    def has_grid_positions(self) -> bool:
+        """Rows of an image have positions of three axes, and what follows it goes on behind the largest (M-RoPE)."""
+        return self.kind == "qwen"
+
+    @property
+    def is_bidirectional(self) -> bool:
+        """The rows of an image attend to each other in both directions."""
+        return self.kind == "gemma3"
+
+    def alone(self, mark: str) -> tuple[str, str]:
+        """What stands before and behind the mark of an image that is in no turn."""
+        return ("<|vision_start|>", "<|vision_end|>") if self.kind == "qwen" else ("", "")
+
+    def expand(self, shape: ImageShape, mark: str, end: str) -> Iterator[str | RowCount]:
+        """What transformers' processor puts in place of the mark: text with control tokens, and rows. mark, end: the
+        texts of mark_id and end_id."""
+        match self.kind:
+            case "gemma3":
+                yield f"\n\n{mark}"
+                yield RowCount(self.per_tile)
+                yield f"{end}\n\n"
+            case "idefics3":
+                around = "<fake_token_around_image>"
+                for row in range(1, shape.n_down + 1):
+                    for column in range(1, shape.n_across + 1):
+                        yield f"{around}<row_{row}_col_{column}>"
+                        yield RowCount(self.per_tile)
+                    yield "\n"
+                yield ("\n" if shape.n_down else "") + f"{around}<global-img>"
+                yield RowCount(self.per_tile)
+                yield around
+            case _:
+                yield RowCount(shape.height * shape.width)
+
+
+def image_spec(path: Path, config: dict[str, Any]) -> ImageSpec | str:
+    """How the model in a directory takes images, or why it does not take any. config: its config.json. BadModel: a
+    number in it is invalid."""
+    family = config.get("model_type", "")
+    if (vision := config.get("vision_config")) is None:
+        return ""
+    if family not in _KINDS:
+        known = ", ".join(f"`{name}`" for name in sorted(_KINDS))
+        return f"images with {family} models are not supported, only text; image input is supported for {known}"
+    if not any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
+        return f"{path} has no preprocessor_config.json, which says how images are scaled"
+    if importlib.util.find_spec("PIL") is None:
+        return "to read images, the server needs Pillow: pip install 'banyan[images]'"
+    kind = _KINDS[family]
+    row_id = config.get("image_token_id", config.get("image_token_index")) or _ROW_IDS[family]
+    try:
+        match kind:
+            case "gemma3":
+                marks = config.get("boi_token_index") or 255999, config.get("eoi_token_index") or 256000
+                return ImageSpec(kind, row_id, *marks, per_tile=config.get("mm_tokens_per_image") or 256)
+            case "idefics3":
+                n_patches = (vision.get("image_size") or 224) // (vision.get("patch_size") or 32)
+                return ImageSpec(kind, row_id, row_id, per_tile=n_patches**2 // (config.get("scale_factor") or 2) ** 2)
+            case "llava":
+                if (tower := vision.get("model_type") or _TOWERS[0]) not in _TOWERS:
+                    return f"images with llava models whose tower is {tower} are not supported, only text"
+                return ImageSpec(kind, row_id, row_id, patch=vision.get("patch_size") or 32)
+            case _:
+                return ImageSpec(kind, row_id, row_id, merge=vision.get("spatial_merge_size") or 2)
+    except (TypeError, ZeroDivisionError) as e:
+        raise BadModel(f"{path / 'config.json'}: invalid numbers for images: {e}") from e

@@ -1,0 +1,114 @@
+"""Images in models that transformers computes: the tower that reads them, and the rows that they have in a step.
+
+The embeddings of an image's rows take the place of those of their ids behind the model's embedding. DeepStack
+(Qwen3-VL) adds more vectors of the tower behind the first layers. In Gemma 3 the rows of an image attend to each other
+in both directions, which attention over pages does not know: these rows are computed here by torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from banyan.kernels.kv_layout import Pool, read
+from banyan.runtime.errors import Unsupported
+
+
+class ImageBlock(NamedTuple):
+    """Rows of one image that attend to each other in both directions.
+
+    row, n: of the batch. start: the position of the first row in its text. first: of the first row of the image, which
+    may be computed already. pages: of the request."""
+
+    row: int
+    n: int
+    start: int
+    first: int
+    pages: Sequence[int]
+
+
+class ImageInputs(NamedTuple):
+    """The rows of images in a step.
+
+    rows       int64 [n]: of the batch, in ascending order
+    values     [n, hidden]: in place of the embeddings of their ids
+    deeper     for each of the first layers, [n, hidden] that is added to its output
+    positions  int64 [3, n_rows]: of all rows of the batch, where positions have three axes
+    blocks     where attention is bidirectional
+    """
+
+    rows: Tensor
+    values: Tensor
+    deeper: tuple[Tensor, ...] = ()
+    positions: Tensor | None = None
+    blocks: tuple[ImageBlock, ...] = ()
+
+
+class ImageTower:
+    """The part of a model that reads images. current: the images of the step that runs."""
+
+    def __init__(self, model: Any, current: Callable[[], ImageInputs | None]) -> None:
+        """Unsupported: this release of transformers has no way to call the tower by itself."""
+        if not hasattr(model, "get_image_features"):
+            raise Unsupported(f"{type(model).__name__} of this transformers has no get_image_features; install 5.24")
+        self._model, self._current = model, current
+        model.get_input_embeddings().register_forward_hook(self._embed)
+        for module in model.modules():
+            if "deepstack_visual_embeds" in inspect.signature(module.forward).parameters:
+                module.register_forward_pre_hook(self._add_deeper, with_kwargs=True)
+
+    @torch.inference_mode()
+    def __call__(self, arrays: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """The embeddings of an image's rows [n, hidden], and those that the first layers add. arrays: what
+        transformers' image processor makes of it."""
+        device, dtype = self._model.device, self._model.dtype
+        placed = {
+            name: array.to(device, dtype if array.is_floating_point() else None) for name, array in arrays.items()
+        }
+        found = self._model.get_image_features(**placed, return_dict=True)
+        values = _joined(found.pooler_output)
+        return (values, *map(_joined, getattr(found, "deepstack_features", None) or ()))
+
+    def _embed(self, module: nn.Module, arguments: Any, out: Tensor) -> Tensor | None:
+        images = self._current()
+        if images is None or not len(images.rows):
+            return None
+        return out.index_copy(1, images.rows, images.values[None].to(out.dtype))
+
+    def _add_deeper(self, module: nn.Module, arguments: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        images = self._current()
+        if images is not None and images.deeper:
+            n_rows = options["inputs_embeds"].shape[1]
+            mask = torch.zeros(1, n_rows, dtype=torch.bool, device=images.rows.device)
+            mask[0, images.rows] = True
+            options = options | {"visual_pos_masks": mask, "deepstack_visual_embeds": list(images.deeper)}
+        return arguments, options
+
+
+def _joined(features: Tensor | Sequence[Tensor]) -> Tensor:
+    whole = features if isinstance(features, Tensor) else torch.cat(tuple(features))
+    return whole.reshape(-1, whole.shape[-1])
+
+
+def attend_blocks(
+    out: Tensor, q: Tensor, k_pool: Pool, v_pool: Pool, blocks: Sequence[ImageBlock], scale: float, window: int
+) -> None:
+    """Attention of the rows of each block, written to `out` [n_rows, n_heads, head_dim]. K and V of all rows of the
+    step are in the pools. window: as in AttentionOptions."""
+    page = k_pool.shape[1]
+    for row, n, start, first, pages in blocks:
+        end = start + n
+        table = torch.tensor(pages[: -(-end // page)], device=q.device)
+        k, v = (read(pool, table, q.dtype).flatten(0, 1)[:end].transpose(0, 1) for pool in (k_pool, v_pool))
+        keys, at = torch.arange(end, device=q.device), torch.arange(start, end, device=q.device)[:, None]
+        seen = (keys <= at) | (keys >= first)
+        if window:
+            seen &= keys > at - window
+        own = F.scaled_dot_product_attention(
+            q[row : row + n].transpose(0, 1)[None], k[None], v[None], seen, scale=scale, enable_gqa=True
+        )
+        out[row : row + n] = own[0].transpose(0, 1)

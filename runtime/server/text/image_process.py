@@ -1,0 +1,142 @@
+"""The process that decodes images and scales them for a model. A hostile image costs this process, and no other.
+
+    python -m banyan.runtime.server.text.image_process --fd N --alive-fd M
+
+transformers' image processors do it, with Pillow and numpy (their "pil" backend), so that no torchvision is needed."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import resource
+import signal
+import sys
+import warnings
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from banyan.runtime import launch
+from banyan.runtime.model.images import ImageShape, ImageSpec
+from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.limits import MAX_PIXELS
+
+MAX_MEMORY = 4 << 30
+"""Address space of the process, in bytes."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+
+
+class ProcessStart(msgspec.Struct, frozen=True):
+    """The first message: the model's directory, and how it takes images."""
+
+    directory: str
+    spec: ImageSpec
+
+
+class ProcessedImage(msgspec.Struct, frozen=True):
+    """The answer to the bytes of a file. error: why it is no image that the model can take."""
+
+    shape: ImageShape = ImageShape(0, 0)
+    arrays: dict[str, wire.PixelArray] = {}
+    error: str = ""
+
+
+class _InvalidImage(Exception):
+    pass
+
+
+class ImageProcessor:
+    """transformers' image processor of a model."""
+
+    def __init__(self, start: ProcessStart) -> None:
+        from transformers import AutoImageProcessor
+
+        self._spec = start.spec
+        self._processor: Any = AutoImageProcessor.from_pretrained(
+            Path(start.directory), backend="pil", local_files_only=True, trust_remote_code=False
+        )
+
+    def __call__(self, data: bytes) -> ProcessedImage:
+        image = _decode(data)
+        kind, options = self._spec.kind, dict[str, Any]()
+        if kind == "idefics3":
+            options["return_row_col_info"] = True
+        elif kind == "gemma3":
+            options["do_pan_and_scan"] = False  # as its processor of images and text
+        try:
+            found = self._processor([[image]] if kind == "idefics3" else [image], return_tensors="np", **options)
+        except ValueError as e:
+            raise _InvalidImage(f"the model's image processor refuses it: {e}") from e
+        pixels = found["pixel_values"]
+        match kind:
+            case "idefics3":
+                shape = ImageShape(0, 0, int(found["rows"][0][0]), int(found["cols"][0][0]))
+            case "qwen":
+                _, height, width = found["image_grid_thw"][0].tolist()
+                shape = ImageShape(height // self._spec.merge, width // self._spec.merge)
+            case _:
+                shape = ImageShape(*(size // self._spec.patch for size in pixels.shape[-2:]))
+        names = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
+        arrays = {
+            name: wire.PixelArray(found[name].shape, found[name].dtype.str, found[name].tobytes())
+            for name in names
+            if name in found
+        }
+        return ProcessedImage(shape, arrays)
+
+
+def _decode(data: bytes) -> Any:
+    """The image upright and in RGB, as transformers loads it from a file."""
+    from PIL import Image, ImageFile, ImageOps
+
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Exception as e:  # decoders raise anything
+        raise _InvalidImage(f"not a readable image ({', '.join(FORMATS)}): {e}") from e
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise _InvalidImage(f"{width} x {height} pixels; {MAX_PIXELS:,} are the most")
+    try:
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as e:
+        raise _InvalidImage(f"{width} x {height} pixels, which cannot be decoded: {e}") from e
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.text.image_process")
+    parser.add_argument("--fd", type=int, required=True, help="socket for files and what becomes of them")
+    parser.add_argument("--alive-fd", type=int, required=True, help="not used: the socket ends with the parent")
+    pipe = Connection(parser.parse_args(argv).fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launch.tie_to_parent()
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    encode = msgspec.msgpack.Encoder().encode
+    sys.modules["torch"] = None  # type: ignore[assignment]  # transformers' processors do without, and start sooner
+    try:
+        process = ImageProcessor(msgspec.msgpack.decode(pipe.recv_bytes(), type=ProcessStart))
+    except Exception as e:  # whatever transformers raises
+        pipe.send_bytes(encode(ProcessedImage(error=f"the model's image processor cannot be loaded: {e}")))
+        return 1
+    pipe.send_bytes(encode(ProcessedImage()))
+    while True:
+        try:
+            data = pipe.recv_bytes()
+        except EOFError:
+            return 0
+        try:
+            answer = process(data)
+        except _InvalidImage as e:
+            answer = ProcessedImage(error=str(e))
+        except MemoryError:
+            answer = ProcessedImage(error=f"it takes more than {MAX_MEMORY >> 30} GiB to scale it")
+        except Exception as e:
+            answer = ProcessedImage(error=f"the model's image processor fails on it: {type(e).__name__}: {e}")
+        pipe.send_bytes(encode(answer))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,188 @@
+"""The images of prompts on the server: what stands in their place, and what the engine needs of them.
+
+Files are decoded and scaled in a process of their own (image_process.py), once when a prompt is encoded, and again if
+the engine asks for pixels that are not kept any more. Another process is started in its place if it dies."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from hashlib import blake2b, shake_128
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from banyan.runtime import launch
+from banyan.runtime.errors import BadProgram, BanyanError
+from banyan.runtime.model.images import ImageShape, ImageSpec, RowCount
+from banyan.runtime.protocol import wire
+from banyan.runtime.server.text.bounded_cache import BoundedCache
+from banyan.runtime.server.text.image_process import ProcessedImage, ProcessStart
+
+COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.image_process")
+
+SECONDS = 10.0
+"""Time limit of one image in the process. 12 megapixels take 0.3 s."""
+START_SECONDS = 120.0
+PIXEL_BYTES = 128 << 20
+"""Bytes of the scaled pixels that are kept for the engine to ask for."""
+MAX_KNOWN = 1 << 16
+"""Images whose shapes and first ids are kept."""
+
+
+class ImageFile:
+    """An image of a prompt. Prompts share it; its bytes are kept as long as one of them or a request needs it."""
+
+    __slots__ = ("__dict__", "__weakref__", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    @cached_property
+    def digest(self) -> bytes:
+        return blake2b(self.data, digest_size=32).digest()
+
+
+class ImageTokens(NamedTuple):
+    """What stands in a prompt in place of the mark of an image. parts: text with control tokens, and the ids (int32
+    bytes) of rows. shape: of its grid."""
+
+    parts: tuple[str | bytes, ...]
+    shape: ImageShape
+
+
+class _KnownImage(NamedTuple):
+    shape: ImageShape
+    attempt: int
+    """How many images with other files had the same first id before."""
+
+
+class Images:
+    """The images of all prompts of a server. Thread-safe.
+
+    spell: the text of an id."""
+
+    def __init__(self, directory: Path, spec: ImageSpec, spell: Callable[[int], str]) -> None:
+        self.spec, self._directory = spec, directory
+        self.max_rows = 0
+        """Rows that the images of a prompt may have, if the context is known."""
+        self.mark, self._end = spell(spec.mark_id), spell(spec.end_id) if spec.end_id >= 0 else ""
+        self._lock = threading.Lock()
+        self._child: launch.ChildProcess | None = None
+        self._files: WeakValueDictionary[bytes, ImageFile] = WeakValueDictionary()
+        self._known: OrderedDict[bytes, _KnownImage] = OrderedDict()  # by digest
+        self._digests: dict[int, bytes] = {}  # first id of an image -> its digest
+        self._pixels: BoundedCache[dict[str, wire.PixelArray]] = BoundedCache(PIXEL_BYTES)
+
+    @property
+    def kept(self) -> tuple[int, int]:
+        """Bytes of the pixels that are kept, and the most they may have."""
+        return self._pixels.kept
+
+    def tokens(self, file: ImageFile) -> ImageTokens:
+        """BadProgram: the file is no image that the model can take."""
+        digest = file.digest
+        with self._lock:
+            self._files[digest] = file
+            if (known := self._known.get(digest)) is None:
+                shape, _ = self._process(file)
+                known = self._known[digest] = _KnownImage(shape, self._first_attempt(digest))
+                if len(self._known) > MAX_KNOWN:
+                    oldest, gone = self._known.popitem(last=False)
+                    self._digests.pop(_row_ids(oldest, gone.attempt, 1)[0], None)
+            else:
+                self._known.move_to_end(digest)
+        parts = list(self.spec.expand(known.shape, self.mark, self._end))
+        ids = _row_ids(digest, known.attempt, sum(part.n for part in parts if isinstance(part, RowCount)))
+        return ImageTokens(tuple(_filled(parts, ids)), known.shape)
+
+    def _first_attempt(self, digest: bytes) -> int:
+        """Ids have 31 bits. Two images whose first ids were equal would share a row in the tree."""
+        attempt = 0
+        while self._digests.setdefault(_row_ids(digest, attempt, 1)[0], digest) != digest:
+            attempt += 1
+        return attempt
+
+    def pixels(self, digest: bytes) -> wire.ImagePixels:
+        """What the engine needs of an image whose tokens were asked for, or why there is nothing."""
+        with self._lock:
+            arrays, file = self._pixels.get(digest), self._files.get(digest)
+            try:
+                if arrays is None and file is not None:
+                    _, arrays = self._process(file)
+            except BanyanError as e:
+                return wire.ImagePixels(digest, error=e.message)
+        if arrays is None:
+            return wire.ImagePixels(digest, error="the image is not on the server any more")
+        return wire.ImagePixels(digest, arrays)
+
+    def close(self) -> None:
+        """End the process, if there is one. Idempotent."""
+        if (child := self._child) is not None:
+            child.process.kill()  # so that no thread waits for it, with the lock
+        with self._lock:
+            self._stop()
+
+    # ---- the process -----------------------------------------------------------------------------------------------
+
+    def _process(self, file: ImageFile) -> tuple[ImageShape, dict[str, wire.PixelArray]]:
+        try:
+            if self._child is None:
+                self._start()
+            answer = self._ask(file.data, SECONDS)
+        except (EOFError, OSError) as e:
+            self._stop()
+            raise BadProgram(f"the process that scales images died of an image of {len(file.data)} bytes") from e
+        if answer.error:
+            raise BadProgram(f"an image of {len(file.data)} bytes: {answer.error}")
+        self._pixels.put(file.digest, answer.arrays, sum(len(one.data) for one in answer.arrays.values()))
+        return answer.shape, answer.arrays
+
+    def _ask(self, data: bytes, seconds: float) -> ProcessedImage:
+        self._pipe.send_bytes(data)
+        if not self._pipe.poll(seconds):
+            self._stop()
+            raise BadProgram(f"an image of {len(data)} bytes takes more than {seconds:.0f} s to scale")
+        return msgspec.msgpack.decode(self._pipe.recv_bytes(), type=ProcessedImage)
+
+    def _start(self) -> None:
+        ours, its = socket.socketpair()
+        with its:
+            self._child = launch.ChildProcess([*COMMAND, "--fd", str(its.fileno())], pass_fds=(its.fileno(),))
+        self._pipe = Connection(ours.detach())
+        start = ProcessStart(str(self._directory), self.spec)
+        if (ready := self._ask(msgspec.msgpack.encode(start), START_SECONDS)).error:
+            self._stop()
+            raise BadProgram(ready.error)
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.process.kill()
+            self._child.close()
+            self._child = None
+            self._pipe.close()
+
+
+def _row_ids(digest: bytes, attempt: int, n: int) -> array[int]:
+    """The ids of an image's rows: all are negative, and follow from its digest."""
+    ids = array("I", shake_128(digest + attempt.to_bytes(4, "little")).digest(4 * n))
+    return array("i", array("I", (i | 1 << 31 for i in ids)).tobytes())
+
+
+def _filled(parts: list[str | RowCount], ids: array[int]) -> Iterator[str | bytes]:
+    """The parts, with ids in place of counts."""
+    at = 0
+    for part in parts:
+        if isinstance(part, RowCount):
+            yield ids[at : at + part.n].tobytes()
+            at += part.n
+        else:
+            yield part

@@ -1,0 +1,231 @@
+"""Models that take images in the engine: whatever is cached, forked, cut or retracted, the output is that of
+transformers with the same image processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_images import MODELS, Oracle, Prompts, make_image_model, png, turn
+
+from banyan.runtime.engine.images import grid_positions
+from banyan.runtime.engine.loop import EngineLoop
+from banyan.runtime.errors import BadMessage, BadProgram
+from banyan.runtime.model.load import load
+from banyan.runtime.protocol import wire
+
+GREEDY = wire.Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
+CAT, DOG, TALL = png(90, 60, 1), png(90, 60, 2), png(60, 200, 3)
+PARTS: list[tuple[str | bytes, ...]] = [
+    (CAT, "what is it?"),
+    (DOG, "what is it?"),
+    ("first ", CAT, "then", TALL, " and?"),
+    (CAT, "where?"),
+    ("no image",),
+]
+SHORT = ("gemma3", "llava", "qwen2_5_vl")
+
+
+class Model:
+    """A tiny model in an engine, and what transformers generates with it."""
+
+    def __init__(self, path: Path, family: str, fake: ModuleType, tiny: ModuleType) -> None:
+        make_image_model(path, family, tiny)
+        self.model: Any = load(path)
+        self.fake, self.prompts = fake, Prompts(path)
+        self._oracle = Oracle(path, family)
+        self._known: dict[tuple[str | bytes, ...], list[int]] = {}
+
+    def expected(self, parts: tuple[str | bytes, ...]) -> list[int]:
+        if parts not in self._known:
+            self._known[parts] = self._oracle.greedy(parts, GREEDY.max_tokens)
+        return self._known[parts]
+
+    def engine(self, **options: Any) -> EngineLoop:
+        engine: EngineLoop = self.fake.engine(self.model, **{"context": 256, "n_pages": 64} | options)
+        return engine
+
+    def answer(self, e: EngineLoop) -> int:
+        """Send the images that the engine asked for; returns how many."""
+        asked = [digest for one in e.answers if isinstance(one, wire.WantImages) for digest in one.images]
+        e.answers = []
+        for digest in asked:
+            e.take(self.prompts.images.pixels(digest))
+        return len(asked)
+
+    def run(self, e: EngineLoop, several: list[tuple[str | bytes, ...]]) -> dict[int, Any]:
+        """Run prompts at once, and compare."""
+        outputs: dict[int, Any] = {}
+        for rid, parts in enumerate(several):
+            e.take(self.prompts.run(rid, turn(*parts), GREEDY))
+        for _ in range(1000):
+            if not e.scheduler.requests:
+                break
+            self.fake.step(e, outputs)
+            e.scheduler.check()
+            self.answer(e)
+        for rid, parts in enumerate(several):
+            assert outputs[rid].failed is None, outputs[rid].failed
+            assert outputs[rid].ids == self.expected(parts), parts[-1]
+        return outputs
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory, fake: ModuleType, tiny: ModuleType) -> Model:
+    return Model(tmp_path_factory.mktemp("llava") / "model", "llava", fake, tiny)
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.long]) for name in MODELS]
+)
+def test_families_are_equal_cold_warm_and_forked(
+    family: str, tmp_path: Path, fake: ModuleType, tiny: ModuleType
+) -> None:
+    own = Model(tmp_path / "model", family, fake, tiny)
+    for step_tokens in (7, 20, 512):
+        e = own.engine(step_tokens=step_tokens)
+        for parts in PARTS:
+            own.run(e, [parts])
+        own.run(e, PARTS)
+        own.run(own.engine(step_tokens=step_tokens), PARTS)
+    own.run(own.engine(n_pages=9, step_tokens=20), PARTS[:2] * 3)
+    own.run(own.engine(speculate="tree"), PARTS * 2)
+
+
+def test_forks_compute_an_image_once(llava: Model) -> None:
+    e = llava.engine()
+    forks: list[tuple[str | bytes, ...]] = [(CAT, f"{i} {'x' * i}?") for i in range(8)]
+    outputs = llava.run(e, forks)
+    assert e.images.n_encoded == 1
+    shared = sorted(output.finish.n_cached for output in outputs.values())
+    (rows,) = llava.prompts.run(0, turn(*forks[0]), GREEDY).images
+    assert shared[0] == 0
+    assert shared[1] >= rows.start + rows.n
+
+
+def test_cached_image_is_not_asked_for(llava: Model) -> None:
+    e = llava.engine()
+    llava.run(e, [PARTS[0]])
+    e.images._images.clear()
+    e.take(llava.prompts.run(0, turn(*PARTS[0]), GREEDY))
+    outputs: dict[int, Any] = {}
+    while e.scheduler.requests:
+        llava.fake.step(e, outputs)
+        assert not llava.answer(e)
+    assert outputs[0].ids == llava.expected(PARTS[0])
+    assert e.images.n_encoded == 1
+
+
+def test_images_of_one_size_share_nothing(llava: Model) -> None:
+    first, second = (llava.prompts.run(0, turn(data, "?"), GREEDY) for data in (CAT, DOG))
+    (rows,) = first.images
+    ids = [np.frombuffer(run.ids, np.int32) for run in (first, second)]
+    assert (ids[0][: rows.start] == ids[1][: rows.start]).all()
+    own = [one[rows.start : rows.start + rows.n] for one in ids]
+    assert max(own[0].max(), own[1].max()) < 0
+    assert (own[0] != own[1]).all()
+    e = llava.engine()
+    outputs = llava.run(e, [(CAT, "?")]) | {1: llava.run(e, [(DOG, "?")])[0]}
+    assert outputs[1].finish.n_cached == rows.start
+    assert e.images.n_encoded == 2
+
+
+def test_dropped_image_is_asked_for_again(llava: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("banyan.runtime.engine.images.CACHE_BYTES", 1)
+    e = llava.engine(cache=False)
+    for _ in range(2):
+        for parts in PARTS[:2]:
+            llava.run(e, [parts])
+    assert e.images.n_encoded == 4
+    assert e.images.kept[0] == sum(image.n_bytes for image in e.images._images.values())
+    assert len(e.images._images) == 1
+
+
+def test_failed_image_fails_its_requests_only(llava: Model) -> None:
+    e = llava.engine()
+    outputs: dict[int, Any] = {}
+    for rid, parts in enumerate(((CAT, "?"), (DOG, "?"), ("text",))):
+        e.take(llava.prompts.run(rid, turn(*parts), GREEDY))
+    llava.fake.step(e, outputs)
+    (wanted,) = (one for one in e.answers if isinstance(one, wire.WantImages))
+    assert len(wanted.images) == 2
+    e.take(wire.ImagePixels(wanted.images[0], error="it is gone"))
+    e.take(llava.prompts.images.pixels(wanted.images[1]))
+    while not e.scheduler.is_idle:
+        llava.fake.step(e, outputs)
+        e.scheduler.check()
+    failed = [output.failed for output in outputs.values() if output.failed]
+    assert [(one.code, one.message) for one in failed] == [(BadProgram.code, "it is gone")]
+    assert outputs[2].ids == llava.expected(("text",))
+
+
+def test_request_that_waits_for_an_image_can_be_aborted(llava: Model) -> None:
+    e = llava.engine()
+    e.take(llava.prompts.run(0, turn(CAT, "?"), GREEDY))
+    outputs: dict[int, Any] = {}
+    llava.fake.step(e, outputs)
+    assert e.scheduler.is_idle
+    e.take(wire.Abort(0))
+    e.scheduler.check()
+    assert llava.answer(e) == 1
+    llava.run(e, [(CAT, "?")])
+
+
+def test_few_requests_ask_at_a_time(llava: Model) -> None:
+    e = llava.engine(max_running=16)
+    images = [png(20, 20, i) for i in range(8)]
+    for rid, data in enumerate(images):
+        e.take(llava.prompts.run(rid, turn(data, "?"), GREEDY))
+    outputs: dict[int, Any] = {}
+    llava.fake.step(e, outputs)
+    assert llava.answer(e) == 4
+    while e.scheduler.requests:
+        llava.fake.step(e, outputs)
+        llava.answer(e)
+    assert e.images.n_encoded == 8
+    assert all(len(output.ids) == GREEDY.max_tokens for output in outputs.values())
+
+
+def test_false_rows_are_refused(llava: Model) -> None:
+    run = llava.prompts.run(0, turn(CAT, "?"), GREEDY)
+    (rows,) = run.images
+    for images in ((), (wire.ImageRows(rows.start + 1, rows.n, rows.image),), (wire.ImageRows(0, rows.n, rows.image),)):
+        e = llava.engine()
+        e.take(wire.Run(0, run.ids, GREEDY, images=images))
+        outputs: dict[int, Any] = {}
+        llava.fake.step(e, outputs)
+        assert outputs[0].failed.code in (BadMessage.code, BadProgram.code)
+
+
+def test_penalties_and_scores_of_prompts_with_images(llava: Model) -> None:
+    e = llava.engine()
+    sampling = wire.Sampling(temperature=0.0, max_tokens=6, repetition_penalty=1.3, logprobs=True)
+    e.take(llava.prompts.run(0, turn(CAT, "?"), sampling, score_from=1))
+    outputs: dict[int, Any] = {}
+    while e.scheduler.requests:
+        llava.fake.step(e, outputs)
+        llava.answer(e)
+    n_prompt = len(llava.prompts.run(0, turn(CAT, "?"), sampling).ids) // 4
+    scores = np.frombuffer(outputs[0].finish.scores, np.float32)
+    assert len(scores) == n_prompt - 1
+    assert np.isfinite(scores).all()
+
+
+def test_positions_of_three_axes_are_those_of_transformers(tmp_path: Path, tiny: ModuleType) -> None:
+    make_image_model(tmp_path, "qwen2_5_vl", tiny)
+    oracle, prompts = Oracle(tmp_path, "qwen2_5_vl"), Prompts(tmp_path)
+    run = prompts.run(0, turn("first ", CAT, "then", TALL, " and?"), GREEDY)
+    ids = torch.from_numpy(np.frombuffer(run.ids, np.int32).astype(np.int64))[None]
+    is_row = (ids < 0).int()
+    grids = torch.tensor([[1, 2 * one.height, 2 * one.width] for one in run.images])
+    want, offset = oracle.model.model.get_rope_index(ids.clamp(min=0), is_row, image_grid_thw=grids)
+    n = ids.shape[1]
+    got = grid_positions(run.images, np.arange(n + 3))
+    assert (got[:, :n] == want[:, 0].numpy()).all()
+    assert (got[:, n:] == np.arange(n, n + 3) + int(offset)).all()
+    tail = grid_positions(run.images, np.arange(20, n))
+    assert (tail == got[:, 20:n]).all()
