@@ -24,7 +24,7 @@ from banyan.runtime.engine.batch import Batch, assemble
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
 from banyan.runtime.engine.determinism import check_determinism
 from banyan.runtime.engine.guides import Guides
-from banyan.runtime.engine.kv_pool import KVPool, open_file
+from banyan.runtime.engine.kv_pool import KVPool, kv_format, open_file
 from banyan.runtime.engine.model_runner import ModelRunner, use_threads
 from banyan.runtime.engine.sampler import PendingSample, sample
 from banyan.runtime.engine.scheduling import kv_hints
@@ -33,6 +33,7 @@ from banyan.runtime.engine.scheduling.request import MAX_TREE, Plan
 from banyan.runtime.engine.scheduling.scheduler import Scheduler
 from banyan.runtime.engine.scheduling.validate import EngineLimits
 from banyan.runtime.engine.speculation.drafters import DraftModel, make_controller, make_model_drafter
+from banyan.runtime.engine.transfer.exchange import KVExchange
 from banyan.runtime.errors import BadProgram, BanyanError, OutOfMemory
 from banyan.runtime.model.decoder import Decoder
 from banyan.runtime.model.load import Model, RecurrentModel
@@ -133,6 +134,8 @@ class EngineLoop:
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting)
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))
         self.kv_hints = KVHintReceiver(self.cache)
+        kv = kv_format(config, resolved, self.spec, fingerprint)
+        self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock)
 
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order
@@ -150,7 +153,8 @@ class EngineLoop:
             decisions += (str(self.model.store.states),)
         if self.adapters.names:
             decisions += (f"adapters: {', '.join(self.adapters.names)}; {self.adapters.n_bytes / 2**20:.1f} MiB",)
-        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, self.adapters.names)
+        adapters, kv = self.adapters.names, self.exchange.kv
+        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, adapters, kv)
 
     def warm_up(self) -> None:
         """Run steps before the first request: compiles kernels, starts threads, and measures the largest step."""
@@ -165,6 +169,7 @@ class EngineLoop:
 
     def close(self) -> None:
         """Shut down. A second tier in a file first receives the pages on the device."""
+        self.exchange.close()
         if self.model.store.file is not None:
             self.cache.close()
             self.model.move(self.cache.take_moves())
@@ -183,9 +188,10 @@ class EngineLoop:
         ahead: InFlightStep | None = None
         while True:
             try:
-                is_idle = self.scheduler.is_idle and ahead is None and not deferred
+                is_idle = self.scheduler.is_idle and ahead is None and not deferred and not self.exchange.is_busy
                 for order in chain(deferred, link.drain(block=is_idle)):
                     self.take(order)
+                before = self.clock()
                 step = self.sample(ahead or self.launch())
                 ahead, deferred = None, []
                 if self.plans_ahead and step is not None:
@@ -198,6 +204,9 @@ class EngineLoop:
             if not self.plans_ahead or self.scheduler.is_idle:
                 link.send(reports)
                 reports = []
+            if self.exchange.is_active:  # a step takes at most twice its time
+                now = self.clock()
+                link.send(self.exchange.work(2 * now - before))
 
     def step(self) -> wire.Step:
         """Compute one step. Requests that it failed are in `failed`."""
@@ -271,7 +280,7 @@ class EngineLoop:
         self._free_adapters()
         report, failed = self.scheduler.report()
         self.failed += failed
-        return report
+        return self.exchange.without_own(report, self.failed) if report.finished or failed else report
 
     def reports(self, step: wire.Step) -> list[wire.EngineReport]:
         """All reports that were not returned yet."""
@@ -313,6 +322,8 @@ class EngineLoop:
                     self.scheduler.take(order)
             case wire.ProgramEnded():
                 self.scheduler.take(order)
+            case wire.Export() | wire.Pull() | wire.EndPull():
+                self.exchange.take(order)
             case wire.Hold() | wire.Release() | wire.EvictFirst():
                 self.kv_hints.take(order, self.clock())
             case wire.Abort():
