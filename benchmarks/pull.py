@@ -135,8 +135,9 @@ def measure_pulls(n: int) -> None:
     process.join(10)
     ms = [1000 * statistics.median(one[1:]) for one in (walls, cpus)]
     print(f"{n_bytes / 2**20:.0f} MiB in {N_MOVED} pages, all bytes equal")
-    print(f"the first pull, which makes the buffer: {1000 * walls[0]:.0f} ms, CPU of both sides {1000 * cpus[0]:.0f} ms")
-    print(f"median of {n} more: {ms[0]:.0f} ms ({1000 * min(walls[1:]):.0f} to {1000 * max(walls[1:]):.0f}), CPU {ms[1]:.0f} ms")
+    print(f"the first, which makes the buffer: {1000 * walls[0]:.0f} ms, CPU of both sides {1000 * cpus[0]:.0f} ms")
+    span = f"{1000 * min(walls[1:]):.0f} to {1000 * max(walls[1:]):.0f}"
+    print(f"median of {n} more: {ms[0]:.0f} ms ({span}), CPU {ms[1]:.0f} ms")
 
 
 def main() -> None:

@@ -157,12 +157,15 @@ class Server:
         self._template = template = ChatTemplate(files.template, files.special_tokens) if files.template else None
         text_config = files.config.get("text_config") or files.config
         self.observer = Observer(self.config, self.name, undo)
+        self.timers = Timers()
         self.requests = EngineRequests(
             self.tokenizer,
             text_config.get("vocab_size"),
             call_later=self._call_soon,
             on_end=self.observer.request_ended,
             is_late=self.work.is_late,
+            call_in=self.timers.call,
+            n_prefill=self.config.prefill_replicas,
         )
         vocabulary = self.tokenizer.vocabulary()
         self.replicas.connect(self.requests, vocabulary)
@@ -182,7 +185,6 @@ class Server:
         generator = EngineGenerator(
             self.tokenizer, template, self.requests, self._offload, Random(), check, self.adapters
         )
-        self.timers = Timers()
         self._throttle = TokenThrottle(self.timers, partial(self._log, "info"))
         self.programs = Programs(
             generator,
@@ -531,6 +533,7 @@ class Server:
             "requests": len(self.requests),
             "engine_starts": self.replicas.n_starts,
             "wrong_tokens": self._throttle.n_wrong,
+            **self.requests.routes.pulls.counts,
             **({f"slo_{name}": n for name, n in self.observer.goodput.counts.items()} if self.config.slo else {}),
             "longest": {kind: round(seconds, 6) for kind, seconds in self.times.longest.items()},
             "seconds": round(time.monotonic() - self._started, 3),
@@ -601,6 +604,12 @@ class Server:
                     launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), notice=report.text))
             case wire.Ready():
                 self._engine_ready(replica, report)
+            case wire.Exported():
+                self.requests.routes.pulls.exported(report)
+            case wire.Pulled():
+                self.requests.routes.pulls.pulled(report)
+                if not all(one.route.is_open for one in self.replicas):
+                    self._call_soon(self._end_drained)
         return ()
 
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
@@ -610,7 +619,7 @@ class Server:
             self._log("quiet", why)
             self._call_soon(partial(self._remove, replica, why))
             return
-        replica.n_failed_starts, replica.route.is_ready = 0, True
+        replica.n_failed_starts, replica.route.is_ready, replica.route.kv = 0, True, ready.kv
         self.tenants.weights = ready.weights
         for name, digest in ready.adapters.items():
             self.adapters.add(name, self.config.adapters[name], digest)
