@@ -91,10 +91,11 @@ class EngineLoop:
         self, config: Config, model: Model, resolved: Resolved, clock: Callable[[], float] = time.monotonic,
         flight: FlightRecord | None = None, weights: str = "", stopwatch: Callable[[], float] | None = None,
         fingerprint: bytes = b"", draft_model: DraftModel | None = None,
-        make_runner: Callable[[Model, KVPool, Graphs | None], ModelRunner] = ModelRunner,
+        make_runner: Callable[[Model, KVPool, Graphs | None], ModelRunner] = ModelRunner, host: str = "",
     ) -> None:  # fmt: skip
         """flight: records which requests are in hand, in case one kills this process. weights: `weights.version`, which
-        identifies the second tier's file. stopwatch: seconds, for the cost of steps. fingerprint: see Ready.weights."""
+        identifies the second tier's file. stopwatch: seconds, for the cost of steps. fingerprint: see Ready.weights.
+        host: see KVExchange."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
         self.spec, self.page, self.device = model.spec, config.page, torch.device(resolved.device)
         self._fingerprint = fingerprint
@@ -135,7 +136,7 @@ class EngineLoop:
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))
         self.kv_hints = KVHintReceiver(self.cache)
         kv = kv_format(config, resolved, self.spec, fingerprint)
-        self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock)
+        self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock, host)
 
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order
@@ -182,6 +183,8 @@ class EngineLoop:
         where `Scheduler.plan_ahead` allows. While the GPU computes, the last report is sent and new requests are taken;
         other orders are deferred to the end of the step."""
         link.watch(self.guides.wake)
+        if self.exchange.wake is not None:
+            link.watch(self.exchange.wake)
         link.send([self.ready])
         deferred: list[wire.EngineCommand] = []
         reports: list[wire.EngineReport] = []

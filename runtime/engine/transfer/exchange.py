@@ -18,6 +18,7 @@ from torch import Tensor
 
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.runtime.engine.model_runner import ModelRunner
+from banyan.runtime.engine.transfer.chunks import Chunks
 from banyan.runtime.engine.transfer.transport import (
     Buffer,
     Buffers,
@@ -98,12 +99,14 @@ class KVExchange:
         scheduler: RunsRequests,
         kv: KVFormat | None,
         clock: Callable[[], float] = time.monotonic,
-        make_transports: Callable[[], Sequence[Transport]] = lambda: (SharedMemory(),),
+        host: str = "",
     ) -> None:
-        """kv: the format of this engine's pages; None: they do not move. make_transports: ways to other engines, made
-        for the first pull, the fastest first."""
+        """kv: the format of this engine's pages; None: they do not move. host: the name or address of this machine, as
+        engines on others reach it; "": there are none."""
         self.cache, self.runner, self.kv, self._scheduler, self._clock = cache, runner, kv, scheduler, clock
-        self._make_transports, self._transports = make_transports, tuple[Transport, ...]()
+        chunks = Chunks(host) if host and kv is not None else None
+        self._transports: tuple[Transport, ...] = (SharedMemory(), *([chunks] if chunks is not None else []))
+        self.wake = chunks.wake if chunks is not None else None  # readable when something has arrived
         self.buffers = Buffers(clock)
         self._exporting: dict[int, _Exporting] = {}
         self._importing: dict[int, _Importing] = {}
@@ -134,8 +137,6 @@ class KVExchange:
     # ---- commands --------------------------------------------------------------------------------------------------
 
     def take(self, command: Export | Pull | EndPull) -> None:
-        if not self._transports:
-            self._transports = tuple(self._make_transports())
         match command:
             case Export():
                 self._end_export(command.pull)

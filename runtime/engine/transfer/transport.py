@@ -52,8 +52,8 @@ class Buffer:
     def close(self) -> None:
         self.reuse()
         os.close(self.fd)
-        self.memory.release()
         with contextlib.suppress(BufferError):  # a tensor over it still exists; the map ends with it
+            self.memory.release()
             self._map.close()
 
 

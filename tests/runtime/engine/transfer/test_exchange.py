@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import select
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -20,15 +21,15 @@ PROMPT = [(7 * i) % 50 for i in range(100)]
 class Pair:
     """Two engines, a clock for both, and the server's part of a pull."""
 
-    def __init__(self, fake: ModuleType, **options: Any) -> None:
-        self.fake, self.now = fake, 0.0
+    def __init__(self, fake: ModuleType, host: str = "", **options: Any) -> None:
+        self.fake, self.now, self.host = fake, 0.0, host
         self.engines = [fake.engine(**{"page": 4, "n_pages": 64} | options) for _ in range(2)]
         for e in self.engines:
             e.exchange = self.exchange_of(e)
         self.n_pulls = 0
 
     def exchange_of(self, e: Any) -> KVExchange:
-        return KVExchange(e.cache, e.model, e.scheduler, e.exchange.kv, lambda: self.now)
+        return KVExchange(e.cache, e.model, e.scheduler, e.exchange.kv, lambda: self.now, self.host)
 
     def run(self, k: int, ids: list[int] = PROMPT, rid: int = 0) -> int:
         """Engine k computes a prompt; returns how many of its tokens were cached."""
@@ -302,6 +303,23 @@ def test_withdrawn_pages_end_both_sides(pair: Pair) -> None:
     pair.engines[1].exchange._importing[2].lease.close()
     assert "withdrawn" in pair.pulled().why
     pair.end()
+
+
+def test_pages_come_over_the_network(fake: ModuleType) -> None:
+    pair = Pair(fake, host="127.0.0.1")
+    pair.run(0)
+    exported = pair.export()
+    assert [place.split(" ")[0] for place in exported.places] == ["memory", "tcp"]
+    pair.begin_pull(exported, places=exported.places[1:])
+    wake = pair.engines[1].exchange.wake
+    assert wake is not None
+    assert select.select([wake], [], [], 20.0)[0]
+    assert pair.pulled().n_tokens == 96
+    pair.end()
+    assert pair.run(1) == 96
+    pair.check()
+    for e in pair.engines:
+        e.exchange.close()
 
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "k8v4"])
