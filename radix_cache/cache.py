@@ -136,8 +136,9 @@ class Lease:
         if self.window is not None:
             self.window.shrink(n_kept)
 
-    def publish(self, ids: bytes) -> None:
+    def publish(self, ids: bytes, is_query: bool = True) -> None:
         """Store the tokens `ids` in the tree, from the first one on. Forward passes must have computed their KV.
+        is_query: whether the statistics count the lease, as they count prompts.
 
         `ids` continues what was published before, and has at most `n_slots` tokens. If another lease has published the
         same tokens meanwhile, this one continues on the tree's pages and its duplicates are freed: read `pages` again.
@@ -148,7 +149,7 @@ class Lease:
             raise ValueError(f"{n} tokens are published, but the lease has {self.n_slots} slots")
         if self._copies:
             raise ValueError("tokens are published before the lease's copies were taken, so they cannot be computed")
-        if not self._is_counted:
+        if is_query and not self._is_counted:
             self._is_counted = True
             cache.tally.add(self.owner, len(self._ids) // 4, self.n_cached, self.n_host)
         if n >= self._n_computed:

@@ -86,6 +86,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     replicas: Annotated[
         int, "engines, each with a copy of the model; they share `threads`, `kv_memory` and `host_memory`"
     ] = 1
+    prefill_replicas: Annotated[
+        int, "of the replicas, engines that take prompts only; the others pull the KV of long prompts from them"
+    ] = 0
     threads: Annotated[int | None, "CPU threads of the engines; default: one per physical core"] = None
     engine_timeout: Annotated[float, "seconds without a heartbeat after which the engine is killed and replaced"] = 30.0
     sampling_defaults: Annotated[
@@ -163,7 +166,18 @@ LIMITS = (
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "model": (
-        *("model", "device", "dtype", "weight_dtype", "tp", "adapters", "context", "replicas", "threads"),
+        *(
+            "model",
+            "device",
+            "dtype",
+            "weight_dtype",
+            "tp",
+            "adapters",
+            "context",
+            "replicas",
+            "threads",
+            "prefill_replicas",
+        ),
         "sampling_defaults",
     ),
     "KV memory": ("kv_memory", "kv_dtype", "state_memory", "page", "cache", "eviction", "host_memory", "host_file"),
@@ -270,6 +284,10 @@ def check(c: Config) -> None:
     require(n_host_bytes > 0 or not c.host_file, "host_file needs a size; set host_memory too, such as '4GiB'")
     require(n_host_bytes == 0 or c.cache, "host_memory holds what the cache evicts, but the cache is off")
     require(c.tp == 1 or c.replicas == 1, "tp cuts one engine, and replicas makes several; set one of them")
+    require(
+        0 <= c.prefill_replicas < max(1, c.replicas),
+        f"prefill_replicas is {c.prefill_replicas}; of {c.replicas} replicas, at least one must generate",
+    )
     require(c.tp == 1 or not c.host_file, "host_file holds the KV of one process; use host_memory alone, or tp=1")
     require(c.tp == 1 or not c.adapters, "adapters are not cut into parts; leave tp out, or merge them into the model")
     for name, path in c.adapters.items():

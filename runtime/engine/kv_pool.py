@@ -22,11 +22,12 @@ from banyan.radix_cache.pagefile import NotAPageFile, PageFile
 from banyan.runtime.config import Config, KVDtype, Resolved
 from banyan.runtime.errors import ConfigError, OutOfMemory
 from banyan.runtime.model.spec import ModelSpec
+from banyan.runtime.protocol.wire import KVFormat
 
 if TYPE_CHECKING:
     from banyan.runtime.model.recurrent import StatePool
 
-LAYOUT = 1  # Version of a page's layout and computation in the host file. Files of another version are discarded.
+LAYOUT = 1  # Version of a page's layout and computation. Files and engines of another version are of no use.
 
 
 class KVPool:
@@ -159,6 +160,37 @@ class KVPool:
         for pool, place in self._places():
             pool[device] = self.host[host, place].view(pool.dtype).view(-1, *pool.shape[1:]).to(self.device)
 
+    # ---- pages of other engines --------------------------------------------------------------------------------
+
+    def export(self, pages: Sequence[int], memory: Tensor, first: int, n_pages: int) -> None:
+        """Copy pages to `memory` (uint8, `export_bytes(n_pages)`), as its pages from number `first` on."""
+        index = torch.tensor(pages, device=self.device)
+        for pool, place in self._exported(memory, first, len(pages), n_pages):
+            if pool.is_cuda:
+                place.copy_(pool[index])
+            else:
+                torch.index_select(pool, 0, index, out=place)
+
+    def load(self, pages: Sequence[int], memory: Tensor, first: int, n_pages: int) -> None:
+        """Fill pages from `memory`, which `export` has filled."""
+        index = torch.tensor(pages, device=self.device)
+        for pool, place in self._exported(memory, first, len(pages), n_pages):
+            pool.index_copy_(0, index, place.to(self.device))
+
+    def export_bytes(self, n_pages: int) -> int:
+        """The size of n_pages exported pages."""
+        return sum(_aligned(n_pages * pool[0].numel() * pool.element_size()) for pool in self._pools)
+
+    def _exported(self, memory: Tensor, first: int, n: int, n_pages: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each pool, and where in `memory` n of its pages are: [n, page, ...]. A pool's pages lie together, so that
+        they are copied with one call."""
+        at = 0
+        for pool in self._pools:
+            size = pool[0].numel() * pool.element_size()
+            place = memory[at + first * size : at + (first + n) * size]
+            yield pool, place.view(pool.dtype).view(n, *pool.shape[1:])
+            at += _aligned(n_pages * size)
+
     def _places(self) -> Iterator[tuple[Tensor, slice]]:
         """Each pool, and the range of its part in a page's bytes."""
         at = 0
@@ -170,6 +202,22 @@ class KVPool:
 
 def _parts(pools: Sequence[tuple[Pool, Pool]]) -> list[Tensor]:
     return [part for pair in pools for pool in pair for part in parts(pool)]
+
+
+def _aligned(n_bytes: int) -> int:
+    return -(-n_bytes // 64) * 64
+
+
+def kv_format(config: Config, resolved: Resolved, spec: ModelSpec, weights: bytes) -> KVFormat | None:
+    """What tells whether another engine can use these pages. None: no other can, because a rank has a part of each
+    page, a recurrent state belongs to a text, or windowed layers have pages of their own. weights:
+    `weights.fingerprint`."""
+    if config.tp > 1 or spec.kv_layers is not None or resolved.n_window_pages or not config.cache:
+        return None
+    return KVFormat(
+        LAYOUT, weights, resolved.device, spec.dtype, config.kv_dtype, config.page, spec.n_kv_layers, spec.n_kv_heads,
+        spec.head_dim, resolved.context, config.deterministic,
+    )  # fmt: skip
 
 
 def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype, n_layers: int | None = None) -> int:

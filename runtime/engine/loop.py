@@ -26,7 +26,7 @@ from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
 from banyan.runtime.engine.determinism import check_determinism
 from banyan.runtime.engine.guides import Guides
 from banyan.runtime.engine.images import EngineImages
-from banyan.runtime.engine.kv_pool import KVPool, open_file
+from banyan.runtime.engine.kv_pool import KVPool, kv_format, open_file
 from banyan.runtime.engine.model_runner import ModelRunner, use_threads
 from banyan.runtime.engine.sampler import PendingSample, sample
 from banyan.runtime.engine.scheduling import kv_hints
@@ -35,6 +35,7 @@ from banyan.runtime.engine.scheduling.request import MAX_TREE, Plan
 from banyan.runtime.engine.scheduling.scheduler import Scheduler
 from banyan.runtime.engine.scheduling.validate import EngineLimits
 from banyan.runtime.engine.speculation.drafters import DraftModel, make_controller, make_model_drafter
+from banyan.runtime.engine.transfer.exchange import KVExchange
 from banyan.runtime.errors import BadProgram, BanyanError, OutOfMemory
 from banyan.runtime.model.decoder import Decoder
 from banyan.runtime.model.load import ImageModel, Model, RecurrentModel
@@ -92,10 +93,11 @@ class EngineLoop:
         self, config: Config, model: Model, resolved: Resolved, clock: Callable[[], float] = time.monotonic,
         flight: FlightRecord | None = None, weights: str = "", stopwatch: Callable[[], float] | None = None,
         fingerprint: bytes = b"", draft_model: DraftModel | None = None,
-        make_runner: Callable[[Model, KVPool, Graphs | None], ModelRunner] = ModelRunner,
+        make_runner: Callable[[Model, KVPool, Graphs | None], ModelRunner] = ModelRunner, host: str = "",
     ) -> None:  # fmt: skip
         """flight: records which requests are in hand, in case one kills this process. weights: `weights.version`, which
-        identifies the second tier's file. stopwatch: seconds, for the cost of steps. fingerprint: see Ready.weights."""
+        identifies the second tier's file. stopwatch: seconds, for the cost of steps. fingerprint: see Ready.weights.
+        host: see KVExchange."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
         self.spec, self.page, self.device = model.spec, config.page, torch.device(resolved.device)
         self._fingerprint = fingerprint
@@ -145,6 +147,8 @@ class EngineLoop:
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting, self.images.find)
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))
         self.kv_hints = KVHintReceiver(self.cache)
+        kv = kv_format(config, resolved, self.spec, fingerprint)
+        self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock, host)
 
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order
@@ -162,7 +166,8 @@ class EngineLoop:
             decisions += (str(self.model.store.states),)
         if self.adapters.names:
             decisions += (f"adapters: {', '.join(self.adapters.names)}; {self.adapters.n_bytes / 2**20:.1f} MiB",)
-        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, self.adapters.names)
+        adapters, kv = self.adapters.names, self.exchange.kv
+        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, adapters, kv)
 
     def warm_up(self) -> None:
         """Run steps before the first request: compiles kernels, starts threads, and measures the largest step."""
@@ -177,6 +182,7 @@ class EngineLoop:
 
     def close(self) -> None:
         """Shut down. A second tier in a file first receives the pages on the device."""
+        self.exchange.close()
         if self.model.store.file is not None:
             self.cache.close()
             self.model.move(self.cache.take_moves())
@@ -189,15 +195,18 @@ class EngineLoop:
         where `Scheduler.plan_ahead` allows. While the GPU computes, the last report is sent and new requests are taken;
         other orders are deferred to the end of the step."""
         link.watch(self.guides.wake)
+        if self.exchange.wake is not None:
+            link.watch(self.exchange.wake)
         link.send([self.ready])
         deferred: list[wire.EngineCommand] = []
         reports: list[wire.EngineReport] = []
         ahead: InFlightStep | None = None
         while True:
             try:
-                is_idle = self.scheduler.is_idle and ahead is None and not deferred
+                is_idle = self.scheduler.is_idle and ahead is None and not deferred and not self.exchange.is_busy
                 for order in chain(deferred, link.drain(block=is_idle)):
                     self.take(order)
+                before = self.clock()
                 step = self.sample(ahead or self.launch())
                 ahead, deferred = None, []
                 if self.plans_ahead and step is not None:
@@ -210,6 +219,9 @@ class EngineLoop:
             if not self.plans_ahead or self.scheduler.is_idle:
                 link.send(reports)
                 reports = []
+            if self.exchange.is_active:  # a step takes at most twice its time
+                now = self.clock()
+                link.send(self.exchange.work(2 * now - before))
 
     def step(self) -> wire.Step:
         """Compute one step. Requests that it failed are in `failed`."""
@@ -287,7 +299,7 @@ class EngineLoop:
         self._free_adapters()
         report, failed = self.scheduler.report()
         self.failed += failed
-        return report
+        return self.exchange.without_own(report, self.failed) if report.finished or failed else report
 
     def reports(self, step: wire.Step) -> list[wire.EngineReport]:
         """All reports that were not returned yet."""
@@ -335,6 +347,8 @@ class EngineLoop:
                 else:
                     self.images.add(order)
                     self.scheduler.image_arrived(digest)
+            case wire.Export() | wire.Pull() | wire.EndPull():
+                self.exchange.take(order)
             case wire.Hold() | wire.Release() | wire.EvictFirst():
                 self.kv_hints.take(order, self.clock())
             case wire.Abort():

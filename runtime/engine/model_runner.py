@@ -81,6 +81,10 @@ class ModelRunner:
         """See `KVPool.copy_slots`."""
         self.store.copy_slots(paths)
 
+    def load(self, pages: Sequence[int], memory: Tensor, first: int, n_pages: int) -> None:
+        """See `KVPool.load`."""
+        self.store.load(pages, memory, first, n_pages)
+
 
 def use_threads(n: int, model: Model) -> None:
     """Compute on n threads of the CPU."""

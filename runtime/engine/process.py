@@ -1,6 +1,6 @@
 """The engine as a process: its arguments, its sockets, its end.
 
-    python -m banyan.runtime.engine --socket ipc://DIR/engine --config JSON --alive-fd N [--flight-fd M]
+    python -m banyan.runtime.engine --socket ipc://DIR/engine --config JSON --alive-fd N [--flight-fd M] [--host HOST]
 
 It first sends Ready, or one Failed with program -1 that says why it could not start. It ends when its parent does, at
 EOF of `--alive-fd` or by a SIGKILL from the kernel, and at SIGTERM. The server handles Ctrl-C."""
@@ -71,6 +71,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--alive-fd", type=int, help="end at EOF of this file descriptor")
     parser.add_argument("--replica", type=int, default=0, help="number among the engines of its server: picks its GPU")
     parser.add_argument("--flight-fd", type=int, help="memory that records the requests in hand: flight_record.py")
+    parser.add_argument("--host", default="", help="this machine, as engines on other machines reach it to pull KV")
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
@@ -82,7 +83,7 @@ def main(argv: list[str]) -> int:
         _log.addHandler(_ToServer(link))
         try:
             flight = None if args.flight_fd is None else FlightRecord(args.flight_fd)
-            engine = build(msgspec.json.decode(args.config, type=Config), flight, args.replica)
+            engine = build(msgspec.json.decode(args.config, type=Config), flight, args.replica, args.host)
             settle()
             engine.run(link)
             engine.close()
@@ -103,9 +104,9 @@ def end_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def build(config: Config, flight: FlightRecord | None = None, replica: int = 0) -> EngineLoop:
+def build(config: Config, flight: FlightRecord | None = None, replica: int = 0, host: str = "") -> EngineLoop:
     """An engine from its configuration: reads the model, and resolves "auto" options by what the machine has now.
-    replica: its number among the engines of the server."""
+    replica: its number among the engines of the server. host: see KVExchange."""
     path = spec.resolve(config.model)
     source = drafters.find(config, path)
     if source is not None and source.kind != "model" and config.tp > 1:
@@ -138,7 +139,7 @@ def build(config: Config, flight: FlightRecord | None = None, replica: int = 0) 
         config, model, resolved, flight=flight, weights=weights.version(path) + suffix,
         fingerprint=weights.fingerprint(path) + suffix.encode(),
         draft_model=drafters.read(source, resolved, model) if source else None,
-        make_runner=ModelRunner if ranks is None else partial(ParallelRunner, ranks),
+        make_runner=ModelRunner if ranks is None else partial(ParallelRunner, ranks), host=host,
     )  # fmt: skip
     for name, directory in config.adapters.items():
         engine.adapters.names[name] = engine.adapters.load(directory, name)

@@ -33,6 +33,22 @@ class StepSeconds(NamedTuple):
     decode: float
 
 
+class PullSeconds(NamedTuple):
+    """Seconds that a pull takes, as learned from earlier ones: fixed, and for each token."""
+
+    wait: float = 0.0
+    token: float = 0.0
+
+
+class PlannedPull(NamedTuple):
+    """A replica, `target`, gets tokens first .. end of a trunk from another one. The names are those of replicas."""
+
+    source: str
+    target: str
+    first: int
+    end: int
+
+
 class Branch(NamedTuple):
     """What a branch of a program computes.
 
@@ -85,25 +101,47 @@ class Replica:
 
 class ProgramPlacement:
     """Where the branches of a demand run. home: the name of the replica for what follows the join. replicas: that of
-    each branch."""
+    each branch. pulls: what must come before them."""
 
-    __slots__ = ("home", "left", "n_open", "placed", "replicas")
+    __slots__ = ("home", "left", "n_open", "placed", "pulls", "replicas")
 
-    def __init__(self, placed: list[Replica], left: list[tuple[int, int]]) -> None:
+    def __init__(self, placed: list[Replica], left: list[tuple[int, int]], pulls: list[PlannedPull]) -> None:
+        self.pulls = pulls
         self.home, self.replicas = placed[0].name, [replica.name for replica in placed]
         self.placed: list[Replica | None] = [*placed]  # of each branch; None: it has ended
         self.left = left  # of each branch: tokens of prompts and of outputs
         self.n_open = Counter(placed)  # branches of each group that have not ended
 
 
+LEARNED = 1 / 8
+"""The weight of a pull in the estimate of what a pull takes, which is 0 at first. So the first pulls are tried, and
+what only they have to do counts little."""
+FORGOTTEN = 1 / 32
+"""The share by which the estimate of a pull's seconds shrinks when a prefix is computed because of it. So a few slow
+pulls do not prevent all later ones."""
+
+
+class _Source(NamedTuple):
+    """The replica from which a trunk can be pulled. n_tokens: that it has. wait: seconds before the first is there."""
+
+    replica: Replica
+    n_tokens: int
+    wait: float
+
+
 class Fleet:
-    """The replicas, their queued work and their prefixes."""
+    """The replicas, their queued work and their prefixes.
+
+    pull_time: None: replicas cannot pull from each other.
+    """
 
     def __init__(self, step_time: StepSeconds, index: PrefixIndex | None = None) -> None:
         self.step_time, self.index = step_time, index or PrefixIndex()
+        self.pull_time: PullSeconds | None = None
         self._replicas: dict[str, Replica] = {}
         self._by_number: dict[int, Replica] = {}
         self._open: dict[bytes, int] = {}  # weights -> the replicas that take new programs
+        self._there: dict[bytes, int] = {}  # weights -> all replicas, also those that are drained
         self._order: dict[bytes, list[tuple[float, int, int]]] = {}  # weights -> their `order`, sorted
         self._n_replicas = self._n_placed = 0
 
@@ -113,6 +151,7 @@ class Fleet:
         self._n_replicas += 1  # numbers are not used twice, so that the index need not be searched for those that left
         self._replicas[name] = self._by_number[replica.number] = replica
         self._open[fingerprint] = self._open.get(fingerprint, 0) | replica.bit
+        self._there[fingerprint] = self._there.get(fingerprint, 0) | replica.bit
         insort(self._order.setdefault(fingerprint, []), replica.order)
 
     def drain(self, name: str) -> None:
@@ -126,7 +165,13 @@ class Fleet:
     def remove(self, name: str) -> None:
         """A replica has left or died. Its placements may still be ended."""
         self.drain(name)
-        del self._by_number[self._replicas.pop(name).number]
+        replica = self._replicas.pop(name)
+        self._there[replica.fingerprint] ^= replica.bit
+        del self._by_number[replica.number]
+
+    def queued(self, name: str) -> float:
+        """Seconds of queued work of a replica."""
+        return self._replicas[name].order[0]
 
     def stored(self, name: str, digests: Sequence[bytes]) -> None:
         """The replica has these blocks (`blocks_of`), shortest prefix first. Ignored if it has left."""
@@ -146,6 +191,7 @@ class Fleet:
         holders = (*self.index.holders(demand.digests, is_open), (0, is_open))
         n_steps = max(branch.n_steps for branch in demand.branches)
         fixed, prompt, decode = self.step_time
+        source = self._source(demand)
         own = sum(prompt * branch.n_prompt + decode * branch.n_out for branch in demand.branches) / n_branches
         k, best, chosen = 1, float("inf"), list[tuple[Replica, int]]()
         while k <= n_branches:
@@ -155,8 +201,9 @@ class Fleet:
             # the replica computes other work and the trunk.
             groups = []
             for one, n in missing.items():
-                ahead = prompt * (one.prompt + n) + decode * min(one.out, one.rows * n_steps)
-                seconds = ahead + OTHERS * one.n_groups * (prompt * n + each)
+                trunk = prompt * n if source is None else self._trunk_seconds(demand, n, source)
+                ahead = prompt * one.prompt + trunk + decode * min(one.out, one.rows * n_steps)
+                seconds = ahead + OTHERS * one.n_groups * (trunk + each)
                 groups.append((seconds, ahead, *one.order[1:]))  # of equals, which got work longest ago
             groups = sorted(groups)[:k]
             ends = fixed * n_steps + each + max(ahead for _, ahead, *_ in groups)
@@ -166,7 +213,35 @@ class Fleet:
             replicas = [self._by_number[number] for *_, number in groups]
             best, chosen = cost, [(replica, missing[replica]) for replica in replicas]
             k *= 2
-        return self._book(demand, chosen)
+        return self._book(demand, chosen, source)
+
+    def _source(self, demand: Demand) -> _Source | None:
+        """The replica from which others could pull most of a trunk. What it has queued comes first: its copies are made
+        between its steps, and it may have the trunk itself only then."""
+        if self.pull_time is None:
+            return None
+        held = self.index.holders(demand.digests, self._there[demand.fingerprint])
+        if not held:
+            return None
+        n_blocks, holders = held[0]
+        replica = min(self._members(holders), key=lambda one: one.prompt)
+        return _Source(replica, BLOCK * n_blocks, self.pull_time.wait + self.step_time.prompt * replica.prompt)
+
+    def _trunk_seconds(self, demand: Demand, missing: int, source: _Source) -> float:
+        """Seconds in which a replica that lacks so many tokens of a trunk has them, by prefill or by a pull."""
+        assert self.pull_time is not None
+        n_pulled, computed = source.n_tokens - (demand.n_trunk - missing), self.step_time.prompt * missing
+        if n_pulled <= 0:
+            return computed
+        pulled = source.wait + self.pull_time.token * n_pulled + self.step_time.prompt * (missing - n_pulled)
+        return min(computed, pulled)
+
+    def _members(self, replicas: int) -> list[Replica]:
+        found = []
+        while replicas:
+            found.append(self._by_number[replicas.bit_length() - 1])
+            replicas ^= found[-1].bit
+        return found
 
     def keep(self, demand: Demand, name: str) -> ProgramPlacement:
         """As `place`, on the replica where the program is already."""
@@ -187,11 +262,7 @@ class Fleet:
         """The n of `holders` with the least queued work."""
         order, by_number = self._order[fingerprint], self._by_number
         if holders.bit_count() ** 2 < n * len(order):  # few: look at each of them
-            few = []
-            while holders:
-                few.append(by_number[holders.bit_length() - 1])
-                holders ^= few[-1].bit
-            return sorted(few, key=_order)[:n]
+            return sorted(self._members(holders), key=_order)[:n]
         found = []
         for _, _, number in order:
             if holders >> number & 1:
@@ -200,12 +271,22 @@ class Fleet:
                     break
         return found
 
-    def _book(self, demand: Demand, chosen: list[tuple[Replica, int]]) -> ProgramPlacement:
+    def _book(
+        self, demand: Demand, chosen: list[tuple[Replica, int]], source: _Source | None = None
+    ) -> ProgramPlacement:
         """Add the work of a demand to the queues of its replicas, in groups of neighbouring branches."""
         branches, k = demand.branches, len(chosen)
         placed: list[Replica] = []
         left: list[tuple[int, int]] = []
+        pulls: list[PlannedPull] = []
         for i, (replica, missing) in enumerate(chosen):
+            first = demand.n_trunk - missing
+            if source is not None and first < source.n_tokens:
+                if self._trunk_seconds(demand, missing, source) < self.step_time.prompt * missing:
+                    pulls.append(PlannedPull(source.replica.name, replica.name, first, source.n_tokens))
+                    missing = demand.n_trunk - source.n_tokens
+                else:
+                    self.refused()
             group = branches[i * len(branches) // k : (i + 1) * len(branches) // k]
             # The group's first branch computes the trunk.
             left += [(branch.n_prompt + (0 if j else missing), branch.n_out) for j, branch in enumerate(group)]
@@ -214,7 +295,19 @@ class Fleet:
             self._add(replica, prompt, out, len(group))
             replica.n_groups += 1
         self.index.stored(sum(replica.bit for replica, _ in chosen), demand.digests)
-        return ProgramPlacement(placed, left)
+        return ProgramPlacement(placed, left, pulls)
+
+    def pulled(self, wait: float, token: float) -> None:
+        """What a pull took: seconds of waiting, and of copying for each token; 0.0: not known."""
+        if self.pull_time is not None:
+            old = self.pull_time
+            learned = old.token + LEARNED * (token - old.token) if token else old.token
+            self.pull_time = PullSeconds(old.wait + LEARNED * (wait - old.wait), learned)
+
+    def refused(self) -> None:
+        """A prefix is computed, because a pull of it would take longer."""
+        if self.pull_time is not None:
+            self.pull_time = PullSeconds(*((1 - FORGOTTEN) * seconds for seconds in self.pull_time))
 
     def computed(self, placement: ProgramPlacement, branch: int, n_prompt: int = 0, n_out: int = 0) -> None:
         """A branch has computed so many tokens. Enough are two calls for a request: at its first token and at its

@@ -6,8 +6,9 @@ have a default, so that peers of different releases understand each other. Token
 
     client -> server   Hello, Submit, Define, Undefine, Cancel, Acknowledge, Ask, Ping
     server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong
-    server -> engine   SetVocabulary, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask, Ping, ImagePixels
-    engine -> server   Notice, Ready, Step, Failed, Answer, Pong, WantImages
+    server -> engine   SetVocabulary, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask, Ping, ImagePixels,
+                       Export, Pull, EndPull
+    engine -> server   Notice, Ready, Step, Failed, Answer, Pong, WantImages, Exported, Pulled
 
 The client numbers its programs, and within a program states (running prompts; 0 is the first one and forks make more)
 and refs (values that a Gen, Select or Read will produce). Ops of one state run in order. Ops of different states run
@@ -866,6 +867,75 @@ class Step(Wire, frozen=True):
     cached: dict[int, int] = {}
 
 
+class KVFormat(Wire, frozen=True):
+    """What must be equal in two engines for pages to move between them. layout: the version of a page's layout.
+    weights: `weights.fingerprint`. context: some models' positions depend on it. heads: key-value heads."""
+
+    layout: int
+    weights: bytes
+    device: str
+    dtype: str
+    kv_dtype: str
+    page: int
+    layers: int
+    heads: int
+    head_dim: int
+    context: int
+    deterministic: bool
+
+
+class Export(Wire, frozen=True):
+    """Pull number `pull` begins. Copy the stored pages of a prefix of run.ids, from token `first` on, to where another
+    engine can read them, and keep the copy until EndPull, or for so many seconds. compute: first compute what is not
+    stored of it, as this Run, without an output."""
+
+    pull: int
+    run: Run
+    first: int = 0
+    seconds: float = 10.0
+    compute: bool = False
+
+
+class Pull(Wire, frozen=True):
+    """Take over exported pages: those of the last tokens of `ids`, from token `first` on. kv: the format of the engine
+    that exported them. places: where they are, one for each way of reading them."""
+
+    pull: int
+    ids: bytes
+    first: int
+    kv: KVFormat
+    places: tuple[str, ...]
+    namespace: bytes = b""
+    seconds: float = 10.0
+
+
+class EndPull(Wire, frozen=True):
+    """The pull is over, for the engine that exports and for the one that reads. What it holds for it is free."""
+
+    pull: int
+
+
+class Exported(Wire, frozen=True):
+    """The answer to Export. n_tokens: where the exported prefix ends; 0: there is none, and `why`. seconds: that the
+    copying took."""
+
+    pull: int
+    n_tokens: int = 0
+    places: tuple[str, ...] = ()
+    seconds: float = 0.0
+    why: str = ""
+
+
+class Pulled(Wire, frozen=True):
+    """The answer to Pull. n_tokens: the length of the prefix that is stored now; 0: nothing was taken over, and
+    `why`. seconds: that the copying took."""
+
+    pull: int
+    n_tokens: int = 0
+    seconds: float = 0.0
+    why: str = ""
+
+
 class Notice(Wire, frozen=True):
     """What an engine that starts does for seconds, or lacks: a line for a person."""
 
@@ -891,6 +961,8 @@ class Ready(Wire, frozen=True):
     weights: bytes = b""
     adapters: dict[str, bytes] = {}
     """Name -> digest, of those in the configuration."""
+    kv: KVFormat | None = None
+    """None: its pages do not move to other engines."""
 
 
 # ---- server <-> preflight ------------------------------------------------------------------------------------------
@@ -919,8 +991,11 @@ class CheckResult(Wire, frozen=True):
 ClientMessage = Hello | Submit | Define | Undefine | Cancel | Acknowledge | Ask | Ping
 ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong
 SlicedMessage = Hello | SlicedSubmit | SlicedDefine | Undefine | Cancel | Acknowledge | Ask | Ping
-EngineCommand = Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Ping | ImagePixels
-EngineReport = Ready | Step | Failed | Answer | Pong | Notice | WantImages
+EngineCommand = (
+    Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Ping | ImagePixels | Export | Pull
+    | EndPull
+)  # fmt: skip
+EngineReport = Ready | Step | Failed | Answer | Pong | Notice | WantImages | Exported | Pulled
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoders raise on invalid bytes. Invalid UTF-8 is a ValueError, deep nesting a RecursionError."""

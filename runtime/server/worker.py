@@ -167,6 +167,7 @@ class Server:
             undo.callback(self.images.close)
         text_config = files.config.get("text_config") or files.config
         self.observer = Observer(self.config, self.name, undo)
+        self.timers = Timers()
         self.requests = EngineRequests(
             self.tokenizer,
             text_config.get("vocab_size"),
@@ -174,6 +175,8 @@ class Server:
             on_end=self.observer.request_ended,
             is_late=self.work.is_late,
             row_id=0 if isinstance(spec, str) else spec.row_id,
+            call_in=self.timers.call,
+            n_prefill=self.config.prefill_replicas,
         )
         vocabulary = self.tokenizer.vocabulary()
         self.replicas.connect(self.requests, vocabulary)
@@ -193,7 +196,6 @@ class Server:
         generator = EngineGenerator(
             self.tokenizer, template, self.requests, self._offload, Random(), check, self.adapters, self.images
         )
-        self.timers = Timers()
         self._throttle = TokenThrottle(self.timers, partial(self._log, "info"))
         self.programs = Programs(
             generator,
@@ -551,6 +553,7 @@ class Server:
             "requests": len(self.requests),
             "engine_starts": self.replicas.n_starts,
             "wrong_tokens": self._throttle.n_wrong,
+            **self.requests.routes.pulls.counts,
             **({f"slo_{name}": n for name, n in self.observer.goodput.counts.items()} if self.config.slo else {}),
             "longest": {kind: round(seconds, 6) for kind, seconds in self.times.longest.items()},
             "seconds": round(time.monotonic() - self._started, 3),
@@ -628,6 +631,12 @@ class Server:
                     launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), notice=report.text))
             case wire.Ready():
                 self._engine_ready(replica, report)
+            case wire.Exported():
+                self.requests.routes.pulls.exported(report)
+            case wire.Pulled():
+                self.requests.routes.pulls.pulled(report)
+                if not all(one.route.is_open for one in self.replicas):
+                    self._call_soon(self._end_drained)
         return ()
 
     def _send_pixels(self, replica: ReplicaProcess, pid: int, pixels: wire.ImagePixels | Exception) -> None:
@@ -644,7 +653,7 @@ class Server:
             self._log("quiet", why)
             self._call_soon(partial(self._remove, replica, why))
             return
-        replica.n_failed_starts, replica.route.is_ready = 0, True
+        replica.n_failed_starts, replica.route.is_ready, replica.route.kv = 0, True, ready.kv
         self.tenants.weights = ready.weights
         for name, digest in ready.adapters.items():
             self.adapters.add(name, self.config.adapters[name], digest)

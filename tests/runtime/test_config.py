@@ -30,6 +30,7 @@ VALUES = {
     "durable_bytes": "1GiB", "slo": "ttft=1s,itl=50ms", "traces": "console",
     "bind": "tcp://127.0.0.1:7100", "curve_key": "server.key_secret", "draft_model": "org/small",
     "sampling_defaults": "openai", "tp": 2, "adapters": {"poems": "/adapters/poems"},
+    "prefill_replicas": 1,
 }  # fmt: skip
 
 
@@ -39,7 +40,9 @@ def test_every_option_has_a_test_value() -> None:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_every_option_is_accepted_and_round_trips_as_json(name: str) -> None:
-    needed = {"host_file": "host_memory", "bind": "curve_key", "curve_key": "bind"}.get(name, name)
+    needed = {"host_file": "host_memory", "bind": "curve_key", "curve_key": "bind", "prefill_replicas": "replicas"}.get(
+        name, name
+    )
     config = make(**{key: VALUES[key] for key in (name, needed)})
     assert getattr(config, name) == VALUES[name] != getattr(Config(), name)
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config

@@ -284,6 +284,13 @@ class KVHintSender:
             self._overdue.clear()
             self._unfinished.clear()
 
+    def resting(self) -> Iterator[tuple[int, int, bytes, bytes]]:
+        """All states that rest: the serial of their program, their number, namespace and tokens."""
+        for serial, states in self._programs.items():
+            for number, state in states.items():
+                if state.prompt and not (state.n_running or state.is_dropped):
+                    yield serial, number, state.namespace, state.ids
+
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     def _state(self, serial: int, number: int) -> _StateKV:

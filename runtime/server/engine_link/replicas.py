@@ -113,7 +113,8 @@ class Replicas:
     @property
     def drained(self) -> list[ReplicaProcess]:
         """Those to which nothing is left to do before they end."""
-        return [one for one in self._replicas if not one.route.is_open and not one.route.n_running]
+        ends = [one for one in self._replicas if not one.route.is_open]
+        return [one for one in ends if not (one.route.n_running or one.route.n_pulls)]
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
         """End an engine for good. Its requests start again elsewhere."""

@@ -22,6 +22,7 @@ from banyan.runtime.errors import BadProgram, BanyanError, ProgramError, Quarant
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_PRIORITY
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
+from banyan.runtime.server.engine_link.pulls import PendingPull
 from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
 from banyan.runtime.server.engine_link.routes import Route, Routes
 from banyan.runtime.server.policy.tenants import adapted
@@ -142,6 +143,7 @@ class EngineRequest:
         """Ids in `run.stop_ids` whose text contains a stop string."""
         self.n_deaths = self.n_blamed = self.n_blamed_ever = 0  # see recovery.Suspect
         self.is_given = False
+        self.pull: PendingPull | None = None  # that it waits for
         self.record: RequestRecord | None = None
 
     @property
@@ -164,6 +166,8 @@ class EngineRequests:
 
     call_later: calls a function on the server's loop, after the current callback. on_end: called with each request
     that ended without an error, before the request's own `done`. is_late: whether the callback should end soon.
+    call_in: calls a function on the loop in so many seconds. n_prefill: of the first engines, how many take prompts
+    only.
     """
 
     def __init__(
@@ -175,12 +179,15 @@ class EngineRequests:
         on_end: Callable[[EngineRequest], None] = lambda request: None,
         is_late: Callable[[], bool] = lambda: False,
         row_id: int = 0,
+        call_in: Callable[[float, Callable[[], None]], object] = lambda seconds, call: None,
+        n_prefill: int = 0,
     ) -> None:
         """row_id: of rows of images, in place of their own ids."""
         self._tokenizer, self._n_vocabulary, self.clock = tokenizer, n_vocabulary, clock
         self._row_id = row_id
         self._call_later, self._on_end, self._is_late = call_later, on_end, is_late
-        self.routes = Routes()
+        self._n_prefill = n_prefill
+        self.routes = Routes(clock, call_in)
         self.kv_hints = KVHintSender(self.routes.hint, clock)
         self._living: dict[int, EngineRequest] = {}
         self._dropped: deque[tuple[EngineRequest, bool]] = deque()
@@ -190,7 +197,8 @@ class EngineRequests:
     def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Route:
         """A new engine, to which `send` gives commands."""
         trials = Trials(self._run, lambda request: request.rid in self._living, self._is_late, self._call_later)
-        self.routes.add(route := Route(name, send, trials))
+        is_prefill = name.isdigit() and int(name) < self._n_prefill
+        self.routes.add(route := Route(name, send, trials, is_prefill))
         return route
 
     def __len__(self) -> int:
@@ -267,7 +275,7 @@ class EngineRequests:
             request.record = record
             request.run = msgspec.structs.replace(run, seed=record.seed)
         if request.record is None or request.record.is_new:
-            route.trials.submit(request)
+            self._submit(request)
         else:
             self._call_later(partial(self._guarded, self._restore, request, request.record))
         return request
@@ -279,10 +287,26 @@ class EngineRequests:
         if request.rid not in self._living:
             return
         if record.finish is None:
-            request.route.trials.submit(request)
+            self._submit(request)
         else:
             self._forget(request.rid)
             self._end(request, msgspec.structs.replace(record.finish, rid=request.rid, started=0.0))
+
+    def _submit(self, request: EngineRequest) -> None:
+        """Run a request, if need be after the pull that brings its prefix."""
+        if not self._waits(request):
+            request.route.trials.submit(request)
+
+    def _waits(self, request: EngineRequest) -> bool:
+        """Whether a pull brings a part of its prompt. When that is over, the request is run."""
+        request.pull = pull = self.routes.pulls.serving(request.run, request.route)
+        if pull is not None:
+            pull.waiting[request.rid] = partial(self._end_wait, request)
+        return pull is not None
+
+    def _end_wait(self, request: EngineRequest) -> None:
+        request.pull = None
+        request.route.trials.submit(request)
 
     def _guarded(self, handle: Callable[..., None], request: EngineRequest, *arguments: Any) -> None:
         """Call handle(request, *arguments). An exception ends only the program of `request`, not the server's loop. (No
@@ -306,6 +330,9 @@ class EngineRequests:
         """Take a request out. None: it is not there."""
         if (request := self._living.pop(rid, None)) is not None:
             request.route.n_running -= 1
+            if request.pull is not None:
+                self.routes.pulls.leave(request.pull, rid)
+                request.pull = None
             self.routes.ended(rid, len(request.ids) // 4)
         return request
 
@@ -363,6 +390,7 @@ class EngineRequests:
         """The engine has died, and another takes its place. Send all its requests again, with their output so far: the
         suspects to the new engine, and the others to engines that are ready, if there are some. Requests that are
         given up fail with Quarantined; so does a program of which MAX_LOST requests were given up."""
+        self._lose_pulls(route)
         self.routes.lost(route)
         for request in route.trials.judge(death, self._requests_of(route)):
             n_deaths = max(request.n_deaths, request.n_blamed_ever)
@@ -381,6 +409,7 @@ class EngineRequests:
     def remove_engine(self, route: Route) -> None:
         """The engine has ended for good. Its requests start again elsewhere."""
         route.is_open = False
+        self._lose_pulls(route)
         self.routes.remove(route)
         for request in self._requests_of(route):
             request.is_given = False
@@ -396,7 +425,14 @@ class EngineRequests:
             is_under_way = request.is_given and request.ids
             if not (is_under_way or request.n_blamed or route.trials.is_tried(request)):
                 self._move(request)
+        self.routes.hand_over(route, self.kv_hints.resting())
         self._go_on()
+
+    def _lose_pulls(self, route: Route) -> None:
+        """The engine has died or left. Those that wait for what it would have got are placed anew with its others."""
+        for request in self._requests_of(route):
+            request.pull = None
+        self.routes.pulls.lost(route)
 
     def _requests_of(self, route: Route) -> list[EngineRequest]:
         return [request for request in self._living.values() if request.route is route]
@@ -412,7 +448,8 @@ class EngineRequests:
         request.route = self.routes.place(request.run)
         self._living[request.rid] = request
         request.route.n_running += 1
-        request.route.trials.add(request)
+        if not self._waits(request):
+            request.route.trials.add(request)
 
     def _run(self, request: EngineRequest, is_trial: bool) -> None:
         """Send the request, with the output it has so far. A trial generates one token."""

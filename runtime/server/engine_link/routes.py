@@ -4,23 +4,41 @@ A program is placed with its first request, whose prompt is known then, and all 
 home. The branches of a fork are placed with the first request of one of them, and may be split over several engines;
 what follows the join is computed at home again. A program or a branch is placed anew when its engine is drained, dies,
 or has a request on trial. `fleet/placement.py` chooses; with one engine there is nothing to choose.
+
+The choice may say that an engine pulls the KV of a prefix from another one first (pulls.py). Engines may be told to
+take prompts only: they compute the long prompts of the others, who pull them.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from banyan.runtime.fleet.index import block_digests, blocks_of
-from banyan.runtime.fleet.placement import Branch, Demand, Fleet, ProgramPlacement, StepSeconds
+from banyan.runtime.fleet.index import BLOCK, block_digests, blocks_of
+from banyan.runtime.fleet.placement import (
+    Branch,
+    Demand,
+    Fleet,
+    PlannedPull,
+    ProgramPlacement,
+    PullSeconds,
+    StepSeconds,
+)
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_COUNT
+from banyan.runtime.server.engine_link.pulls import Pulls
 from banyan.runtime.server.engine_link.recovery import Trials
 
 STEP = StepSeconds(0.0, 4e-5, 4e-5)
 """Until an engine has told how long its steps take."""
 MEMORY = 64
 """The expected length of an output covers roughly the last so many outputs."""
+PROMPTS = b"prompts"
+"""What stands in place of a fingerprint for engines that take prompts only."""
+PATIENCE = 4
+"""A pull is given up when it takes this many times as long as to compute the prefix. Then both were done in vain, but
+the estimate of a busy machine is not exact either."""
 
 
 BookedWork = tuple[ProgramPlacement, int]
@@ -35,12 +53,18 @@ class Route:
     n_running  requests there that have not ended
     is_ready   the engine has loaded its model
     is_open    it takes programs; False: it is drained
+    is_prefill it computes prompts for the others, and programs only if there are no others
+    kv         the format of its pages; None: they do not move
+    n_pulls    pulls from there that have not ended
     """
 
-    def __init__(self, name: str, send: Callable[[wire.EngineCommand], None], trials: Trials[Any]) -> None:
-        self.name, self.send, self.trials = name, send, trials
-        self.n_running = 0
+    def __init__(
+        self, name: str, send: Callable[[wire.EngineCommand], None], trials: Trials[Any], is_prefill: bool = False
+    ) -> None:
+        self.name, self.send, self.trials, self.is_prefill = name, send, trials, is_prefill
+        self.n_running = self.n_pulls = 0
         self.is_ready = self.is_open = True
+        self.kv: wire.KVFormat | None = None
 
     @property
     def takes_programs(self) -> bool:
@@ -72,11 +96,18 @@ class PlacedProgram:
 class Routes:
     """All routes, and the programs that have requests."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        call_in: Callable[[float, Callable[[], None]], object] = lambda seconds, call: None,
+    ) -> None:
+        """call_in: call_in(seconds, call) calls later; clock: its time."""
         self.all: list[Route] = []
         self._programs: dict[int, PlacedProgram] = {}  # by serial
         self._fleet = Fleet(STEP)
-        self._in_fleet: set[Route] = set()
+        self.pulls = Pulls(clock, call_in, self._fleet.pulled)
+        self._in_fleet: dict[Route, bytes] = {}  # -> b"", or PROMPTS
+        self._takers: set[Route] = set()  # of programs
         self._booked: dict[int, BookedWork] = {}  # by rid
         self._n_out = float(MEMORY)  # expected tokens of an output
 
@@ -92,8 +123,7 @@ class Routes:
 
     def lost(self, route: Route) -> None:
         """The engine has died, and with it what it had cached."""
-        if route in self._in_fleet:
-            self._in_fleet.remove(route)
+        if self._in_fleet.pop(route, None) is not None:
             self._fleet.remove(route.name)
 
     def others_take(self, route: Route) -> bool:
@@ -137,16 +167,10 @@ class Routes:
         return route
 
     def _place(self, run: wire.Run, placed: PlacedProgram) -> Route:
-        takers = {route for route in self.all if route.takes_programs}
-        for route in self._in_fleet - takers:
-            self.lost(route)  # for the fleet: it is drained, or has a trial
-        for route in self.all:
-            if route in takers and route not in self._in_fleet:
-                self._fleet.add(route.name, b"")
-        self._in_fleet = takers
+        self._update_fleet()
         state = run.order[1] if len(run.order) > 1 else 0
         home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
-        if home is None or home not in takers or state in placed.forks:
+        if home is None or home not in self._takers or state in placed.forks:
             if booked is not None:
                 self._fleet.end(*booked)
             self._choose(run, placed, placed.forks.get(state, (state,)))
@@ -156,23 +180,89 @@ class Routes:
             booked = self._fleet.keep(self._demand(run, 1), home.name), 0
         if booked is not None:
             self._booked[run.rid] = booked
+            self._prefill_elsewhere(run, home, *booked)
         return home
+
+    def _update_fleet(self) -> None:
+        """Tell the fleet who takes programs, and who takes prompts only."""
+        takers = {route for route in self.all if route.takes_programs}
+        self._takers = {route for route in takers if not route.is_prefill} or takers
+        roles = {route: b"" if route in self._takers else PROMPTS for route in self.all if route in takers}
+        for route, role in list(self._in_fleet.items()):
+            if route.is_ready and not route.is_open and not role:
+                self._fleet.drain(route.name)  # others may pull from there
+            elif roles.get(route) != role:
+                self.lost(route)  # for the fleet: it has a trial, or another role
+        for route, role in roles.items():
+            if route not in self._in_fleet:
+                self._fleet.add(route.name, role)
+                self._in_fleet[route] = role
+        if self._fleet.pull_time is None and sum(route.kv is not None for route in self.all) > 1:
+            self._fleet.pull_time = PullSeconds()
 
     def _choose(self, run: wire.Run, placed: PlacedProgram, branches: tuple[int, ...]) -> None:
         """Place a program, or the branches of a fork. branches: those of the fork, or the one state."""
-        if self._in_fleet:
+        if self._takers:
             placement = self._fleet.place(self._demand(run, len(branches)))
             by_name = {route.name: route for route in self._in_fleet}
             chosen = [by_name[name] for name in placement.replicas]
             placed.booked.update({branch: (placement, i) for i, branch in enumerate(branches)})
+            self._pull(run, placement.pulls)
         else:  # all engines start, or have a request on trial
             routes = [route for route in self.all if route.is_open] or self.all
             chosen = [min(routes, key=lambda route: route.n_running)] * len(branches)
-        if placed.home not in self._in_fleet:
+        if placed.home not in self._takers:
             placed.home = chosen[0]
         for branch, route in zip(branches, chosen, strict=True):
             placed.forks.pop(branch, None)
             placed.branches[branch] = route
+
+    # ---- pulls -----------------------------------------------------------------------------------------------------
+
+    def _pull(self, run: wire.Run, planned: Iterable[PlannedPull]) -> None:
+        by_name = {route.name: route for route in self._in_fleet}
+        for source, target, first, end in planned:
+            seconds = PATIENCE * self._fleet.step_time.prompt * (end - first)
+            self.pulls.start(run, by_name[source], by_name[target], first, end, seconds)
+
+    def _prefill_elsewhere(self, run: wire.Run, target: Route, placement: ProgramPlacement, branch: int) -> None:
+        """Have an engine that takes prompts only compute what is not cached of a prompt, if there is one, and if the
+        pull takes less time than the prefill would take here."""
+        missing, pull, step = placement.left[branch][0], self._fleet.pull_time, self._fleet.step_time
+        if missing < BLOCK or pull is None or PROMPTS not in self._in_fleet.values() or run.score_from >= 0:
+            return
+        if pull.wait + pull.token * missing >= step.prompt * missing:
+            self._fleet.refused()
+            return
+        n = len(run.ids) // 4
+        demand = Demand(block_digests(run.namespace, run.ids), n, (Branch(0, 0, 0),), PROMPTS)
+        work = self._fleet.place(demand)
+        source = next(route for route in self._in_fleet if route.name == work.home)
+        seconds = PATIENCE * (self._fleet.queued(work.home) + step.prompt * missing)
+        started = self.pulls.start(run, source, target, n - missing, n, seconds, compute=True)
+        if started is None:
+            self._fleet.end(work)
+            return
+        started.then.append(lambda: self._fleet.end(work))
+        self._fleet.computed(placement, branch, n_prompt=missing)
+
+    def hand_over(self, route: Route, texts: Iterable[tuple[int, int, bytes, bytes]]) -> None:
+        """An engine is drained: its programs go on elsewhere, with the KV of their states that rest. texts: of each
+        state, the serial of its program, its number, its namespace and its tokens."""
+        self._update_fleet()
+        by_name = {one.name: one for one in self._in_fleet}
+        for serial, state, namespace, ids in texts:
+            placed = self._programs.get(serial)
+            if placed is None or placed.branches.get(state, placed.home) is not route or not self._takers:
+                continue
+            run = wire.Run(0, ids, namespace=namespace)
+            placement = self._fleet.place(self._demand(run, 1))
+            self._fleet.end(placement)
+            self._pull(run, placement.pulls)
+            if placement.pulls and state in placed.branches:
+                placed.branches[state] = by_name[placement.home]
+            elif placement.pulls:
+                placed.home = by_name[placement.home]
 
     def _demand(self, run: wire.Run, n_branches: int) -> Demand:
         n_out = min(run.sampling.max_tokens, round(self._n_out))

@@ -81,8 +81,9 @@ def test_tags_and_version_are_fixed() -> None:
     assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
         "abort", "acknowledge", "answer", "append", "arg", "ask", "begin", "cachehint", "called", "cancel",
         "chatmarkers", "check", "checkresult", "constraintspec", "define", "define", "delta", "drop", "end",
-        "evictfirst", "failed", "finish", "fork", "gen", "hello", "hold", "image", "join", "mark", "notice", "ping",
-        "pong", "programended", "programlimits", "raw", "read", "ready", "reasoning", "ref", "release", "results",
+        "endpull", "evictfirst", "export", "exported", "failed", "finish", "fork", "gen", "hello", "hold", "image",
+        "join", "kvformat", "mark", "notice", "ping", "pong", "programended", "programlimits", "pull", "pulled",
+        "raw", "read", "ready", "reasoning", "ref", "release", "results",
         "run", "sample", "sampling", "scores", "select", "setvocabulary", "step", "submit", "submit", "times",
         "tokenlogprob", "tokens", "tokenusage", "tools", "toplogprobs", "undefine", "use", "value", "welcome",
         "wiretoolcall",

@@ -1,0 +1,251 @@
+"""What it takes to move KV from one engine to another.
+
+    python benchmarks/pull.py                                   # 112 MiB between two processes, over each transport
+    python benchmarks/pull.py --fleet models/M1-float32 --n 3   # decodes beside long prompts, prefill apart or not
+
+The first part runs the engine's own exchange, cache and pool in two processes without a model. A pull begins with the
+order to export and ends with the puller's report, and all bytes are compared afterwards. The first pull of all makes
+the buffers; later ones use them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import select
+import statistics
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from random_models import words as random_words
+from serving_work import Source, long_context
+
+import banyan as bn
+from banyan.radix_cache.cache import Cache
+from banyan.runtime.engine.kv_pool import KVPool
+from banyan.runtime.engine.model_runner import ModelRunner
+from banyan.runtime.engine.transfer.exchange import KVExchange
+from banyan.runtime.model.spec import ModelSpec
+from banyan.runtime.protocol import wire
+
+PAGE, N_PAGES, N_MOVED = 16, 512, 299
+SPEC = ModelSpec(
+    name="m1", family="llama", n_layers=12, n_heads=12, n_kv_heads=4, head_dim=64, hidden=768, vocab_size=1000,
+    max_context=PAGE * N_PAGES, eos_ids=(), dtype="float32", n_parameters=0,
+)  # fmt: skip
+"""Keys and values of the 110M model in float32: 24 KiB a token."""
+KV = wire.KVFormat(1, b"", "cpu", "float32", "auto", PAGE, 12, 4, 64, PAGE * N_PAGES, False)
+
+
+class NoScheduler:
+    def take(self, order: Any) -> None:
+        raise AssertionError(f"nothing is computed here: {order}")
+
+
+class Side:
+    """One engine without a model."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        torch.set_num_threads(1)
+        self.store = KVPool(SPEC, N_PAGES, PAGE, "cpu")
+        self.cache = Cache(N_PAGES, PAGE)
+        runner = ModelRunner(None, self.store)  # type: ignore[arg-type]
+        self.exchange = KVExchange(self.cache, runner, NoScheduler(), KV, host=host)
+
+    def fill(self, ids: bytes, seed: int) -> None:
+        """Store a prefix with KV that depends on the seed. Its pages are in no order."""
+        generator = torch.Generator().manual_seed(seed)
+        self.cache.pool.free = torch.randperm(N_PAGES, generator=generator).tolist()
+        with self.cache.open(ids) as lease:
+            assert lease.grow(len(ids) // 4)
+            for pool in self.store._pools:
+                pool[lease.pages] = torch.randn((len(lease.pages), *pool.shape[1:]), generator=generator)
+            lease.publish(ids)
+
+    def content(self, ids: bytes) -> list[torch.Tensor]:
+        with self.cache.open(ids) as lease:
+            assert lease.n_cached == len(ids) // 4
+            return [pool[lease.pages].clone() for pool in self.store._pools]
+
+    def answer(self, command: Any) -> Any:
+        """The report on a command, and CPU seconds of this process."""
+        start = time.process_time()
+        self.exchange.take(command)
+        reports: list[Any] = []
+        while not reports and not isinstance(command, wire.EndPull):
+            reports = list(self.exchange.work(0.0))
+            if not reports and not self.exchange.is_busy:
+                select.select([self.exchange.wake], [], [])
+        return (*reports, None)[0], time.process_time() - start
+
+
+def source(peer: Connection) -> None:
+    """The process that exports."""
+    side = Side()
+    decode = msgspec.msgpack.Decoder(wire.EngineCommand).decode
+    while True:
+        data = peer.recv_bytes()
+        if not data:
+            side.exchange.close()
+            return
+        if data[:1] == b"\0":  # a new prefix
+            side.cache.reset()
+            side.fill(data[9:], int.from_bytes(data[1:9], "little"))
+            peer.send_bytes(b"ok")
+            continue
+        report, seconds = side.answer(decode(data))
+        peer.send_bytes(msgspec.msgpack.encode((seconds, report and wire.encode(report))))
+
+
+def pull_once(side: Side, peer: Connection, number: int, ids: bytes, kind: str) -> tuple[float, float]:
+    """Wall seconds, and CPU seconds of both sides. kind: of the place that is read."""
+
+    def ask(command: Any) -> tuple[float, Any]:
+        peer.send_bytes(wire.encode(command))
+        seconds, report = msgspec.msgpack.decode(peer.recv_bytes())
+        return seconds, report and msgspec.msgpack.decode(report, type=wire.EngineReport)
+
+    start = time.perf_counter()
+    more = ids + bytes(4)  # a prompt has one token more than its pages
+    cpu, exported = ask(wire.Export(number, wire.Run(0, more)))
+    assert exported.n_tokens == len(ids) // 4, exported
+    places = tuple(place for place in exported.places if place.startswith(kind))
+    pulled, seconds = side.answer(wire.Pull(number, ids, 0, KV, places))
+    assert pulled.n_tokens == len(ids) // 4, pulled
+    wall = time.perf_counter() - start
+    ask(wire.EndPull(number))
+    return wall, cpu + seconds
+
+
+def measure_pulls(n: int, kind: str) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=source, args=(theirs,), daemon=True)
+    process.start()
+    side, reference = Side(), Side("")
+    walls, cpus = [], []
+    n_bytes = side.store.export_bytes(N_MOVED)
+    for number in range(n + 1):
+        ids = torch.full((N_MOVED * PAGE,), number, dtype=torch.int32).numpy().tobytes()
+        ours.send_bytes(b"\0" + number.to_bytes(8, "little") + ids)
+        assert ours.recv_bytes() == b"ok"
+        side.cache.reset()
+        wall, cpu = pull_once(side, ours, number, ids, kind)
+        reference.cache.reset()
+        reference.fill(ids, number)
+        for mine, theirs_ in zip(side.content(ids), reference.content(ids), strict=True):
+            assert mine.equal(theirs_), "the bytes differ"
+        walls.append(wall)
+        cpus.append(cpu)
+    ours.send_bytes(b"")
+    process.join(10)
+    side.exchange.close()
+    ms = [1000 * statistics.median(one[1:]) for one in (walls, cpus)]
+    print(f"{kind}: {n_bytes / 2**20:.0f} MiB in {N_MOVED} pages, all bytes equal")
+    print(f"the first, which makes the buffer: {1000 * walls[0]:.0f} ms, CPU of both sides {1000 * cpus[0]:.0f} ms")
+    span = f"{1000 * min(walls[1:]):.0f} to {1000 * max(walls[1:]):.0f}"
+    print(f"median of {n} more: {ms[0]:.0f} ms ({span}), CPU {ms[1]:.0f} ms")
+
+
+# ---- decodes beside long prompts -----------------------------------------------------------------------------------
+
+
+@bn.function
+def reader(s: Any, text: str, n_out: int) -> None:
+    s += text
+    s += bn.gen("answer", max_tokens=n_out, temperature=0.0, ignore_eos=True)
+
+
+def gaps(backend: Any, source: Source, rounds: int, n_decodes: int) -> tuple[list[float], list[float]]:
+    """Seconds between tokens of decodes beside long prompts (W6), and the seconds of each long prompt."""
+    ends: list[float] = []
+    arrivals: list[list[float]] = [[] for _ in range(n_decodes)]
+    stop = threading.Event()
+
+    def decode(k: int) -> None:
+        while not stop.is_set():
+            state = reader.run(text=source.text(40), n_out=400, backend=backend, stream=True)
+            for _ in state.text_iter("answer"):
+                arrivals[k].append(time.perf_counter())
+                if stop.is_set():
+                    state.cancel()
+                    break
+            arrivals[k].append(0.0)
+
+    threads = [threading.Thread(target=decode, args=(k,)) for k in range(n_decodes)]
+    for thread in threads:
+        thread.start()
+    while not all(len(times) > 20 for times in arrivals):
+        time.sleep(0.05)
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        start = time.perf_counter()
+        calls = long_context(source)
+        reader.run_batch([{"text": call.text, "n_out": call.n_out} for call in calls], backend=backend)
+        ends.append(time.perf_counter() - start)
+    end = time.perf_counter()
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    found = []
+    for times in arrivals:
+        found += [b - a for a, b in itertools.pairwise(times) if a and b and begin <= a and b <= end]
+    return found, ends
+
+
+def measure_fleet(model: Path, rounds: int, repeats: int, dtype: str) -> None:
+    """One engine with two threads against two with one thread each, of which one takes prompts only; in turns."""
+    kinds: dict[str, dict[str, Any]] = {
+        "one engine": {"replicas": 1},
+        "two mixed": {"replicas": 2},
+        "apart": {"replicas": 2, "prefill_replicas": 1},
+    }
+    words = random_words(16_384 if model.name.startswith("M1") else 32_000)
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in kinds}
+    for k in range(repeats):
+        for name, options in kinds.items():
+            runtime = bn.Runtime(
+                str(model), device="cpu", dtype=dtype, threads=2, kv_memory="65536 tokens", context=8192,
+                speculate="off", **options,
+            )  # fmt: skip
+            with runtime:
+                times, ends = gaps(runtime, Source(words, str(k)), rounds, 4)
+                server = runtime.ask("stats")["server"]
+            times.sort()
+            p50, p99 = (1000 * times[int(q * len(times))] for q in (0.5, 0.99))
+            found[name].append((p50, p99, 1000 * times[-1], statistics.mean(ends), len(times)))
+            print(
+                f"{name:12} p50 {p50:.1f} ms, p99 {p99:.1f}, most {1000 * times[-1]:.0f}; {len(times)} gaps", end="; "
+            )
+            print(
+                f"W6 {found[name][-1][3]:.2f} s; {server['pulls']} pulls, {server['failed_pulls']} failed", flush=True
+            )
+    base = statistics.median(one[1] for one in found["one engine"])
+    for name, rows in found.items():
+        p50, p99, most, seconds, n = (statistics.median(column) for column in zip(*rows, strict=True))
+        print(f"| {name} | {p50:.1f} | {p99:.1f} | {most:.0f} | {seconds:.2f} | {n:.0f} | {p99 / base:.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--n", type=int, default=15, help="pulls to measure")
+    parser.add_argument(
+        "--fleet", type=Path, help="a folder made by random_models.py: measure prefill apart from decode"
+    )
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rounds", type=int, default=3, help="of four long prompts each")
+    args = parser.parse_args()
+    if args.fleet is None:
+        for kind in ("memory", "tcp"):
+            measure_pulls(args.n, kind)
+    else:
+        measure_fleet(args.fleet, args.rounds, args.n, args.dtype)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Buffers read over the network, in chunks with a checksum: ZeroMQ with CURVE, for engines on different hosts.
+
+Whoever knows a buffer's name, 16 random bytes, may read it. Names go through the servers' own connections and over
+encrypted sockets, and a peer that knows none gets nothing. All sizes are bounded: that of a request, that of a chunk,
+and the number of chunks that a reader asks for ahead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+import weakref
+from zlib import crc32
+
+import zmq
+
+from banyan.runtime.engine.transfer.transport import Buffer, TransferFailed, TransferRead
+
+CHUNK = 1 << 20
+AHEAD = 4
+"""Chunks that a reader asks for before they arrive."""
+_ASKED = struct.Struct("=16sQQQ")  # name and number of a buffer; offset and length
+_HANDSHAKE = 4096  # bytes of a message beyond its content; CURVE's own are below 1 KiB
+_POLL_MS = 500
+_HEARTBEAT_MS = 1000
+_LOST_MS = 5000  # without an answer for so long, the peer is gone
+
+
+class Chunks:
+    """The transport. wake: an eventfd that becomes readable when a read has ended."""
+
+    def __init__(self, host: str) -> None:
+        """host: of this machine, as other engines reach it: a name or an address."""
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._buffers: weakref.WeakValueDictionary[bytes, Buffer] = weakref.WeakValueDictionary()
+        self._public, secret = zmq.curve_keypair()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.curve_secretkey, self._socket.curve_publickey, self._socket.curve_server = (
+            secret,
+            self._public,
+            True,
+        )
+        for option, value in (
+            (zmq.LINGER, 0), (zmq.MAXMSGSIZE, _HANDSHAKE), (zmq.RCVHWM, 4 * AHEAD), (zmq.SNDHWM, 4 * AHEAD),
+            (zmq.ROUTER_MANDATORY, 1), (zmq.IPV6, 1), (zmq.HANDSHAKE_IVL, _LOST_MS),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _LOST_MS),
+        ):  # fmt: skip
+            self._socket.setsockopt(option, value)
+        self._port = self._socket.bind_to_random_port(f"tcp://{host}")
+        self._host, self._is_closing = host, False
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._reads: weakref.WeakSet[_ChunkRead] = weakref.WeakSet()
+        self._thread = threading.Thread(target=self._serve, name="banyan-kv-chunks", daemon=True)
+        self._thread.start()
+
+    def describe(self, buffer: Buffer) -> str:
+        self._buffers[buffer.name] = buffer
+        key = self._public.decode()
+        return f"tcp {self._host}:{self._port} {key} {buffer.name.hex()} {buffer.number}"
+
+    def read(self, place: str, n_bytes: int) -> TransferRead | None:
+        kind, *words = place.split(" ")
+        if kind != "tcp" or len(words) != 4:
+            return None
+        address, key, name, number = words
+        read = _ChunkRead(self._context, address, key.encode(), bytes.fromhex(name), int(number), n_bytes, self.wake)
+        self._reads.add(read)
+        return read
+
+    def close(self) -> None:
+        self._is_closing = True
+        for read in list(self._reads):
+            read.close()
+            read.thread.join()
+        self._thread.join()
+        self._context.destroy(0)
+        os.close(self.wake)
+
+    def _serve(self) -> None:
+        """Answers requests, on a thread of its own."""
+        socket = self._socket
+        while not self._is_closing:
+            if not socket.poll(_POLL_MS):
+                continue
+            peer, asked = socket.recv_multipart()[:2]
+            chunk = self._chunk(asked)
+            with contextlib.suppress(zmq.ZMQError):  # the peer is gone, or does not read
+                socket.send_multipart([peer, asked, crc32(chunk).to_bytes(4, "little"), chunk], zmq.NOBLOCK)
+        socket.close(0)
+
+    def _chunk(self, asked: bytes) -> bytes:
+        """The bytes that were asked for; b"": they are not there, or not any more."""
+        if len(asked) != _ASKED.size:
+            return b""
+        name, number, offset, length = _ASKED.unpack(asked)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.number != number or length > CHUNK or offset + length > buffer.n_bytes:
+            return b""
+        try:
+            chunk = bytes(buffer.memory[offset : offset + length])
+        except ValueError:  # it was closed
+            return b""
+        return chunk if buffer.number == number else b""
+
+
+class _ChunkRead:
+    """Fetches a buffer, on a thread of its own."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: bytes, name: bytes, number: int, n_bytes: int,
+        wake: int,
+    ) -> None:  # fmt: skip
+        self._context, self._address, self._key, self._wake = context, address, key, wake
+        self._name, self._number, self._memory = name, number, bytearray(n_bytes)
+        self._is_closed = self._is_done = False
+        self._error = ""
+        self.thread = threading.Thread(target=self._run, name="banyan-kv-read", daemon=True)
+        self.thread.start()
+
+    def poll(self) -> memoryview | None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        if self._error:
+            raise TransferFailed(self._error)
+        return memoryview(self._memory) if self._is_done else None
+
+    def confirm(self) -> None:
+        """Each chunk was confirmed when it was sent."""
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def _run(self) -> None:
+        try:
+            with self._context.socket(zmq.DEALER) as socket:
+                self._fetch(socket)
+            self._is_done = not self._is_closed
+        except (TransferFailed, zmq.ZMQError) as e:
+            self._error = str(e) or repr(e)
+        os.eventfd_write(self._wake, 1)
+
+    def _fetch(self, socket: zmq.Socket[bytes]) -> None:
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        socket.curve_serverkey = self._key
+        for option, value in (
+            (zmq.LINGER, 0), (zmq.MAXMSGSIZE, CHUNK + _HANDSHAKE), (zmq.IPV6, 1), (zmq.HANDSHAKE_IVL, _LOST_MS),
+            (zmq.HEARTBEAT_IVL, _HEARTBEAT_MS), (zmq.HEARTBEAT_TIMEOUT, _LOST_MS),
+        ):  # fmt: skip
+            socket.setsockopt(option, value)
+        socket.connect(f"tcp://{self._address}")
+        n_bytes = len(self._memory)
+        left = iter(range(0, n_bytes, CHUNK))
+        waiting: dict[int, bytes] = {}
+        silent_ms = 0
+        while True:
+            while len(waiting) < AHEAD and (offset := next(left, None)) is not None:
+                asked = _ASKED.pack(self._name, self._number, offset, min(CHUNK, n_bytes - offset))
+                waiting[offset] = asked
+                socket.send(asked)
+            if not waiting or self._is_closed:
+                return
+            if not socket.poll(_POLL_MS):
+                silent_ms += _POLL_MS
+                if silent_ms >= _LOST_MS:
+                    raise TransferFailed(f"{self._address} does not answer")
+                continue
+            silent_ms = 0
+            asked, crc, chunk = socket.recv_multipart()
+            offset, length = _ASKED.unpack(asked)[2:]
+            if waiting.pop(offset, None) != asked:
+                raise TransferFailed(f"{self._address} sent what was not asked for")
+            if len(chunk) != length:
+                raise TransferFailed("the other engine does not have the pages any more")
+            if crc32(chunk).to_bytes(4, "little") != crc:
+                raise TransferFailed("the checksum of a chunk is wrong")
+            self._memory[offset : offset + length] = chunk

@@ -1,0 +1,356 @@
+"""Moves KV between this engine and others, piece by piece between its steps.
+
+Of a pull, the source leases the longest stored prefix and copies its pages into a buffer; then the lease ends. The
+puller claims pages like a request, fills them from the buffer, and publishes the tokens. So a prefix enters the tree
+whole or not at all, and whatever fails, the server sends the request, which computes the prefix.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+from banyan.radix_cache.cache import Cache, Lease
+from banyan.runtime.engine.model_runner import ModelRunner
+from banyan.runtime.engine.transfer.chunks import Chunks
+from banyan.runtime.engine.transfer.transport import (
+    Buffer,
+    Buffers,
+    SharedMemory,
+    TransferFailed,
+    TransferRead,
+    Transport,
+)
+from banyan.runtime.protocol.wire import (
+    Abort,
+    EndPull,
+    EngineReport,
+    Export,
+    Exported,
+    Failed,
+    KVFormat,
+    Pull,
+    Pulled,
+    Run,
+    Sampling,
+    Step,
+)
+
+PIECE = 4 << 20
+"""Bytes that are copied at once: less than 1 ms."""
+FIRST_RID = 1 << 62
+"""Numbers of the requests that compute what is exported. Those of the server are below."""
+
+
+class RunsRequests(Protocol):
+    """What this file needs of the scheduler."""
+
+    def take(self, order: Run | Abort) -> None: ...
+
+
+class _Exporting:
+    """A pull at its source. until: the engine gives it up then. n_done: pages that are copied. buffer: set while
+    pages are copied, and until EndPull."""
+
+    def __init__(self, export: Export, until: float) -> None:
+        self.export, self.until = export, until
+        self.lease: Lease | None = None
+        self.buffer: Buffer | None = None
+        self.pages: Sequence[int] = ()
+        self.memory: Tensor | None = None
+        self.n_tokens = self.n_done = 0
+        self.seconds = 0.0
+
+
+class _Importing:
+    """A pull at its puller. pages: those that are filled."""
+
+    def __init__(
+        self, pull: Pull, until: float, lease: Lease, read: TransferRead, pages: Sequence[int], first: int
+    ) -> None:
+        self.pull, self.until, self.lease, self.read = pull, until, lease, read
+        self.pages, self.first = pages, first  # the number of the first of `pages` in the buffer
+        self.memory: Tensor | None = None
+        self.n_done = 0
+        self.seconds = 0.0
+
+
+class ExchangeCounts(NamedTuple):
+    """Since the start: tokens and bytes that left and came. Now: bytes of buffers."""
+
+    exported_tokens: int = 0
+    pulled_tokens: int = 0
+    buffer_bytes: int = 0
+
+
+class KVExchange:
+    """The pulls in which an engine takes part. `take` commands, `work` between steps, send what `work` returns."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        runner: ModelRunner,
+        scheduler: RunsRequests,
+        kv: KVFormat | None,
+        clock: Callable[[], float] = time.monotonic,
+        host: str = "",
+    ) -> None:
+        """kv: the format of this engine's pages; None: they do not move. host: the name or address of this machine, as
+        engines on others reach it; "": there are none."""
+        self.cache, self.runner, self.kv, self._scheduler, self._clock = cache, runner, kv, scheduler, clock
+        chunks = Chunks(host) if host and kv is not None else None
+        self._transports: tuple[Transport, ...] = (SharedMemory(), *([chunks] if chunks is not None else []))
+        self.wake = chunks.wake if chunks is not None else None  # readable when something has arrived
+        self.buffers = Buffers(clock)
+        self._exporting: dict[int, _Exporting] = {}
+        self._importing: dict[int, _Importing] = {}
+        self._reports: list[EngineReport] = []
+        self._n_exported = self._n_pulled = 0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether `work` should be called."""
+        return bool(self._exporting or self._importing or self._reports)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something to copy or to report now."""
+        return bool(self._reports) or self._copies
+
+    @property
+    def _copies(self) -> bool:
+        """Whether a page can be copied now."""
+        return any(one.memory is not None for one in self._exporting.values()) or any(
+            one.memory is not None for one in self._importing.values()
+        )
+
+    @property
+    def counts(self) -> ExchangeCounts:
+        return ExchangeCounts(self._n_exported, self._n_pulled, self.buffers.n_bytes)
+
+    # ---- commands --------------------------------------------------------------------------------------------------
+
+    def take(self, command: Export | Pull | EndPull) -> None:
+        match command:
+            case Export():
+                self._end_export(command.pull)
+                self._begin_export(command)
+            case Pull():
+                self._end_import(command.pull)
+                try:
+                    self._begin_import(command)
+                except TransferFailed as e:
+                    self._reports.append(Pulled(command.pull, why=str(e)))
+            case EndPull():
+                self._end_export(command.pull)
+                self._end_import(command.pull)
+
+    def _begin_export(self, export: Export) -> None:
+        one = self._exporting[export.pull] = _Exporting(export, self._clock() + export.seconds)
+        if self.kv is None:
+            self._fail_export(one, "this engine's pages do not move")
+        elif export.compute:
+            run = export.run
+            ids, sampling = run.ids[: 4 * self._n_whole(run.ids)], Sampling(temperature=0.0, max_tokens=0)
+            self._scheduler.take(
+                msgspec.structs.replace(
+                    run, rid=FIRST_RID + export.pull, ids=ids, sampling=sampling, n_done=0, score_from=-1, order=()
+                )
+            )
+        else:
+            self._copy_stored(one)
+
+    def _n_whole(self, ids: bytes) -> int:
+        """Tokens of a prompt's whole pages. The last token is always computed, because its row samples the next."""
+        return (len(ids) // 4 - 1) // self.cache.page * self.cache.page
+
+    def _copy_stored(self, one: _Exporting) -> None:
+        """Lease what is stored, and have it copied."""
+        run, page = one.export.run, self.cache.page
+        limit = min(self._n_whole(run.ids), one.export.first + self.buffers.room // self._page_bytes * page)
+        n = self.cache.n_usable(run.ids, run.namespace, limit)
+        n -= n % page
+        if n <= one.export.first:
+            self._fail_export(one, f"{n} tokens are stored")
+            return
+        one.lease = lease = self.cache.open(run.ids[: 4 * n], run.namespace)
+        self.runner.move(self.cache.take_moves())  # some may come from host memory
+        n = lease.n_cached - lease.n_cached % page
+        one.pages, one.n_tokens = lease.pages[one.export.first // page : n // page], n
+        if not one.pages:
+            self._fail_export(one, f"{n} tokens are stored")
+            return
+        one.buffer = self.buffers.take(self.runner.store.export_bytes(len(one.pages)))
+        one.memory = _tensor(one.buffer.memory)
+
+    @property
+    def _page_bytes(self) -> int:
+        return self.runner.store.export_bytes(1)
+
+    def _begin_import(self, pull: Pull) -> None:
+        page, n = self.cache.page, len(pull.ids) // 4
+        if self.kv is None:
+            raise TransferFailed("this engine's pages do not move")
+        if pull.kv != self.kv:
+            ours, theirs = msgspec.structs.asdict(self.kv), msgspec.structs.asdict(pull.kv)
+            raise TransferFailed(f"other {', '.join(name for name in ours if ours[name] != theirs[name])}")
+        if n % page or pull.first % page or not 0 <= pull.first < n:
+            raise TransferFailed(f"tokens {pull.first} .. {n} are no whole pages")
+        n_stored = self.cache.n_usable(pull.ids, pull.namespace, n)
+        n_stored -= n_stored % page
+        if n_stored == n:
+            self._reports.append(Pulled(pull.pull, n))
+            return
+        lease = self.cache.open(pull.ids, pull.namespace, n_stored)
+        try:
+            if lease.n_cached < pull.first or lease.n_cached % page:
+                raise TransferFailed(f"{lease.n_cached} tokens are stored, and the pages begin at {pull.first}")
+            if not lease.grow(n):
+                raise TransferFailed("no pages are free")
+            n_bytes = self.runner.store.export_bytes((n - pull.first) // page)
+            ways = (way.read(place, n_bytes) for place in pull.places for way in self._transports)
+            if (read := next(filter(None, ways), None)) is None:
+                raise TransferFailed("there is no way to the other engine")
+            self.runner.move(self.cache.take_moves())  # what was evicted goes to host memory
+        except BaseException:
+            lease.close()
+            raise
+        first = lease.n_cached // page
+        self._importing[pull.pull] = _Importing(
+            pull, self._clock() + pull.seconds, lease, read, lease.pages[first:], first - pull.first // page
+        )
+
+    # ---- work ------------------------------------------------------------------------------------------------------
+
+    def work(self, until: float) -> Iterable[EngineReport]:
+        """Copy until there is nothing to copy, or it is later than `until`; at least one piece. Returns the reports."""
+        now = self._clock()
+        for export in [one for one in self._exporting.values() if one.until < now]:
+            self._fail_export(export, "it took too long")
+        for one in [one for one in self._importing.values() if one.until < now]:
+            self._fail_import(one, "it took too long")
+        while self._copy_piece() and self._clock() < until:
+            pass
+        self.buffers.trim()
+        reports, self._reports = self._reports, []
+        return reports
+
+    def _copy_piece(self) -> bool:
+        """Copy one piece of each pull. Returns whether more can be copied now."""
+        n = max(1, PIECE // self._page_bytes) if self.is_active else 0
+        for export in list(self._exporting.values()):
+            if export.memory is not None:
+                self._export_piece(export, n)
+        for one in list(self._importing.values()):
+            try:
+                self._import_piece(one, n)
+            except TransferFailed as e:
+                self._fail_import(one, str(e))
+        return self._copies
+
+    def _export_piece(self, one: _Exporting, n: int) -> None:
+        assert one.lease is not None
+        assert one.memory is not None
+        assert one.buffer is not None
+        if not one.lease.is_open:  # its pages were withdrawn (quarantine.py)
+            self._fail_export(one, "the source has lost its pages")
+            return
+        start = self._clock()
+        pages = one.pages[one.n_done : one.n_done + n]
+        self.runner.store.export(pages, one.memory, one.n_done, len(one.pages))
+        one.n_done += len(pages)
+        one.seconds += self._clock() - start
+        if one.n_done == len(one.pages):
+            one.lease.close()
+            one.lease = one.memory = None
+            self._n_exported += one.n_tokens - one.export.first
+            places = tuple(filter(None, (way.describe(one.buffer) for way in self._transports)))
+            self._reports.append(Exported(one.export.pull, one.n_tokens, places, one.seconds))
+
+    def _import_piece(self, one: _Importing, n: int) -> None:
+        if not one.lease.is_open:
+            raise TransferFailed("the pages for it were withdrawn")
+        if one.memory is None:
+            if (found := one.read.poll()) is None:
+                return
+            one.memory = _tensor(found)
+        start, page = self._clock(), self.cache.page
+        n_all = len(one.pull.ids) // 4 // page - one.pull.first // page
+        pages = one.pages[one.n_done : one.n_done + n]
+        self.runner.load(pages, one.memory, one.first + one.n_done, n_all)
+        one.n_done += len(pages)
+        one.seconds += self._clock() - start
+        if one.n_done < len(one.pages):
+            return
+        one.read.confirm()
+        n_tokens = len(one.pull.ids) // 4
+        self._n_pulled += n_tokens - one.lease.n_cached
+        one.lease.publish(one.pull.ids, is_query=False)
+        self._end_import(one.pull.pull)
+        self._reports.append(Pulled(one.pull.pull, n_tokens, one.seconds))
+
+    # ---- ends ------------------------------------------------------------------------------------------------------
+
+    def without_own(self, step: Step, failed: list[Failed]) -> Step:
+        """The report of a step without the requests of this file, which have ended if they are there."""
+        own = [finish for finish in step.finished if finish.rid >= FIRST_RID]
+        for failure in [one for one in failed if one.program >= FIRST_RID]:
+            failed.remove(failure)
+            if (export := self._exporting.get(failure.program - FIRST_RID)) is not None:
+                self._fail_export(export, failure.message)
+        for finish in own:
+            export = self._exporting.get(finish.rid - FIRST_RID)
+            if export is not None and finish.reason != "abort":
+                self._copy_stored(export)
+        if not own:
+            return step
+        return msgspec.structs.replace(
+            step, finished=tuple(finish for finish in step.finished if finish.rid < FIRST_RID)
+        )
+
+    def _fail_export(self, one: _Exporting, why: str) -> None:
+        self._end_export(one.export.pull)
+        self._reports.append(Exported(one.export.pull, why=why))
+
+    def _end_export(self, number: int) -> None:
+        if (one := self._exporting.pop(number, None)) is None:
+            return
+        if one.export.compute and one.lease is None and one.buffer is None:
+            self._scheduler.take(Abort(FIRST_RID + number))
+        if one.lease is not None:
+            one.lease.close()
+        one.memory = None
+        if one.buffer is not None:
+            self.buffers.give(one.buffer)
+
+    def _fail_import(self, one: _Importing, why: str) -> None:
+        self._end_import(one.pull.pull)
+        self._reports.append(Pulled(one.pull.pull, why=why))
+
+    def _end_import(self, number: int) -> None:
+        if (one := self._importing.pop(number, None)) is not None:
+            one.memory = None
+            one.read.close()
+            one.lease.close()
+
+    def close(self) -> None:
+        for number in [*self._exporting]:
+            self._end_export(number)
+        for number in [*self._importing]:
+            self._end_import(number)
+        self.buffers.close()
+        for way in self._transports:
+            way.close()
+
+
+def _tensor(memory: memoryview) -> Tensor:
+    """The bytes as uint8 [n], without a copy."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a peer's memory is mapped read-only, and is only read
+        return torch.frombuffer(memory, dtype=torch.uint8)

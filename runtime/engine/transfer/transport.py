@@ -1,0 +1,203 @@
+"""How the bytes of pages get from one engine to another: the protocol of a transport, and shared memory on one host.
+
+An engine copies pages into a buffer, and tells with `describe` where the buffer is. Its memory is registered once and
+used again: to fault in 112 MiB of new memory takes longer than all else (100 ms of CPU, where a copy takes 15). So a
+peer may still read a buffer when it is filled with other pages. A number at its start tells: the owner changes it
+before it writes, and a reader compares it after it has read (a seqlock).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+import struct
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Protocol
+
+HEADER = 64
+"""Bytes at the start of a buffer: its name and the number of its content."""
+KEPT = 60.0
+"""Seconds for which unused buffers and unused maps of others' buffers are kept."""
+MAX_BUFFERS = 1 << 30
+"""The most bytes of all buffers of an engine. A prefix that does not fit is exported in part."""
+_HEAD = struct.Struct("=16sQ")
+_GRAIN = 1 << 20  # sizes of buffers are multiples of this
+
+
+class TransferFailed(Exception):
+    """The bytes did not arrive, or are not those that were exported. The prefix is computed instead."""
+
+
+class Buffer:
+    """Registered memory. memory: what peers read. number: of its present content."""
+
+    def __init__(self, n_bytes: int) -> None:
+        self.name, self.number, self.unused_since = secrets.token_bytes(16), 0, 0.0
+        self.n_bytes = -(-n_bytes // _GRAIN) * _GRAIN
+        self.fd = os.memfd_create("banyan-kv", os.MFD_CLOEXEC)
+        os.ftruncate(self.fd, HEADER + self.n_bytes)
+        self._map = mmap.mmap(self.fd, HEADER + self.n_bytes)
+        self.memory = memoryview(self._map)[HEADER:]
+        self.reuse()
+
+    def reuse(self) -> None:
+        """Give notice that other content follows. What peers read from now on, they discard."""
+        self.number += 1
+        _HEAD.pack_into(self._map, 0, self.name, self.number)
+
+    def close(self) -> None:
+        self.reuse()
+        os.close(self.fd)
+        with contextlib.suppress(BufferError):  # a tensor over it still exists; the map ends with it
+            self.memory.release()
+            self._map.close()
+
+
+class Buffers:
+    """The buffers of an engine."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, limit: int = MAX_BUFFERS) -> None:
+        self._clock, self._limit = clock, limit
+        self._free: list[Buffer] = []
+        self.n_used = 0  # bytes of those that were taken
+
+    @property
+    def n_bytes(self) -> int:
+        return self.n_used + sum(buffer.n_bytes for buffer in self._free)
+
+    @property
+    def room(self) -> int:
+        """Bytes that one buffer could have now."""
+        return self._limit - self.n_used
+
+    def take(self, n_bytes: int) -> Buffer:
+        """A buffer of at least n_bytes, at most `room`: the smallest free one that is large enough, or a new one."""
+        self.trim(n_bytes)
+        fitting = [buffer for buffer in self._free if buffer.n_bytes >= n_bytes]
+        buffer = min(fitting, key=lambda one: one.n_bytes) if fitting else Buffer(n_bytes)
+        if fitting:
+            self._free.remove(buffer)
+        self.n_used += buffer.n_bytes
+        return buffer
+
+    def give(self, buffer: Buffer) -> None:
+        """Take a buffer back. Peers that still read it discard what they read."""
+        self.n_used -= buffer.n_bytes
+        buffer.reuse()
+        buffer.unused_since = self._clock()
+        self._free.append(buffer)
+
+    def trim(self, n_more: int = 0) -> None:
+        """Close the free buffers that were not used for long, or that leave no room for n_more bytes."""
+        old = self._clock() - KEPT
+        for buffer in sorted(self._free, key=lambda one: one.unused_since):
+            is_short = self.n_bytes + n_more > self._limit and buffer.n_bytes < n_more
+            if buffer.unused_since < old or is_short:
+                self._free.remove(buffer)
+                buffer.close()
+
+    def close(self) -> None:
+        while self._free:
+            self._free.pop().close()
+
+
+class TransferRead(Protocol):
+    """One buffer of a peer that is being read."""
+
+    def poll(self) -> memoryview | None:
+        """The bytes, or None while they are on their way. TransferFailed: they do not come."""
+
+    def confirm(self) -> None:
+        """Called after the bytes were used. TransferFailed: they were overwritten meanwhile."""
+
+    def close(self) -> None:
+        """Reads no more. Idempotent."""
+
+
+class Transport(Protocol):
+    """One way between engines."""
+
+    def describe(self, buffer: Buffer) -> str:
+        """Where peers find the present content of a buffer; "": they cannot read it in this way."""
+
+    def read(self, place: str, n_bytes: int) -> TransferRead | None:
+        """Begin to read what a peer described; None: it is no place that this transport can reach. TransferFailed: it
+        is gone."""
+
+    def close(self) -> None: ...
+
+
+def this_host() -> str:
+    """Names the processes that can map each other's memory: the boot of this machine, and the PID namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return secrets.token_hex(16)  # then no other process has this name
+
+
+class SharedMemory:
+    """Memory of another process on the same host, found by its process and file descriptor. It has no name in a file
+    system, so nothing is left behind however its owner ends."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._host = clock, this_host()
+        self._maps: OrderedDict[str, tuple[mmap.mmap, float]] = OrderedDict()  # buffer -> map, when it was used last
+
+    def describe(self, buffer: Buffer) -> str:
+        return f"memory {self._host} {os.getpid()} {buffer.fd} {buffer.name.hex()} {buffer.number}"
+
+    def read(self, place: str, n_bytes: int) -> TransferRead | None:
+        kind, _, rest = place.partition(" ")
+        if kind != "memory" or not rest.startswith(f"{self._host} "):
+            return None
+        pid, fd, name, number = rest.removeprefix(self._host).split()
+        mapped = self._open(int(pid), int(fd), name)
+        if len(mapped) < HEADER + n_bytes:
+            raise TransferFailed(f"the buffer has {len(mapped) - HEADER} bytes, and {n_bytes} were exported")
+        return _MappedRead(mapped, _HEAD.pack(bytes.fromhex(name), int(number)), n_bytes)
+
+    def _open(self, pid: int, fd: int, name: str) -> mmap.mmap:
+        now = self._clock()
+        for other, (_, used) in list(self._maps.items()):
+            if used < now - KEPT:
+                del self._maps[other]  # unmapped when nobody reads it any more
+        if name in self._maps:
+            mapped = self._maps[name][0]
+        else:
+            try:
+                own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    mapped = mmap.mmap(own, 0, prot=mmap.PROT_READ)
+                finally:
+                    os.close(own)
+            except (OSError, ValueError) as e:
+                raise TransferFailed(f"the memory of process {pid} cannot be read: {e}") from e
+        self._maps[name] = mapped, now
+        return mapped
+
+    def close(self) -> None:
+        self._maps.clear()
+
+
+class _MappedRead:
+    """A buffer that is mapped: its bytes are there at once."""
+
+    def __init__(self, mapped: mmap.mmap, head: bytes, n_bytes: int) -> None:
+        self._map, self._head, self._n_bytes = mapped, head, n_bytes
+
+    def poll(self) -> memoryview | None:
+        self.confirm()
+        return memoryview(self._map)[HEADER : HEADER + self._n_bytes]
+
+    def confirm(self) -> None:
+        if self._map[: _HEAD.size] != self._head:
+            raise TransferFailed("the buffer was filled with other pages meanwhile")
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,180 @@
+"""Moves KV from one engine to another: `Pull(ids, namespace, from)`.
+
+The source exports the pages of a prefix (wire.Export), the target takes them over (wire.Pull), and both are told that
+it is over (wire.EndPull). Requests that need the prefix wait for it. Whatever goes wrong, they are sent afterwards, and
+the engine computes what is not there. fleet/placement.py decides what is pulled, by what earlier pulls took.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Protocol
+
+from banyan.runtime.fleet.index import BLOCK
+from banyan.runtime.protocol import wire
+
+AT_ONCE = 4
+"""Pulls from one engine at the same time; others wait until one has ended."""
+LEAST = 1.0
+"""The least seconds that a pull may take. A busy machine takes its time for the smallest."""
+
+
+class PullEnd(Protocol):
+    """What this file needs of a Route."""
+
+    n_pulls: int
+    kv: wire.KVFormat | None
+
+    @property
+    def send(self) -> Callable[[wire.EngineCommand], None]: ...
+
+
+class PendingPull:
+    """One pull that is not over. run: the request whose prompt begins with the prefix. first, end: its tokens that
+    move. compute: the source computes them first. waiting: by rid, what to call when it is over, however it ended.
+    then: the same for those that are no requests."""
+
+    def __init__(
+        self, number: int, run: wire.Run, source: PullEnd, target: PullEnd, first: int, end: int, compute: bool,
+        until: float,
+    ) -> None:  # fmt: skip
+        self.number, self.run, self.source, self.target = number, run, source, target
+        self.first, self.end, self.compute, self.until = first, end, compute, until
+        self.waiting: dict[int, Callable[[], None]] = {}
+        self.then: list[Callable[[], None]] = []
+        self.started = self.exported = 0.0
+        self.n_exported = 0
+        self.copying = 0.0  # seconds, of the source
+
+    def serves(self, run: wire.Run) -> bool:
+        """Whether it brings at least one block of a request's prompt."""
+        n = 4 * (self.first + BLOCK)
+        return run.namespace == self.run.namespace and len(run.ids) >= n and run.ids[:n] == self.run.ids[:n]
+
+
+class Pulls:
+    """All pulls. call_in: call_in(seconds, call) calls later; clock: its time. learned: gets what a pull took: the
+    seconds of waiting, and of copying for each token (0.0: not known)."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        call_in: Callable[[float, Callable[[], None]], object],
+        learned: Callable[[float, float], None],
+    ) -> None:
+        self._clock, self._call_in, self._learned = clock, call_in, learned
+        self._pending: dict[int, PendingPull] = {}
+        self._queue: deque[PendingPull] = deque()
+        self._running: Counter[PullEnd] = Counter()  # by source
+        self._n_begun = self._n_done = self._n_failed = self._n_tokens = 0
+
+    def start(
+        self, run: wire.Run, source: PullEnd, target: PullEnd, first: int, end: int, seconds: float,
+        compute: bool = False,
+    ) -> PendingPull | None:  # fmt: skip
+        """Begin a pull that takes at most so many seconds, or LEAST. None: these engines cannot."""
+        if source.kv is None or source.kv != target.kv:
+            return None
+        self._n_begun += 1
+        seconds = max(seconds, LEAST)
+        page = source.kv.page
+        pull = PendingPull(
+            self._n_begun, run, source, target, first - first % page, end, compute, self._clock() + seconds
+        )
+        self._pending[pull.number] = pull
+        source.n_pulls += 1
+        self._queue.append(pull)
+        self._call_in(seconds, lambda: self._fail(pull.number))
+        self._send_next()
+        return pull
+
+    def _send_next(self) -> None:
+        """Begin those that wait, in order."""
+        for pull in [one for one in self._queue if self._may_begin(one)]:
+            if self._running[pull.source] < AT_ONCE:
+                self._queue.remove(pull)
+                self._running[pull.source] += 1
+                pull.started = self._clock()
+                run, end = pull.run, 4 * pull.end + 4  # an engine exports what is before the last token
+                run = run if pull.compute else wire.Run(0, run.ids[:end], namespace=run.namespace)
+                left = pull.until - pull.started + LEAST
+                pull.source.send(wire.Export(pull.number, run, pull.first, left, pull.compute))
+
+    def _may_begin(self, pull: PendingPull) -> bool:
+        """Whether its source has few pulls, and no earlier one brings a part of its prefix to one of its engines."""
+        return self._running[pull.source] < AT_ONCE and not any(
+            other.number < pull.number and other.target in (pull.source, pull.target) and other.serves(pull.run)
+            for other in self._pending.values()
+        )
+
+    def serving(self, run: wire.Run, target: PullEnd) -> PendingPull | None:
+        """The last pull that brings a part of a request's prompt to an engine; it ends after the others."""
+        found = (pull for pull in reversed(self._pending.values()) if pull.target is target and pull.serves(run))
+        return next(found, None)
+
+    def leave(self, pull: PendingPull, rid: int) -> None:
+        """The request does not wait any more. A prompt that nobody waits for is not computed."""
+        pull.waiting.pop(rid, None)
+        if pull.compute and not pull.waiting and pull.number in self._pending:
+            self._end(pull)
+
+    def exported(self, report: wire.Exported) -> None:
+        """The source has made a copy, or cannot."""
+        if (pull := self._pending.get(report.pull)) is None:
+            return
+        if not report.n_tokens:
+            self._fail(report.pull)
+            return
+        assert pull.source.kv is not None
+        pull.exported, pull.n_exported, pull.copying = self._clock(), report.n_tokens, report.seconds
+        ids, left = pull.run.ids[: 4 * report.n_tokens], pull.until - pull.exported + LEAST
+        order = wire.Pull(pull.number, ids, pull.first, pull.source.kv, report.places, pull.run.namespace, left)
+        pull.target.send(order)
+
+    def pulled(self, report: wire.Pulled) -> None:
+        """The target has the prefix, or has failed to take it over."""
+        if (pull := self._pending.get(report.pull)) is None:
+            return
+        if not report.n_tokens:
+            self._fail(report.pull)
+            return
+        n = max(1, pull.n_exported - pull.first)
+        second = self._clock() - pull.exported - report.seconds
+        first = second if pull.compute else pull.exported - pull.started - pull.copying
+        self._learned(max(0.0, first + second), (pull.copying + report.seconds) / n)
+        self._n_done += 1
+        self._n_tokens += n
+        self._end(pull)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"pulls": self._n_done, "pulled_tokens": self._n_tokens, "failed_pulls": self._n_failed}
+
+    def _fail(self, number: int) -> None:
+        if (pull := self._pending.get(number)) is not None:
+            self._n_failed += 1
+            if self._clock() >= pull.until and not pull.compute:
+                self._learned(pull.until - (pull.started or pull.until), 0.0)
+            self._end(pull)
+
+    def _end(self, pull: PendingPull, is_heard: bool = True) -> None:
+        del self._pending[pull.number]
+        pull.source.n_pulls -= 1
+        if pull in self._queue:
+            self._queue.remove(pull)
+        else:
+            self._running[pull.source] -= 1
+            pull.source.send(wire.EndPull(pull.number))
+            if pull.n_exported:
+                pull.target.send(wire.EndPull(pull.number))
+        for call in (*pull.then, *(pull.waiting.values() if is_heard else ())):
+            call()
+        self._send_next()
+
+    def lost(self, route: PullEnd) -> None:
+        """An engine has died or left. Those who wait for a pull to it are told nothing: they are placed anew."""
+        for pull in list(self._pending.values()):
+            if route in (pull.source, pull.target):
+                self._n_failed += 1
+                self._end(pull, is_heard=pull.target is not route)
