@@ -8,7 +8,7 @@ or has a request on trial. `fleet/placement.py` chooses; with one engine there i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from banyan.runtime.fleet.index import block_digests, blocks_of
@@ -19,6 +19,8 @@ from banyan.runtime.server.engine_link.recovery import Trials
 
 STEP = StepSeconds(0.0, 4e-5, 4e-5)
 """Until an engine has told how long its steps take."""
+N_DIGEST = 16
+"""Bytes of a page's digest."""
 MEMORY = 64
 """The expected length of an output covers roughly the last so many outputs."""
 
@@ -105,14 +107,18 @@ class Routes:
         if seconds:
             self._fleet.step_time = StepSeconds(0.0, seconds / n_tokens, seconds / n_tokens)
 
-    def heard(self, name: str, events: Iterable[Mapping[str, Any]], page: int) -> None:
-        """What an engine has stored and evicted, in pages of so many tokens (radix_cache/events.py)."""
-        for event in events:
-            digests = [bytes.fromhex(digest) for digest in event["digests"]]
-            if event["kind"] == "removed":
-                self._fleet.removed(name, digests)
+    def heard(self, route: Route, news: wire.TreeEvents, page: int) -> Iterator[None]:
+        """What an engine has stored and evicted, in pages of so many tokens, one event at a time."""
+        if news.is_all:
+            self.lost(route)  # what was known of it; it comes back with the next placement
+            self._join()
+        for event in news.events:
+            digests = [event.digests[k : k + N_DIGEST] for k in range(0, len(event.digests), N_DIGEST)]
+            if event.is_removed:
+                self._fleet.removed(route.name, digests)
             else:
-                self._fleet.stored(name, blocks_of(digests, event["first"], page))
+                self._fleet.stored(route.name, blocks_of(digests, event.first, page))
+            yield
 
     def find(self, serial: int) -> PlacedProgram | None:
         return self._programs.get(serial)
@@ -137,13 +143,7 @@ class Routes:
         return route
 
     def _place(self, run: wire.Run, placed: PlacedProgram) -> Route:
-        takers = {route for route in self.all if route.takes_programs}
-        for route in self._in_fleet - takers:
-            self.lost(route)  # for the fleet: it is drained, or has a trial
-        for route in self.all:
-            if route in takers and route not in self._in_fleet:
-                self._fleet.add(route.name, b"")
-        self._in_fleet = takers
+        takers = self._join()
         state = run.order[1] if len(run.order) > 1 else 0
         home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
         if home is None or home not in takers or state in placed.forks:
@@ -157,6 +157,17 @@ class Routes:
         if booked is not None:
             self._booked[run.rid] = booked
         return home
+
+    def _join(self) -> set[Route]:
+        """Tell the fleet which engines take programs now. Returns them."""
+        takers = {route for route in self.all if route.takes_programs}
+        for route in self._in_fleet - takers:
+            self.lost(route)  # for the fleet: it is drained, or has a trial
+        for route in self.all:
+            if route in takers and route not in self._in_fleet:
+                self._fleet.add(route.name, b"")
+        self._in_fleet = takers
+        return takers
 
     def _choose(self, run: wire.Run, placed: PlacedProgram, branches: tuple[int, ...]) -> None:
         """Place a program, or the branches of a fork. branches: those of the fork, or the one state."""
