@@ -19,10 +19,12 @@ def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     for column in ("replica", "state", "running", "queued", "pages used", "hit rate", "steps/s"):
         table.add_column(column, justify="left" if column in ("replica", "state") else "right")
+    if any(row["host"] for row in now["replicas"].values()):
+        table.add_column("host")
     seconds = now["server"]["seconds"] - before["server"]["seconds"]
     for name, row in now["replicas"].items():
         if not (row["engine"] and row["cache"]):  # it starts
-            table.add_row(name, row["state"], *["-"] * 5)
+            table.add_row(name, row["state"], *["-"] * 5, *([row["host"]] if row["host"] else []))
             continue
         engine, cache = row["engine"], row["cache"]
         earlier = before["replicas"].get(name, {"starts": 0})
@@ -32,6 +34,7 @@ def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
         table.add_row(
             *(name, row["state"], f"{engine['running']:,}", f"{engine['waiting']:,}"),
             *(f"{n_used:,} of {cache['n_pages']:,}", f"{hits:.1%}", f"{n_steps / seconds if seconds else 0:,.1f}"),
+            *([row["host"]] if row["host"] else []),
         )
     return table
 

@@ -353,19 +353,19 @@ class EngineRequests:
                 return
         self._go_on()
 
-    def take(self, step: wire.Step) -> Iterator[None]:
-        """Handle the engine's report of one step, one request at a time."""
+    def take(self, step: wire.Step, route: Route) -> Iterator[None]:
+        """Handle the report of one step of an engine, one request at a time. What is not its own is ignored."""
         at = 0
         ids = memoryview(step.ids).cast("i")
         counts = memoryview(step.counts).cast("i")
         for rid, n in zip(memoryview(step.rids).cast("q"), counts, strict=True):
-            if request := self._living.get(rid):
+            if (request := self._living.get(rid)) and request.route is route:
                 request.n_cached = step.cached.get(rid, request.n_cached)
                 self._guarded(self._grow, request, ids[at : at + n], step.logprobs.get(rid, ()))
                 yield
             at += n
         for finish in step.finished:
-            if request := self._living.get(finish.rid):
+            if (request := self._living.get(finish.rid)) and request.route is route:
                 is_cut = finish.reason == "length" and len(request.ids) // 4 < request.run.sampling.max_tokens
                 if not (is_cut and request.text.matched is None and request.route.trials.has_passed(request)):
                     self._forget(finish.rid)
@@ -378,8 +378,13 @@ class EngineRequests:
         for route in self.routes.all:
             route.trials.go_on()
 
+    def refused(self, failed: wire.Failed, route: Route) -> None:
+        """An engine has refused a request. Ignored if it is not its own."""
+        if (request := self._living.get(failed.program)) and request.route is route:
+            self.fail(failed)
+
     def fail(self, failed: wire.Failed) -> None:
-        """End the request with the id `failed.program`, which the engine refused."""
+        """End the request with the id `failed.program`."""
         if request := self._forget(failed.program):
             self.kv_hints.ended(request.run, request.ids)
             request.failed = failed

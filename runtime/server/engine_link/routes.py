@@ -12,7 +12,7 @@ take prompts only: they compute the long prompts of the others, who pull them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from banyan.runtime.fleet.index import BLOCK, block_digests, blocks_of
@@ -32,6 +32,8 @@ from banyan.runtime.server.engine_link.recovery import Trials
 
 STEP = StepSeconds(0.0, 4e-5, 4e-5)
 """Until an engine has told how long its steps take."""
+N_DIGEST = 16
+"""Bytes of a page's digest."""
 MEMORY = 64
 """The expected length of an output covers roughly the last so many outputs."""
 PROMPTS = b"prompts"
@@ -135,14 +137,18 @@ class Routes:
         if seconds:
             self._fleet.step_time = StepSeconds(0.0, seconds / n_tokens, seconds / n_tokens)
 
-    def heard(self, name: str, events: Iterable[Mapping[str, Any]], page: int) -> None:
-        """What an engine has stored and evicted, in pages of so many tokens (radix_cache/events.py)."""
-        for event in events:
-            digests = [bytes.fromhex(digest) for digest in event["digests"]]
-            if event["kind"] == "removed":
-                self._fleet.removed(name, digests)
+    def heard(self, route: Route, news: wire.TreeEvents, page: int) -> Iterator[None]:
+        """What an engine has stored and evicted, in pages of so many tokens, one event at a time."""
+        if news.is_all:
+            self.lost(route)  # what was known of it; it comes back with the next placement
+            self._update_fleet()
+        for event in news.events:
+            digests = [event.digests[k : k + N_DIGEST] for k in range(0, len(event.digests), N_DIGEST)]
+            if event.is_removed:
+                self._fleet.removed(route.name, digests)
             else:
-                self._fleet.stored(name, blocks_of(digests, event["first"], page))
+                self._fleet.stored(route.name, blocks_of(digests, event.first, page))
+            yield
 
     def find(self, serial: int) -> PlacedProgram | None:
         return self._programs.get(serial)
