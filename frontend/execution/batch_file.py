@@ -7,7 +7,6 @@ most one torn line, which the next one cuts off. So each item has one line in th
 from __future__ import annotations
 
 import fcntl
-import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import closing, nullcontext
