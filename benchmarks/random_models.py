@@ -1,8 +1,8 @@
 """Models with random weights for timing, in Hugging Face format: `python benchmarks/random_models.py FOLDER`
 
-M1 (15 M parameters, 6 layers of 256) and M2 (110 M, 12 layers of 768, GQA 12/4), each in float32 and bfloat16 with the
-same seeded weights. Their words are made up, and each word with the space before it is one token, so that a text of n
-words always has n tokens.
+M0 (0.8 M parameters, one layer of 64: steps that cost next to nothing), M1 (15 M, 6 layers of 256) and M2 (110 M, 12
+layers of 768, GQA 12/4), each in float32 and bfloat16 with the same seeded weights. Their words are made up, and each
+word with the space before it is one token, so that a text of n words always has n tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 SHAPES = {
+    "M0": {"vocab_size": 6144, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1,
+           "num_attention_heads": 2, "num_key_value_heads": 1},
     "M1": {"vocab_size": 16_384, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6,
            "num_attention_heads": 8, "num_key_value_heads": 4},
     "M2": {"vocab_size": 32_000, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,

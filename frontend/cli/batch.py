@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from banyan.lang.program import Program
 from banyan.runtime.errors import BatchError, ConfigError
 
 Row = dict[str, Any]
+_Read = Callable[[], Iterator[Row]]
+_Write = Callable[[Path, _Read], None]
+"""Writes rows, which it reads twice: before the first is written, all columns must be known."""
 N_SHOWN = 5
 """Errors of rows that are printed; the others are counted."""
 N_GROUP = 10_000
@@ -40,6 +43,9 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
     if unused:
         print(f"columns of {rows} that {program.name} does not take: {', '.join(unused)}", file=sys.stderr)
     checkpoint = out if out.suffix == ".jsonl" else out.with_name(out.name + ".jsonl")
+    for path in (out, checkpoint):
+        if path.exists() and path.samefile(rows):
+            raise ConfigError(f"--out: {path} is the file that --in reads; name another one")
 
     def run(backend: Any, concurrency: int | None) -> int:
         status = 0
@@ -52,8 +58,17 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
             for i, error in islice(e.errors.items(), N_SHOWN):
                 print(f"row {i}: {error}", file=sys.stderr)
             print(f"banyan: {e.message}", file=sys.stderr)
+        except OSError as e:
+            raise ConfigError(f"{e}; the same command goes on where the batch was") from e
         if write is not None:
-            write(joined(read(), records))
+            part = out.with_name(out.name + ".part")  # what has the name of the output is whole
+            try:
+                write(part, lambda: joined(read(), records))
+                part.replace(out)
+            except (OSError, ValueError, TypeError) as e:  # no space, or values that no column of Parquet can have
+                raise ConfigError(f"--out {out}: {e}; the results are in {checkpoint}") from e
+            finally:
+                part.unlink(missing_ok=True)
         print(f"{len(records)} rows in {out}", file=sys.stderr)
         return status
 
@@ -76,7 +91,7 @@ def find(target: str) -> Program[..., Any]:
     return programs[name] if name else next(iter(programs.values()))
 
 
-def arguments(program: Program[..., Any], read: Callable[[], Iterator[Row]]) -> tuple[list[str], list[str]]:
+def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[str]]:
     """The columns that the program takes, and the others. ConfigError: a column is missing, or there is no row."""
     if (first := next(read(), None)) is None:
         raise ConfigError("--in: the file has no rows")
@@ -95,11 +110,13 @@ class Items:
     becomes what its parameter's annotation says. ConfigError: a row does not fit; all are read once, before any runs.
     """
 
-    def __init__(self, program: Program[..., Any], read: Callable[[], Iterator[Row]], columns: list[str]) -> None:
+    def __init__(self, program: Program[..., Any], read: _Read, columns: list[str]) -> None:
         parameters = inspect.signature(program.func, eval_str=True).parameters
         kinds = {name: parameters[name].annotation for name in columns if name in parameters}
         self._kinds = {name: kind for name, kind in kinds.items() if kind in (int, float, bool)}
         self._read, self._columns = read, columns
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self._others = None if takes_any else parameters.keys() - columns  # that no row may have, as the first has not
         self._n = sum(1 for _ in self)
 
     def __len__(self) -> int:
@@ -109,6 +126,8 @@ class Items:
         for i, row in enumerate(self._read()):
             if missing := self._columns - row.keys():
                 raise ConfigError(f"row {i} has no {missing.pop()}")
+            if others := row.keys() - self._columns if self._others is None else row.keys() & self._others:
+                raise ConfigError(f"row {i} has {others.pop()}, which the first row has not")
             item = {name: row[name] for name in self._columns}
             for name, kind in self._kinds.items():
                 try:
@@ -119,40 +138,36 @@ class Items:
 
 
 def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
-    """Each row with its results as further columns, which are None if it failed. All have the columns of the first."""
+    """Each row with its results as further columns, which a row that failed does not have. A result with the name of a
+    column of the row is `result_NAME`."""
     done: Iterator[BatchRecord | None] = iter(records)
     record = next(done, None)
-    columns = [] if record is None else [*_results(record)]
     for i, row in enumerate(rows):
-        row |= dict.fromkeys(columns)
         if record is not None and record.index == i:
-            row |= _results(record)
+            found = record.values | ({} if record.ret_value is None else {"ret_value": record.ret_value})
+            row |= {f"result_{name}" if name in row else name: value for name, value in found.items()}
             record = next(done, None)
         yield row
-
-
-def _results(record: BatchRecord) -> Row:
-    return record.values | ({} if record.ret_value is None else {"ret_value": record.ret_value})
 
 
 # ---- formats -------------------------------------------------------------------------------------------------------
 
 
-def _format(path: Path, flag: str) -> tuple[Callable[[], Iterator[Row]], Callable[[Iterator[Row]], None] | None]:
-    """(reads the rows, writes them; None where the checkpoint is the result)"""
+def _format(path: Path, flag: str) -> tuple[_Read, _Write | None]:
+    """(reads the rows, writes them to a path; None where the checkpoint is the result)"""
     if flag == "--in" and not path.is_file():
         raise ConfigError(f"--in: there is no file {path}")
     match path.suffix:
         case ".jsonl":
             return partial(_read_jsonl, path), None
         case ".csv":
-            return partial(_read_csv, path), partial(_write_csv, path)
+            return partial(_read_csv, path), _write_csv
         case ".parquet":
             try:
                 import_module("pyarrow.parquet")
             except ImportError:
                 raise ConfigError(f"{flag} {path}: Parquet needs pyarrow; pip install 'banyan[parquet]'") from None
-            return partial(_read_parquet, path), partial(_write_parquet, path)
+            return partial(_read_parquet, path), _write_parquet
     raise ConfigError(f"{flag} {path}: the name must end in .jsonl, .csv or .parquet")
 
 
@@ -181,13 +196,13 @@ def _read_csv(path: Path) -> Iterator[Row]:
             raise ConfigError(f"line {reader.line_num} of {path}: {e}") from None
 
 
-def _write_csv(path: Path, rows: Iterator[Row]) -> None:
+def _write_csv(path: Path, rows: _Read) -> None:
     """Lists and objects are written as JSON."""
-    first = next(rows)
+    columns = dict.fromkeys(name for row in rows() for name in row)
     with path.open("w", newline="", encoding="utf-8") as lines:
-        writer = csv.DictWriter(lines, list(first), extrasaction="ignore")
+        writer = csv.DictWriter(lines, list(columns))
         writer.writeheader()
-        for row in chain([first], rows):
+        for row in rows():
             writer.writerow({name: _cell(value) for name, value in row.items()})
 
 
@@ -202,15 +217,19 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             yield from group.to_pylist()
 
 
-def _write_parquet(path: Path, rows: Iterator[Row]) -> None:
+def _write_parquet(path: Path, rows: _Read) -> None:
     arrow: Any = import_module("pyarrow")
     parquet: Any = import_module("pyarrow.parquet")
-    writer: Any = None
-    try:
-        while group := list(islice(rows, N_GROUP)):
-            table = arrow.Table.from_pylist(group, schema=writer and writer.schema)
-            writer = writer or parquet.ParquetWriter(path, table.schema)
+
+    def tables(schema: Any = None) -> Iterator[Any]:
+        left = rows()
+        while group := list(islice(left, N_GROUP)):
+            columns = dict.fromkeys(name for row in group for name in row)
+            yield arrow.Table.from_pylist([dict.fromkeys(columns) | group[0], *group[1:]], schema=schema)
+
+    schema = arrow.schema([])
+    for table in tables():
+        schema = arrow.unify_schemas([schema, table.schema], promote_options="permissive")
+    with parquet.ParquetWriter(path, schema) as writer:
+        for table in tables(schema):
             writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()

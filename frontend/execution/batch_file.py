@@ -1,18 +1,18 @@
 """The file of a batch that can be interrupted: a JSON line for each finished item.
 
 A line is written when its item has finished, so the file says what is left to run. A process that is killed leaves at
-most one torn line, which the next one cuts off. So each item has one line in the end. Memory holds 12 bytes an item.
+most one torn line, which the next one cuts off. So each item has one line in the end. Memory holds 4 bytes an item.
 """
 
 from __future__ import annotations
 
 import fcntl
-import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import closing, nullcontext
+from functools import cached_property
 from hashlib import blake2b
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, overload
 
@@ -36,7 +36,7 @@ class BatchRecord(msgspec.Struct):
     """A finished item of a batch. values: the state's variables and ret_value, as JSON has them."""
 
     index: Annotated[int, msgspec.Meta(ge=0)]
-    item: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]  # a digest of the item's arguments
+    item: Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]  # a digest of the program and the item's arguments
     values: dict[str, Any]
     ret_value: Any = None
 
@@ -44,11 +44,12 @@ class BatchRecord(msgspec.Struct):
 class BatchFile(Sequence[BatchRecord]):
     """The records of finished items, by index. Also a sequence of them, read from the file one by one.
 
-    ConfigError: the file cannot be opened, is not of a batch, or another process has it open.
+    program: what the results follow from besides the items. ConfigError: the file cannot be opened, is not of a batch,
+    or another process has it open.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, program: Any = None) -> None:
+        self.path, self._program = Path(path), program
         try:
             self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -57,10 +58,10 @@ class BatchFile(Sequence[BatchRecord]):
             raise ConfigError(f"checkpoint {path} is open in another process; name another file, or wait") from None
         except OSError as e:
             raise ConfigError(f"checkpoint {path} cannot be opened: {e.strerror}") from e
-        self._digests, self._places = array("I"), array("q")
-        self._n_done = 0
+        self._digests = array("I")  # of the items that had a record when the file was opened; 0: none
         self._end = 0
         self._read()
+        self._n_done = sum(map(bool, self._digests))
 
     def _read(self) -> None:
         """Note which items have a record, and cut a torn line off the end."""
@@ -71,42 +72,68 @@ class BatchFile(Sequence[BatchRecord]):
                     break
                 try:
                     record = _DECODER.decode(line)
-                    self._note(record.index, record.item)
                 except msgspec.DecodeError as e:
                     self.close()
                     raise ConfigError(
                         f"line {number} of {self.path} is no record of a batch ({e}); name another file as checkpoint"
                     ) from None
+                _put(self._digests, record.index, record.item)
                 self._end += len(line)
 
-    def _note(self, index: int, item: int) -> None:
-        if (missing := index + 1 - len(self._places)) > 0:
-            self._digests.extend([0] * missing)
-            self._places.extend([-1] * missing)
-        self._n_done += self._places[index] < 0
-        self._digests[index], self._places[index] = item, self._end
-
     def has(self, index: int, item: Any) -> bool:
-        """Whether the item has a record. ConfigError: its record is of other arguments."""
-        if index >= len(self._places) or self._places[index] < 0:
+        """Whether the item had a record when the file was opened. ConfigError: its record is of other arguments, or of
+        another program."""
+        if index >= len(self._digests) or not self._digests[index]:
             return False
-        if self._digests[index] != digest(item):
+        if self._digests[index] != self._digest(item):
             raise ConfigError(
-                f"item {index} is not the one that {self.path} has a record of; for other items, name another file"
+                f"item {index} is not the one that {self.path} has a record of, or the program is another; "
+                "name another file as checkpoint"
             )
         return True
 
+    def check_number(self, n: int) -> None:
+        """ConfigError: there are records of more than `n` items."""
+        if len(self._digests) > n:
+            raise ConfigError(
+                f"{self.path} has a record of item {len(self._digests) - 1}, but there are {n} items; "
+                "name another file as checkpoint"
+            )
+
     def write(self, index: int, item: Any, state: State) -> None:
-        """Add the record of an item that has finished."""
+        """Add the record of an item that has finished. OSError: the file cannot grow; it has no part of the record."""
         values = {name: state[name] for name in state._values}
-        record = BatchRecord(index, digest(item), values, state.ret_value)
-        line = msgspec.json.encode(record, enc_hook=str) + b"\n"
-        os.write(self._file.fileno(), line)
-        self._note(index, record.item)
-        self._end += len(line)
+        record = BatchRecord(index, self._digest(item), values, state.ret_value)
+        line = memoryview(msgspec.json.encode(record, enc_hook=str) + b"\n")
+        end = self._end + len(line)
+        try:
+            while line:
+                line = line[self._file.write(line) :]  # a disk that is nearly full takes a part
+        except OSError as e:
+            self._file.truncate(self._end)
+            raise OSError(e.errno, e.strerror, str(self.path)) from e
+        self._end = end
+        self._n_done += 1
+
+    def _digest(self, item: Any) -> int:
+        """32 bits of the program and the item's arguments; never 0."""
+        data = msgspec.json.encode((self._program, item), enc_hook=_kind, order="sorted")
+        return int.from_bytes(blake2b(data, digest_size=4).digest(), "little") or 1
 
     def close(self) -> None:
+        """No more records are written; they can still be read."""
         self._file.close()
+        self._digests = array("I")
+
+    @cached_property
+    def _places(self) -> array[int]:
+        """Where each item's record starts in the file, plus 1; 0: the item has none."""
+        places, end = array("I" if self._end < 1 << 32 else "Q"), 1
+        with open(self.path, "rb") as lines:
+            for line in lines:
+                _put(places, _DECODER.decode(line).index, end)
+                end += len(line)
+        return places
 
     def __len__(self) -> int:
         return self._n_done
@@ -119,29 +146,34 @@ class BatchFile(Sequence[BatchRecord]):
         """The record of an item. IndexError: it has none, because it failed."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self._places)))]
-        if not 0 <= index < len(self._places) or self._places[index] < 0:
+        if not 0 <= index < len(self._places) or not self._places[index]:
             raise IndexError(f"item {index} has no record in {self.path}")
         with open(self.path, "rb") as lines:
-            lines.seek(self._places[index])
+            lines.seek(self._places[index] - 1)
             return _DECODER.decode(lines.readline())
 
     def __iter__(self) -> Iterator[BatchRecord]:
         """The records in the order of their items."""
         with open(self.path, "rb") as lines:
-            for place in self._places:
-                if place >= 0:
-                    lines.seek(place)
-                    yield _DECODER.decode(lines.readline())
+            for place in filter(None, self._places):
+                lines.seek(place - 1)
+                yield _DECODER.decode(lines.readline())
 
 
 _START = b'{"index":'
 _DECODER = msgspec.json.Decoder(BatchRecord)
 
 
-def digest(item: Any) -> int:
-    """32 bits of an item's arguments."""
-    data = msgspec.json.encode(item, enc_hook=lambda value: type(value).__qualname__, order="sorted")
-    return int.from_bytes(blake2b(data, digest_size=4).digest(), "little")
+def _put(numbers: array[int], index: int, number: int) -> None:
+    """numbers[index] = number; what is missing before it becomes 0."""
+    if (missing := index + 1 - len(numbers)) > 0:
+        numbers.frombytes(bytes(missing * numbers.itemsize))
+    numbers[index] = number
+
+
+def _kind(value: Any) -> str:
+    """Stands in a digest for a value that JSON does not have."""
+    return type(value).__qualname__
 
 
 def run_to_file(
@@ -162,18 +194,25 @@ def run_to_file(
     with closing(file), nullcontext() if title is None else bar(title, total) as shown:
         if shown is not None:
             shown.skip(len(file))
-        left = ((i, item) for i, item in enumerate(items) if not file.has(i, item))
+        if total is not None:
+            file.check_number(total)
+        numbers = count()
+        left = ((i, item) for item, i in zip(items, numbers, strict=False) if not file.has(i, item))
         while chunk := dict(islice(left, CHUNK)):
             for state in start(arrange(chunk), False, shown).results("return", ordered=False):
                 assert state.index is not None
                 if (error := state.error()) is None:
-                    file.write(state.index, chunk[state.index], state)
-                    continue
+                    try:
+                        file.write(state.index, chunk[state.index], state)
+                        continue
+                    except (ValueError, RecursionError) as e:
+                        error = e  # no JSON: half of a surrogate pair, or a list within itself
                 if isinstance(error, RuntimeLost):
                     raise with_state(error, state)
                 n_failed += 1
                 if len(errors) < MAX_ERRORS:
                     errors[state.index] = error
+        file.check_number(next(numbers))
     if errors and on_error == "raise":
         i, first = next(iter(errors.items()))
         message = f"{n_failed} items failed; run the batch again to repeat them. The first is item {i}: {first}"

@@ -1,6 +1,8 @@
-"""The progress bar of a batch, on stderr or in a notebook: items done, tokens per second, cached share, time left.
+"""The progress bar of a batch, on stderr or in a notebook: items done, items and tokens per second, cached share, time
+left.
 
-Tokens are counted when a value arrives, not when its run ends, so that a few long runs show progress too.
+Tokens are counted when a value arrives, not when its run ends, so that a few long runs show progress too. In a file, to
+which no bar can be drawn, there is a line once a minute.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from banyan.views.notebook import LiveDisplay, in_notebook
 
 WINDOW = 5.0
 """Seconds over which tokens per second are averaged."""
+LINES = 60.0
+"""Seconds between lines in a file."""
 
 
 class Reading(NamedTuple):
@@ -67,6 +71,8 @@ class Meter(progress.ProgressColumn):
     def render(self, task: progress.Task) -> Text:
         reading = self.read()
         parts = []
+        if task.speed:
+            parts.append(Text(f"{task.speed:,.3g} items/s" if task.speed < 100 else f"{task.speed:,.0f} items/s"))
         if reading.generated:
             parts.append(Text(f"{reading.tokens_per_second:,.0f} tokens/s", "progress.data.speed"))
         if reading.hit_rate is not None:
@@ -79,8 +85,10 @@ class Meter(progress.ProgressColumn):
 class Bar:
     """The progress bar that is shown. A batch calls it from any thread."""
 
-    def __init__(self, meter: Meter, shown: progress.Progress, task: progress.TaskID) -> None:
-        self._meter, self._shown, self._task = meter, shown, task
+    def __init__(self, meter: Meter, shown: progress.Progress, task: progress.TaskID, to: Console | None) -> None:
+        """to: where a line is written once a minute, if it shows no bar."""
+        self._meter, self._shown, self._task, self._to = meter, shown, task, to
+        self._next_line = time.monotonic() + LINES
 
     def begin(self, record: Any) -> None:
         """A run starts. record: its ProgramRecord, whose values are counted as they arrive."""
@@ -94,6 +102,9 @@ class Bar:
         """A run has ended."""
         self._meter.n_failed += failed
         self._shown.advance(self._task)
+        if self._to is not None and (now := time.monotonic()) >= self._next_line:
+            self._next_line = now + LINES
+            self._to.print(self._shown.get_renderable())
 
 
 @contextmanager
@@ -113,12 +124,15 @@ def bar(title: str, total: int | None, console: Console | None = None) -> Iterat
         task = shown.add_task(title, total=total)
         display = LiveDisplay(lambda: _html(shown), title)
         try:
-            yield Bar(meter, shown, task)
+            yield Bar(meter, shown, task, None)
         finally:
             display.close()
         return
-    with progress.Progress(*columns, console=console or Console(stderr=True)) as shown:
-        yield Bar(meter, shown, shown.add_task(title, total=total))
+    console = console or Console(stderr=True)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)  # of a file
+    with progress.Progress(*columns, console=console) as shown:
+        yield Bar(meter, shown, shown.add_task(title, total=total), None if console.is_terminal else console)
 
 
 def _html(shown: progress.Progress) -> str:

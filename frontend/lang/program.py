@@ -232,8 +232,10 @@ class Program(Typed[Args, R_co]):
         should be done (see Options). Other keywords, and `opts`, are options of each run.
 
         checkpoint: a file to which the variables of each finished item are appended, a JSON line each. Items that the
-        file has are not run again, so a batch that was interrupted goes on where it was; failed items have no line.
-        Then items can be any iterable and are read as the runs start, and the result is the file's records.
+        file has are not run again, so a batch that was interrupted goes on where it was; failed items have no line. A
+        file of another program (by name), of other bound arguments or of other items is refused. Lines are in the order
+        in which items finish. Items can be any iterable and are read as the runs start; the result is the file's
+        records, in the order of the items.
         """
         self._refuse_to_block("run_batch")
         if num_threads != "auto" and num_threads < 1:
@@ -251,7 +253,8 @@ class Program(Typed[Args, R_co]):
                 raise Unsupported("a batch with a checkpoint returns the file's records; leave generator_style out")
             title, options = self.name if progress_bar else None, self._batch_options(opts, kwargs)
             indexed = partial(self._indexed, options)
-            return run_to_file(batch_kwargs, BatchFile(checkpoint), indexed, start, title, on_error)
+            file = BatchFile(checkpoint, (self.name, self._bound))
+            return run_to_file(batch_kwargs, file, indexed, start, title, on_error)
         batch = start(self._items(batch_kwargs, opts, kwargs), progress_bar)
         return batch.results(on_error, ordered) if generator_style or not ordered else batch.all(on_error)
 

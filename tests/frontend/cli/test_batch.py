@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif path.suffix == ".csv":
-        batch._write_csv(path, iter(rows))
+        batch._write_csv(path, lambda: iter(rows))
     else:
-        batch._write_parquet(path, iter(rows))
+        batch._write_parquet(path, lambda: iter(rows))
 
 
 @pytest.mark.parametrize("source", [".jsonl", ".csv", ".parquet"])
@@ -81,6 +82,65 @@ def test_failed_rows_are_named_and_have_no_results(
         assert [row["label"] for row in csv.DictReader(lines)] == ["", "fine"]
 
 
+@pytest.mark.parametrize("target", [".csv", ".parquet"])
+def test_columns_that_only_some_rows_have(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if target == ".parquet":
+        pytest.importorskip("pyarrow")
+    monkeypatch.setattr(batch, "N_GROUP", 2)
+    program, rows, out = tmp_path / "program.py", tmp_path / "rows.jsonl", tmp_path / f"out{target}"
+    program.write_text(
+        "import banyan as bn\n@bn.function\ndef label(s, text):\n    if text in 'ce': s += bn.gen(text)\n"
+        "    return {'d': 1, 'e': 0.5}.get(text)"
+    )
+    write(rows, [{"text": "a"}, {"text": "b", "note": 1}, {"text": "c", "c": "gold"}, {"text": "d"}, {"text": "e"}])
+    assert run(program, rows, out) == 0
+    found = [*batch._format(out, "--in")[0]()]
+    assert {name: [row[name] or None for row in found] for name in found[0]} == {
+        "text": [*"abcde"],
+        "note": [None, "1" if target == ".csv" else 1, None, None, None],
+        "c": [None, None, "gold", None, None],
+        "result_c": [None, None, "fine", None, None],
+        "ret_value": [None, None, None, *(("1", "0.5") if target == ".csv" else (1.0, 0.5))],
+        "e": [None, None, None, None, "fine"],
+    }
+    assert not [*tmp_path.glob("*.part")]
+
+
+def test_values_that_a_column_cannot_have_stay_in_the_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    program, rows, out = tmp_path / "program.py", tmp_path / "rows.csv", tmp_path / "out.parquet"
+    program.write_text("import banyan as bn\n@bn.function\ndef mix(s, n: int):\n    return n if n < 2 else 'two'")
+    write(rows, [{"n": n} for n in range(3)])
+    with pytest.raises(bn.ConfigError, match=r"--out .*out.parquet: .*; the results are in .*out.parquet.jsonl"):
+        run(program, rows, out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.parquet.jsonl", "program.py", "rows.csv"]
+    assert run(program, rows, tmp_path / "out.parquet.jsonl") == 0
+
+
+def test_input_is_not_overwritten(program: Path, tmp_path: Path) -> None:
+    for name, out in (("rows.csv", "rows.csv"), ("rows.csv.jsonl", "rows.csv")):
+        write(tmp_path / name, [{"text": "good"}])
+        with pytest.raises(bn.ConfigError, match="is the file that --in reads"):
+            run(program, tmp_path / name, tmp_path / out)
+
+
+def test_disk_that_is_full_is_an_error_and_the_batch_goes_on(program: Path, tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    write(rows, [{"text": "good", "n": n} for n in range(40)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for n_bytes, message in ((700, "out.csv.jsonl'; the same command goes on"), (1000, "the same command goes on")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+        try:
+            with pytest.raises(bn.ConfigError, match=f"File too large.*{message}"):
+                run(program, rows, out)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert not out.exists()
+    assert run(program, rows, out) == 0
+    with out.open(newline="") as lines:
+        assert [int(row["n"]) for row in csv.DictReader(lines)] == [*range(40)]
+
+
 @pytest.mark.parametrize(
     ("rows", "text", "message"),
     [
@@ -94,6 +154,7 @@ def test_failed_rows_are_named_and_have_no_results(
         ("rows.jsonl", '{"text": "x"}\n{"text\n', "line 2 of "),
         ("rows.csv", "text,n\nx,1\nx,two\n", "row 1: n is 'two'"),
         ("rows.jsonl", '{"text": "x", "n": 1}\n{"text": "x"}\n', "row 1 has no n"),
+        ("rows.jsonl", '{"text": "x"}\n{"text": "x", "n": 1}\n', "row 1 has n, which the first row has not"),
     ],
 )
 def test_rows_that_do_not_fit(rows: str, text: str | None, message: str, program: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 import subprocess
 import sys
 import tracemalloc
@@ -95,6 +96,64 @@ def test_other_items_are_refused(mock: bn.Mock, tmp_path: Path) -> None:
     item.run_batch([{"x": 1}, {"x": 2}], checkpoint=path)
     with pytest.raises(bn.ConfigError, match=r"item 1 is not the one that .*out.jsonl has a record of"):
         item.run_batch([{"x": 1}, {"x": 3}], checkpoint=path)
+
+
+def test_fewer_items_are_refused(mock: bn.Mock, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    item.run_batch(rows(5), checkpoint=path)
+    for items in (rows(4), [*rows(4)]):
+        with pytest.raises(bn.ConfigError, match=r"has a record of item 4, but there are 4 items"):
+            item.run_batch(items, checkpoint=path)
+
+
+def test_other_program_is_refused(mock: bn.Mock, tmp_path: Path) -> None:
+    @bn.function
+    def other(s: bn.State, x: int, y: int = 0) -> int:
+        return x + y
+
+    path = tmp_path / "out.jsonl"
+    item.run_batch(rows(2), checkpoint=path)
+    with pytest.raises(bn.ConfigError, match="or the program is another"):
+        other.run_batch(rows(2), checkpoint=path)
+    path = tmp_path / "bound.jsonl"
+    assert other.bind(y=1).run_batch(rows(2), checkpoint=path)[1].ret_value == 2
+    assert other.bind(y=1).run_batch(rows(2), checkpoint=path)[1].ret_value == 2
+    with pytest.raises(bn.ConfigError, match="or the program is another"):
+        other.bind(y=2).run_batch(rows(2), checkpoint=path)
+
+
+def test_values_that_json_does_not_have_are_errors_of_their_item(mock: bn.Mock, tmp_path: Path) -> None:
+    values: list[Any] = [1, "\ud800", 1 << 70, 2]
+    values[1:1] = [values]
+
+    @bn.function
+    def program(s: bn.State, i: int) -> Any:
+        return values[i]
+
+    path = tmp_path / "out.jsonl"
+    with pytest.raises(bn.BatchError, match="2 items failed") as e:
+        program.run_batch([{"i": i} for i in range(5)], checkpoint=path)
+    assert set(e.value.errors) == {1, 2}
+    assert [r.ret_value for r in e.value.results] == [1, 1 << 70, 2]
+
+
+@pytest.mark.parametrize("n_bytes", [700, 731, 760])
+def test_full_disk_leaves_whole_lines_and_the_batch_goes_on(n_bytes: int, mock: bn.Mock, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))  # writes take a part, then fail
+    try:
+        with pytest.raises(OSError, match="File too large") as e:
+            item.run_batch(rows(40), checkpoint=path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert e.value.filename == str(path)
+    lines = path.read_bytes()
+    assert lines.endswith(b"\n")
+    assert n_bytes - 100 < len(lines) < n_bytes
+    assert [r.ret_value for r in item.run_batch(rows(40), checkpoint=path)] == [2 * i for i in range(40)]
+    assert path.read_bytes().startswith(lines)
+    assert len(path.read_bytes().splitlines()) == 40
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:

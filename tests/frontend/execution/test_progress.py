@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from rich.console import Console
 
 import banyan as bn
+from banyan.execution import progress
 from banyan.execution.progress import WINDOW, Meter, bar
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.future import ValueFuture
@@ -96,6 +98,21 @@ def test_bar_shows_counts_and_rates() -> None:
     text = out.getvalue()
     for expected in ("item", "2/2", "tokens/s", "90% cached", "1 failed"):
         assert expected in text
+
+
+def test_file_gets_a_line_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(progress, "LINES", 60.0)
+    monkeypatch.setattr(progress.time, "monotonic", clock)
+    out = io.StringIO()
+    with bar("item", 1000, Console(file=out, force_terminal=False, width=40)) as progress_bar:
+        progress_bar.skip(400)
+        for _ in range(26):
+            clock.now += 5
+            progress_bar.end(False)
+    lines = out.getvalue().splitlines()
+    assert re.findall(r"\d+/1000", out.getvalue()) == ["412/1000", "424/1000", "426/1000"]
+    assert all("items/s" in line and "item " in line for line in lines)
 
 
 @pytest.mark.parametrize("style", ["list", "generator", "as completed", "async list", "async for"])
