@@ -114,6 +114,11 @@ def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwat
         kv = KVPool(draft.spec, store.n_pages, page, device).kv
         return EagleDrafter(draft, features, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
     if isinstance(draft, EarlyExit):
+        if store.n_window_pages and any(draft.windows):
+            raise Unsupported(
+                f"draft_model {EARLY_EXIT}{draft.spec.n_layers} runs layers with a sliding window, which keep pages of "
+                "their own; name a smaller model"
+            )
         kv = store.kv[: draft.spec.n_layers]
         return EarlyExitDrafter(draft, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
     kv = KVPool(draft.spec, store.n_pages, page, device).kv

@@ -79,7 +79,7 @@ def quantise(source: Path, out: Path, ids: Sequence[int], method: Method, n_bits
         raise ConfigError(f"group is {group}, but layers have {', '.join(map(str, sizes))} inputs; it must divide them")
     if method != "rtn" and len(ids) < _LENGTH // 2:
         raise ConfigError(f"{method} needs a text of at least {_LENGTH // 2} tokens, and gets {len(ids)}")
-    model, dtype = _float32(source), getattr(torch, spec.dtype)
+    model, dtype = _decoder(source), getattr(torch, spec.dtype)
     layers = model.layers
     texts = [] if method == "rtn" else [F.embedding(torch.tensor(part), model.embed) for part in _windows(ids, model)]
     tensors: dict[str, Tensor] = {}
@@ -135,7 +135,7 @@ def _round(model: Decoder, layer: Layer, raw: dict[str, Tensor], texts: Sequence
 def measure(source: Path, out: Path, ids: Sequence[int], rounds_inputs: bool = False) -> Loss:
     """What quantising `source` to `out` cost on a text that was not used for it. rounds_inputs: the inputs of linear
     layers are rounded to 8 bits too, as they are on a CPU."""
-    before, after = _float32(source), load(out) if rounds_inputs else _float32(out)
+    before, after = _decoder(source), _decoder(out, "auto" if rounds_inputs else "dtype")
     sums, n = torch.zeros(3, dtype=torch.float64), 0
     for part in _windows(ids, before):
         rows = torch.arange(len(part))
@@ -148,8 +148,8 @@ def measure(source: Path, out: Path, ids: Sequence[int], rounds_inputs: bool = F
     return Loss(math.exp(p_loss), math.exp(q_loss), kl)
 
 
-def _float32(path: Path) -> Decoder:
-    model = load(path, weight_dtype="dtype")
+def _decoder(path: Path, weight_dtype: str = "dtype") -> Decoder:
+    model = load(path, weight_dtype=weight_dtype)
     assert isinstance(model, Decoder)
     return model
 
