@@ -2,7 +2,7 @@
 
 A piece is the text between two control tokens, such as a system prompt, the text between two gens, or a constant turn
 of a template. A known piece costs one lookup. If only the beginning of a piece is known, as where a template's constant
-text precedes an argument, tokenisation starts near the end of that beginning.
+text precedes an argument, or where a client sends one growing text, tokenisation starts near the end of that beginning.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ MARGIN = 32
 MAX_BORDERS = 4
 """Beginnings of one piece that are looked up and cached: the longest ones."""
 
+STEP = 2048
+"""A text that grows has borders each so many characters. The last one is cached."""
+
 
 class CachedIds(NamedTuple):
     """The ids of text[:at]: a whole piece, or the beginning of pieces up to the end of a word."""
@@ -50,8 +53,9 @@ class TokenCache:
         self._encode = encode
         self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_BYTES)  # keys: (owner, is a whole piece, text)
 
-    def ids(self, text: str, borders: Sequence[int] = (), owner: bytes = b"") -> list[int]:
+    def ids(self, text: str, borders: Sequence[int] = (), owner: bytes = b"", grows: bool = False) -> list[int]:
         """The ids of a piece. borders: where its parts end, in order. Other pieces may begin with the same parts.
+        grows: they may begin with any part of it, as a prompt that is sent again with more text.
 
         owner: what another owner's text has left in the cache is not used.
         """
@@ -60,15 +64,20 @@ class TokenCache:
         if (cached := self._cache.get((owner, True, text))) is not None:
             return cached.ids.tolist()
         ends = [border for border in borders[-MAX_BORDERS:] if LONG <= border < len(text)]
-        for end in reversed(ends):
+        last = max(0, len(text) - MARGIN) // STEP * STEP if grows else 0
+        for end in sorted({*ends, *range(last, 0, -STEP)[:MAX_BORDERS]}, reverse=True):
             if (cached := self._cache.get((owner, False, text[:end]))) is not None:
-                return cached.ids.tolist() + self._encode(text[cached.at :]).ids
-        encoding = self._encode(text, offsets=bool(ends))
-        self._put(owner, True, text, CachedIds(array("i", encoding.ids), len(text)))
-        for end in ends:
-            if (beginning := self._beginning(text, end - MARGIN, encoding)) is not None:
-                self._put(owner, False, text[:end], beginning)
-        return encoding.ids
+                new = [last] if end < last else []
+                break
+        else:
+            cached, new = CachedIds(array("i"), 0), [*ends, last] if last else ends
+        encoding = self._encode(text[cached.at :], offsets=bool(new))
+        if not cached.at:
+            self._put(owner, True, text, CachedIds(array("i", encoding.ids), len(text)))
+        for end in new:
+            if (more := self._beginning(text[cached.at :], end - MARGIN - cached.at, encoding)) is not None:
+                self._put(owner, False, text[:end], CachedIds(cached.ids + more.ids, cached.at + more.at))
+        return cached.ids.tolist() + encoding.ids
 
     @property
     def kept(self) -> tuple[int, int]:

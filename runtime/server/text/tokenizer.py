@@ -154,7 +154,7 @@ class Tokenizer:
             first, n_passed = n_passed, bisect_left(borders, start, n_passed)
             if self._cache is not None and (are_all or not any(self.controls(piece))):
                 inside = [border - done for border in borders[first:n_passed] if border > done]
-                ids += self._cache.ids(piece, inside, owner)
+                ids += self._cache.ids(piece, inside, owner, grows=not meant)
             elif piece:
                 ids += self._encode_data(piece, at_start and not done)
             ids += [] if token is None else [token]

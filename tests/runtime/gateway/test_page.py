@@ -15,6 +15,7 @@ import pytest
 
 import banyan as bn
 from banyan.runtime import launch
+from raw_http import post
 from waits import wait_until
 
 STATIC = Path(launch.__file__).parent / "gateway" / "page" / "static"
@@ -162,13 +163,18 @@ def test_page_in_chromium(width: int, scheme: Any, url: str) -> None:
         page.keyboard.press("Enter")
         page.locator("#turns small").wait_for()
         assert "prompt tokens" in page.locator("#turns").inner_text()
+        assert page.locator("#send").is_visible()
+        assert page.locator("#stop").is_hidden()
+
+        post(url, "/v1/responses", {"model": "pocket", "input": "Hi", "max_output_tokens": 2})
+        page.locator("#running summary").filter(has_text="idle").filter(has_text="response").first.wait_for()
 
         judge.run(backend=backend)["verdict"]
         summary = page.locator("#running summary").filter(has_text="judge").first
         summary.wait_for()
         summary.focus()
         page.keyboard.press("Enter")
-        page.get_by_text("Branch 2 — draft").first.wait_for()
+        page.get_by_text("Branch 2 — draft").locator("visible=true").first.wait_for()
         page.locator("#nodes code").filter(has_text="Which tree is the oldest?").first.wait_for()
 
         unnamed = page.locator("button, input, textarea, a, svg[role=img]").evaluate_all(
@@ -176,7 +182,9 @@ def test_page_in_chromium(width: int, scheme: Any, url: str) -> None:
         )
         assert unnamed == 0, "a screen reader has a name for each control and chart"
         for _ in range(2):
-            contrast = page.locator("body, .facts, summary small, figcaption, #send, #stop").evaluate_all(CONTRAST)
+            contrast = page.locator("body, .facts, .control, summary small, figcaption, #send, #stop").evaluate_all(
+                CONTRAST
+            )
             assert min(contrast) >= 4.5, "text is readable in light and dark"
             page.locator("#theme").click()
         assert problems == []

@@ -120,6 +120,7 @@ def test_broken_requests_are_refused(url: str, data: bytes, allowed: set[int]) -
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 1 << 63, 1 << 200, 0.5, -1e308, "", "x", "\x00", "🌳" * 50, [], [[]], [None], ["a"], {}),
     *({"type": "function"}, {"": {}}, [{"role": "user", "content": "x"}], [{"type": "text", "text": "x"}], {"a": [1]}),
+    *([1, 5], [[7], [1 << 20]], [2, 1 << 40], ["x", [3]]),
 )
 BODIES: dict[str, Any] = {
     PATH: SHORT | {"n": 1, "stream": False, "stop": "x", "tools": [], "tool_choice": "auto", "response_format": None,

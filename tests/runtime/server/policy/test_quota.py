@@ -12,6 +12,7 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, Arg, Define, Fork, Gen, Read, Ref, Select, Use
 from banyan.runtime.server.policy import quota
 from banyan.runtime.server.policy.quota import Quota, QuotaLimits
+from banyan.runtime.server.text.prompt import pack
 
 Make = Callable[..., Any]
 
@@ -79,6 +80,17 @@ def test_text_that_doubles_itself_reaches_the_program_limit(limited: Make) -> No
     assert failed[0].code == "bad_program"
     b.submit(Append(0, ("a",)), Read(0, 0), program=1, last=True)
     assert b.text(0, 1) == "a"
+
+
+def test_text_of_token_ids_counts_towards_the_program_limit(limited: Make) -> None:
+    b = limited(max_program=15_000)
+    spelling = b.programs.generator.tokenizer.spelling
+    longest = max(range(len(spelling)), key=lambda i: len(spelling[i]))
+    part = wire.TokenIds(pack([longest] * (9000 // len(spelling[longest]))))
+    b.submit(Append(0, (part,)))
+    b.submit(Append(0, (part, part)), Gen(0, 0), program=1)
+    assert not b.messages(wire.Failed)
+    assert "takes more than" in b.failed(0, 1).message
 
 
 def test_programs_of_a_client_share_its_memory_limit(limited: Make) -> None:

@@ -15,7 +15,7 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 
 from banyan.runtime.server.text import token_cache
 from banyan.runtime.server.text.encoder import LocalEncoder
-from banyan.runtime.server.text.token_cache import LONG, MARGIN, TokenCache
+from banyan.runtime.server.text.token_cache import LONG, MARGIN, STEP, TokenCache
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 LLAMA = (
@@ -61,19 +61,30 @@ texts = st.text(alphabet=st.sampled_from("thequickbrwn's .,!1234567\n\r\t éè\u
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(constant="1 ", end="", rest=[["1"], [""]])  # a prefix that is a complete text later
-@example(constant="1", end="", rest=[["e"], ["e", "s"]])  # a complete text that is a prefix later
-@given(constant=texts.filter(bool), end=texts, rest=st.lists(st.lists(texts, min_size=1, max_size=3), max_size=4))
+@example(step=STEP, constant="1 ", end="", rest=[["1"], [""]])  # a prefix that is a complete text later
+@example(step=STEP, constant="1", end="", rest=[["e"], ["e", "s"]])  # a complete text that is a prefix later
+@given(
+    step=st.sampled_from((64, STEP)),
+    constant=texts.filter(bool),
+    end=texts,
+    rest=st.lists(st.lists(texts, min_size=1, max_size=3), max_size=4),
+)
 def test_cached_ids_equal_those_of_the_tokenizer(
-    tokenizer: tokenizers.Tokenizer, constant: str, end: str, rest: list[list[str]]
+    tokenizer: tokenizers.Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    constant: str,
+    end: str,
+    rest: list[list[str]],
 ) -> None:
+    monkeypatch.setattr(token_cache, "STEP", step)
     cache = TokenCache(LocalEncoder(tokenizer).encode)
     prefix = (constant * LONG)[: LONG + 7] + end
     for parts in rest:
         text, boundaries = prefix + "".join(parts), [len(prefix)]
         for part in parts[:-1]:
             boundaries.append(boundaries[-1] + len(part))
-        assert cache.ids(text, boundaries) == tokenizer.encode(text, add_special_tokens=False).ids
+        assert cache.ids(text, boundaries, grows=True) == tokenizer.encode(text, add_special_tokens=False).ids
 
 
 class CountingTokenizer:
@@ -100,6 +111,20 @@ def test_known_prefix_is_not_encoded_again(kind: str) -> None:
     cache.ids(f"{constant}first", [len(constant)])
     assert cache.ids("") == []
     assert counting.n_chars == 0
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "nfc"])
+def test_of_a_text_that_grows_only_what_is_new_is_encoded(kind: str) -> None:
+    counting = CountingTokenizer(KINDS[kind]())
+    cache = TokenCache(counting)
+    text = "the quick brown fox, " * 1200
+    cache.ids(text[: 4 * STEP], grows=True)
+    counting.n_chars = n = 0
+    for end in range(4 * STEP + 700, len(text), 700):
+        expected = counting.tokenizer.encode(text[:end], add_special_tokens=False).ids
+        assert cache.ids(text[:end], grows=True) == expected
+        n += 1
+    assert counting.n_chars < n * 1.5 * STEP, "and not the whole text each time"
 
 
 def test_text_without_word_boundaries_is_encoded_whole() -> None:
