@@ -36,6 +36,7 @@ from banyan.runtime.protocol.limits import MAX_OPS
 from banyan.runtime.protocol.wire import (
     Append,
     BeginTurn,
+    CacheHint,
     Define,
     EndTurn,
     Fork,
@@ -48,6 +49,7 @@ from banyan.runtime.protocol.wire import (
     Select,
     Submit,
     Use,
+    WireToolCall,
 )
 
 N_TOKENS, N_TOKENS_QUICK = 1900, 400
@@ -226,6 +228,15 @@ CASES = {
         lambda: program([*fan(1000), *(gen(k, k, max_tokens=20) for k in range(1, 1001))]), ("value",)
     ),
     "deadlocks": Case(lambda: program([*fan(2000), *(Append(k, (Ref(9999),)) for k in range(1, 2000))]), ()),
+    "5,120 calls": Case(
+        lambda: program([
+            *[Append(0, (BeginTurn("assistant"), EndTurn((WireToolCall("000000000", "f"),) * 1024)))] * 5,
+            *[Append(0, (BeginTurn("user"),)), gen()],
+        ]),
+        ("prompt_too_long",),
+    ),
+    "200 hints about 1 MB": Case(lambda: program([*text(1 << 20), *[CacheHint(0, pin=1.0)] * 200]), ()),
+    "statistics": Case(lambda: [wire.encode(wire.Ask(k, "stats")) for k in range(250)], ("answer",)),
     "trees": Case(
         lambda: [wire.encode(wire.Ask(k, what, 5000)) for k in range(50) for what in ("tree", "check")], ("answer",)
     ),

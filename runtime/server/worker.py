@@ -532,6 +532,7 @@ class Server:
         if is_empty and (self._has_free_memory or self.programs.n_started > self._n_collected):
             self._n_collected = self.programs.n_started
             gc.collect()  # the heap is small now; this also empties Python's free lists
+            gc.freeze()  # caches that are there now are not looked at again
         if self._has_free_memory and not self.work:  # all that the client had is freed
             self._has_free_memory = False
             self._threads.submit(trim_memory)

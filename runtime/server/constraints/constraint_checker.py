@@ -108,7 +108,7 @@ class ConstraintChecker:
             if self._n_waiting_chars + ENTRY + _n_chars(spec) > WAITING_CHARS:
                 raise ConstraintBusy("too many constraints of all clients are being compiled; try again")
         except BanyanError as e:
-            return then(e)
+            return then(e.with_traceback(None))  # `then` is in it, and would be in a cycle with its program
         number = self._n_checks
         self._n_checks += 1
         self._n_waiting_chars += ENTRY + _n_chars(spec)
