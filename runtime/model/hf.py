@@ -449,10 +449,9 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
 
 def _windows(config: Any) -> tuple[int, ...]:
     """`ModelSpec.windows`, as far as the config says them; the probe reads them from the model."""
-    kinds, window = getattr(config, "layer_types", None), _largest(config, "sliding_window")
-    if kinds is None or not window or "sliding_attention" not in kinds:
-        return ()
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    window = _largest(config, "sliding_window")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds) if window else ()
 
 
 def _kv_layers(config: Any) -> tuple[int, ...] | None:

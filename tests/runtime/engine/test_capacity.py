@@ -28,14 +28,14 @@ ENGINES: list[dict[str, Any]] = [
     {"model": "pocket", "draft_model": "draft", "kv_dtype": "fp8", "weight_dtype": "int8", "page": 32},
     {"model": "pocket", "kv_memory": "16MiB", "deterministic": True},
     {"model": "llama", "kv_memory": "1000 tokens", "kv_dtype": "k8v4"},
-    {"model": "gemma2"},
+    {"model": "gemma2", "step_tokens": 64, "kv_dtype": "int8"},
     {"model": "gpt2", "weight_dtype": "int8", "kv_dtype": "int8"},
     {"model": "mixtral", "dtype": "bfloat16"},
     {"model": "gpt_oss", "weight_dtype": "int4"},
 ]
 
 
-SHORT = (0, 1, 4)
+SHORT = (0, 1, 4, 5)
 
 
 @pytest.mark.parametrize("i", short_form(product(range(len(ENGINES))), lambda i: i in SHORT))
@@ -53,9 +53,14 @@ def test_figures_are_those_of_an_engine(
     drafted = [getattr(drafter, "_store", None) for drafter in engine.drafting.drafters]
     pools += [part for own in drafted if own for pair in own.kv for pool in pair for part in parts(pool)]
     assert planned.n_pages == store.n_pages > 0
+    assert planned.n_window_pages == store.n_window_pages == (engine.cache.window.n_slots if planned.window else 0)
+    assert planned.window == (8 if "gemma2" in options["model"] else 0)
     assert planned.kv_bytes == sum(pool.untyped_storage().nbytes() for pool in _storages(pools))
     assert planned.weight_bytes == measure(engine.model.model).n_bytes
-    assert planned.n_fitting == planned.n_pages * planned.page // planned.context
+    n_fitting = planned.n_pages * planned.page // planned.context
+    if planned.window:
+        n_fitting = min(n_fitting, planned.n_window_pages // planned.request_window_pages)
+    assert planned.n_fitting == n_fitting > 0
 
 
 def _storages(pools: list[Any]) -> list[Any]:

@@ -36,6 +36,14 @@ def test_mixture_of_experts_says_so(tiny_model):
     assert read_spec(tiny_model("llama")).kind == ""
 
 
+def test_windows_that_config_and_model_say_are_equal(tiny_model):
+    model = load(path := tiny_model("phi3", sliding_window=9))
+    assert read_spec(path).windows == model.spec.windows == (9, 9)
+    path = tiny_model("mixtral", sliding_window=9, layer_types=["full_attention", "sliding_attention"])
+    assert read_spec(path).windows == (0, 9)
+    assert load(path).spec.windows == (), "its code gives all layers the window"
+
+
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("family", RULES)
 def test_logits_and_greedy_tokens_equal_transformers(family, page, tiny, tiny_model, reference):
@@ -43,6 +51,7 @@ def test_logits_and_greedy_tokens_equal_transformers(family, page, tiny, tiny_mo
     model, expected_model = load(path), reference(path)
     assert isinstance(model, HfModel)
     assert [model.rules[i][:2] for i in range(2)] == RULES[family]
+    assert (model.spec.windows or (0, 0)) == tuple(window for window, _ in RULES[family])
     ids = random_ids(70)
     actual = tiny.Paged(model, page, n_pages=80).run(ids, chunk=29)
     torch.testing.assert_close(actual, tiny.reference_logits(expected_model, ids), atol=1e-4, rtol=1e-4)
