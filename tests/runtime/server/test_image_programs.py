@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
+from PIL import Image
 from tiny_images import Oracle, make_image_model, png, turn
 
 import banyan as bn
@@ -85,22 +87,14 @@ def test_tokens_of_a_prompt_with_an_image(served: Served) -> None:
     assert value.tokens is not None
     ids = memoryview(value.tokens.ids).cast("i").tolist()
     text = "<|im_start|>user:<image>?<|im_end|>\n<|im_start|>assistant\n"
-    assert ids == served.oracle.inputs(text, [bn_image(CAT)])["input_ids"][0].tolist()
-
-
-def bn_image(data: bytes) -> Any:
-    import io
-
-    from PIL import Image
-
-    return Image.open(io.BytesIO(data))
+    assert ids == served.oracle.inputs(text, [Image.open(io.BytesIO(CAT))])["input_ids"][0].tolist()
 
 
 def test_openai_and_anthropic_take_images(served: Served) -> None:
     data = base64.b64encode(CAT).decode()
     with openai.OpenAI(base_url=f"{served.gateway.url}/v1", api_key="none", max_retries=0) as one:
         answer = one.chat.completions.create(
-            model="any", max_tokens=N, temperature=0, extra_body={"ignore_eos": True},
+            model="model", max_tokens=N, temperature=0, extra_body={"ignore_eos": True},
             messages=[{"role": "user", "content": [
                 {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}},
                 {"type": "text", "text": "what?"},
@@ -112,7 +106,7 @@ def test_openai_and_anthropic_take_images(served: Served) -> None:
     with anthropic.Anthropic(base_url=served.gateway.url, api_key="none", max_retries=0) as two:
         source: Any = {"type": "base64", "media_type": "image/png", "data": data}
         message = two.messages.create(
-            model="any", max_tokens=N, temperature=0, extra_body={"ignore_eos": True},
+            model="model", max_tokens=N, extra_body={"ignore_eos": True, "temperature": 0},
             messages=[{"role": "user", "content": [{"type": "image", "source": source},
                                                     {"type": "text", "text": "what?"}]}],
         )  # fmt: skip
