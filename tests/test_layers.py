@@ -113,6 +113,10 @@ RULES = {
     f"{RUNTIME}.server.constraints.preflight": Rule(
         (*CORE, f"{PROTOCOL}.decoders", f"{RUNTIME}.constraint", f"{RUNTIME}.launch"), ("msgspec", "numpy", "zmq")
     ),
+    # Runs in its own process.
+    f"{RUNTIME}.server.text.image_process": Rule(
+        (*CORE, f"{RUNTIME}.launch", f"{RUNTIME}.model.images"), ("PIL", "msgspec", "transformers")
+    ),
     # Scheduling runs, and is tested, without a device.
     SCHEDULING: Rule((*CORE, f"{RUNTIME}.constraint.guide", SPECULATION, "banyan.radix_cache"), ("numpy",)),
     # Drafting runs without a device too.
@@ -173,7 +177,11 @@ EXCEPTIONS = {
         ("ray", *(f"ray.{name}" for name in ("exceptions", "util.placement_group", "util.scheduling_strategies"))),
         "an extra; a process of its own, with --ray",
     ),
-    f"{RUNTIME}.server.worker": {f"{RUNTIME}.model.spec": "a hub id is resolved before the engine starts"},
+    f"{RUNTIME}.server.worker": {
+        f"{RUNTIME}.model.spec": "a hub id is resolved before the engine starts",
+        f"{RUNTIME}.model.images": "how the model takes images; without torch",
+    },
+    f"{RUNTIME}.server.text.images": {f"{RUNTIME}.model.images": "how the model takes images; without torch"},
     f"{RUNTIME}.server.telemetry.traces": dict.fromkeys(
         (
             "opentelemetry",

@@ -15,7 +15,7 @@ from torch import Tensor
 from banyan.kernels.attention.ragged import to_device
 from banyan.runtime.engine.scheduling.request import Work
 from banyan.runtime.model.images import ImageSpec
-from banyan.runtime.model.towers import ImageBlock, ImageInputs
+from banyan.runtime.model.towers import ImageInputs, ImageSpan
 from banyan.runtime.protocol import wire
 
 CACHE_BYTES = 256 << 20
@@ -96,7 +96,7 @@ class EngineImages:
             return None
         rows: list[int] = []
         parts: list[tuple[Tensor, ...]] = []
-        blocks: list[ImageBlock] = []
+        blocks: list[ImageSpan] = []
         axes = positions.cpu().numpy()[None].repeat(3, 0) if self._spec.has_grid_positions else None
         row = 0
         for work in works:
@@ -111,7 +111,7 @@ class EngineImages:
                 parts.append(tuple(value[at : at + last - first] for value in self._values(one.image, image)))
                 if self._spec.is_bidirectional:
                     pages = work.lease.pages
-                    blocks.append(ImageBlock(row + first - start, last - first, first, one.start, pages))
+                    blocks.append(ImageSpan(row + first - start, last - first, first, one.start, pages))
             n_rows = work.n_new + len(work.draft)
             if axes is not None and request.run.images:
                 axes[:, row : row + n_rows] = grid_positions(request.run.images, axes[0, row : row + n_rows])

@@ -248,7 +248,7 @@ def _called(model: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def _drop_unused(model: nn.Module, called: set[nn.Module]) -> None:
-    """Free the towers for pictures and sound: parts with a config of their own of which no module ran."""
+    """Free the towers for images and sound: parts with a config of their own of which no module ran."""
     for part in [*model.modules()]:
         if part is not model and isinstance(part, PreTrainedModel) and called.isdisjoint(part.modules()):
             for tensor in (*part.parameters(), *part.buffers()):
@@ -478,7 +478,7 @@ def _n_experts(config: Any) -> int:
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that makes the model; None if it is no language model. A model that also takes pictures
+    """The class of transformers that makes the model; None if it is no language model. A model that also takes images
     is one: its towers are not used."""
     return next(
         (auto for auto in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in auto._model_mapping),

@@ -18,7 +18,7 @@ from banyan.kernels.kv_layout import Pool, read
 from banyan.runtime.errors import Unsupported
 
 
-class ImageBlock(NamedTuple):
+class ImageSpan(NamedTuple):
     """Rows of one image that attend to each other in both directions.
 
     row, n: of the batch. start: the position of the first row in its text. first: of the first row of the image, which
@@ -45,7 +45,7 @@ class ImageInputs(NamedTuple):
     values: Tensor
     deeper: tuple[Tensor, ...] = ()
     positions: Tensor | None = None
-    blocks: tuple[ImageBlock, ...] = ()
+    blocks: tuple[ImageSpan, ...] = ()
 
 
 class ImageTower:
@@ -95,7 +95,7 @@ def _joined(features: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def attend_blocks(
-    out: Tensor, q: Tensor, k_pool: Pool, v_pool: Pool, blocks: Sequence[ImageBlock], scale: float, window: int
+    out: Tensor, q: Tensor, k_pool: Pool, v_pool: Pool, blocks: Sequence[ImageSpan], scale: float, window: int
 ) -> None:
     """Attention of the rows of each block, written to `out` [n_rows, n_heads, head_dim]. K and V of all rows of the
     step are in the pools. window: as in AttentionOptions."""

@@ -12,6 +12,7 @@ from types import ModuleType
 
 import msgspec
 import pytest
+from tiny_images import MODELS as IMAGE_MODELS
 
 import banyan as bn
 from banyan.cli import main
@@ -118,6 +119,8 @@ def test_every_parameter_is_described(reference: ModuleType, function: Callable[
 def test_tables_of_families_are_what_the_tests_of_models_test() -> None:
     tables = re.findall(r"\|---\|.*\n((?:\|.*\n)+)", (ROOT / "docs/models.md").read_text())
     native, others, refused, recurrent = tables[:4]
+    images = next(table for table in tables if table.startswith("| `gemma3` |"))
+    assert sorted(re.findall(r"^\| `(\w+)`", images, re.MULTILINE)) == sorted(IMAGE_MODELS)
     source = (ROOT / "tests/runtime/model/test_hf.py").read_text()
     assert set(re.findall(r"^\| `(\w+)`", native, re.MULTILINE)) == set(FAMILIES)
     assert re.findall(r"^\| `(\w+)`", others, re.MULTILINE) == re.findall(r'^    "(\w+)": \[', source, re.MULTILINE)

@@ -11,7 +11,6 @@ import io
 import resource
 import signal
 import sys
-import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def _decode(data: bytes) -> Any:
     """The image upright and in RGB, as transformers loads it from a file."""
     from PIL import Image, ImageFile, ImageOps
 
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+    Image.MAX_IMAGE_PIXELS = None  # the limit below is ours
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)

@@ -27,7 +27,7 @@ PARTS: list[tuple[str | bytes, ...]] = [
     (CAT, "where?"),
     ("no image",),
 ]
-SHORT = ("gemma3", "llava", "qwen2_5_vl")
+SHORT = ("gemma3", "qwen3_vl")
 
 
 class Model:
