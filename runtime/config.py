@@ -84,7 +84,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         int, "engines, each with a copy of the model; they share `threads`, `kv_memory` and `host_memory`"
     ] = 1
     prefill_replicas: Annotated[
-        int, "of the replicas, engines that take prompts only; the others pull the KV of long prompts from them"
+        int, "number of the replicas that take prompts only; the others pull the KV of long prompts from them"
     ] = 0
     threads: Annotated[int | None, "CPU threads of the engines; default: one per physical core"] = None
     engine_timeout: Annotated[float, "seconds without a heartbeat after which the engine is killed and replaced"] = 30.0

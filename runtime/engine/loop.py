@@ -136,7 +136,8 @@ class EngineLoop:
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))
         self.kv_hints = KVHintReceiver(self.cache)
         kv = kv_format(config, resolved, self.spec, fingerprint)
-        self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock, host)
+        loaded = self.adapters.weights
+        self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock, host, loaded)
 
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order

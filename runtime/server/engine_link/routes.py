@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from banyan.runtime.fleet.index import BLOCK, block_digests, blocks_of
@@ -39,6 +40,8 @@ PROMPTS = b"prompts"
 PATIENCE = 4
 """A pull is given up when it takes this many times as long as to compute the prefix. Then both were done in vain, but
 the estimate of a busy machine is not exact either."""
+MAX_TEXTS = 1000
+"""Texts whose KV a drained engine hands over, at most; about 0.1 s for the server."""
 
 
 BookedWork = tuple[ProgramPlacement, int]
@@ -251,7 +254,7 @@ class Routes:
         state, the serial of its program, its number, its namespace and its tokens."""
         self._update_fleet()
         by_name = {one.name: one for one in self._in_fleet}
-        for serial, state, namespace, ids in texts:
+        for serial, state, namespace, ids in islice(texts, MAX_TEXTS):
             placed = self._programs.get(serial)
             if placed is None or placed.branches.get(state, placed.home) is not route or not self._takers:
                 continue
