@@ -85,6 +85,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "engines on this machine, each with a copy of the model; they share `threads`, `kv_memory` and `host_memory`; "
         "0: only those of `engines_at`",
     ] = 1
+    min_replicas: Annotated[int, "engines that stay, however low the load is; with `max_replicas`"] = 1
+    max_replicas: Annotated[
+        int, "add and remove engines by load, up to so many; each has as much memory as the first ones; 0: never"
+    ] = 0
     ray: Annotated[
         str,
         "address of a Ray cluster that runs the engines, each with these threads and memory: auto, HOST:PORT",
@@ -178,7 +182,8 @@ OWN = (
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "model": (
-        *("model", "device", "dtype", "weight_dtype", "tp", "adapters", "context", "replicas", "threads"),
+        *("model", "device", "dtype", "weight_dtype", "tp", "adapters", "context", "threads"),
+        *("replicas", "min_replicas", "max_replicas"),
         "sampling_defaults",
     ),
     "KV memory": ("kv_memory", "kv_dtype", "state_memory", "page", "cache", "eviction", "host_memory", "host_file"),
@@ -281,6 +286,7 @@ def check(c: Config) -> None:
     require(n_host_bytes > 0 or not c.host_file, "host_file needs a size; set host_memory too, such as '4GiB'")
     require(n_host_bytes == 0 or c.cache, "host_memory holds what the cache evicts, but the cache is off")
     require(c.tp == 1 or c.replicas <= 1, "tp cuts one engine, and replicas makes several; set one of them")
+    require(c.tp == 1 or not c.max_replicas, "tp cuts one engine, and max_replicas may add others; set one of them")
     require(c.tp == 1 or not c.host_file, "host_file holds the KV of one process; use host_memory alone, or tp=1")
     require(c.tp == 1 or not c.adapters, "adapters are not cut into parts; leave tp out, or merge them into the model")
     for name, path in c.adapters.items():
@@ -304,6 +310,12 @@ def check(c: Config) -> None:
         bool(c.engines_at) == bool(c.engine_keys),
         "engines_at and engine_keys go together: where engines join, and a file with the keys of those that may",
     )
+    require(
+        c.max_replicas == 0 or 1 <= c.min_replicas <= c.replicas <= c.max_replicas,
+        f"min_replicas is {c.min_replicas}, replicas {c.replicas} and max_replicas {c.max_replicas}; they must be in "
+        "this order, from 1 on",
+    )
+    require(c.max_replicas > 0 or c.min_replicas == 1, "min_replicas has an effect only with max_replicas")
     require(not (c.ray and c.engines_at), "ray makes its own engines_at and keys; leave these out")
     require(not (c.ray and c.host_file), "host_file is of one machine, and ray chooses the machines; leave it out")
     require(not c.ray or c.replicas > 0, "ray runs `replicas` engines; set replicas to at least 1")

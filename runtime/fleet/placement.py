@@ -128,6 +128,11 @@ class Fleet:
         self.drain(name)
         del self._by_number[self._replicas.pop(name).number]
 
+    @property
+    def queued_seconds(self) -> float:
+        """Of the work that is booked and not done, on all replicas."""
+        return sum(replica.order[0] for replica in self._replicas.values())
+
     def stored(self, name: str, digests: Sequence[bytes]) -> None:
         """The replica has these blocks (`blocks_of`), shortest prefix first. Ignored if it has left."""
         if (replica := self._replicas.get(name)) is not None:

@@ -443,7 +443,7 @@ class Acknowledge(Wire, frozen=True):
 
 Topic = (
     Literal["stats", "flush", "check", "info", "tree", "events", "programs"]
-    | Literal["load_adapter", "unload_adapter", "add", "drain"]
+    | Literal["load_adapter", "unload_adapter", "add", "drain", "roll"]
 )
 """What one can ask; see Ask."""
 
@@ -461,8 +461,9 @@ class Ask(Wire, frozen=True):
     "unload_adapter": new gens cannot name it; its memory is free when the requests that use it have ended. (The engine
     gets its digest in hex as `name`.)
     "add": start one more engine; the answer comes when it is ready. "drain": place nothing more in the engine `name`;
-    the answer comes when it has ended. If there are several engines, "events" are those of the engine `name`, and all
-    other answers are the sums of what they say.
+    the answer comes when it has ended. "roll": replace the engines one at a time by engines with the weights of the
+    model `path`; the answer comes when all have them. If there are several engines, "events" are those of the engine
+    `name`, and all other answers are the sums of what they say.
     """
 
     id: Number

@@ -37,12 +37,14 @@ class Route:
     n_running  requests there that have not ended
     is_ready   the engine has loaded its model
     is_open    it takes programs; False: it is drained
+    weights    the fingerprint of the engine's weights; b"": it has not told yet
     """
 
     def __init__(self, name: str, send: Callable[[wire.EngineCommand], None], trials: Trials[Any]) -> None:
         self.name, self.send, self.trials = name, send, trials
         self.n_running = 0
         self.is_ready = self.is_open = True
+        self.weights = b""
 
     @property
     def takes_programs(self) -> bool:
@@ -80,6 +82,9 @@ class Routes:
         self._fleet = Fleet(STEP)
         self._in_fleet: set[Route] = set()
         self._booked: dict[int, BookedWork] = {}  # by rid
+        self.weights = b""  # those of programs that begin now
+        self.counts_work = False
+        """Whether the work of a single engine is counted too. Must be set before the first request."""
         self._n_out = float(MEMORY)  # expected tokens of an output
 
     def add(self, route: Route) -> None:
@@ -100,7 +105,8 @@ class Routes:
 
     def others_take(self, route: Route) -> bool:
         """Whether another engine could take the requests of this one now."""
-        return any(other.takes_programs for other in self.all if other is not route)
+        others = (other for other in self.all if other is not route and other.weights == route.weights)
+        return any(other.takes_programs for other in others)
 
     def measured(self, seconds: float, n_tokens: int) -> None:
         """A step of so many tokens takes an engine so long."""
@@ -120,6 +126,11 @@ class Routes:
                 self._fleet.stored(route.name, blocks_of(digests, event.first, page))
             yield
 
+    @property
+    def queued_seconds(self) -> float:
+        """Of work that was placed and is not done. A token counts as its part of the largest step."""
+        return self._fleet.queued_seconds
+
     def find(self, serial: int) -> PlacedProgram | None:
         return self._programs.get(serial)
 
@@ -129,31 +140,31 @@ class Routes:
             placed = self._programs.setdefault(serial, PlacedProgram())
             placed.forks.update(dict.fromkeys(children, children))
 
-    def place(self, run: wire.Run) -> Route:
-        """The route of a request."""
+    def place(self, run: wire.Run, weights: bytes = b"") -> Route:
+        """The route of a request. weights: of its program; b"": those of programs that begin now."""
         if (placed := self._programs.get(run.order[0]) if run.order else None) is None:
             placed = PlacedProgram()
             if run.order:
                 self._programs[run.order[0]] = placed
-        if len(self.all) == 1:
+        if len(self.all) == 1 and not self.counts_work:
             route = placed.home = self.all[0]
         else:
-            route = self._place(run, placed)
+            route = self._place(run, placed, weights or self.weights)
         placed.routes.add(route)
         return route
 
-    def _place(self, run: wire.Run, placed: PlacedProgram) -> Route:
-        takers = self._join()
+    def _place(self, run: wire.Run, placed: PlacedProgram, weights: bytes) -> Route:
+        takers = {route for route in self._join() if route.weights == weights}
         state = run.order[1] if len(run.order) > 1 else 0
         home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
         if home is None or home not in takers or state in placed.forks:
             if booked is not None:
                 self._fleet.end(*booked)
-            self._choose(run, placed, placed.forks.get(state, (state,)))
+            self._choose(run, placed, placed.forks.get(state, (state,)), takers, weights)
             home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
             assert home is not None
         elif booked is None:
-            booked = self._fleet.keep(self._demand(run, 1), home.name), 0
+            booked = self._fleet.keep(self._demand(run, 1, weights), home.name), 0
         if booked is not None:
             self._booked[run.rid] = booked
         return home
@@ -165,30 +176,34 @@ class Routes:
             self.lost(route)  # for the fleet: it is drained, or has a trial
         for route in self.all:
             if route in takers and route not in self._in_fleet:
-                self._fleet.add(route.name, b"")
+                self._fleet.add(route.name, route.weights)
         self._in_fleet = takers
         return takers
 
-    def _choose(self, run: wire.Run, placed: PlacedProgram, branches: tuple[int, ...]) -> None:
-        """Place a program, or the branches of a fork. branches: those of the fork, or the one state."""
-        if self._in_fleet:
-            placement = self._fleet.place(self._demand(run, len(branches)))
-            by_name = {route.name: route for route in self._in_fleet}
+    def _choose(
+        self, run: wire.Run, placed: PlacedProgram, branches: tuple[int, ...], takers: set[Route], weights: bytes
+    ) -> None:
+        """Place a program, or the branches of a fork. branches: those of the fork, or the one state. takers: the
+        engines with these weights that take programs."""
+        if takers:
+            placement = self._fleet.place(self._demand(run, len(branches), weights))
+            by_name = {route.name: route for route in takers}
             chosen = [by_name[name] for name in placement.replicas]
             placed.booked.update({branch: (placement, i) for i, branch in enumerate(branches)})
         else:  # all engines start, or have a request on trial
-            routes = [route for route in self.all if route.is_open] or self.all
+            routes = [route for route in self.all if route.weights in (weights, b"")] or self.all
+            routes = [route for route in routes if route.is_open] or routes
             chosen = [min(routes, key=lambda route: route.n_running)] * len(branches)
-        if placed.home not in self._in_fleet:
+        if placed.home not in takers:
             placed.home = chosen[0]
         for branch, route in zip(branches, chosen, strict=True):
             placed.forks.pop(branch, None)
             placed.branches[branch] = route
 
-    def _demand(self, run: wire.Run, n_branches: int) -> Demand:
+    def _demand(self, run: wire.Run, n_branches: int, weights: bytes) -> Demand:
         n_out = min(run.sampling.max_tokens, round(self._n_out))
         branches = (Branch(0, n_out, n_out),) * n_branches
-        return Demand(block_digests(run.namespace, run.ids), len(run.ids) // 4, branches, b"")
+        return Demand(block_digests(run.namespace, run.ids), len(run.ids) // 4, branches, weights)
 
     def began(self, rid: int) -> None:
         """A request has its first token."""
