@@ -4,6 +4,8 @@
     page = events.since(-1)                # all that is there now, as events; continue from page.next
     page = events.since(page.next)         # what has happened since
 
+A router asks for them; to a server with several engines, an engine sends them with the report of each step.
+
 A page is named by a digest of the whole prefix that it ends (`pagefile.prefix_digests`), which is the same on all
 machines. Only whole pages have events. The log is bounded. A router that asks for events that are no longer in the log,
 or with the number of another process, gets all that is there now (`is_all`), and must forget what it knew.
@@ -93,7 +95,7 @@ class CacheEvents:
         """The events since the call that returned `number` as `next`; -1: all that is there."""
         n_new = self._next - number
         if number >= 0 and 0 <= n_new <= len(self._kept):
-            return EventPage(self._next, False, list(self._kept)[len(self._kept) - n_new :])
+            return EventPage(self._next, False, [self._kept[k] for k in range(-n_new, 0)])  # near its end: cheap
         return EventPage(self._next, True, self._all())
 
     def forget(self) -> None:

@@ -81,11 +81,21 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         bool, "bitwise equal results for any batch, cache contents and chunk size; costs some speed"
     ] = False
     replicas: Annotated[
-        int, "engines, each with a copy of the model; they share `threads`, `kv_memory` and `host_memory`"
+        int,
+        "engines on this machine, each with a copy of the model; they share `threads`, `kv_memory` and `host_memory`; "
+        "0: only those of `engines_at`",
     ] = 1
     prefill_replicas: Annotated[
         int, "number of the replicas that take prompts only; the others pull the KV of long prompts from them"
     ] = 0
+    min_replicas: Annotated[int, "engines that stay, however low the load is; with `max_replicas`"] = 1
+    max_replicas: Annotated[
+        int, "add and remove engines by load, up to so many; each has as much memory as the first ones; 0: never"
+    ] = 0
+    ray: Annotated[
+        str,
+        "address of a Ray cluster that runs the engines, each with these threads and memory: auto, HOST:PORT",
+    ] = ""
     threads: Annotated[int | None, "CPU threads of the engines; default: one per physical core"] = None
     engine_timeout: Annotated[float, "seconds without a heartbeat after which the engine is killed and replaced"] = 30.0
     sampling_defaults: Annotated[
@@ -108,6 +118,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         str, "tcp://HOST:PORT, for clients on other machines; encrypted with curve_key, and they need a token"
     ] = ""
     curve_key: Annotated[str, "file with the server's secret key; `banyan keys DIR` creates one"] = ""
+    engines_at: Annotated[
+        str, "tcp://HOST:PORT, where engines of other machines join (`banyan engine`); encrypted with curve_key"
+    ] = ""
+    engine_keys: Annotated[
+        str, "a file with a line `NAME KEY` per key of those engines, as `banyan keys` prints it; read at each join"
+    ] = ""
     isolate: Annotated[
         Literal["tenant", "connection"],
         "who shares KV: all clients of a tenant (without tokens: all clients), or one connection with itself",
@@ -161,20 +177,16 @@ LIMITS = (
 )
 """The options that limit clients. Limits that are the same for all servers are in protocol/limits.py."""
 
+OWN = (
+    *("model", "draft_model", "device", "threads", "tp"),
+    *("kv_memory", "state_memory", "host_memory", "host_file"),
+)
+"""The options of an engine on another machine that are those of its machine, and not the server's."""
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "model": (
-        *(
-            "model",
-            "device",
-            "dtype",
-            "weight_dtype",
-            "tp",
-            "adapters",
-            "context",
-            "replicas",
-            "threads",
-            "prefill_replicas",
-        ),
+        *("model", "device", "dtype", "weight_dtype", "tp", "adapters", "context", "threads"),
+        *("replicas", "prefill_replicas", "min_replicas", "max_replicas"),
         "sampling_defaults",
     ),
     "KV memory": ("kv_memory", "kv_dtype", "state_memory", "page", "cache", "eviction", "host_memory", "host_file"),
@@ -182,6 +194,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
     ),
     "who may connect": ("socket", "bind", "curve_key", "token_file", "isolate"),
+    "engines on other machines": ("engines_at", "engine_keys", "ray"),
     "logs and monitoring": ("log", "metrics", "slo", "traces", "engine_timeout"),
     "limits of clients": LIMITS,
 }
@@ -254,7 +267,7 @@ def unknown_option(name: str) -> str:
 
 
 _MINIMUMS = {
-    "max_running": 1, "step_tokens": 1, "context": 2, "replicas": 1, "threads": 1, "constraint_bytes": 1,
+    "max_running": 1, "step_tokens": 1, "context": 2, "replicas": 0, "threads": 1, "constraint_bytes": 1,
     "max_message": 1 << 16, "max_programs": 1, "max_width": 1, "max_program": 1, "max_client": 1, "tp": 1,
 }  # fmt: skip
 
@@ -275,7 +288,8 @@ def check(c: Config) -> None:
     n_host_bytes = parse_bytes(c.host_memory)
     require(n_host_bytes > 0 or not c.host_file, "host_file needs a size; set host_memory too, such as '4GiB'")
     require(n_host_bytes == 0 or c.cache, "host_memory holds what the cache evicts, but the cache is off")
-    require(c.tp == 1 or c.replicas == 1, "tp cuts one engine, and replicas makes several; set one of them")
+    require(c.tp == 1 or c.replicas <= 1, "tp cuts one engine, and replicas makes several; set one of them")
+    require(c.tp == 1 or not c.max_replicas, "tp cuts one engine, and max_replicas may add others; set one of them")
     require(
         0 <= c.prefill_replicas < max(1, c.replicas),
         f"prefill_replicas is {c.prefill_replicas}; of {c.replicas} replicas, at least one must generate",
@@ -291,11 +305,28 @@ def check(c: Config) -> None:
     slo(c.slo)
     if c.bind:
         tcp(c.bind)
+    if c.engines_at:
+        tcp(c.engines_at)
+    for name in ("bind", "engines_at"):
+        require(
+            not getattr(c, name) or bool(c.curve_key),
+            f"{name} needs curve_key, for encryption; create one with `banyan keys DIR` and pass DIR/server.key_secret",
+        )
+    require(bool(c.bind or c.engines_at) or not c.curve_key, "curve_key is for tcp://, and bind is not set")
     require(
-        not c.bind or bool(c.curve_key),
-        "bind needs curve_key, for encryption; create keys with `banyan keys DIR` and pass DIR/server.key_secret",
+        bool(c.engines_at) == bool(c.engine_keys),
+        "engines_at and engine_keys go together: where engines join, and a file with the keys of those that may",
     )
-    require(bool(c.bind) or not c.curve_key, "curve_key is for tcp://, and bind is not set")
+    require(
+        c.max_replicas == 0 or 1 <= c.min_replicas <= c.replicas <= c.max_replicas,
+        f"min_replicas is {c.min_replicas}, replicas {c.replicas} and max_replicas {c.max_replicas}; they must be in "
+        "this order, from 1 on",
+    )
+    require(c.max_replicas > 0 or c.min_replicas == 1, "min_replicas has an effect only with max_replicas")
+    require(not (c.ray and c.engines_at), "ray makes its own engines_at and keys; leave these out")
+    require(not (c.ray and c.host_file), "host_file is of one machine, and ray chooses the machines; leave it out")
+    require(not c.ray or c.replicas > 0, "ray runs `replicas` engines; set replicas to at least 1")
+    require(c.replicas > 0 or bool(c.engines_at), "replicas is 0, and engines_at is not set; there would be no engine")
     if c.kv_memory != "auto" and _tokens(c.kv_memory) is None:
         parse_bytes(c.kv_memory)
     if c.state_memory != "auto":

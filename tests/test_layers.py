@@ -147,7 +147,10 @@ EXCEPTIONS = {
     "banyan.lang.run_types": {
         "typing_extensions": "defaults of type parameters, which the typing of Python 3.11 lacks"
     },
-    "banyan.cli.main": {f"{RUNTIME}.protocol.tcp_auth": "`banyan keys` creates them"},
+    "banyan.cli.main": {
+        f"{RUNTIME}.protocol.tcp_auth": "`banyan keys` creates them",
+        f"{RUNTIME}.server.engine_link.engine_host": "`banyan engine` runs it; without torch",
+    },
     "banyan.backends.runtime": {"transformers": "Runtime.get_tokenizer returns the transformers tokenizer"},
     "banyan.backends.openai.backend": {"openai": "an extra, loaded when the backend is created"},
     "banyan.backends.openai.bounds": {"openai": "an extra, loaded when the backend is created"},
@@ -166,6 +169,10 @@ EXCEPTIONS = {
         f"{RUNTIME}.server.text.tokenizer": "and tokenises a text",
     },
     f"{RUNTIME}.model.quantised.config": {"re2": "a checkpoint brings patterns, which must not take for ever"},
+    f"{RUNTIME}.server.engine_link.ray_launcher": dict.fromkeys(
+        ("ray", *(f"ray.{name}" for name in ("exceptions", "util.placement_group", "util.scheduling_strategies"))),
+        "an extra; a process of its own, with --ray",
+    ),
     f"{RUNTIME}.server.worker": {f"{RUNTIME}.model.spec": "a hub id is resolved before the engine starts"},
     f"{RUNTIME}.server.telemetry.traces": dict.fromkeys(
         (

@@ -24,7 +24,7 @@ import msgspec
 from banyan.cli.completion import SHELLS, TO_INSTALL, answer, show
 from banyan.cli.parser import Parser, ShowVersion
 from banyan.runtime import config as configs
-from banyan.runtime.config import SERVER_KEY, TOKEN, Config, HTTPConfig
+from banyan.runtime.config import OWN, SERVER_KEY, TOKEN, Config, HTTPConfig
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol.limits import MESSAGE_LIMITS
 from banyan.runtime.waiting import NAP
@@ -38,7 +38,8 @@ SERVE_EXAMPLES = """  banyan serve --socket ~/.banyan/s                         
   banyan serve ~/models/Qwen3-0.6B --socket ~/.banyan/s --metrics 9090 --slo ttft=500ms
   banyan serve --http 8000                     # for clients of OpenAI's and Anthropic's APIs
   banyan serve --socket ~/.banyan/s --replicas 4      # four engines; see `banyan cluster --help`
-  banyan serve --bind tcp://0.0.0.0:7100 --curve-key ~/.banyan/keys/server.key_secret --token-file tokens"""
+  banyan serve --bind tcp://0.0.0.0:7100 --curve-key ~/.banyan/keys/server.key_secret --token-file tokens
+  banyan serve --engines-at tcp://0.0.0.0:7200 --engine-keys engines --curve-key ~/.banyan/keys/server.key_secret"""
 RUN_EXAMPLES = """  banyan run program.py                        # on a private runtime with the pocket model
   banyan run --model Qwen/Qwen3-0.6B program.py its arguments
   banyan run --socket ~/.banyan/s program.py   # on the server there"""
@@ -51,9 +52,12 @@ CHAT_EXAMPLES = """  banyan chat
   echo "What is 6 * 7?" | banyan chat          # prints the reply and nothing else"""
 QUANTISE_EXAMPLES = """  banyan quantise ~/models/Qwen3-0.6B ~/models/Qwen3-0.6B-4bit --text notes.txt
   banyan quantise smol smol-8bit --text notes.txt --bits 8 --method rtn"""
+ENGINE_EXAMPLES = """  banyan keys ~/.banyan/keys --name gpu1     # prints the line for the server's file of engine keys
+  banyan engine Qwen/Qwen3-0.6B --join tcp://10.0.0.1:7200 --server-key KEY --key ~/.banyan/keys/gpu1.key_secret"""
 CLUSTER_EXAMPLES = """  banyan cluster status --socket ~/.banyan/s
   banyan cluster drain 1 --socket ~/.banyan/s
-  banyan cluster add --socket ~/.banyan/s"""
+  banyan cluster add --socket ~/.banyan/s
+  banyan cluster roll ~/models/Qwen3-0.6B-tuned --socket ~/.banyan/s"""
 SIZE_EXAMPLES = """  banyan size smol --memory 2GB --context 8k --concurrent 16
   banyan size Qwen/Qwen3-0.6B --device cuda --memory 24GB --context 32k --kv int8 --weight-dtype int4"""
 _SIZE_FLAGS = {
@@ -64,8 +68,8 @@ _SIZE_FLAGS = {
 _JOIN = "connect to the server that listens there, instead of starting a private one"
 _METAVARS = {
     **dict.fromkeys(("kv_memory", "host_memory", "durable_bytes"), "SIZE"),
-    **dict.fromkeys(("curve_key", "token_file", "host_file", "socket"), "PATH"),
-    **dict.fromkeys(("bind", "metrics"), "ADDRESS"),
+    **dict.fromkeys(("curve_key", "engine_keys", "token_file", "host_file", "socket"), "PATH"),
+    **dict.fromkeys(("bind", "engines_at", "metrics"), "ADDRESS"),
     **dict.fromkeys(("max_message", "max_program", "max_client"), "BYTES"),
     **dict.fromkeys(("model", "draft_model"), "MODEL"),
     "speculate": "DRAFTERS",
@@ -149,8 +153,21 @@ def _parser() -> Parser:
     )
     _add_config(chat, socket_help=_JOIN)
 
-    keys = add("keys", _keys, "create the keys of a server that listens on TCP", "  banyan keys ~/.banyan/keys", " DIR")
+    text = "create the keys of a server that listens on TCP, or of an engine that joins it"
+    keys = add("keys", _keys, text, "  banyan keys ~/.banyan/keys", " DIR")
     keys.add_argument("folder", metavar="DIR", type=Path, help="the directory for them; created with mode 0700")
+    text = "whose keys: the name of an engine's machine (default: server)"
+    keys.add_argument("--name", dest="key_name", default="server", metavar="NAME", help=text)
+
+    text = "run an engine on this machine for a server on another one"
+    engine = add("engine", _engine, text, ENGINE_EXAMPLES, " [MODEL] --join ADDRESS --server-key KEY --key PATH")
+    _add_model(engine)
+    text = "where the server has --engines-at, as tcp://HOST:PORT"
+    engine.add_argument("--join", required=True, metavar="ADDRESS", help=text)
+    engine.add_argument("--key", required=True, type=Path, metavar="PATH",
+                        help="this machine's secret key; `banyan keys DIR --name NAME` creates one")  # fmt: skip
+    _add_server_key(engine)
+    _add_config(engine, only=OWN)
 
     text = "list the models that this machine can run"
     models = add("models", _show, text, "  banyan models\n  banyan models ~/models/Qwen3-0.6B-GPTQ", " [MODEL ...]")
@@ -204,11 +221,13 @@ def _parser() -> Parser:
     top.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="update interval (default: 1)")
     top.add_argument("--once", action="store_true", help="print one update and exit")
 
-    text = "show the engines of a running server, drain one, or add one"
-    cluster = add("cluster", _cluster, text, CLUSTER_EXAMPLES, " status|drain NAME|add --socket PATH")
-    text = "status: a table of them; drain: end the engine NAME, whose programs go on elsewhere; add: start one more"
-    cluster.add_argument("what", choices=("status", "drain", "add"), help=text)
-    cluster.add_argument("engine", nargs="?", default="", metavar="NAME", help="of the engine to drain")
+    text = "show the engines of a running server, drain one, add one, or change their weights"
+    cluster = add("cluster", _cluster, text, CLUSTER_EXAMPLES, " status|drain NAME|add|roll MODEL --socket PATH")
+    text = ("status: a table of them; drain: end the engine NAME, whose programs go on elsewhere; add: start one more; "
+            "roll: replace them one at a time by engines with the weights of MODEL")  # fmt: skip
+    cluster.add_argument("what", choices=("status", "drain", "add", "roll"), help=text)
+    text = "the engine to drain, or the model: a directory on the server's machine and those of engines"
+    cluster.add_argument("engine", nargs="?", default="", metavar="NAME|MODEL", help=text)
     _add_join(cluster)
     text = "for status: seconds over which steps are counted (default: 1)"
     cluster.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help=text)
@@ -251,14 +270,17 @@ def _add_server_key(parser: Parser) -> None:
 # ---- options of a runtime, as flags --------------------------------------------------------------------------------
 
 
-def _add_config(parser: Parser, socket_help: str = "", **own: str) -> None:
+def _add_config(parser: Parser, socket_help: str = "", only: Sequence[str] = (), **own: str) -> None:
     """Add a flag for each field of Config. A flag that the user does not give sets nothing, unless `own` has a default
-    for it. socket_help: the help of --socket, for commands that can also connect to a running server."""
+    for it. socket_help: the help of --socket, for commands that can also connect to a running server. only: these
+    fields."""
     if socket_help:
         _add_server_key(parser)
     hints = typing.get_type_hints(Config, include_extras=True)
     defaults = {field.name: field.default for field in msgspec.structs.fields(Config)} | own
-    for title, names in configs.GROUPS.items():
+    for title, group_names in configs.GROUPS.items():
+        if not (names := [name for name in group_names if not only or name in only]):
+            continue
         group = parser.add_argument_group(title)
         for name in names:
             kind, text = typing.get_args(hints[name])
@@ -282,7 +304,10 @@ def _add_config(parser: Parser, socket_help: str = "", **own: str) -> None:
                 arguments["type"] = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
                 arguments["metavar"] = _METAVARS.get(name, "N")
             group.add_argument(f"--{name.replace('_', '-')}", **arguments)
-    parser.add_argument_group("limits of one message, the same for all servers", "\n".join(map(str, MESSAGE_LIMITS)))
+    if not only:
+        parser.add_argument_group(
+            "limits of one message, the same for all servers", "\n".join(map(str, MESSAGE_LIMITS))
+        )
 
 
 def _adapter(text: str) -> tuple[str, str]:
@@ -457,11 +482,35 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 def _keys(options: argparse.Namespace) -> int:
-    from banyan.runtime.protocol.tcp_auth import make_keys
+    from banyan.runtime.protocol.tcp_auth import make_keys, public_key
 
-    public, secret = make_keys(options.folder)
+    public, secret = make_keys(options.folder, options.key_name)
+    if options.key_name != "server":
+        print(f"{secret}: the secret key of {options.key_name}, for `banyan engine --key {secret}`")
+        print("a line for the server's file of --engine-keys:")
+        print(f"{options.key_name} {public_key(str(public)).decode()}")
+        return 0
     print(f"{secret}: the server's secret key, for `banyan serve --bind tcp://HOST:PORT --curve-key {secret}`")
     print(f"{public}: the server's public key, which clients pass as server_key")
+    return 0
+
+
+def _engine(options: argparse.Namespace) -> int:
+    from banyan.runtime.server.engine_link.engine_host import EngineHost
+
+    def log(line: str) -> None:
+        print(f"banyan: {line}", file=sys.stderr, flush=True)
+
+    def stop(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    server_key = options.server_key or os.environ.get(SERVER_KEY, "")
+    host = EngineHost(options.join, server_key, options.key, given(options), log)
+    try:
+        host.run()
+    finally:
+        host.close()
     return 0
 
 
@@ -511,9 +560,13 @@ def _top(options: argparse.Namespace) -> int:
 def _cluster(options: argparse.Namespace) -> int:
     from banyan.cli import cluster
 
-    if (options.what == "drain") != bool(options.engine):
-        raise ConfigError("write: banyan cluster drain NAME; the names are those of `banyan cluster status`")
+    if (options.what in ("drain", "roll")) != bool(options.engine):
+        raise ConfigError(
+            "write: banyan cluster drain NAME, with a name of `banyan cluster status`; or: banyan cluster roll MODEL"
+        )
     with _join(options) as runtime:
         if options.what == "status":
             return cluster.status(runtime, options.seconds)
+        if options.what == "roll":
+            return cluster.roll(runtime, options.engine)
         return cluster.drain(runtime, options.engine) if options.engine else cluster.add(runtime)

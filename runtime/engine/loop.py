@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from banyan.radix_cache.cache import Cache
+from banyan.radix_cache.events import CacheEvents
 from banyan.radix_cache.snapshot import snapshot
 from banyan.runtime.config import Config, Resolved, drafters
 from banyan.runtime.engine import guides
@@ -145,6 +146,7 @@ class EngineLoop:
         self._walks: dict[str, tuple[float, wire.Answer | None]] = {}  # question -> until when it has which answer
         self.answers: list[wire.Answer | wire.Pong] = []
         self.failed: list[wire.Failed] = []
+        self._next_event: int | None = None  # from where the server does not know the tree's events; None: wants none
 
     @property
     def ready(self) -> wire.Ready:
@@ -156,7 +158,8 @@ class EngineLoop:
         if self.adapters.names:
             decisions += (f"adapters: {', '.join(self.adapters.names)}; {self.adapters.n_bytes / 2**20:.1f} MiB",)
         adapters, kv = self.adapters.names, self.exchange.kv
-        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, adapters, kv)
+        layout = f"{resolved.dtype}, KV {self.config.kv_dtype}"
+        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, adapters, layout, kv)
 
     def warm_up(self) -> None:
         """Run steps before the first request: compiles kernels, starts threads, and measures the largest step."""
@@ -291,8 +294,26 @@ class EngineLoop:
         out: list[wire.EngineReport] = [*self.failed, *self.answers]
         if step.rids or step.finished:
             out.append(step)
+        if self._next_event is not None and (news := self._events()) is not None:
+            out.append(news)
         self.failed, self.answers = [], []
         return out
+
+    def _events(self) -> wire.TreeEvents | None:
+        """What the tree has stored and evicted since the last call; None: nothing."""
+        assert self._next_event is not None
+        page = self._listen().since(self._next_event)
+        self._next_event = page.next
+        if not page.events and not page.is_all:
+            return None
+        events = (
+            wire.TreeEvent(bytes.fromhex("".join(event.digests)), event.first, event.kind == "removed")
+            for event in page.events
+        )
+        return wire.TreeEvents(tuple(events), page.is_all)
+
+    def _listen(self) -> CacheEvents:
+        return self.cache.listen(time.time_ns() // 1000)
 
     def _fail(self, plan: Plan, error: Exception) -> None:
         """Fail the requests of a step that did not complete. Raises again where the device itself is lost."""
@@ -328,6 +349,8 @@ class EngineLoop:
                 self.scheduler.take(order)
             case wire.Export() | wire.Pull() | wire.EndPull():
                 self.exchange.take(order)
+            case wire.Listen():
+                self._next_event = -1
             case wire.Hold() | wire.Release() | wire.EvictFirst():
                 self.kv_hints.take(order, self.clock())
             case wire.Abort():
@@ -374,7 +397,7 @@ class EngineLoop:
             case "tree":
                 result = snapshot(self.cache, ask.limit)
             case "events":
-                news = self.cache.listen(time.time_ns() // 1000).since(ask.since)
+                news = self._listen().since(ask.since)
                 result = news._asdict() | {"events": [event._asdict() for event in news.events]}
             case "stats":
                 counters = {"engine": self.scheduler.stats(), "cache": self.cache.stats()._asdict()}

@@ -1,4 +1,4 @@
-"""The decoders of the server, the engine and the preflight process; wire.py has that of a client.
+"""The decoders of the server, the engine, its host and the preflight process; wire.py has that of a client.
 
 They are in a file of their own because making them takes 3 ms of `import banyan`, which needs none of them. There is
 one per direction, so a message of another direction does not decode.
@@ -17,5 +17,7 @@ decode_template_op = msgspec.msgpack.Decoder(wire.TemplateOp).decode
 decode_op_source = msgspec.msgpack.Decoder(wire.OpSource).decode
 decode_command = msgspec.msgpack.Decoder(wire.EngineCommand).decode
 decode_report = msgspec.msgpack.Decoder(wire.EngineReport).decode
+decode_host_report = msgspec.msgpack.Decoder(wire.HostHello | wire.EngineStarted | wire.EngineEnded).decode
+decode_host_command = msgspec.msgpack.Decoder(wire.StartEngine | wire.EndEngine | wire.Dismiss | wire.Ping).decode
 decode_check = msgspec.msgpack.Decoder(wire.SetVocabulary | wire.Check).decode
 decode_check_result = msgspec.msgpack.Decoder(wire.CheckResult).decode

@@ -1,12 +1,14 @@
-"""Encrypted tcp:// sockets for clients on other machines, with CURVE.
+"""Encrypted tcp:// sockets for clients and engines on other machines, with CURVE.
 
-The server has a key pair (`banyan keys DIR`), whose public key clients must know. They are identified by the access
-token that they send encrypted. In all else the sockets are those of ipc.py.
+The server has a key pair (`banyan keys DIR`), whose public key its peers must know. Clients are identified by the
+access token that they send encrypted, engine hosts by key pairs of their own, whose public keys the server knows. In
+all else the sockets are those of ipc.py.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket as sockets
 import stat
 from pathlib import Path
@@ -24,26 +26,28 @@ _HEARTBEAT_MS = 1000  # heartbeats of libzmq, which detect a cable that was cut
 _TIMEOUT_MS = 5000  # without one for so long, the connection is closed
 
 
-def make_keys(folder: Path) -> tuple[Path, Path]:
-    """Write a public and a secret key into a directory of mode 0700. ConfigError: it contains keys already."""
+def make_keys(folder: Path, name: str = NAME) -> tuple[Path, Path]:
+    """Write a public and a secret key into a directory of mode 0700. ConfigError: it contains keys of this name."""
+    if not re.fullmatch(r"[\w.-]{1,64}", name):
+        raise ConfigError(f"a name has 1 to 64 letters, digits and ._-, not {name[:200]!r}")
     ipc.private_directory(folder)
-    if (existing := folder / f"{NAME}.key_secret").exists():
+    if (existing := folder / f"{name}.key_secret").exists():
         raise ConfigError(
             f"{existing} is there already; clients that use it could not connect any more. Choose another directory"
         )
     old_umask = os.umask(0o077)
     try:
-        public, secret = zmq.auth.create_certificates(folder, NAME)
+        public, secret = zmq.auth.create_certificates(folder, name)
         while zmq.auth.load_certificate(public)[0].startswith(b"-"):  # 1 in 85: `--server-key KEY` would be a flag
-            public, secret = zmq.auth.create_certificates(folder, NAME)
+            public, secret = zmq.auth.create_certificates(folder, name)
     finally:
         os.umask(old_umask)
     return Path(public), Path(secret)
 
 
 def read_keys(path: Path) -> tuple[bytes, bytes]:
-    """(public, secret) of a server, from the file with the secret key. ConfigError: unreadable, or others may read
-    it."""
+    """(public, secret) of a server or an engine host, from the file with the secret key. ConfigError: unreadable, or
+    others may read it."""
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise ConfigError(f"others may read the secret key in {path}; run `chmod 600 {path}`")
@@ -53,7 +57,7 @@ def read_keys(path: Path) -> tuple[bytes, bytes]:
     except (OSError, ValueError) as e:
         raise ConfigError(f"curve_key {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if secret is None:
-        raise ConfigError(f"{path} holds no secret key; the server's is in {NAME}.key_secret")
+        raise ConfigError(f"{path} holds no secret key; that is in a file NAME.key_secret, such as {NAME}.key_secret")
     return public, secret
 
 
@@ -70,7 +74,18 @@ def public_key(text: str) -> bytes:
         ) from e
 
 
-def listen(context: ipc.Context, address: str, keys: Path, max_message: int) -> ipc.Socket:
+def known_keys(path: Path) -> dict[bytes, str]:
+    """Public key -> name, from a file with a line NAME KEY for each engine host. ConfigError: it cannot be read."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines() if line.strip() and line[0] != "#"]
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"engine_keys {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+    if bad := next((words for words in lines if len(words) != 2 or len(words[1]) != _KEY_LENGTH), None):
+        raise ConfigError(f"engine_keys {path}: {' '.join(bad)[:80]!r} is no line NAME KEY; `banyan keys` prints one")
+    return {key.encode(): name for name, key in lines}
+
+
+def listen(context: ipc.Context, address: str, keys: Path, max_message: int, option: str = "bind") -> ipc.Socket:
     """A ROUTER bound to tcp://HOST:PORT that accepts encrypted connections only. ConfigError: it cannot listen."""
     public, secret = read_keys(keys)
     router = ipc.router(context, max_message)
@@ -79,12 +94,21 @@ def listen(context: ipc.Context, address: str, keys: Path, max_message: int) -> 
     try:
         router.bind(address)
     except zmq.ZMQError as e:
-        raise ConfigError(f"bind: cannot listen at {address}: {e.strerror}") from e
+        raise ConfigError(f"{option}: cannot listen at {address}: {e.strerror}") from e
     return router
 
 
-def connect(context: ipc.Context, address: str, server_key: str, timeout: float) -> tuple[ipc.Socket, ipc.Socket]:
-    """Like ipc.connect, for tcp://HOST:PORT. ConnectFailed also if the key is missing or invalid."""
+def connect(
+    context: ipc.Context,
+    address: str,
+    server_key: str,
+    timeout: float,
+    keys: tuple[bytes, bytes] | None = None,
+    events: int = 0,
+) -> tuple[ipc.Socket, ipc.Socket]:
+    """Like ipc.connect, for tcp://HOST:PORT. ConnectFailed also if the key is missing or invalid. keys: (public,
+    secret) of the peer, if the server knows its peers by their keys. events: those of libzmq that the second socket
+    tells, in place of those of `watch`."""
     try:
         host, port = tcp(address)
         if not server_key:
@@ -96,14 +120,14 @@ def connect(context: ipc.Context, address: str, server_key: str, timeout: float)
     except OSError as e:
         raise ConnectFailed(f"nobody listens at {address}: {e.strerror or e}") from e
     dealer = ipc.dealer(context)
-    dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
+    dealer.curve_publickey, dealer.curve_secretkey = keys or zmq.curve_keypair()
     try:
         dealer.curve_serverkey = key
     except zmq.ZMQError as e:
         dealer.close(0)
         raise ConnectFailed(f"{address}: server_key is no key: {server_key}") from e
     _set_heartbeat(dealer)
-    monitor = ipc.watch(dealer)
+    monitor = dealer.get_monitor_socket(events) if events else ipc.watch(dealer)
     dealer.connect(address)
     return dealer, monitor
 

@@ -6,9 +6,10 @@ have a default, so that peers of different releases understand each other. Token
 
     client -> server   Hello, Submit, Define, Undefine, Cancel, Acknowledge, Ask, Ping
     server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong
-    server -> engine   SetVocabulary, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask, Ping, Export, Pull,
-                       EndPull
-    engine -> server   Notice, Ready, Step, Failed, Answer, Pong, Exported, Pulled
+    server -> engine   SetVocabulary, Listen, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask,
+                       Ping, Export, Pull, EndPull
+    engine -> server   Notice, Ready, Step, TreeEvents, Failed, Answer, Pong, Exported, Pulled
+    engine host        HostHello, EngineStarted, EngineEnded to the server; StartEngine, EndEngine, Dismiss, Ping to it
 
 The client numbers its programs, and within a program states (running prompts; 0 is the first one and forks make more)
 and refs (values that a Gen, Select or Read will produce). Ops of one state run in order. Ops of different states run
@@ -442,7 +443,7 @@ class Acknowledge(Wire, frozen=True):
 
 Topic = (
     Literal["stats", "flush", "check", "info", "tree", "events", "programs"]
-    | Literal["load_adapter", "unload_adapter", "add", "drain"]
+    | Literal["load_adapter", "unload_adapter", "add", "drain", "roll"]
 )
 """What one can ask; see Ask."""
 
@@ -460,8 +461,9 @@ class Ask(Wire, frozen=True):
     "unload_adapter": new gens cannot name it; its memory is free when the requests that use it have ended. (The engine
     gets its digest in hex as `name`.)
     "add": start one more engine; the answer comes when it is ready. "drain": place nothing more in the engine `name`;
-    the answer comes when it has ended. If there are several engines, "events" are those of the engine `name`, and all
-    other answers are the sums of what they say.
+    the answer comes when it has ended. "roll": replace the engines one at a time by engines with the weights of the
+    model `path`; the answer comes when all have them. If there are several engines, "events" are those of the engine
+    `name`, and all other answers are the sums of what they say.
     """
 
     id: Number
@@ -741,6 +743,10 @@ class SetVocabulary(Wire, frozen=True):
     tokenizer: bytes
 
 
+class Listen(Wire, frozen=True):
+    """Send TreeEvents from now on: first all that is there, then with each step what has changed."""
+
+
 class Abort(Wire, frozen=True):
     """Stop request `rid`. The engine reports it as finished with reason "abort"."""
 
@@ -823,6 +829,22 @@ class Step(Wire, frozen=True):
     logprobs: dict[int, tuple[TopLogprobs, ...]] = {}
     finished: tuple[Finish, ...] = ()
     cached: dict[int, int] = {}
+
+
+class TreeEvent(Wire, frozen=True):
+    """Consecutive pages that were stored or removed. digests: 16 bytes for each page (`radix_cache.events`). first: the
+    number of the first page in its text."""
+
+    digests: bytes
+    first: int = 0
+    is_removed: bool = False
+
+
+class TreeEvents(Wire, frozen=True):
+    """What the tree has stored and evicted since the last message. is_all: instead, all that is there now."""
+
+    events: tuple[TreeEvent, ...]
+    is_all: bool = False
 
 
 class KVFormat(Wire, frozen=True):
@@ -913,8 +935,55 @@ class Ready(Wire, frozen=True):
     weights: bytes = b""
     adapters: dict[str, bytes] = {}
     """Name -> digest, of those in the configuration."""
+    layout: str = ""
+    """The dtypes of what the model computes and of KV. Engines of one server have the same."""
     kv: KVFormat | None = None
     """None: its pages do not move to other engines."""
+
+
+# ---- server <-> engine host: behind an empty frame; a message of one frame is for the engine or from it ------------
+
+
+class HostHello(Wire, frozen=True):
+    """The first message of an engine host. clock: its time.monotonic()."""
+
+    version: int
+    clock: float
+
+
+class EngineStarted(Wire, frozen=True):
+    """The host has started an engine, which loads its model now."""
+
+    pid: int
+
+
+class EngineEnded(Wire, frozen=True):
+    """The engine of the host has ended. The fields are those of recovery.Death."""
+
+    how: str
+    is_blameless: bool = False
+    rids: tuple[int, ...] = ()
+
+
+class StartEngine(Wire, frozen=True):
+    """Start an engine, and end the one before. config: the server's Config as JSON, of which the host replaces what is
+    its own. model: what takes the place of the host's own model; "": nothing."""
+
+    config: bytes
+    model: str = ""
+
+
+class EndEngine(Wire, frozen=True):
+    """Kill the engine. is_hung: because it gives no sign of life, not because of what it sent."""
+
+    is_hung: bool = False
+
+
+class Dismiss(Wire, frozen=True):
+    """End the engine and the host, and do not come back. is_error: the server cannot use it."""
+
+    why: str
+    is_error: bool = False
 
 
 # ---- server <-> preflight ------------------------------------------------------------------------------------------
@@ -944,9 +1013,10 @@ ClientMessage = Hello | Submit | Define | Undefine | Cancel | Acknowledge | Ask 
 ServerMessage = Welcome | Delta | Called | Value | Failed | Answer | Pong
 SlicedMessage = Hello | SlicedSubmit | SlicedDefine | Undefine | Cancel | Acknowledge | Ask | Ping
 EngineCommand = (
-    Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Ping | Export | Pull | EndPull
-)
-EngineReport = Ready | Step | Failed | Answer | Pong | Notice | Exported | Pulled
+    Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Listen | Ping
+    | Export | Pull | EndPull
+)  # fmt: skip
+EngineReport = Ready | Step | TreeEvents | Failed | Answer | Pong | Notice | Exported | Pulled
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoders raise on invalid bytes. Invalid UTF-8 is a ValueError, deep nesting a RecursionError."""

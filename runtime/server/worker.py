@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -32,14 +32,18 @@ import zmq
 from banyan.runtime import launch
 from banyan.runtime.config import Config, check, parse_bytes
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
+from banyan.runtime.fleet.scaling import FleetLoad, LoadScaler
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
 from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.link import EngineLink, later_config
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
+from banyan.runtime.server.engine_link.ray_engines import RayEngines
+from banyan.runtime.server.engine_link.remote import EngineHosts, NewHost, RemoteLink
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
+from banyan.runtime.server.engine_link.roll import WeightsRoll
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
 from banyan.runtime.server.policy.fair_threads import FairThreads
@@ -54,7 +58,7 @@ from banyan.runtime.server.programs.programs import Programs
 from banyan.runtime.server.telemetry.loop_times import LoopTimes
 from banyan.runtime.server.telemetry.observer import Observer
 from banyan.runtime.server.text.chat_template import ChatTemplate
-from banyan.runtime.server.text.tokenizer import Files, Tokenizer
+from banyan.runtime.server.text.tokenizer import Files, Tokenizer, same_tokenizer
 
 MAX_INLINE = 4096
 """Characters that are tokenised on the loop itself: at most 1 ms. The round trip to a thread takes 0.1 ms."""
@@ -111,6 +115,11 @@ class Server:
         if config.bind and not self.tenants.asks_for_token:
             raise ConfigError(f"bind is {config.bind}, and anybody could come in there; say who may, with token_file")
         self._peers: dict[bytes, Peer] = {}
+        self.roll: WeightsRoll | None = None
+        self.scaler = LoadScaler(config.min_replicas, config.max_replicas) if config.max_replicas else None
+        self._rolled_to = ""  # the model of the last change of weights
+        self._awaited: deque[Callable[[str], None]] = deque()  # those who wait for an engine that will join
+        self._standard = wire.Ready(0, 0, 0)  # what the engine told of itself that was ready last
         self._addresses: dict[bytes, str] = {}  # of peers whose Hello waits
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
         self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
@@ -141,8 +150,20 @@ class Server:
         read_config(self.directory)  # before a process is started for it
         self.name = name_of(self.directory)
         self._engine = engine
-        self.replicas = Replicas(self._start_engine, self.config.replicas)
+        self.hosts: EngineHosts | None = None
+        self.ray = RayEngines(self.config) if self.config.ray else None
+        if self.ray is not None:
+            undo.callback(self.ray.close)
+        if self.ray is not None or self.config.engines_at:
+            at = self.config if self.ray is None else self.ray.config
+            self.hosts = EngineHosts(at, lambda line: self._call_soon(partial(self._log, "quiet", line)))
+            undo.callback(self.hosts.close)
+        n_here = 0 if self.ray is not None else self.config.replicas
+        self.replicas = Replicas(self._start_engine, n_here, None if n_here else self._remote_link())
         undo.callback(self.replicas.close)
+        if self.ray is not None and self.hosts is not None:
+            command = () if engine == launch.ENGINE else tuple(engine)
+            self.ray.start(self.hosts.address, self.config.model, command)
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="banyan-encode")
         undo.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         self._encoding = FairThreads(self._threads)
@@ -167,6 +188,7 @@ class Server:
             call_in=self.timers.call,
             n_prefill=self.config.prefill_replicas,
         )
+        self.requests.routes.counts_work = self.scaler is not None
         vocabulary = self.tokenizer.vocabulary()
         self.replicas.connect(self.requests, vocabulary)
         self.constraints = ConstraintChecker(
@@ -207,7 +229,6 @@ class Server:
             programs=self.programs.overview,
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
-            on_events=self._learn_events,
             change=self._change_engines,
             offload=self._offload,
             adapters=self.adapters,
@@ -233,11 +254,15 @@ class Server:
         """Serve until the end. Raises the error that ended the server, if one did."""
         next_heartbeat = time.monotonic() + ipc.HEARTBEAT
         self._make_poller()
+        if not self.config.replicas:
+            self._report_start(())
         with self._undo:
             while not self.is_stopping:
                 timeout = self.timers.wait(max(0.0, next_heartbeat - time.monotonic()))
                 ready = dict(self._poller.poll(0 if self.work or self.replicas.is_busy else int(1000 * timeout) + 1))
                 self.work.start_slice()
+                if self.hosts is not None:
+                    self._listen_to_hosts(self.hosts, ready)
                 for replica in self.replicas:
                     if replica.link.socket in ready or replica.link.is_busy:
                         start = self.times.clock()
@@ -255,6 +280,9 @@ class Server:
                     next_heartbeat = min(next_heartbeat, time.monotonic() + 0.05)  # until libzmq has dropped the peer
                     self._probe_clients()
                 if self._alive_fd in ready:
+                    self.stop()
+                if self.ray is not None and self.ray.life in ready:
+                    self._error = EngineLost("the process that runs engines on Ray died; the log says why")
                     self.stop()
                 start = self.times.clock()
                 self.timers.run(self.work.is_late)
@@ -276,7 +304,9 @@ class Server:
         self._poller = zmq.Poller()
         ours = (*self.listeners.sockets, *self.listeners.monitors, self._wake, self._alive_fd)
         engines = (source for replica in self.replicas for source in (replica.link.socket, replica.link.life))
-        for source in (*ours, *engines, *self.constraints.sockets):
+        hosts = self.hosts.sockets if self.hosts is not None else ()
+        launcher = () if self.ray is None else (self.ray.life,)
+        for source in (*ours, *engines, *hosts, *launcher, *self.constraints.sockets):
             if source is not None:
                 self._poller.register(source, zmq.POLLIN)
 
@@ -492,10 +522,11 @@ class Server:
             self._has_free_memory = False
             self._threads.submit(trim_memory)
         self._end_drained()
+        self._roll_on()
+        if self.scaler is not None and self.roll is None:
+            self._scale(self.scaler)
         for replica in self.replicas:
             replica.link.heartbeat()
-            if len(self.replicas) > 1 and replica.route.is_ready:
-                self.questions.listen(replica, replica.next_event)
         if self.observer.wants_counters and self.replicas.ready is not None:
             self.questions.ask(OURSELVES, wire.Ask(id=0, what="stats"))
         self._probe_clients()
@@ -522,8 +553,11 @@ class Server:
             "engine": msgspec.structs.asdict(ready) if ready else None,
             "pid": os.getpid(),
             "engine_pid": next(iter(self.replicas)).link.pid,
-            "replicas": {replica.name: {"state": replica.state, "pid": replica.link.pid} for replica in self.replicas},
+            "replicas": {
+                one.name: {"state": one.state, "pid": one.link.pid, "host": one.link.host} for one in self.replicas
+            },
             "address": self.listeners.address,
+            "engines_at": self.hosts.address if self.hosts is not None else "",
         }
 
     def _stats(self) -> dict[str, Any]:
@@ -541,7 +575,9 @@ class Server:
         kept = self.tokenizer.kept() | {"constraints": self.constraints.kept}  # what outlives programs
         if self._template is not None:
             kept["chat_markers"] = self._template.kept
-        replicas = {one.name: {"state": one.state, "starts": one.link.n_starts} for one in self.replicas}
+        replicas = {
+            one.name: {"state": one.state, "starts": one.link.n_starts, "host": one.link.host} for one in self.replicas
+        }
         return {"server": counters, "kept_by_server": kept, "replicas": replicas}
 
     # ---- the engine ------------------------------------------------------------------------------------------------
@@ -551,13 +587,72 @@ class Server:
         config = msgspec.structs.replace(self.config, model=str(self.directory))
         if name != "0" and config.host_file:
             config = msgspec.structs.replace(config, host_file=f"{config.host_file}.{name}")
+        if self._rolled_to:
+            config = msgspec.structs.replace(config, model=self._rolled_to)
         command = self._engine if name == "0" else (*self._engine, "--replica", name)
-        config = config if is_first else later_config(config, self.replicas.ready)
+        if not is_first:
+            config = later_config(
+                msgspec.structs.replace(config, replicas=max(1, config.replicas)), self.replicas.ready
+            )
         return EngineLink(self._context, config, Path(self.config.socket), command)
+
+    def _remote_link(self) -> RemoteLink:
+        """A connection to an engine of another machine, which has not joined yet."""
+        hosts = self.hosts
+        assert hosts is not None
+
+        def options() -> Config:
+            adapters = {} if self.replicas.ready else self.config.adapters
+            return msgspec.structs.replace(
+                self.config, adapters=adapters, bind="", curve_key="", engines_at="", engine_keys="", token_file="",
+                metrics="", traces="", replicas=1,
+            )  # fmt: skip
+
+        link = RemoteLink(hosts.send, options, self.config.engine_timeout)
+        link.model = self._rolled_to
+        return link
+
+    def _listen_to_hosts(self, hosts: EngineHosts, ready: Mapping[Any, int]) -> None:
+        if any(source in ready for source in hosts.sockets):
+            start = self.times.clock()
+            hosts.receive(self._host_joined)
+            if hosts.has_broken():
+                self.timers.call(0.05, self._probe_hosts)  # until libzmq has dropped the peer
+            self.times.since("hosts", start)
+
+    def _probe_hosts(self) -> None:
+        """Find out which hosts are gone: telling them something fails."""
+        for replica in self.replicas:
+            if isinstance(replica.link, RemoteLink):
+                replica.link.tell(wire.Ping())
+
+    def _host_joined(self, new: NewHost) -> RemoteLink:
+        """The host of an engine on another machine has come. ConnectFailed: there is no room for it."""
+        links = (replica.link for replica in self.replicas)
+        link = next((link for link in links if isinstance(link, RemoteLink) and link.is_gone), None)
+        if link is None:
+            try:
+                replica = self.replicas.join(link := self._remote_link())
+            except ConfigError as e:
+                raise ConnectFailed(e.message) from e
+            self.questions.reload_adapters(replica)
+            self._make_poller()
+            if self._awaited:
+                replica.then.append(self._awaited.popleft())
+        link.attach(new.identity, new.name, new.hello.clock)
+        self._log("info", f"an engine of {new.name} joined")
+        return link
 
     def _change_engines(self, ask: wire.Ask, then: Callable[[str], None]) -> None:
         """Add or drain an engine; see Questions. ConfigError: that cannot be."""
-        if ask.what == "add":
+        if self.roll is not None:
+            raise ConfigError(f"the weights are being changed to {self.roll.model}; wait until all engines have them")
+        if ask.what == "roll":
+            self._start_roll(ask.path, then)
+        elif ask.what == "add" and self.ray is not None:
+            self._awaited.append(then)
+            self.ray.add()
+        elif ask.what == "add":
             check(msgspec.structs.replace(self.config, replicas=len(self.replicas) + 1))
             replica = self.replicas.add(then)
             self._log("info", f"engine {replica.name} is added")
@@ -567,6 +662,83 @@ class Server:
             self.replicas.drain(ask.name, then)
             self._log("info", f"engine {ask.name} is drained")
             self._end_drained()
+
+    def _start_roll(self, model: str, then: Callable[[str], None]) -> None:
+        """Change the weights. ConfigError, ModelNotFound: that cannot be."""
+        directory = resolve(model)
+        new, now = Files.read(directory), Files.read(self.directory)
+        if (new.tokenizer, new.template) != (now.tokenizer, now.template) or not same_tokenizer(
+            directory, self.directory
+        ):
+            raise ConfigError(f"{model} has another tokenizer or chat template than {self.name}; start another server")
+        before, model = self._rolled_to or str(self.directory), str(directory)
+
+        def end(error: str) -> None:
+            if not error:
+                self.directory, self.name = directory, name_of(directory)
+            self.roll = None
+            self._rolled_to = before if error else model
+            self._log("info", f"the weights are not changed: {error}" if error else f"all engines have {model}")
+            then(error)
+
+        def restart(replica: ReplicaProcess, model: str) -> None:
+            replica.link.model = model
+            replica.link.start()
+            self._make_poller()
+            self.questions.reload_adapters(replica)
+
+        def add(then: Callable[[str], None]) -> ReplicaProcess:
+            if self.config.replicas == 0 or self.ray is not None:
+                raise ConfigError("there is one engine, on another machine; have another join first")
+            replica = self.replicas.add(then)
+            self._make_poller()
+            self.questions.reload_adapters(replica)
+            return replica
+
+        weights = self.tenants.weights
+        self._rolled_to = model
+        try:
+            self.roll = WeightsRoll(
+                self.replicas, self.requests, model, before, weights, end, restart=restart, add=add,
+                remove=self._remove, n_old=lambda: self.programs.n_on(weights),
+            )  # fmt: skip
+        except BaseException:
+            self._rolled_to = "" if before == str(self.directory) else before
+            raise
+        self._log("info", f"the weights are being changed to {model}")
+
+    def _roll_on(self) -> None:
+        if self.roll is not None:
+            self.roll.go_on()
+
+    def _scale(self, scaler: LoadScaler) -> None:
+        """Add or remove an engine, if the load asks for it."""
+        counts = self.observer.goodput.counts
+        n_done = counts["requests"] + counts["programs"]
+        takers = [one for one in self.replicas if one.route.is_open and one.route.is_ready]
+        n_coming = sum(one.route.is_open and not one.route.is_ready for one in self.replicas) + len(self._awaited)
+        n_good = counts["good_requests"] + counts["good_programs"]
+        queued = self.requests.routes.queued_seconds
+        load = FleetLoad(len(takers), n_coming, queued, n_done, n_done - n_good)
+        change = scaler.decide(time.monotonic(), load)
+        if not change:
+            return
+
+        def then(error: str) -> None:
+            if error:
+                self._log("quiet", f"the number of engines is not changed: {error}")
+
+        try:
+            if change > 0:
+                self._log("info", f"{queued:.1f} s of work are queued for {len(takers)} engines; adding one")
+                self._change_engines(wire.Ask(0, "add"), then)
+            else:
+                least = min(takers, key=lambda one: one.route.n_running)
+                self._log("info", f"engine {least.name} was of no use; it ends")
+                self.replicas.drain(least.name, then)
+                self._end_drained()
+        except BanyanError as e:
+            then(e.message)
 
     def _end_drained(self) -> None:
         for replica in self.replicas.drained:
@@ -578,24 +750,20 @@ class Server:
         self.questions.fail(replica.name, f"engine {replica.name} is gone")
         self._make_poller()
 
-    def _learn_events(self, name: str, answer: dict[str, Any]) -> None:
-        """Take note of what an engine has stored and evicted, for the placement of programs."""
-        for replica in self.replicas:
-            if replica.name == name and replica.link.ready is not None:
-                replica.next_event = answer["next"]
-                self.requests.routes.heard(name, answer["events"], replica.link.ready.page)
-
     def _handle_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> Iterable[None]:
         match report:
             case wire.Step():
                 self.observer.step(report)
                 if report.finished and not replica.route.is_open:
                     self._call_soon(self._end_drained)  # not now: its link is being read
-                return self.requests.take(report)
+                    self._call_soon(self._roll_on)
+                return self.requests.take(report, replica.route)
+            case wire.TreeEvents() if replica.link.ready is not None:
+                return self.requests.routes.heard(replica.route, report, replica.link.ready.page)
             case wire.Failed(program=-1):
                 replica.error = replica.error or from_code(report.code, report.message)
             case wire.Failed():
-                self.requests.fail(report)
+                self.requests.refused(report, replica.route)
             case wire.Answer():
                 self.questions.receive(report, replica.name)
             case wire.Notice():
@@ -610,17 +778,27 @@ class Server:
                 self.requests.routes.pulls.pulled(report)
                 if not all(one.route.is_open for one in self.replicas):
                     self._call_soon(self._end_drained)
+                    self._call_soon(self._roll_on)
         return ()
 
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
         others = [one for one in self.replicas if one is not replica and one.route.is_ready]
-        if others and ready.weights != self.tenants.weights:
-            why = f"engine {replica.name} has other weights than those that run; its files were changed"
+        is_rolled = self.roll is not None and replica is self.roll.starting
+        if others and (why := self._differs(ready, replica.route.weights, is_rolled)):
+            why = f"engine {replica.name} {why}"
             self._log("quiet", why)
-            self._call_soon(partial(self._remove, replica, why))
+            if is_rolled and self.roll is not None:
+                self._call_soon(partial(self.roll.fail, why))
+            else:
+                self._call_soon(partial(self._remove, replica, why))
             return
         replica.n_failed_starts, replica.route.is_ready, replica.route.kv = 0, True, ready.kv
-        self.tenants.weights = ready.weights
+        if self.scaler is not None and replica.link.n_starts == 1:
+            self.scaler.started(time.monotonic() - replica.began)
+        replica.route.weights = ready.weights
+        if is_rolled or not others:
+            self.tenants.set_weights(ready.weights)
+            self.requests.routes.weights, self._standard = ready.weights, ready
         for name, digest in ready.adapters.items():
             self.adapters.add(name, self.config.adapters[name], digest)
         self.programs.generator.set_context(ready.max_context)
@@ -628,41 +806,76 @@ class Server:
         of = f"engine {replica.name}: " if len(self.replicas) > 1 else ""
         for line in ready.report:
             self._log("info", of + line)
-        if self.ready_fd is not None and all(one.route.is_ready for one in self.replicas):
-            n = len(self.replicas)
-            lines = (*ready.report, *((f"{n} engines like this",) if n > 1 else ()), *self.listeners.report)
-            for line in self.listeners.report:
-                self._log("info", line)
-            launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), lines=lines))
-            self.ready_fd = None
+        n = len(self.replicas)
+        if n >= self.config.replicas and all(one.route.is_ready for one in self.replicas):
+            self._report_start((*ready.report, *((f"{n} engines like this",) if n > 1 else ())))
+        if n > 1:  # the placement of programs needs to know
+            for one in self.replicas:
+                one.link.listen()
         replica.settle()
+        self._roll_on()
         self._welcome(ready)
+
+    def _differs(self, ready: wire.Ready, before: bytes, is_rolled: bool) -> str:
+        """Why an engine cannot run the programs of those that run; "": it can. before: the weights of the engine whose
+        place it takes. is_rolled: it is the one whose weights change."""
+        mine = self._standard
+        if not is_rolled and ready.weights != (before or mine.weights):
+            return "has other weights than those that run; its files were changed, or are another model's"
+        for what in ("page", "max_context", "layout"):
+            if (its := getattr(ready, what)) != (ours := getattr(mine, what)):
+                return f"has another {what} than those that run: {its}, not {ours}"
+        return ""
+
+    def _report_start(self, lines: tuple[str, ...]) -> None:
+        """Tell the process that waits for this server that it has started. Later calls do nothing."""
+        if self.ready_fd is None:
+            return
+        more = (*self.listeners.report, *(self.hosts.report if self.hosts is not None else ()))
+        for line in more:
+            self._log("info", line)
+        launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), lines=(*lines, *more)))
+        self.ready_fd = None
 
     def _engine_died(self, replica: ReplicaProcess) -> None:
         """Start another engine and replay the running requests. If it dies again and again before it is ready, the
         server does without it; it ends if this was the last one, or if one of its first engines died while it was
-        starting."""
+        starting. An engine of another machine that has lost its connection is missed only if it was the last one."""
         link = replica.link
         link.receive(partial(self._handle_report, replica))  # reports sent before it died
         death, was_ready = link.death(), link.ready is not None
         replica.n_failed_starts += not (was_ready or death.is_blameless)
         replica.route.is_ready = False
         why = "" if replica.error is None else f": {replica.error.message}"
-        lost = EngineLost(f"the engine process died ({death.how}){why}")
-        link.close()
+        whose = f" of {link.host}" if link.host else ""
+        lost = EngineLost(f"the engine process{whose} died ({death.how}){why}")
         self.questions.fail(replica.name, lost.message)
         is_hopeless = replica.n_failed_starts >= MAX_FAILED_STARTS
-        if self.ready_fd is not None or (is_hopeless and len(self.replicas) == 1):
+        if is_hopeless and self.roll is not None and replica is self.roll.starting:
+            self.roll.fail(lost.message)
+            return
+        if isinstance(link, RemoteLink):
+            others = (one for one in self.replicas if one is not replica and one.route.is_open)
+            has_others = any(one.route.weights == replica.route.weights for one in others)
+            if (link.is_gone or is_hopeless) and has_others:
+                self._log("quiet", lost.message)
+                self.requests.replay(replica.route, death)
+                self._remove(replica, lost.message)
+                return
+            if is_hopeless:
+                link.dismiss(lost.message)
+                replica.n_failed_starts = 0
+        elif self.ready_fd is not None or (is_hopeless and len(self.replicas) == 1):
             self._error = replica.error or lost
             self.requests.fail_all(lost.code, self._error.message)
             self.stop()
             return
-        if is_hopeless:
+        elif is_hopeless:
             self._log("quiet", f"{lost.message}; no other is started in place of engine {replica.name}")
             self._remove(replica, lost.message)
             return
         replica.error = None
-        self._log("quiet", f"{lost.message}; starting another")
+        self._log("quiet", f"{lost.message}; {'waiting for' if link.is_gone else 'starting'} another")
         link.start()
         self._make_poller()
         self.questions.reload_adapters(replica)

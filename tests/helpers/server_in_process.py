@@ -112,7 +112,7 @@ class _Listeners:
 class _Link:
     """In place of EngineLink. Commands and reports pass through their encoding."""
 
-    pid, n_starts = 0, 1
+    pid, n_starts, is_gone, host = 0, 1, False, ""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.ready = engine, engine.ready
@@ -140,6 +140,9 @@ class _Link:
 
     def heartbeat(self) -> None:
         self.send(wire.Ping())
+
+    def listen(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -1,7 +1,7 @@
-"""The server's connection to the engine process, which may die and be replaced.
+"""The server's connection to an engine, which may die and be replaced.
 
 Requests and questions that come before the engine is ready are queued; a request that ends meanwhile is taken out. When
-the process dies, the server starts another one and replays the running requests (`EngineRequests.replay`).
+the engine dies, another takes its place, and the server replays the running requests (`EngineRequests.replay`).
 """
 
 from __future__ import annotations
@@ -38,57 +38,136 @@ def later_config(config: Config, ready: wire.Ready | None) -> Config:
     has now. ready: of an engine before it or beside it, if there are others: then the free memory says nothing about
     the share of this one, and it gets as many pages."""
     if ready is not None:
-        n_tokens = config.replicas * ready.n_pages * ready.page
+        n_tokens = max(1, config.replicas) * ready.n_pages * ready.page
         config = msgspec.structs.replace(config, kv_memory=f"{n_tokens} tokens")
     return msgspec.structs.replace(config, adapters={})
 
 
-class EngineLink:
-    """The current engine process.
+class EngineProcess:
+    """An engine as a child process.
 
     socket   readable when the engine has sent something
     life     a file descriptor that is readable once the process has ended
-    ready    the Ready message of the engine; None until the engine has sent it
-    is_busy  reports have arrived that are not handled yet, besides those in the socket
 
-    `path` is the server's own socket. The engine's socket is beside it.
+    path: the socket of whoever starts it; the engine's socket is beside it.
     """
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], config: Config, path: Path, command: Sequence[str]
     ) -> None:
-        self._context, self._config, self._path, self._command = context, config, path, command
-        self.n_starts = 0
-        self._vocabulary: wire.SetVocabulary | None = None
-        self.start()
-
-    def set_vocabulary(self, vocabulary: wire.SetVocabulary) -> None:
-        """Set the first command for each engine. Must be called before `receive`."""
-        self._vocabulary = vocabulary
-
-    def start(self) -> None:
-        """Start an engine. Commands that the previous one did not receive are dropped."""
-        if self.n_starts:
-            self._config = later_config(self._config, self.ready if self._config.replicas > 1 else None)
-        self.ready: wire.Ready | None = None
-        self._queued: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # commands, by kind and number
-        self._steps: Iterator[None] = iter(())  # what is left to do of the last report
-        self.is_busy = False
-        self.n_starts += 1
-        self._address = ipc.child_path(self._path, "e")
-        self.socket = ipc.pair(self._context, self._address)
-        config = msgspec.json.encode(self._config).decode()
-        options = ["--config", config, "--socket", ipc.address(self._address)]
-        self._n_silent, self._is_hung, self._was_stopped = 0, False, False
-        self._bad_report = ""
+        self._address = ipc.child_path(path, "e")
+        self.socket = ipc.pair(context, self._address)
+        options = ["--config", msgspec.json.encode(config).decode(), "--socket", ipc.address(self._address)]
+        self._is_hung, self._was_stopped = False, False
         self._n_oom_kills = n_oom_kills()
         fd = FlightRecord.make()
         try:
             self._flight = FlightRecord(fd)
-            self._child = launch.ChildProcess([*self._command, *options, "--flight-fd", str(fd)], pass_fds=(fd,))
+            self._child = launch.ChildProcess([*command, *options, "--flight-fd", str(fd)], pass_fds=(fd,))
         finally:
             os.close(fd)
-        self.life = os.pidfd_open(self._child.pid)
+        self.pid = self._child.pid
+        self.life = os.pidfd_open(self.pid)
+
+    @property
+    def is_stopped(self) -> bool:
+        return is_stopped(self.pid)
+
+    def kill(self, is_hung: bool = False) -> None:
+        """is_hung: it gives no sign of life."""
+        self._is_hung, self._was_stopped = is_hung, is_hung and self.is_stopped
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def death(self) -> Death:
+        """Why the process has ended."""
+        n_killed = n_oom_kills() - self._n_oom_kills
+        how, is_blameless = cause(self._child.wait(0), n_killed, self._is_hung, self._was_stopped)
+        return Death(how, is_blameless, frozenset(self._flight.rids()))
+
+    def close(self) -> None:
+        """End the process and close the socket. Idempotent."""
+        if self.life >= 0:
+            os.close(self.life)
+            self.life = -1
+            self._child.close()
+            self._flight.close()
+            self.socket.close(0)
+            self._address.unlink(missing_ok=True)
+
+
+class EngineConnection:
+    """The server's side of the connection to an engine, here or elsewhere.
+
+    ready    the Ready message of the engine; None until the engine has sent it
+    is_busy  reports have arrived that are not handled yet, besides those in a socket
+    is_gone  there is no engine, and this connection starts none
+    host     the machine of the engine; "": this one
+    socket   readable when the engine has sent something; None: the server gives `receive` what has arrived
+    life     a file descriptor that is readable once the engine has died
+    """
+
+    is_gone = False
+    model = ""  # in place of that of the configuration
+    host = ""
+    pid = -1
+    socket: zmq.Socket[bytes] | None = None
+    life = -1
+
+    def __init__(self, engine_timeout: float) -> None:
+        self._engine_timeout = engine_timeout
+        self.n_starts = 0
+        self._vocabulary: wire.SetVocabulary | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Another engine takes over. Commands that the previous one did not receive are dropped."""
+        self.ready: wire.Ready | None = None
+        self._queued: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # commands, by kind and number
+        self._steps: Iterator[None] = iter(())  # what is left to do of the last report
+        self.is_busy = self._is_listening = False
+        self._n_silent = 0
+        self._bad_report = ""
+
+    def _send(self, data: bytes) -> None:
+        """Send an encoded command."""
+        raise NotImplementedError
+
+    def _next(self) -> bytes:
+        """The next encoded report. zmq.Again: there is none."""
+        raise NotImplementedError
+
+    def _read(self, data: bytes) -> wire.EngineReport:
+        """Decode a report. Raises if it is invalid."""
+        report: wire.EngineReport = decoders.decode_report(data)
+        return report
+
+    def _kill(self, is_hung: bool = False) -> None:
+        raise NotImplementedError
+
+    def start(self) -> None:
+        """See that another engine takes the place of the one that has died."""
+        raise NotImplementedError
+
+    def death(self) -> Death:
+        """Why the engine has died."""
+        raise NotImplementedError
+
+    def dismiss(self, error: str = "") -> None:
+        """Tell an engine on another machine that it is not needed any more, or that it cannot be used."""
+
+    def close(self) -> None:
+        """End an engine on this machine, and close the connection. Idempotent."""
+        raise NotImplementedError
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether the engine was stopped by a signal; False if that cannot be known."""
+        return False
+
+    def set_vocabulary(self, vocabulary: wire.SetVocabulary) -> None:
+        """Set the first command for each engine. Must be called before `receive`."""
+        self._vocabulary = vocabulary
 
     def send(self, command: wire.EngineCommand) -> None:
         """Send a command, or queue it until the engine is ready, and has got what was queued before. Raises if the
@@ -106,10 +185,6 @@ class EngineLink:
         if self.ready is not None:
             self._send(wire.encode(command))
 
-    def _send(self, data: bytes) -> None:
-        with contextlib.suppress(zmq.Again):  # the engine has died; `life` will report it
-            self.socket.send(data, zmq.NOBLOCK)
-
     def receive(
         self, handle: Callable[[wire.EngineReport], Iterable[None]], is_late: Callable[[], bool] = lambda: False
     ) -> None:
@@ -121,11 +196,11 @@ class EngineLink:
                     if is_late():
                         self.is_busy = True
                         return
-                data = self.socket.recv(zmq.NOBLOCK)
+                data = self._next()
                 if self._bad_report:
                     continue
                 self._n_silent = 0
-                report = decoders.decode_report(data)
+                report = self._read(data)
                 if isinstance(report, wire.Ready):
                     self._start_sending(report)
                 self._steps = chain(self._send_queued(), handle(report))
@@ -142,6 +217,12 @@ class EngineLink:
         if self._vocabulary is not None:
             self._send(wire.encode(self._vocabulary))
 
+    def listen(self) -> None:
+        """Have the engine report what its tree stores and evicts, if it is ready and does not do so yet."""
+        if self.ready is not None and not self._is_listening:
+            self._is_listening = True
+            self._send(wire.encode(wire.Listen()))
+
     def _send_queued(self) -> Iterator[None]:
         while self.ready is not None and self._queued:
             self._send(self._queued.popitem(last=False)[1])
@@ -156,35 +237,54 @@ class EngineLink:
         if self.ready is None:
             timeout = LOADING
         else:
-            timeout = max(self._config.engine_timeout, SLOWER * self.ready.step_seconds)
+            timeout = max(self._engine_timeout, SLOWER * self.ready.step_seconds)
             self.send(wire.Ping())
-        is_stopped_now = self._n_silent > STOPPED and is_stopped(self.pid)
-        if self._n_silent * ipc.HEARTBEAT > timeout or is_stopped_now:
-            self._is_hung, self._was_stopped = True, is_stopped_now
-            self._kill()
+        if self._n_silent * ipc.HEARTBEAT > timeout or (self._n_silent > STOPPED and self._is_stopped):
+            self._kill(is_hung=True)
 
-    def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+
+class EngineLink(EngineConnection):
+    """The connection to an engine that the server starts itself."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], config: Config, path: Path, command: Sequence[str]
+    ) -> None:
+        """path: the server's own socket."""
+        self._context, self._config, self._path, self._command = context, config, path, command
+        self._process = EngineProcess(context, config, path, command)
+        super().__init__(config.engine_timeout)
+        self._adopt()
+
+    def _adopt(self) -> None:
+        self.socket, self.life, self.pid = self._process.socket, self._process.life, self._process.pid
+        self.n_starts += 1
+
+    def start(self) -> None:
+        self._config = later_config(self._config, self.ready if self._config.replicas > 1 else None)
+        if self.model:
+            self._config = msgspec.structs.replace(self._config, model=self.model)
+        self._process.close()
+        self.reset()
+        self._process = EngineProcess(self._context, self._config, self._path, self._command)
+        self._adopt()
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(zmq.Again):  # the engine has died; `life` will report it
+            self._process.socket.send(data, zmq.NOBLOCK)
+
+    def _next(self) -> bytes:
+        return self._process.socket.recv(zmq.NOBLOCK)
 
     @property
-    def pid(self) -> int:
-        return self._child.pid
+    def _is_stopped(self) -> bool:
+        return self._process.is_stopped
+
+    def _kill(self, is_hung: bool = False) -> None:
+        self._process.kill(is_hung)
 
     def death(self) -> Death:
-        """Why the process has ended."""
-        n_killed = n_oom_kills() - self._n_oom_kills
-        how, is_blameless = cause(self._child.wait(0), n_killed, self._is_hung, self._was_stopped)
-        if self._bad_report:
-            how, is_blameless = self._bad_report, False
-        return Death(how, is_blameless, frozenset(self._flight.rids()), self.ready is not None)
+        death = self._process.death()._replace(was_ready=self.ready is not None)
+        return death._replace(how=self._bad_report, is_blameless=False) if self._bad_report else death
 
     def close(self) -> None:
-        """End the process and close the socket. Idempotent."""
-        if self.life >= 0:
-            os.close(self.life)
-            self.life = -1
-            self._child.close()
-            self._flight.close()
-            self.socket.close(0)
-            self._address.unlink(missing_ok=True)
+        self._process.close()

@@ -48,10 +48,9 @@ class Questions:
     engines: all of them. send: sends a message to a client. stats: returns what the server adds to the counters of the
     engines. info: returns the server's own data, given whether an operator asks. programs: makes an overview of the
     programs, in steps. check: describes a violated invariant of the server, or returns "". on_counters: gets the
-    counters that OURSELVES asked for. on_events: gets the name of an engine and its answer to `listen`. change(ask,
-    then): adds or drains an engine, and calls `then` with "" or an error. offload(client, n, work, then): runs `work`
-    on a thread if `n` is large, and then `then` on the loop, with its result or exception. adapters: those that clients
-    load. log: prints a line.
+    counters that OURSELVES asked for. change(ask, then): adds or drains an engine, and calls `then` with "" or an
+    error. offload(client, n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with
+    its result or exception. adapters: those that clients load. log: prints a line.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Questions:
         programs: Callable[[], Generator[None, None, Any]],
         check: Callable[[], str],
         on_counters: Callable[[dict[str, Any]], None],
-        on_events: Callable[[str, dict[str, Any]], None],
         change: Callable[[wire.Ask, Callable[[str], None]], None],
         offload: Callable[[Client, int, Callable[[], Any], Callable[[Any], None]], None],
         adapters: AdapterNames,
@@ -76,7 +74,6 @@ class Questions:
         self._engines, self._send, self._change = engines, send, change
         self._stats, self._info, self._check, self._on_counters = stats, info, check, on_counters
         self._programs = programs
-        self._on_events, self._listening = on_events, set[str]()
         self._offload, self._adapters, self._log = offload, adapters, log
         self._open: dict[int, _OpenQuestion] = {}
         self._n_open: Counter[Client] = Counter()
@@ -101,7 +98,7 @@ class Questions:
             return self._tell_programs(client, ask)
         engines = list(self._engines)
         try:
-            if ask.what in ("drain", "add"):
+            if ask.what in ("drain", "add", "roll"):
                 self._change(ask, partial(self._changed, client, ask))
                 return ()
             if ask.what == "load_adapter":
@@ -131,13 +128,6 @@ class Questions:
         """Have a new engine load the adapters. Called before requests are sent to it."""
         for name in self._adapters:
             ask = wire.Ask(0, "load_adapter", name=name, path=self._adapters.directory(name))
-            self._forward(OURSELVES, ask, ask, [engine])
-
-    def listen(self, engine: AskedEngine, since: int) -> None:
-        """Ask an engine for its events, unless it has not answered the last time yet."""
-        if engine.name not in self._listening:
-            self._listening.add(engine.name)
-            ask = wire.Ask(0, "events", since=since)
             self._forward(OURSELVES, ask, ask, [engine])
 
     def _forward(self, client: Client, ask: wire.Ask, to_engine: wire.Ask, engines: Sequence[AskedEngine]) -> None:
@@ -172,11 +162,6 @@ class Questions:
             if ok and self._adapters.digest(ask.name) != before:  # others died meanwhile, or have what the files were
                 others = [engine for engine in self._engines if engine.name not in answers]
                 self._forward(OURSELVES, ask, ask, others)
-        if client == OURSELVES and ask.what == "events":
-            (name,) = answers
-            self._listening.discard(name)
-            self._on_events(name, msgspec.json.decode(body))
-            return
         if ok and ask.what == "stats":
             counters = self._counters({name: msgspec.json.decode(one.body) for name, one in answers.items()})
             if client == OURSELVES:
@@ -228,7 +213,6 @@ class Questions:
 
     def fail(self, name: str, why: str) -> None:
         """The engine has died. Answer the questions that no other engine answers with the error `why`."""
-        self._listening.discard(name)
         for number, question in list(self._open.items()):
             if name not in question.waiting:
                 continue

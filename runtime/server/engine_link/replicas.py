@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.link import EngineLink
+from banyan.runtime.server.engine_link.link import EngineConnection
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.engine_link.routes import Route
 
@@ -22,19 +23,22 @@ class ReplicaProcess:
 
     route: Route
 
-    def __init__(self, name: str, link: EngineLink) -> None:
+    def __init__(self, name: str, link: EngineConnection) -> None:
         self.name, self.link = name, link
+        self.began = time.monotonic()
         self.n_failed_starts = 0
         """Engines in a row that died before they were ready."""
         self.error: BanyanError | None = None
         """What it said when it could not start."""
-        self.next_event = -1
-        """From where its events are not known yet; see radix_cache/events.py."""
+        self.is_rolled = False
+        """It is emptied to get other weights, and not to end."""
         self.then: list[Then] = []
         """Those who wait until it is ready or, if it is drained, gone."""
 
     @property
     def state(self) -> str:
+        if self.link.is_gone:
+            return "waiting"
         return "draining" if not self.route.is_open else "ready" if self.route.is_ready else "starting"
 
     def settle(self, error: str = "") -> None:
@@ -47,16 +51,21 @@ class ReplicaProcess:
 class Replicas:
     """All engines of a server.
 
-    start: start(name, is_first) starts an engine; is_first: with the server, and not later.
+    start: start(name, is_first) starts an engine on this machine; is_first: with the server, and not later. n: how many
+    are started at once. late: the connection to an engine that comes later, where there is none yet.
     """
 
-    def __init__(self, start: Callable[[str, bool], EngineLink], n: int) -> None:
+    def __init__(
+        self, start: Callable[[str, bool], EngineConnection], n: int, late: EngineConnection | None = None
+    ) -> None:
         self._start = start
         self._replicas: list[ReplicaProcess] = []
         self._n_made = self._n_starts_before = 0
         try:
             for _ in range(n):
-                self._make(is_first=True)
+                self._make(lambda name: start(name, True))
+            if late is not None:
+                self._make(lambda _: late)
         except BaseException:
             self.close()
             raise
@@ -67,12 +76,10 @@ class Replicas:
     def __len__(self) -> int:
         return len(self._replicas)
 
-    def _make(self, is_first: bool) -> ReplicaProcess:
-        name = str(self._n_made)
-        self._replicas = [
-            *self._replicas,
-            replica := ReplicaProcess(name, self._start(name, is_first)),
-        ]  # the loop iterates
+    def _make(self, link: Callable[[str], EngineConnection]) -> ReplicaProcess:
+        """Add a replica. link: makes its connection, given its name."""
+        replica = ReplicaProcess(str(self._n_made), link(str(self._n_made)))
+        self._replicas = [*self._replicas, replica]  # the loop iterates
         self._n_made += 1
         return replica
 
@@ -89,13 +96,21 @@ class Replicas:
 
     def add(self, then: Then) -> ReplicaProcess:
         """Start one more engine. ConfigError: there are MAX_REPLICAS, or one is being added."""
-        if len(self._replicas) == MAX_REPLICAS:
-            raise ConfigError(f"there are {MAX_REPLICAS} engines, which is the most")
         if (new := next((one for one in self._replicas if one.then and one.route.is_open), None)) is not None:
             raise ConfigError(f"engine {new.name} is being added; add another when it is ready")
-        replica = self._make(is_first=False)
-        self._connect(replica)
+        replica = self._join(lambda name: self._start(name, False))
         replica.then.append(then)
+        return replica
+
+    def join(self, link: EngineConnection) -> ReplicaProcess:
+        """An engine of another machine has come. ConfigError: there are MAX_REPLICAS."""
+        return self._join(lambda _: link)
+
+    def _join(self, link: Callable[[str], EngineConnection]) -> ReplicaProcess:
+        if len(self._replicas) == MAX_REPLICAS:
+            raise ConfigError(f"there are {MAX_REPLICAS} engines, which is the most")
+        replica = self._make(link)
+        self._connect(replica)
         return replica
 
     def drain(self, name: str, then: Then) -> ReplicaProcess:
@@ -104,7 +119,8 @@ class Replicas:
         replica = next((replica for replica in self._replicas if replica.name == name), None)
         if replica is None:
             raise ConfigError(f"there is no engine {name!r}; there are {', '.join(one.name for one in self._replicas)}")
-        if not any(other.route.is_open and other.route.is_ready for other in self._replicas if other is not replica):
+        others = (one for one in self._replicas if one is not replica and one.route.weights == replica.route.weights)
+        if not any(other.route.is_open and other.route.is_ready for other in others):
             raise ConfigError(f"engine {name} is the only one that is ready; add another first")
         replica.then.append(then)
         self._requests.vacate(replica.route)
@@ -113,13 +129,14 @@ class Replicas:
     @property
     def drained(self) -> list[ReplicaProcess]:
         """Those to which nothing is left to do before they end."""
-        ends = [one for one in self._replicas if not one.route.is_open]
-        return [one for one in ends if not (one.route.n_running or one.route.n_pulls)]
+        empty = (one for one in self._replicas if not one.route.is_open and one.route.is_empty)
+        return [one for one in empty if not one.is_rolled]
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
         """End an engine for good. Its requests start again elsewhere."""
         self._replicas = [one for one in self._replicas if one is not replica]
         self._n_starts_before += replica.link.n_starts
+        replica.link.dismiss(error)
         replica.link.close()
         self._requests.remove_engine(replica.route)
         replica.settle(error)

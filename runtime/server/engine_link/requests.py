@@ -32,12 +32,14 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 
 
 class SchedulingInfo(NamedTuple):
-    """The client of a program, and how urgent the program is. The fields are those of wire.Run."""
+    """The client of a program, and how urgent the program is. The other fields are those of wire.Run."""
 
     client: int = 0
     priority: int = 0
     deadline: float = 0.0
     namespace: bytes = b""
+    weights: bytes = b""
+    """The fingerprint of the weights that compute it; b"": any."""
 
 
 class StreamPiece(NamedTuple):
@@ -254,7 +256,7 @@ class EngineRequests:
         )
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
-        request = EngineRequest(run, text, done, route := self.routes.place(run), self.clock())
+        request = EngineRequest(run, text, done, route := self.routes.place(run, info.weights), self.clock())
         request.stop_strings, request.listener, request.owner = stop_strings, listener, owner
         self._n_started += 1
         self._living[run.rid] = request
@@ -342,19 +344,19 @@ class EngineRequests:
                 return
         self._go_on()
 
-    def take(self, step: wire.Step) -> Iterator[None]:
-        """Handle the engine's report of one step, one request at a time."""
+    def take(self, step: wire.Step, route: Route) -> Iterator[None]:
+        """Handle the report of one step of an engine, one request at a time. What is not its own is ignored."""
         at = 0
         ids = memoryview(step.ids).cast("i")
         counts = memoryview(step.counts).cast("i")
         for rid, n in zip(memoryview(step.rids).cast("q"), counts, strict=True):
-            if request := self._living.get(rid):
+            if (request := self._living.get(rid)) and request.route is route:
                 request.n_cached = step.cached.get(rid, request.n_cached)
                 self._guarded(self._grow, request, ids[at : at + n], step.logprobs.get(rid, ()))
                 yield
             at += n
         for finish in step.finished:
-            if request := self._living.get(finish.rid):
+            if (request := self._living.get(finish.rid)) and request.route is route:
                 is_cut = finish.reason == "length" and len(request.ids) // 4 < request.run.sampling.max_tokens
                 if not (is_cut and request.text.matched is None and request.route.trials.has_passed(request)):
                     self._forget(finish.rid)
@@ -367,8 +369,13 @@ class EngineRequests:
         for route in self.routes.all:
             route.trials.go_on()
 
+    def refused(self, failed: wire.Failed, route: Route) -> None:
+        """An engine has refused a request. Ignored if it is not its own."""
+        if (request := self._living.get(failed.program)) and request.route is route:
+            self.fail(failed)
+
     def fail(self, failed: wire.Failed) -> None:
-        """End the request with the id `failed.program`, which the engine refused."""
+        """End the request with the id `failed.program`."""
         if request := self._forget(failed.program):
             self.kv_hints.ended(request.run, request.ids)
             request.failed = failed
@@ -434,7 +441,8 @@ class EngineRequests:
             request.is_given = False
         request.run = msgspec.structs.replace(request.run, rid=self._n_started)
         self._n_started += 1
-        request.route = self.routes.place(request.run)
+        weights = b"" if request.owner is None else request.owner.scheduling.weights
+        request.route = self.routes.place(request.run, weights)
         self._living[request.rid] = request
         request.route.n_running += 1
         if not self._waits(request):

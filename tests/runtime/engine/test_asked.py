@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from banyan.radix_cache.pagefile import prefix_digests
-from banyan.runtime.protocol.wire import Answer, Ask
+from banyan.runtime.protocol.wire import Answer, Ask, Listen, Step
 
 LENGTH, PAGE = 40, 4
 
@@ -44,6 +44,26 @@ def test_events_report_cached_and_removed_prefixes(fake: ModuleType) -> None:
     assert answer(e, "events", since=later["next"])["events"] == []
     other = fake.engine(page=PAGE, n_pages=48)
     assert answer(other, "events", since=later["next"])["is_all"], "numbers are per engine"
+
+
+def test_a_listening_server_gets_events_with_the_report_of_a_step(fake: ModuleType) -> None:
+    e = fake.engine(page=PAGE, n_pages=48)
+    fake.drive(e, [fake.run(0, prompt(0))])
+    assert e.reports(Step()) == [], "nobody listens"
+    e.take(Listen())
+    (all_there,) = e.reports(Step())
+    cached = b"".join(event.digests for event in all_there.events)
+    assert all_there.is_all
+    assert cached[: 16 * LENGTH // PAGE] == b"".join(prefix_digests(b"", fake.int32(prompt(0)), 0, 4 * PAGE)[1:])
+    assert e.reports(Step()) == [], "nothing has changed"
+    for k in range(1, 6):
+        fake.drive(e, [fake.run(k, prompt(k))])
+    (later,) = e.reports(Step())
+    assert not later.is_all
+    assert {event.is_removed for event in later.events} == {True, False}
+    answer(e, "flush")
+    (flushed,) = e.reports(Step())
+    assert {event.is_removed for event in flushed.events} == {True}
 
 
 def test_stats_report_page_states_and_eviction_reasons(fake: ModuleType) -> None:

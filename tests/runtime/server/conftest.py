@@ -157,7 +157,7 @@ class Bench:
                 return
             for report in reports:
                 if isinstance(report, wire.Step):
-                    deque(self.requests.take(report), 0)
+                    deque(self.requests.take(report, self.route), 0)
                 elif isinstance(report, wire.Failed):
                     self.requests.fail(report)
             self._do()

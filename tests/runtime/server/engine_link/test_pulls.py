@@ -54,10 +54,10 @@ class Engines:
 
     def step(self, n: int = 1) -> None:
         for _ in range(n):
-            for engine in self.engines:
+            for engine, route in zip(self.engines, self.routes, strict=True):
                 for report in engine.step():
                     if isinstance(report, wire.Step):
-                        deque(self.requests.take(report), 0)
+                        deque(self.requests.take(report, route), 0)
 
     def running(self) -> list[int]:
         return [len(engine.running) for engine in self.engines]

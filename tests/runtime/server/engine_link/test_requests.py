@@ -220,7 +220,7 @@ def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     the, fox = words.encode([TextSpan("the")])[0], words.encode([TextSpan("x")])[0]
     top = wire.TopLogprobs(-0.5, pack([the, fox]), array("f", [-0.5, -1.5]).tobytes())
     step = wire.Step(array("q", [0]).tobytes(), pack([1]), pack([the]), {0: (top,)}, (wire.Finish(0, "length"),))
-    deque(requests.take(step), 0)
+    deque(requests.take(step, requests.routes.all[0]), 0)
     (logprob,) = requests.sample(ended[0]).logprobs
     spell = words.text_of
     assert logprob == wire.TokenLogprob(the, spell([the]), -0.5, ((the, spell([the]), -0.5), (fox, "x", -1.5)))
@@ -250,6 +250,6 @@ def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
     requests.abort(first)
     finished = (wire.Finish(0, "abort"), wire.Finish(1, "length"))
     step = wire.Step(array("q", [0, 1]).tobytes(), pack([2, 1]), pack([67, 68, 69]), {}, finished)
-    deque(requests.take(step), 0)
+    deque(requests.take(step, requests.routes.all[0]), 0)
     assert [r.run.rid for r in ended] == [1]
     assert unpack(bytes(ended[0].ids)) == [69]

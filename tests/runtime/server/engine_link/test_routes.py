@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from banyan.radix_cache.pagefile import prefix_digests
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, CacheHint, Fork, Gen, Join
 from banyan.runtime.server.engine_link.recovery import Death
@@ -32,10 +33,10 @@ class Pair:
     def step(self, n: int = 1) -> None:
         """Both engines compute n steps."""
         for _ in range(n):
-            for engine in self.engines:
+            for engine, route in zip(self.engines, self.routes, strict=True):
                 for report in engine.step():
                     if isinstance(report, wire.Step):
-                        deque(self.bench.requests.take(report), 0)
+                        deque(self.bench.requests.take(report, route), 0)
 
     def run(self) -> None:
         for _ in range(1000):
@@ -184,3 +185,20 @@ def test_programs_with_a_prefix_go_where_it_is(pair: Pair, greedy: Sampler) -> N
         pair.run()
     homes = [{run.order[0] % 2 for run in engine.runs} for engine in pair.engines]
     assert homes in ([{0}, {1}], [{1}, {0}])
+
+
+def test_what_engines_report_of_their_trees_decides_where_programs_go(pair: Pair, greedy: Sampler) -> None:
+    prefix = "the quick brown fox " * 40
+    pair.bench.submit(Append(0, (prefix,)), Gen(0, 0, greedy(max_tokens=2)), program=0, last=True)
+    (run,) = pair.engines[0].runs
+    pair.run()
+    digests = prefix_digests(run.namespace, run.ids, 0, 64)[1:]
+    routes = pair.bench.requests.routes
+    gone = wire.TreeEvent(b"".join(digests), is_removed=True)
+    there = wire.TreeEvent(b"".join(digests))
+    deque(routes.heard(pair.routes[0], wire.TreeEvents((gone,)), 16), 0)
+    deque(routes.heard(pair.routes[1], wire.TreeEvents((there,), is_all=True), 16), 0)
+    for k in (1, 2):
+        pair.bench.submit(Append(0, (prefix,)), Gen(0, 0, greedy(max_tokens=2)), program=k, last=True)
+        pair.run()
+    assert [len(engine.runs) for engine in pair.engines] == [1, 2]

@@ -1,0 +1,222 @@
+"""Engines that join a server over tcp://: real processes on this machine, a fake model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from banyan.runtime import config, launch
+from banyan.runtime.client import client
+from banyan.runtime.errors import ConfigError, Quarantined
+from banyan.runtime.protocol import tcp_auth, wire
+from banyan.runtime.server.engine_link.engine_host import EngineHost
+from banyan.runtime.server.engine_link.remote import EngineHosts
+from waits import wait_until
+
+OUTPUT = " ".join(map(str, range(60)))
+FAKE = Path(__file__).parent / "server" / "fake_engine.py"
+HOST = """
+import sys
+from pathlib import Path
+from banyan.runtime.server.engine_link import engine_host
+engine_host.RETRY = 0.2
+address, server_key, key, model, fake = sys.argv[1:]
+own = {"model": model} if model else {}
+host = engine_host.EngineHost(address, server_key, Path(key), own, print, command=[sys.executable, fake])
+host.run()
+"""
+
+
+class Hosts:
+    """A server without engines of its own, and engine hosts that join it."""
+
+    def __init__(self, folder: Path, serve: Callable[..., launch.ServerProcess], stack: ExitStack) -> None:
+        self._folder, self._serve, self._stack = folder, serve, stack
+        self.server_key, secret = tcp_auth.make_keys(folder / "keys")
+        public, self.key = tcp_auth.make_keys(folder / "keys", "gpu1")
+        (folder / "engines").write_text(f"# hosts\ngpu1 {tcp_auth.public_key(str(public)).decode()}\n")
+        self.options = {
+            "replicas": 0, "engines_at": "tcp://127.0.0.1:0", "engine_keys": str(folder / "engines"),
+            "curve_key": str(secret),
+        }  # fmt: skip
+
+    def start(self, n: int, options: dict[str, Any] | None = None, **rule: Any) -> client.Client:
+        server = self._serve(options=self.options | (options or {}), **rule)
+        self.address = server.report[-1].split()[3].rstrip(",")
+        self.hosts = [self.host()]
+        self.c = client.connect(server.socket, 60)
+        self._stack.callback(self.c.close)
+        for k in range(1, n):  # host k has engine k
+            self.hosts.append(self.host())
+            wait_until(lambda: self.states() == ["ready"] * (k + 1), f"{k + 1} engines", seen=self.states)  # noqa: B023
+        return self.c
+
+    def host(self, key: Path | None = None, model: str = "") -> subprocess.Popen[str]:
+        words = (self.address, str(self.server_key), str(key or self.key), model, str(FAKE))
+        process = subprocess.Popen([sys.executable, "-c", HOST, *words], stdout=subprocess.PIPE, stderr=2, text=True)
+        self._stack.callback(self._end, process)
+        return process
+
+    @staticmethod
+    def _end(process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.communicate(timeout=30)
+
+    def engines(self) -> dict[str, Any]:
+        replicas: dict[str, Any] = self.c.ask("info")["replicas"]
+        return replicas
+
+    def states(self) -> list[str]:
+        return [engine["state"] for engine in self.engines().values()]
+
+    def submit(self, text: str = "count") -> client.Program:
+        program = self.c.program(text)
+        gen = wire.Gen(0, 0, wire.Sampling(max_tokens=300, temperature=0.0))
+        program.submit([wire.Append(0, (text,)), gen], last=True)
+        return program
+
+
+def text(program: client.Program) -> str:
+    value: wire.Value = program.future(0).result(60)
+    return value.samples[0].text
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, serve: Callable[..., launch.ServerProcess]) -> Iterator[Hosts]:
+    with ExitStack() as stack:
+        yield Hosts(tmp_path, serve, stack)
+
+
+def test_engines_and_hosts_die_leave_and_join_without_loss(hosts: Hosts) -> None:
+    c = hosts.start(2, say={"count": OUTPUT}, step_ms=5)
+    assert {engine["host"] for engine in hosts.engines().values()} == {"gpu1 at 127.0.0.1"}
+    programs = [hosts.submit(f"{k} count") for k in range(8)]
+    os.kill(hosts.engines()["0"]["pid"], signal.SIGKILL)
+    wait_until(lambda: c.ask("stats")["server"]["engine_starts"] == 3, "another engine on the same host")
+    programs += [hosts.submit(f"{k} count") for k in range(8)]
+    hosts.hosts[1].kill()
+    wait_until(lambda: list(hosts.engines()) == ["0"], "the loss of a host is seen")
+    hosts.host()
+    wait_until(lambda: hosts.states() == ["ready"] * 2, "two engines", seen=hosts.states)
+    programs += [hosts.submit(f"{k} count") for k in range(8)]
+    c.ask("drain", name="0")
+    assert hosts.hosts[0].wait(60) == 0, "a host that was drained ends"
+    assert [text(program) for program in programs] == [OUTPUT] * 24
+    assert list(hosts.engines()) == ["2"]
+    assert c.ask("check") == {}
+
+
+def test_programs_wait_for_a_host_if_the_last_one_is_gone(hosts: Hosts) -> None:
+    hosts.start(1, say={"count": OUTPUT}, step_ms=5)
+    running = hosts.submit()
+    hosts.hosts[0].kill()
+    wait_until(lambda: hosts.states() == ["waiting"], "the loss of the host is seen")
+    later = hosts.submit()
+    hosts.host()
+    assert [text(running), text(later)] == [OUTPUT] * 2
+    assert list(hosts.engines()) == ["0"]
+
+
+def test_silent_host_counts_as_dead_and_joins_anew_when_it_goes_on(hosts: Hosts) -> None:
+    hosts.start(2, say={"count": OUTPUT}, step_ms=5)
+    programs = [hosts.submit(f"{k} count") for k in range(6)]
+    hosts.hosts[0].send_signal(signal.SIGSTOP)
+    assert [text(program) for program in programs] == [OUTPUT] * 6
+    wait_until(lambda: len(hosts.engines()) == 1, "the silent host is given up")
+    hosts.hosts[0].send_signal(signal.SIGCONT)
+    wait_until(lambda: hosts.states() == ["ready"] * 2, "two engines", seen=hosts.states)
+    assert text(hosts.submit()) == OUTPUT
+
+
+@pytest.mark.parametrize("fault", ["die_on", "hang_on", "babble_on"])
+def test_request_that_kills_engines_of_two_hosts_is_given_up(hosts: Hosts, fault: str) -> None:
+    rule = {fault: "poison", "options": {"engine_timeout": 2.0}}
+    hosts.start(2, say={"count": OUTPUT}, step_ms=2, **rule)
+    programs = [hosts.submit(f"{k} count") for k in range(4)]
+    with pytest.raises(Quarantined, match="2 engines died of this request"):
+        text(hosts.submit("poison"))
+    assert [text(program) for program in programs] == [OUTPUT] * 4
+    assert all(host.poll() is None for host in hosts.hosts)
+
+
+def test_engine_that_differs_is_refused_with_the_reason(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
+    hosts.start(1, say={"count": OUTPUT})
+    (other := tmp_path / "other").mkdir()
+    tiny.make_tokenizer(other)
+    (other / "fake.json").write_text('{"context": 100}')
+    refused = hosts.host(model=str(other))
+    assert refused.wait(60) == 1
+    assert text(hosts.submit()) == OUTPUT
+    assert list(hosts.engines()) == ["0"]
+
+
+def test_host_with_a_key_that_sends_nonsense_harms_only_itself(hosts: Hosts) -> None:
+    hosts.start(1, say={"count": OUTPUT}, step_ms=5)
+    context: Any = zmq.Context()
+    try:
+        keys = tcp_auth.read_keys(hosts.key)
+        hello = wire.encode(wire.HostHello(wire.VERSION, time.monotonic()))
+        step = wire.encode(wire.Step(finished=tuple(wire.Finish(rid, "length") for rid in range(100))))
+        peers = []  # kept open
+        for frames in ([b"", b"\xc1"], [b"x"], [b"", hello[:-9]], [b"", wire.encode(wire.HostHello(99, 0.0))]):
+            peers.append(tcp_auth.connect(context, hosts.address, str(hosts.server_key), 10, keys))
+            peers[-1][0].send_multipart(frames)
+            assert peers[-1][0].poll(10_000), "it is dismissed"
+            assert b"dismiss" in peers[-1][0].recv_multipart()[-1]
+        program = hosts.submit()
+        peer, _ = tcp_auth.connect(context, hosts.address, str(hosts.server_key), 10, keys)
+        peer.send_multipart([b"", hello])
+        assert peer.poll(10_000)
+        peer.send(wire.encode(wire.Ready(64, 16, 512, ("not one of theirs",))))
+        peer.send(step)
+        assert text(program) == OUTPUT, "an engine cannot end the requests of another"
+        peer.send(b"\xc1")
+        peer.send_multipart([b"", b"\xc1"])
+        wait_until(lambda: list(hosts.engines()) == ["0"], "it is given up", seen=hosts.engines)
+        assert text(hosts.submit()) == OUTPUT
+    finally:
+        context.destroy(0)
+
+
+def test_unknown_keys_are_refused_and_logged(hosts: Hosts, tmp_path: Path) -> None:
+    lines: list[str] = []
+    server = EngineHosts(config.make(**hosts.options), lines.append)
+    try:
+        _, other = tcp_auth.make_keys(tmp_path / "keys", "stranger")
+        stranger = EngineHost(server.address, str(hosts.server_key), other, {}, print)
+        try:
+            with pytest.raises(ConfigError, match="does not know the key"):
+                stranger.run()
+        finally:
+            stranger.close()
+        (line,) = lines
+        assert tcp_auth.read_keys(other)[0].decode() in line
+        assert not server._socket.poll(0), "nothing of it arrived"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"engine_keys": ""}, "engines_at and engine_keys go together"),
+        ({"curve_key": ""}, "engines_at needs curve_key"),
+        ({"engines_at": "7200"}, "write it like"),
+        ({"engines_at": "", "engine_keys": "", "curve_key": ""}, "there would be no engine"),
+        ({"engine_keys": "nowhere"}, "engine_keys nowhere cannot be read"),
+        ({"engine_keys": __file__}, "is no line NAME KEY"),
+    ],
+)
+def test_server_that_cannot_take_hosts_says_why(hosts: Hosts, change: dict[str, str], error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        EngineHosts(config.make(**hosts.options | change), print).close()
