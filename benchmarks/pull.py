@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import torch
 from random_models import words as random_words
-from serving_work import Source, long_context
+from serving_work import Call, Source, chat, long_context, nothing_shared
 
 import banyan as bn
 from banyan.radix_cache.cache import Cache
@@ -155,6 +155,10 @@ def measure_pulls(n: int, kind: str) -> None:
 # ---- decodes beside long prompts -----------------------------------------------------------------------------------
 
 
+LOADS = {"W2": chat, "W5": nothing_shared, "W6": long_context}
+"""What each kind of fleet also runs by itself."""
+
+
 @bn.function
 def reader(s: Any, text: str, n_out: int) -> None:
     s += text
@@ -198,6 +202,22 @@ def gaps(backend: Any, source: Source, rounds: int, n_decodes: int) -> tuple[lis
     return found, ends
 
 
+@bn.function
+def chain(s: Any, call: Call) -> None:
+    """A call, and those that follow it."""
+    at: Call | None = call
+    while at is not None:
+        s += at.text
+        s += bn.gen(f"{id(at)}", max_tokens=at.n_out, temperature=0.0, ignore_eos=True)
+        at = at.children[0] if at.children else None
+
+
+def seconds_of(backend: Any, calls: list[Call]) -> float:
+    start = time.perf_counter()
+    chain.run_batch([{"call": call} for call in calls], backend=backend, num_threads=len(calls))
+    return time.perf_counter() - start
+
+
 def measure_fleet(model: Path, rounds: int, repeats: int, dtype: str) -> None:
     """One engine with two threads against two with one thread each, of which one takes prompts only; in turns."""
     kinds: dict[str, dict[str, Any]] = {
@@ -216,9 +236,10 @@ def measure_fleet(model: Path, rounds: int, repeats: int, dtype: str) -> None:
             with runtime:
                 times, ends = gaps(runtime, Source(words, str(k)), rounds, 4)
                 server = runtime.ask("stats")["server"]
+                alone = [seconds_of(runtime, load(Source(words, f"{k} again"))) for load in LOADS.values()]
             times.sort()
             p50, p99 = (1000 * times[int(q * len(times))] for q in (0.5, 0.99))
-            found[name].append((p50, p99, 1000 * times[-1], statistics.mean(ends), len(times)))
+            found[name].append((p50, p99, 1000 * times[-1], statistics.mean(ends), len(times), *alone))
             print(
                 f"{name:12} p50 {p50:.1f} ms, p99 {p99:.1f}, most {1000 * times[-1]:.0f}; {len(times)} gaps", end="; "
             )
@@ -227,8 +248,9 @@ def measure_fleet(model: Path, rounds: int, repeats: int, dtype: str) -> None:
             )
     base = statistics.median(one[1] for one in found["one engine"])
     for name, rows in found.items():
-        p50, p99, most, seconds, n = (statistics.median(column) for column in zip(*rows, strict=True))
-        print(f"| {name} | {p50:.1f} | {p99:.1f} | {most:.0f} | {seconds:.2f} | {n:.0f} | {p99 / base:.2f} |")
+        p50, p99, most, seconds, n, *alone = (statistics.median(column) for column in zip(*rows, strict=True))
+        print(f"| {name} | {p50:.1f} | {p99:.1f} | {most:.0f} | {p99 / base:.2f} | {seconds:.2f} | {n:.0f}", end=" | ")
+        print(*(f"{one:.2f}" for one in alone), sep=" | ", end=" |\n")
 
 
 def main() -> None:

@@ -89,7 +89,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "0: only those of `engines_at`",
     ] = 1
     prefill_replicas: Annotated[
-        int, "of the replicas, engines that take prompts only; the others pull the KV of long prompts from them"
+        int, "number of the replicas that take prompts only; the others pull the KV of long prompts from them"
+    ] = 0
+    min_replicas: Annotated[int, "engines that stay, however low the load is; with `max_replicas`"] = 1
+    max_replicas: Annotated[
+        int, "add and remove engines by load, up to so many; each has as much memory as the first ones; 0: never"
     ] = 0
     ray: Annotated[
         str,
@@ -184,18 +188,8 @@ OWN = (
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "model": (
-        *(
-            "model",
-            "device",
-            "dtype",
-            "weight_dtype",
-            "tp",
-            "adapters",
-            "context",
-            "replicas",
-            "threads",
-            "prefill_replicas",
-        ),
+        *("model", "device", "dtype", "weight_dtype", "tp", "adapters", "context", "threads"),
+        *("replicas", "prefill_replicas", "min_replicas", "max_replicas"),
         "sampling_defaults",
     ),
     "KV memory": ("kv_memory", "kv_dtype", "state_memory", "page", "cache", "eviction", "host_memory", "host_file"),
@@ -303,6 +297,7 @@ def check(c: Config) -> None:
     require(n_host_bytes > 0 or not c.host_file, "host_file needs a size; set host_memory too, such as '4GiB'")
     require(n_host_bytes == 0 or c.cache, "host_memory holds what the cache evicts, but the cache is off")
     require(c.tp == 1 or c.replicas <= 1, "tp cuts one engine, and replicas makes several; set one of them")
+    require(c.tp == 1 or not c.max_replicas, "tp cuts one engine, and max_replicas may add others; set one of them")
     require(
         0 <= c.prefill_replicas < max(1, c.replicas),
         f"prefill_replicas is {c.prefill_replicas}; of {c.replicas} replicas, at least one must generate",
@@ -330,6 +325,12 @@ def check(c: Config) -> None:
         bool(c.engines_at) == bool(c.engine_keys),
         "engines_at and engine_keys go together: where engines join, and a file with the keys of those that may",
     )
+    require(
+        c.max_replicas == 0 or 1 <= c.min_replicas <= c.replicas <= c.max_replicas,
+        f"min_replicas is {c.min_replicas}, replicas {c.replicas} and max_replicas {c.max_replicas}; they must be in "
+        "this order, from 1 on",
+    )
+    require(c.max_replicas > 0 or c.min_replicas == 1, "min_replicas has an effect only with max_replicas")
     require(not (c.ray and c.engines_at), "ray makes its own engines_at and keys; leave these out")
     require(not (c.ray and c.host_file), "host_file is of one machine, and ray chooses the machines; leave it out")
     require(not c.ray or c.replicas > 0, "ray runs `replicas` engines; set replicas to at least 1")

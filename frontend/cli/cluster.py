@@ -19,12 +19,12 @@ def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     for column in ("replica", "state", "running", "queued", "pages used", "hit rate", "steps/s"):
         table.add_column(column, justify="left" if column in ("replica", "state") else "right")
-    if any(row["host"] for row in now["replicas"].values()):
+    if any(row.get("host", "") for row in now["replicas"].values()):
         table.add_column("host")
     seconds = now["server"]["seconds"] - before["server"]["seconds"]
     for name, row in now["replicas"].items():
         if not (row["engine"] and row["cache"]):  # it starts
-            table.add_row(name, row["state"], *["-"] * 5, *([row["host"]] if row["host"] else []))
+            table.add_row(name, row["state"], *["-"] * 5, *([row.get("host", "")] if row.get("host", "") else []))
             continue
         engine, cache = row["engine"], row["cache"]
         earlier = before["replicas"].get(name, {"starts": 0})
@@ -34,7 +34,7 @@ def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
         table.add_row(
             *(name, row["state"], f"{engine['running']:,}", f"{engine['waiting']:,}"),
             *(f"{n_used:,} of {cache['n_pages']:,}", f"{hits:.1%}", f"{n_steps / seconds if seconds else 0:,.1f}"),
-            *([row["host"]] if row["host"] else []),
+            *([row.get("host", "")] if row.get("host", "") else []),
         )
     return table
 
@@ -51,6 +51,14 @@ def drain(runtime: Any, name: str) -> int:
     """Wait until an engine has ended without loss. BanyanError: there is no such engine, or no other one."""
     runtime.client.ask("drain", ENDING, name=name)
     print(f"engine {name} has ended; its programs went on elsewhere")
+    return 0
+
+
+def roll(runtime: Any, model: str) -> int:
+    """Wait until all engines have the weights of a model. BanyanError: it has another tokenizer or shape, or cannot be
+    loaded."""
+    runtime.client.ask("roll", ENDING, path=model)
+    print(f"all engines have the weights of {model}")
     return 0
 
 

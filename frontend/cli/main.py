@@ -56,7 +56,8 @@ ENGINE_EXAMPLES = """  banyan keys ~/.banyan/keys --name gpu1     # prints the l
   banyan engine Qwen/Qwen3-0.6B --join tcp://10.0.0.1:7200 --server-key KEY --key ~/.banyan/keys/gpu1.key_secret"""
 CLUSTER_EXAMPLES = """  banyan cluster status --socket ~/.banyan/s
   banyan cluster drain 1 --socket ~/.banyan/s
-  banyan cluster add --socket ~/.banyan/s"""
+  banyan cluster add --socket ~/.banyan/s
+  banyan cluster roll ~/models/Qwen3-0.6B-tuned --socket ~/.banyan/s"""
 SIZE_EXAMPLES = """  banyan size smol --memory 2GB --context 8k --concurrent 16
   banyan size Qwen/Qwen3-0.6B --device cuda --memory 24GB --context 32k --kv int8 --weight-dtype int4"""
 _SIZE_FLAGS = {
@@ -156,7 +157,7 @@ def _parser() -> Parser:
     keys = add("keys", _keys, text, "  banyan keys ~/.banyan/keys", " DIR")
     keys.add_argument("folder", metavar="DIR", type=Path, help="the directory for them; created with mode 0700")
     text = "whose keys: the name of an engine's machine (default: server)"
-    keys.add_argument("--name", default="server", metavar="NAME", help=text)
+    keys.add_argument("--name", dest="key_name", default="server", metavar="NAME", help=text)
 
     text = "run an engine on this machine for a server on another one"
     engine = add("engine", _engine, text, ENGINE_EXAMPLES, " [MODEL] --join ADDRESS --server-key KEY --key PATH")
@@ -221,11 +222,13 @@ def _parser() -> Parser:
     top.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help="update interval (default: 1)")
     top.add_argument("--once", action="store_true", help="print one update and exit")
 
-    text = "show the engines of a running server, drain one, or add one"
-    cluster = add("cluster", _cluster, text, CLUSTER_EXAMPLES, " status|drain NAME|add --socket PATH")
-    text = "status: a table of them; drain: end the engine NAME, whose programs go on elsewhere; add: start one more"
-    cluster.add_argument("what", choices=("status", "drain", "add"), help=text)
-    cluster.add_argument("engine", nargs="?", default="", metavar="NAME", help="of the engine to drain")
+    text = "show the engines of a running server, drain one, add one, or change their weights"
+    cluster = add("cluster", _cluster, text, CLUSTER_EXAMPLES, " status|drain NAME|add|roll MODEL --socket PATH")
+    text = ("status: a table of them; drain: end the engine NAME, whose programs go on elsewhere; add: start one more; "
+            "roll: replace them one at a time by engines with the weights of MODEL")  # fmt: skip
+    cluster.add_argument("what", choices=("status", "drain", "add", "roll"), help=text)
+    text = "the engine to drain, or the model: a directory on the server's machine and those of engines"
+    cluster.add_argument("engine", nargs="?", default="", metavar="NAME|MODEL", help=text)
     _add_join(cluster)
     text = "for status: seconds over which steps are counted (default: 1)"
     cluster.add_argument("--seconds", type=_seconds, default=1.0, metavar="S", help=text)
@@ -482,11 +485,11 @@ def _chat(options: argparse.Namespace) -> int:
 def _keys(options: argparse.Namespace) -> int:
     from banyan.runtime.protocol.tcp_auth import make_keys, public_key
 
-    public, secret = make_keys(options.folder, options.name)
-    if options.name != "server":
-        print(f"{secret}: the secret key of {options.name}, for `banyan engine --key {secret}`")
+    public, secret = make_keys(options.folder, options.key_name)
+    if options.key_name != "server":
+        print(f"{secret}: the secret key of {options.key_name}, for `banyan engine --key {secret}`")
         print("a line for the server's file of --engine-keys:")
-        print(f"{options.name} {public_key(str(public)).decode()}")
+        print(f"{options.key_name} {public_key(str(public)).decode()}")
         return 0
     print(f"{secret}: the server's secret key, for `banyan serve --bind tcp://HOST:PORT --curve-key {secret}`")
     print(f"{public}: the server's public key, which clients pass as server_key")
@@ -558,9 +561,13 @@ def _top(options: argparse.Namespace) -> int:
 def _cluster(options: argparse.Namespace) -> int:
     from banyan.cli import cluster
 
-    if (options.what == "drain") != bool(options.engine):
-        raise ConfigError("write: banyan cluster drain NAME; the names are those of `banyan cluster status`")
+    if (options.what in ("drain", "roll")) != bool(options.engine):
+        raise ConfigError(
+            "write: banyan cluster drain NAME, with a name of `banyan cluster status`; or: banyan cluster roll MODEL"
+        )
     with _join(options) as runtime:
         if options.what == "status":
             return cluster.status(runtime, options.seconds)
+        if options.what == "roll":
+            return cluster.roll(runtime, options.engine)
         return cluster.drain(runtime, options.engine) if options.engine else cluster.add(runtime)

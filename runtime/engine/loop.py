@@ -149,7 +149,8 @@ class EngineLoop:
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))
         self.kv_hints = KVHintReceiver(self.cache)
         kv = kv_format(config, resolved, self.spec, fingerprint)
-        self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock, host)
+        loaded = self.adapters.weights
+        self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock, host, loaded)
 
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order
@@ -170,7 +171,7 @@ class EngineLoop:
             decisions += (f"adapters: {', '.join(self.adapters.names)}; {self.adapters.n_bytes / 2**20:.1f} MiB",)
         adapters, kv = self.adapters.names, self.exchange.kv
         layout = f"{resolved.dtype}, KV {self.config.kv_dtype}"
-        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, adapters, kv, layout)
+        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, adapters, layout, kv)
 
     def warm_up(self) -> None:
         """Run steps before the first request: compiles kernels, starts threads, and measures the largest step."""

@@ -18,8 +18,8 @@ parameters are the measured times of a step.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from banyan.runtime.fleet.index import BLOCK, PrefixIndex
@@ -79,6 +79,10 @@ OTHERS = 0.3
 later. docs/fleet.md measures others than this."""
 
 
+FEW = 8
+"""So many holders are sorted: their square is below this multiple of all replicas. Else the order of all is read."""
+
+
 class NoReplica(LookupError):
     """No replica takes new programs with these weights."""
 
@@ -105,12 +109,13 @@ class ProgramPlacement:
 
     __slots__ = ("home", "left", "n_open", "placed", "pulls", "replicas")
 
-    def __init__(self, placed: list[Replica], left: list[tuple[int, int]], pulls: list[PlannedPull]) -> None:
-        self.pulls = pulls
-        self.home, self.replicas = placed[0].name, [replica.name for replica in placed]
-        self.placed: list[Replica | None] = [*placed]  # of each branch; None: it has ended
-        self.left = left  # of each branch: tokens of prompts and of outputs
-        self.n_open = Counter(placed)  # branches of each group that have not ended
+    def __init__(self) -> None:
+        self.home = ""
+        self.replicas: list[str] = []
+        self.placed: list[Replica | None] = []  # of each branch; None: it has ended
+        self.left: list[tuple[int, int]] = []  # of each branch: tokens of prompts and of outputs
+        self.n_open: dict[Replica, int] = {}  # branches of each group that have not ended
+        self.pulls: list[PlannedPull] = []
 
 
 LEARNED = 1 / 8
@@ -173,6 +178,11 @@ class Fleet:
         """Seconds of queued work of a replica."""
         return self._replicas[name].order[0]
 
+    @property
+    def queued_seconds(self) -> float:
+        """Of the work that is booked and not done, on all replicas."""
+        return sum(replica.order[0] for replica in self._replicas.values())
+
     def stored(self, name: str, digests: Sequence[bytes]) -> None:
         """The replica has these blocks (`blocks_of`), shortest prefix first. Ignored if it has left."""
         if (replica := self._replicas.get(name)) is not None:
@@ -189,29 +199,37 @@ class Fleet:
         if not is_open:
             raise NoReplica("no replica with these weights takes programs")
         holders = (*self.index.holders(demand.digests, is_open), (0, is_open))
-        n_steps = max(branch.n_steps for branch in demand.branches)
+        prompts, outs, steps = zip(*demand.branches, strict=True)
+        n_steps = max(steps)
         fixed, prompt, decode = self.step_time
         source = self._source(demand)
-        own = sum(prompt * branch.n_prompt + decode * branch.n_out for branch in demand.branches) / n_branches
-        k, best, chosen = 1, float("inf"), list[tuple[Replica, int]]()
+        own = (prompt * sum(prompts) + decode * sum(outs)) / n_branches
+        # Replicas that lack so many tokens of the trunk, the least queued work first.
+        lacking = [(demand.n_trunk - BLOCK * n, self._by_work(demand.fingerprint, among)) for n, among in holders]
+        # Of each candidate: seconds until it ends with the delay of others, but for the part that its branches delay;
+        # this part; the seconds before its own branches, in which the replica computes other work and the trunk; of
+        # equals, which got work longest ago.
+        found: list[tuple[float, float, float, int, int]] = []
+        missing: dict[int, int] = {}  # replica -> tokens of the trunk that it lacks
+        k, best, chosen, n_new = 1, float("inf"), list[tuple[Replica, int]](), 2
         while k <= n_branches:
-            missing = self._candidates(demand, holders, 2 * k)
+            for n, replicas in lacking:
+                for one in islice(replicas, n_new):
+                    _, placed, number = one.order
+                    if number not in missing:
+                        missing[number] = n
+                        trunk = prompt * n if source is None else self._trunk_seconds(demand, n, source)
+                        ahead = prompt * one.prompt + trunk + decode * min(one.out, one.rows * n_steps)
+                        delayed = OTHERS * one.n_groups
+                        found.append((ahead + delayed * trunk, delayed, ahead, placed, number))
             each = own * -(-n_branches // k)
-            # Of each group: seconds until it ends with the delay of others, and those before its own branches, in which
-            # the replica computes other work and the trunk.
-            groups = []
-            for one, n in missing.items():
-                trunk = prompt * n if source is None else self._trunk_seconds(demand, n, source)
-                ahead = prompt * one.prompt + trunk + decode * min(one.out, one.rows * n_steps)
-                seconds = ahead + OTHERS * one.n_groups * (trunk + each)
-                groups.append((seconds, ahead, *one.order[1:]))  # of equals, which got work longest ago
-            groups = sorted(groups)[:k]
-            ends = fixed * n_steps + each + max(ahead for _, ahead, *_ in groups)
-            cost = ends + sum(seconds - ahead for seconds, ahead, *_ in groups)
+            groups = sorted([(base + delayed * each, *rest) for base, delayed, *rest in found])[:k]
+            ends = fixed * n_steps + each + max([group[1] for group in groups])
+            cost = ends + sum([group[0] - group[1] for group in groups])
             if len(groups) < k or cost >= best:
                 break  # nor would more groups be better
-            replicas = [self._by_number[number] for *_, number in groups]
-            best, chosen = cost, [(replica, missing[replica]) for replica in replicas]
+            best, chosen = cost, [(self._by_number[group[3]], missing[group[3]]) for group in groups]
+            n_new = 2 * k  # so that there are 2 k candidates of each kind
             k *= 2
         return self._book(demand, chosen, source)
 
@@ -249,53 +267,43 @@ class Fleet:
         n_blocks = next((n for n, _ in self.index.holders(demand.digests, replica.bit)), 0)
         return self._book(demand, [(replica, demand.n_trunk - BLOCK * n_blocks)])
 
-    def _candidates(self, demand: Demand, holders: Sequence[tuple[int, int]], n: int) -> dict[Replica, int]:
-        """Replicas -> tokens of the trunk that each lacks: of those that have equally much of it, the n with the least
-        queued work."""
-        found: dict[Replica, int] = {}
-        for n_blocks, replicas in holders:
-            for replica in self._least(demand.fingerprint, replicas, n):
-                found.setdefault(replica, demand.n_trunk - BLOCK * n_blocks)
-        return found
-
-    def _least(self, fingerprint: bytes, holders: int, n: int) -> list[Replica]:
-        """The n of `holders` with the least queued work."""
+    def _by_work(self, fingerprint: bytes, holders: int) -> Iterator[Replica]:
+        """The replicas in `holders`, the least queued work first."""
         order, by_number = self._order[fingerprint], self._by_number
-        if holders.bit_count() ** 2 < n * len(order):  # few: look at each of them
-            return sorted(self._members(holders), key=_order)[:n]
-        found = []
-        for _, _, number in order:
-            if holders >> number & 1:
-                found.append(by_number[number])
-                if len(found) == n:
-                    break
-        return found
+        if holders.bit_count() ** 2 < FEW * len(order):  # look at each of them
+            yield from sorted(self._members(holders), key=_order)
+        else:
+            for _, _, number in order:
+                if holders >> number & 1:
+                    yield by_number[number]
 
     def _book(
         self, demand: Demand, chosen: list[tuple[Replica, int]], source: _Source | None = None
     ) -> ProgramPlacement:
         """Add the work of a demand to the queues of its replicas, in groups of neighbouring branches."""
-        branches, k = demand.branches, len(chosen)
-        placed: list[Replica] = []
-        left: list[tuple[int, int]] = []
-        pulls: list[PlannedPull] = []
+        branches, k, bits = demand.branches, len(chosen), 0
+        made = ProgramPlacement()
+        made.home = chosen[0][0].name
         for i, (replica, missing) in enumerate(chosen):
             first = demand.n_trunk - missing
             if source is not None and first < source.n_tokens:
                 if self._trunk_seconds(demand, missing, source) < self.step_time.prompt * missing:
-                    pulls.append(PlannedPull(source.replica.name, replica.name, first, source.n_tokens))
+                    made.pulls.append(PlannedPull(source.replica.name, replica.name, first, source.n_tokens))
                     missing = demand.n_trunk - source.n_tokens
                 else:
                     self.refused()
-            group = branches[i * len(branches) // k : (i + 1) * len(branches) // k]
-            # The group's first branch computes the trunk.
-            left += [(branch.n_prompt + (0 if j else missing), branch.n_out) for j, branch in enumerate(group)]
-            placed += [replica] * len(group)
-            prompt, out = (sum(tokens) for tokens in zip(*left[-len(group) :], strict=True))
-            self._add(replica, prompt, out, len(group))
+            prompts, outs, _ = zip(*branches[i * len(branches) // k : (i + 1) * len(branches) // k], strict=True)
+            n = len(prompts)
+            made.left.append((prompts[0] + missing, outs[0]))  # the group's first branch computes the trunk
+            made.left += zip(prompts[1:], outs[1:], strict=True)
+            made.placed += [replica] * n
+            made.replicas += [replica.name] * n
+            made.n_open[replica] = n
+            self._add(replica, sum(prompts) + missing, sum(outs), n)
             replica.n_groups += 1
-        self.index.stored(sum(replica.bit for replica, _ in chosen), demand.digests)
-        return ProgramPlacement(placed, left, pulls)
+            bits |= replica.bit
+        self.index.stored(bits, demand.digests)
+        return made
 
     def pulled(self, wait: float, token: float) -> None:
         """What a pull took: seconds of waiting, and of copying for each token; 0.0: not known."""

@@ -451,7 +451,7 @@ class Acknowledge(Wire, frozen=True):
 
 Topic = (
     Literal["stats", "flush", "check", "info", "tree", "events", "programs"]
-    | Literal["load_adapter", "unload_adapter", "add", "drain"]
+    | Literal["load_adapter", "unload_adapter", "add", "drain", "roll"]
 )
 """What one can ask; see Ask."""
 
@@ -469,8 +469,9 @@ class Ask(Wire, frozen=True):
     "unload_adapter": new gens cannot name it; its memory is free when the requests that use it have ended. (The engine
     gets its digest in hex as `name`.)
     "add": start one more engine; the answer comes when it is ready. "drain": place nothing more in the engine `name`;
-    the answer comes when it has ended. If there are several engines, "events" are those of the engine `name`, and all
-    other answers are the sums of what they say.
+    the answer comes when it has ended. "roll": replace the engines one at a time by engines with the weights of the
+    model `path`; the answer comes when all have them. If there are several engines, "events" are those of the engine
+    `name`, and all other answers are the sums of what they say.
     """
 
     id: Number
@@ -872,6 +873,22 @@ class Step(Wire, frozen=True):
     cached: dict[int, int] = {}
 
 
+class TreeEvent(Wire, frozen=True):
+    """Consecutive pages that were stored or removed. digests: 16 bytes for each page (`radix_cache.events`). first: the
+    number of the first page in its text."""
+
+    digests: bytes
+    first: int = 0
+    is_removed: bool = False
+
+
+class TreeEvents(Wire, frozen=True):
+    """What the tree has stored and evicted since the last message. is_all: instead, all that is there now."""
+
+    events: tuple[TreeEvent, ...]
+    is_all: bool = False
+
+
 class KVFormat(Wire, frozen=True):
     """What must be equal in two engines for pages to move between them. layout: the version of a page's layout.
     weights: `weights.fingerprint`. context: some models' positions depend on it. heads: key-value heads."""
@@ -941,22 +958,6 @@ class Pulled(Wire, frozen=True):
     why: str = ""
 
 
-class TreeEvent(Wire, frozen=True):
-    """Consecutive pages that were stored or removed. digests: 16 bytes for each page (`radix_cache.events`). first: the
-    number of the first page in its text."""
-
-    digests: bytes
-    first: int = 0
-    is_removed: bool = False
-
-
-class TreeEvents(Wire, frozen=True):
-    """What the tree has stored and evicted since the last message. is_all: instead, all that is there now."""
-
-    events: tuple[TreeEvent, ...]
-    is_all: bool = False
-
-
 class Notice(Wire, frozen=True):
     """What an engine that starts does for seconds, or lacks: a line for a person."""
 
@@ -982,10 +983,10 @@ class Ready(Wire, frozen=True):
     weights: bytes = b""
     adapters: dict[str, bytes] = {}
     """Name -> digest, of those in the configuration."""
-    kv: KVFormat | None = None
-    """None: its pages do not move to other engines."""
     layout: str = ""
     """The dtypes of what the model computes and of KV. Engines of one server have the same."""
+    kv: KVFormat | None = None
+    """None: its pages do not move to other engines."""
 
 
 # ---- server <-> engine host: behind an empty frame; a message of one frame is for the engine or from it ------------

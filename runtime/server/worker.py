@@ -32,6 +32,7 @@ import zmq
 from banyan.runtime import launch
 from banyan.runtime.config import Config, check, parse_bytes
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
+from banyan.runtime.fleet.scaling import FleetLoad, LoadScaler
 from banyan.runtime.model.images import image_spec
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
@@ -43,6 +44,7 @@ from banyan.runtime.server.engine_link.ray_engines import RayEngines
 from banyan.runtime.server.engine_link.remote import EngineHosts, NewHost, RemoteLink
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
+from banyan.runtime.server.engine_link.roll import WeightsRoll
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
 from banyan.runtime.server.policy.fair_threads import FairThreads
@@ -58,7 +60,7 @@ from banyan.runtime.server.telemetry.loop_times import LoopTimes
 from banyan.runtime.server.telemetry.observer import Observer
 from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.images import Images
-from banyan.runtime.server.text.tokenizer import Files, Tokenizer
+from banyan.runtime.server.text.tokenizer import Files, Tokenizer, same_tokenizer
 
 MAX_INLINE = 4096
 """Characters that are tokenised on the loop itself: at most 1 ms. The round trip to a thread takes 0.1 ms."""
@@ -115,6 +117,9 @@ class Server:
         if config.bind and not self.tenants.asks_for_token:
             raise ConfigError(f"bind is {config.bind}, and anybody could come in there; say who may, with token_file")
         self._peers: dict[bytes, Peer] = {}
+        self.roll: WeightsRoll | None = None
+        self.scaler = LoadScaler(config.min_replicas, config.max_replicas) if config.max_replicas else None
+        self._rolled_to = ""  # the model of the last change of weights
         self._awaited: deque[Callable[[str], None]] = deque()  # those who wait for an engine that will join
         self._standard = wire.Ready(0, 0, 0)  # what the engine told of itself that was ready last
         self._addresses: dict[bytes, str] = {}  # of peers whose Hello waits
@@ -194,6 +199,7 @@ class Server:
             call_in=self.timers.call,
             n_prefill=self.config.prefill_replicas,
         )
+        self.requests.routes.counts_work = self.scaler is not None
         vocabulary = self.tokenizer.vocabulary()
         self.replicas.connect(self.requests, vocabulary)
         self.constraints = ConstraintChecker(
@@ -537,6 +543,9 @@ class Server:
             self._has_free_memory = False
             self._threads.submit(trim_memory)
         self._end_drained()
+        self._roll_on()
+        if self.scaler is not None and self.roll is None:
+            self._scale(self.scaler)
         for replica in self.replicas:
             replica.link.heartbeat()
         if self.observer.wants_counters and self.replicas.ready is not None:
@@ -601,6 +610,8 @@ class Server:
         config = msgspec.structs.replace(self.config, model=str(self.directory))
         if name != "0" and config.host_file:
             config = msgspec.structs.replace(config, host_file=f"{config.host_file}.{name}")
+        if self._rolled_to:
+            config = msgspec.structs.replace(config, model=self._rolled_to)
         command = self._engine if name == "0" else (*self._engine, "--replica", name)
         if not is_first:
             config = later_config(
@@ -620,7 +631,9 @@ class Server:
                 metrics="", traces="", replicas=1,
             )  # fmt: skip
 
-        return RemoteLink(hosts.send, options, self.config.engine_timeout)
+        link = RemoteLink(hosts.send, options, self.config.engine_timeout)
+        link.model = self._rolled_to
+        return link
 
     def _listen_to_hosts(self, hosts: EngineHosts, ready: Mapping[Any, int]) -> None:
         if any(source in ready for source in hosts.sockets):
@@ -655,7 +668,11 @@ class Server:
 
     def _change_engines(self, ask: wire.Ask, then: Callable[[str], None]) -> None:
         """Add or drain an engine; see Questions. ConfigError: that cannot be."""
-        if ask.what == "add" and self.ray is not None:
+        if self.roll is not None:
+            raise ConfigError(f"the weights are being changed to {self.roll.model}; wait until all engines have them")
+        if ask.what == "roll":
+            self._start_roll(ask.path, then)
+        elif ask.what == "add" and self.ray is not None:
             self._awaited.append(then)
             self.ray.add()
         elif ask.what == "add":
@@ -668,6 +685,83 @@ class Server:
             self.replicas.drain(ask.name, then)
             self._log("info", f"engine {ask.name} is drained")
             self._end_drained()
+
+    def _start_roll(self, model: str, then: Callable[[str], None]) -> None:
+        """Change the weights. ConfigError, ModelNotFound: that cannot be."""
+        directory = resolve(model)
+        new, now = Files.read(directory), Files.read(self.directory)
+        if (new.tokenizer, new.template) != (now.tokenizer, now.template) or not same_tokenizer(
+            directory, self.directory
+        ):
+            raise ConfigError(f"{model} has another tokenizer or chat template than {self.name}; start another server")
+        before, model = self._rolled_to or str(self.directory), str(directory)
+
+        def end(error: str) -> None:
+            if not error:
+                self.directory, self.name = directory, name_of(directory)
+            self.roll = None
+            self._rolled_to = before if error else model
+            self._log("info", f"the weights are not changed: {error}" if error else f"all engines have {model}")
+            then(error)
+
+        def restart(replica: ReplicaProcess, model: str) -> None:
+            replica.link.model = model
+            replica.link.start()
+            self._make_poller()
+            self.questions.reload_adapters(replica)
+
+        def add(then: Callable[[str], None]) -> ReplicaProcess:
+            if self.config.replicas == 0 or self.ray is not None:
+                raise ConfigError("there is one engine, on another machine; have another join first")
+            replica = self.replicas.add(then)
+            self._make_poller()
+            self.questions.reload_adapters(replica)
+            return replica
+
+        weights = self.tenants.weights
+        self._rolled_to = model
+        try:
+            self.roll = WeightsRoll(
+                self.replicas, self.requests, model, before, weights, end, restart=restart, add=add,
+                remove=self._remove, n_old=lambda: self.programs.n_on(weights),
+            )  # fmt: skip
+        except BaseException:
+            self._rolled_to = "" if before == str(self.directory) else before
+            raise
+        self._log("info", f"the weights are being changed to {model}")
+
+    def _roll_on(self) -> None:
+        if self.roll is not None:
+            self.roll.go_on()
+
+    def _scale(self, scaler: LoadScaler) -> None:
+        """Add or remove an engine, if the load asks for it."""
+        counts = self.observer.goodput.counts
+        n_done = counts["requests"] + counts["programs"]
+        takers = [one for one in self.replicas if one.route.is_open and one.route.is_ready]
+        n_coming = sum(one.route.is_open and not one.route.is_ready for one in self.replicas) + len(self._awaited)
+        n_good = counts["good_requests"] + counts["good_programs"]
+        queued = self.requests.routes.queued_seconds
+        load = FleetLoad(len(takers), n_coming, queued, n_done, n_done - n_good)
+        change = scaler.decide(time.monotonic(), load)
+        if not change:
+            return
+
+        def then(error: str) -> None:
+            if error:
+                self._log("quiet", f"the number of engines is not changed: {error}")
+
+        try:
+            if change > 0:
+                self._log("info", f"{queued:.1f} s of work are queued for {len(takers)} engines; adding one")
+                self._change_engines(wire.Ask(0, "add"), then)
+            else:
+                least = min(takers, key=lambda one: one.route.n_running)
+                self._log("info", f"engine {least.name} was of no use; it ends")
+                self.replicas.drain(least.name, then)
+                self._end_drained()
+        except BanyanError as e:
+            then(e.message)
 
     def _end_drained(self) -> None:
         for replica in self.replicas.drained:
@@ -685,6 +779,7 @@ class Server:
                 self.observer.step(report)
                 if report.finished and not replica.route.is_open:
                     self._call_soon(self._end_drained)  # not now: its link is being read
+                    self._call_soon(self._roll_on)
                 return self.requests.take(report, replica.route)
             case wire.TreeEvents() if replica.link.ready is not None:
                 return self.requests.routes.heard(replica.route, report, replica.link.ready.page)
@@ -711,6 +806,7 @@ class Server:
                 self.requests.routes.pulls.pulled(report)
                 if not all(one.route.is_open for one in self.replicas):
                     self._call_soon(self._end_drained)
+                    self._call_soon(self._roll_on)
         return ()
 
     def _send_pixels(self, replica: ReplicaProcess, pid: int, pixels: wire.ImagePixels | Exception) -> None:
@@ -722,13 +818,22 @@ class Server:
 
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
         others = [one for one in self.replicas if one is not replica and one.route.is_ready]
-        if others and (why := self._differs(ready)):
+        is_rolled = self.roll is not None and replica is self.roll.starting
+        if others and (why := self._differs(ready, replica.route.weights, is_rolled)):
             why = f"engine {replica.name} {why}"
             self._log("quiet", why)
-            self._call_soon(partial(self._remove, replica, why))
+            if is_rolled and self.roll is not None:
+                self._call_soon(partial(self.roll.fail, why))
+            else:
+                self._call_soon(partial(self._remove, replica, why))
             return
         replica.n_failed_starts, replica.route.is_ready, replica.route.kv = 0, True, ready.kv
-        self.tenants.weights, self._standard = ready.weights, ready
+        if self.scaler is not None and replica.link.n_starts == 1:
+            self.scaler.started(time.monotonic() - replica.began)
+        replica.route.weights = ready.weights
+        if is_rolled or not others:
+            self.tenants.set_weights(ready.weights)
+            self.requests.routes.weights, self._standard = ready.weights, ready
         for name, digest in ready.adapters.items():
             self.adapters.add(name, self.config.adapters[name], digest)
         self.programs.generator.set_context(ready.max_context)
@@ -743,12 +848,14 @@ class Server:
             for one in self.replicas:
                 one.link.listen()
         replica.settle()
+        self._roll_on()
         self._welcome(ready)
 
-    def _differs(self, ready: wire.Ready) -> str:
-        """Why an engine cannot run the programs of those that run; "": it can."""
+    def _differs(self, ready: wire.Ready, before: bytes, is_rolled: bool) -> str:
+        """Why an engine cannot run the programs of those that run; "": it can. before: the weights of the engine whose
+        place it takes. is_rolled: it is the one whose weights change."""
         mine = self._standard
-        if ready.weights != mine.weights:
+        if not is_rolled and ready.weights != (before or mine.weights):
             return "has other weights than those that run; its files were changed, or are another model's"
         for what in ("page", "max_context", "layout"):
             if (its := getattr(ready, what)) != (ours := getattr(mine, what)):
@@ -779,8 +886,12 @@ class Server:
         lost = EngineLost(f"the engine process{whose} died ({death.how}){why}")
         self.questions.fail(replica.name, lost.message)
         is_hopeless = replica.n_failed_starts >= MAX_FAILED_STARTS
+        if is_hopeless and self.roll is not None and replica is self.roll.starting:
+            self.roll.fail(lost.message)
+            return
         if isinstance(link, RemoteLink):
-            has_others = any(one.route.is_open for one in self.replicas if one is not replica)
+            others = (one for one in self.replicas if one is not replica and one.route.is_open)
+            has_others = any(one.route.weights == replica.route.weights for one in others)
             if (link.is_gone or is_hopeless) and has_others:
                 self._log("quiet", lost.message)
                 self.requests.replay(replica.route, death)

@@ -29,6 +29,7 @@ VALUES = {
     "constraint_engine": "outlines_core", "token_file": "tokens", "deterministic": True, "isolate": "connection",
     "durable_bytes": "1GiB", "slo": "ttft=1s,itl=50ms", "traces": "console",
     "bind": "tcp://127.0.0.1:7100", "curve_key": "server.key_secret", "draft_model": "org/small",
+    "engines_at": "tcp://127.0.0.1:7200", "engine_keys": "engines", "ray": "auto", "min_replicas": 2, "max_replicas": 3,
     "sampling_defaults": "openai", "tp": 2, "adapters": {"poems": "/adapters/poems"},
     "prefill_replicas": 1,
 }  # fmt: skip
@@ -40,10 +41,14 @@ def test_every_option_has_a_test_value() -> None:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_every_option_is_accepted_and_round_trips_as_json(name: str) -> None:
-    needed = {"host_file": "host_memory", "bind": "curve_key", "curve_key": "bind", "prefill_replicas": "replicas"}.get(
-        name, name
+    joins, scales = ("engines_at", "engine_keys", "curve_key"), ("min_replicas", "max_replicas", "replicas")
+    needed = (
+        {"host_file": ("host_memory",), "bind": ("curve_key",), "curve_key": ("bind",)}
+        | {"prefill_replicas": ("replicas",)}
+        | dict.fromkeys(joins[:2], joins)
+        | dict.fromkeys(scales[:2], scales)
     )
-    config = make(**{key: VALUES[key] for key in (name, needed)})
+    config = make(**{key: VALUES[key] for key in (name, *needed.get(name, ()))})
     assert getattr(config, name) == VALUES[name] != getattr(Config(), name)
     assert msgspec.json.decode(msgspec.json.encode(config), type=Config) == config
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import banyan as bn
@@ -26,7 +28,9 @@ TWO = {"replicas": 2, "engine_timeout": 2.0}
 
 @pytest.fixture(scope="module")
 def boot(write_boot: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
-    return write_boot("ipc.HEARTBEAT, ipc.MAX_SILENT = 0.1, 300")
+    scaling = "from banyan.runtime.fleet.scaling import LoadScaler; LoadScaler.started = lambda self, _: None; "
+    scaling += "from banyan.runtime.fleet import scaling; scaling.LEAST_START = 0.2"
+    return write_boot(f"ipc.HEARTBEAT, ipc.MAX_SILENT = 0.1, 300; {scaling}")
 
 
 def submit(c: client.Client, text: str) -> client.Program:
@@ -162,3 +166,74 @@ def test_hit_rate_is_nearly_that_of_one_engine_with_the_same_memory() -> None:
         assert cache["n_leased"] == 0
         rates[n] = cache["n_hit_tokens"] / cache["n_query_tokens"]
     assert min(rates[2], rates[4]) > 0.95 * rates[1], rates
+
+
+@pytest.fixture
+def other_model(tiny: Any, tmp_path: Path) -> Callable[..., Path]:
+    """`other_model("name", say={...}, weights="...")`: a model directory with the tokenizer of `join`'s."""
+
+    def make(name: str, **rule: Any) -> Path:
+        (path := tmp_path / name).mkdir()
+        tiny.make_tokenizer(path)
+        (path / "fake.json").write_text(json.dumps(rule))
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_weights_change_while_programs_end_on_those_that_they_began_with(
+    join: Join, other_model: Callable[..., Path], n: int
+) -> None:
+    options = TWO | {"replicas": n}
+    c = join(say={"count": OUTPUT, "on": "old"}, weights="old", step_ms=5, options=options)
+    new = other_model("new", say={"count": "new", "on": "new"}, weights="new", step_ms=5)
+    began = [submit(c, f"{k} count") for k in range(6)]
+    resting = c.program("resting")
+    gen = wire.Gen(0, 0, wire.Sampling(max_tokens=9, temperature=0.0))
+    resting.submit([wire.Append(0, ("on",)), gen])
+    assert text(resting) == "old"
+    with ThreadPoolExecutor() as threads:
+        rolled = threads.submit(c.ask, "roll", 60, path=str(new))
+        wait_until(lambda: text(submit(c, "count")) == "new", "an engine with the new weights")
+        with pytest.raises(BanyanError, match="the weights are being changed"):
+            c.ask("add")
+        assert not rolled.done(), "a program with the old weights has not ended"
+        assert [text(program) for program in began] == [OUTPUT] * 6
+        resting.submit([wire.Append(0, (" on",)), msgspec.structs.replace(gen, ref=1)], last=True)
+        value: wire.Value = resting.future(1).result(60)
+        assert value.samples[0].text == "old"
+        rolled.result(60)
+    assert [engine["state"] for engine in engines(c).values()] == ["ready"] * n
+    assert [text(submit(c, "count")) for _ in range(4)] == ["new"] * 4
+    pid = next(iter(engines(c).values()))["pid"]
+    os.kill(pid, signal.SIGKILL)
+    c.ask("add")
+    assert [text(submit(c, "count")) for _ in range(6)] == ["new"] * 6, "engines that come later have them too"
+    assert c.ask("check") == {}
+
+
+def test_weights_that_cannot_be_loaded_leave_the_engines_as_they_were(
+    join: Join, other_model: Callable[..., Path]
+) -> None:
+    c = join(say={"count": OUTPUT}, weights="old", options=TWO)
+    with pytest.raises(BanyanError, match="no room"):
+        c.ask("roll", 60, path=str(other_model("large", fail=["out_of_memory", "no room"])))
+    wait_until(lambda: {one["state"] for one in engines(c).values()} == {"ready"}, "the engine with the old weights")
+    with pytest.raises(BanyanError, match="another max_context"):
+        c.ask("roll", 60, path=str(other_model("short", context=64, weights="new")))
+    (stranger := other_model("stranger") / "tokenizer.json").write_text(stranger.read_text() + " ")
+    with pytest.raises(BanyanError, match="another tokenizer"):
+        c.ask("roll", 60, path=str(stranger.parent))
+    wait_until(lambda: {one["state"] for one in engines(c).values()} == {"ready"}, "the engines")
+    assert text(submit(c, "count")) == OUTPUT
+    assert len(engines(c)) == 2
+
+
+def test_engines_are_added_and_removed_by_load(join: Join) -> None:
+    c = join(say={"count": OUTPUT}, step_ms=20, options={"max_replicas": 2, "slo": "ttft=1ms"})
+    programs = [submit(c, f"{k} count") for k in range(200)]
+    wait_until(lambda: len(engines(c)) == 2, "a second engine", seen=lambda: c.ask("stats")["server"])
+    assert [text(program) for program in programs] == [OUTPUT] * 200
+    wait_until(lambda: len(engines(c)) == 1, "the end of an engine of no use")
+    assert text(submit(c, "count")) == OUTPUT

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -100,10 +100,12 @@ class KVExchange:
         kv: KVFormat | None,
         clock: Callable[[], float] = time.monotonic,
         host: str = "",
+        adapters: Container[bytes] = (),
     ) -> None:
         """kv: the format of this engine's pages; None: they do not move. host: the name or address of this machine, as
-        engines on others reach it; "": there are none."""
+        engines on others reach it; "": there are none. adapters: digests of those that are loaded."""
         self.cache, self.runner, self.kv, self._scheduler, self._clock = cache, runner, kv, scheduler, clock
+        self._adapters = adapters
         chunks = Chunks(host) if host and kv is not None else None
         self._transports: tuple[Transport, ...] = (SharedMemory(), *([chunks] if chunks is not None else []))
         self.wake = chunks.wake if chunks is not None else None  # readable when something has arrived
@@ -155,6 +157,8 @@ class KVExchange:
         one = self._exporting[export.pull] = _Exporting(export, self._clock() + export.seconds)
         if self.kv is None:
             self._fail_export(one, "this engine's pages do not move")
+        elif export.compute and (run := export.run).adapter and run.adapter not in self._adapters:
+            self._fail_export(one, "its adapter is not loaded here")
         elif export.compute:
             run = export.run
             ids, sampling = run.ids[: 4 * self._n_whole(run.ids)], Sampling(temperature=0.0, max_tokens=0)

@@ -108,6 +108,7 @@ class EngineConnection:
     """
 
     is_gone = False
+    model = ""  # in place of that of the configuration
     host = ""
     pid = -1
     socket: zmq.Socket[bytes] | None = None
@@ -260,6 +261,8 @@ class EngineLink(EngineConnection):
 
     def start(self) -> None:
         self._config = later_config(self._config, self.ready if self._config.replicas > 1 else None)
+        if self.model:
+            self._config = msgspec.structs.replace(self._config, model=self.model)
         self._process.close()
         self.reset()
         self._process = EngineProcess(self._context, self._config, self._path, self._command)

@@ -31,16 +31,21 @@ class PullEnd(Protocol):
 
 
 class PendingPull:
-    """One pull that is not over. run: the request whose prompt begins with the prefix. first, end: its tokens that
-    move. compute: the source computes them first. waiting: by rid, what to call when it is over, however it ended.
-    then: the same for those that are no requests."""
+    """One pull that is not over.
+
+    run          the request whose prompt begins with the prefix
+    first, end   its tokens that move
+    seconds      that it may take, as its planner says; until: when it is given up
+    compute      the source computes them first
+    waiting      by rid, what to call when it is over, however it ended; then: the same for those that are no requests
+    """
 
     def __init__(
-        self, number: int, run: wire.Run, source: PullEnd, target: PullEnd, first: int, end: int, compute: bool,
-        until: float,
+        self, number: int, run: wire.Run, source: PullEnd, target: PullEnd, first: int, end: int, seconds: float,
+        compute: bool, until: float,
     ) -> None:  # fmt: skip
         self.number, self.run, self.source, self.target = number, run, source, target
-        self.first, self.end, self.compute, self.until = first, end, compute, until
+        self.first, self.end, self.compute, self.seconds, self.until = first, end, compute, seconds, until
         self.waiting: dict[int, Callable[[], None]] = {}
         self.then: list[Callable[[], None]] = []
         self.started = self.exported = 0.0
@@ -77,22 +82,19 @@ class Pulls:
         if source.kv is None or source.kv != target.kv:
             return None
         self._n_begun += 1
-        seconds = max(seconds, LEAST)
-        page = source.kv.page
-        pull = PendingPull(
-            self._n_begun, run, source, target, first - first % page, end, compute, self._clock() + seconds
-        )
+        first, until = first - first % source.kv.page, self._clock() + max(seconds, LEAST)
+        pull = PendingPull(self._n_begun, run, source, target, first, end, seconds, compute, until)
         self._pending[pull.number] = pull
         source.n_pulls += 1
         self._queue.append(pull)
-        self._call_in(seconds, lambda: self._fail(pull.number))
+        self._call_in(max(seconds, LEAST), lambda: self._fail(pull.number))
         self._send_next()
         return pull
 
     def _send_next(self) -> None:
         """Begin those that wait, in order."""
-        for pull in [one for one in self._queue if self._may_begin(one)]:
-            if self._running[pull.source] < AT_ONCE:
+        for pull in list(self._queue):
+            if self._may_begin(pull):
                 self._queue.remove(pull)
                 self._running[pull.source] += 1
                 pull.started = self._clock()
@@ -137,6 +139,7 @@ class Pulls:
         if (pull := self._pending.get(report.pull)) is None:
             return
         if not report.n_tokens:
+            self._learned(pull.seconds, 0.0)
             self._fail(report.pull)
             return
         n = max(1, pull.n_exported - pull.first)

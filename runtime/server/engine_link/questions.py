@@ -98,7 +98,7 @@ class Questions:
             return self._tell_programs(client, ask)
         engines = list(self._engines)
         try:
-            if ask.what in ("drain", "add"):
+            if ask.what in ("drain", "add", "roll"):
                 self._change(ask, partial(self._changed, client, ask))
                 return ()
             if ask.what == "load_adapter":

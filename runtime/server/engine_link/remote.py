@@ -47,7 +47,6 @@ class RemoteLink(EngineConnection):
         self._inbox: deque[bytes] = deque()
         self._death = LOST
         self._ahead = 0.0  # how far our clock is ahead of that of the host
-        self.model = ""  # in place of the host's own
         self.is_gone = True
         self.life = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         super().__init__(engine_timeout)

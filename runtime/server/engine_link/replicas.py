@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from banyan.runtime.errors import BanyanError, ConfigError
@@ -24,10 +25,13 @@ class ReplicaProcess:
 
     def __init__(self, name: str, link: EngineConnection) -> None:
         self.name, self.link = name, link
+        self.began = time.monotonic()
         self.n_failed_starts = 0
         """Engines in a row that died before they were ready."""
         self.error: BanyanError | None = None
         """What it said when it could not start."""
+        self.is_rolled = False
+        """It is emptied to get other weights, and not to end."""
         self.then: list[Then] = []
         """Those who wait until it is ready or, if it is drained, gone."""
 
@@ -115,7 +119,8 @@ class Replicas:
         replica = next((replica for replica in self._replicas if replica.name == name), None)
         if replica is None:
             raise ConfigError(f"there is no engine {name!r}; there are {', '.join(one.name for one in self._replicas)}")
-        if not any(other.route.is_open and other.route.is_ready for other in self._replicas if other is not replica):
+        others = (one for one in self._replicas if one is not replica and one.route.weights == replica.route.weights)
+        if not any(other.route.is_open and other.route.is_ready for other in others):
             raise ConfigError(f"engine {name} is the only one that is ready; add another first")
         replica.then.append(then)
         self._requests.vacate(replica.route)
@@ -124,8 +129,8 @@ class Replicas:
     @property
     def drained(self) -> list[ReplicaProcess]:
         """Those to which nothing is left to do before they end."""
-        ends = [one for one in self._replicas if not one.route.is_open]
-        return [one for one in ends if not (one.route.n_running or one.route.n_pulls)]
+        empty = (one for one in self._replicas if not one.route.is_open and one.route.is_empty)
+        return [one for one in empty if not one.is_rolled]
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
         """End an engine for good. Its requests start again elsewhere."""

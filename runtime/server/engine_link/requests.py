@@ -33,12 +33,14 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 
 
 class SchedulingInfo(NamedTuple):
-    """The client of a program, and how urgent the program is. The fields are those of wire.Run."""
+    """The client of a program, and how urgent the program is. The other fields are those of wire.Run."""
 
     client: int = 0
     priority: int = 0
     deadline: float = 0.0
     namespace: bytes = b""
+    weights: bytes = b""
+    """The fingerprint of the weights that compute it; b"": any."""
 
 
 class StreamPiece(NamedTuple):
@@ -264,7 +266,7 @@ class EngineRequests:
         )
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
-        request = EngineRequest(run, text, done, route := self.routes.place(run), self.clock())
+        request = EngineRequest(run, text, done, route := self.routes.place(run, info.weights), self.clock())
         request.stop_strings, request.listener, request.owner = stop_strings, listener, owner
         request.files = files
         self._n_started += 1
@@ -450,7 +452,8 @@ class EngineRequests:
             request.is_given = False
         request.run = msgspec.structs.replace(request.run, rid=self._n_started)
         self._n_started += 1
-        request.route = self.routes.place(request.run)
+        weights = b"" if request.owner is None else request.owner.scheduling.weights
+        request.route = self.routes.place(request.run, weights)
         self._living[request.rid] = request
         request.route.n_running += 1
         if not self._waits(request):

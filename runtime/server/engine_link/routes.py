@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from banyan.runtime.fleet.index import BLOCK, block_digests, blocks_of
@@ -37,10 +38,12 @@ N_DIGEST = 16
 MEMORY = 64
 """The expected length of an output covers roughly the last so many outputs."""
 PROMPTS = b"prompts"
-"""What stands in place of a fingerprint for engines that take prompts only."""
+"""What stands before the fingerprint for engines that take prompts only."""
 PATIENCE = 4
 """A pull is given up when it takes this many times as long as to compute the prefix. Then both were done in vain, but
 the estimate of a busy machine is not exact either."""
+MAX_TEXTS = 1000
+"""Texts whose KV a drained engine hands over, at most; about 0.1 s for the server."""
 
 
 BookedWork = tuple[ProgramPlacement, int]
@@ -58,6 +61,7 @@ class Route:
     is_prefill it computes prompts for the others, and programs only if there are no others
     kv         the format of its pages; None: they do not move
     n_pulls    pulls from there that have not ended
+    weights    the fingerprint of the engine's weights; b"": it has not told yet
     """
 
     def __init__(
@@ -67,6 +71,12 @@ class Route:
         self.n_running = self.n_pulls = 0
         self.is_ready = self.is_open = True
         self.kv: wire.KVFormat | None = None
+        self.weights = b""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether its engine may end."""
+        return not (self.n_running or self.n_pulls)
 
     @property
     def takes_programs(self) -> bool:
@@ -108,9 +118,11 @@ class Routes:
         self._programs: dict[int, PlacedProgram] = {}  # by serial
         self._fleet = Fleet(STEP)
         self.pulls = Pulls(clock, call_in, self._fleet.pulled)
-        self._in_fleet: dict[Route, bytes] = {}  # -> b"", or PROMPTS
-        self._takers: set[Route] = set()  # of programs
+        self._in_fleet: dict[Route, bytes] = {}  # -> its weights, behind PROMPTS if it takes prompts only
         self._booked: dict[int, BookedWork] = {}  # by rid
+        self.weights = b""  # those of programs that begin now
+        self.counts_work = False
+        """Whether the work of a single engine is counted too. Must be set before the first request."""
         self._n_out = float(MEMORY)  # expected tokens of an output
 
     def add(self, route: Route) -> None:
@@ -130,7 +142,8 @@ class Routes:
 
     def others_take(self, route: Route) -> bool:
         """Whether another engine could take the requests of this one now."""
-        return any(other.takes_programs for other in self.all if other is not route)
+        others = (other for other in self.all if other is not route and other.weights == route.weights)
+        return any(other.takes_programs for other in others)
 
     def measured(self, seconds: float, n_tokens: int) -> None:
         """A step of so many tokens takes an engine so long."""
@@ -141,7 +154,7 @@ class Routes:
         """What an engine has stored and evicted, in pages of so many tokens, one event at a time."""
         if news.is_all:
             self.lost(route)  # what was known of it; it comes back with the next placement
-            self._update_fleet()
+            self._join()
         for event in news.events:
             digests = [event.digests[k : k + N_DIGEST] for k in range(0, len(event.digests), N_DIGEST)]
             if event.is_removed:
@@ -149,6 +162,11 @@ class Routes:
             else:
                 self._fleet.stored(route.name, blocks_of(digests, event.first, page))
             yield
+
+    @property
+    def queued_seconds(self) -> float:
+        """Of work that was placed and is not done. A token counts as its part of the largest step."""
+        return self._fleet.queued_seconds
 
     def find(self, serial: int) -> PlacedProgram | None:
         return self._programs.get(serial)
@@ -159,43 +177,46 @@ class Routes:
             placed = self._programs.setdefault(serial, PlacedProgram())
             placed.forks.update(dict.fromkeys(children, children))
 
-    def place(self, run: wire.Run) -> Route:
-        """The route of a request."""
+    def place(self, run: wire.Run, weights: bytes = b"") -> Route:
+        """The route of a request. weights: of its program; b"": those of programs that begin now."""
         if (placed := self._programs.get(run.order[0]) if run.order else None) is None:
             placed = PlacedProgram()
             if run.order:
                 self._programs[run.order[0]] = placed
-        if len(self.all) == 1:
+        if len(self.all) == 1 and not self.counts_work:
             route = placed.home = self.all[0]
         else:
-            route = self._place(run, placed)
+            route = self._place(run, placed, weights or self.weights)
         placed.routes.add(route)
         return route
 
-    def _place(self, run: wire.Run, placed: PlacedProgram) -> Route:
-        self._update_fleet()
+    def _place(self, run: wire.Run, placed: PlacedProgram, weights: bytes) -> Route:
+        takers = {route for route in self._join() if route.weights == weights}
         state = run.order[1] if len(run.order) > 1 else 0
         home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
-        if home is None or home not in self._takers or state in placed.forks:
+        if home is None or home not in takers or state in placed.forks:
             if booked is not None:
                 self._fleet.end(*booked)
-            self._choose(run, placed, placed.forks.get(state, (state,)))
+            self._choose(run, placed, placed.forks.get(state, (state,)), takers, weights)
             home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
             assert home is not None
         elif booked is None:
-            booked = self._fleet.keep(self._demand(run, 1), home.name), 0
+            booked = self._fleet.keep(self._demand(run, 1, weights), home.name), 0
         if booked is not None:
             self._booked[run.rid] = booked
             self._prefill_elsewhere(run, home, *booked)
         return home
 
-    def _update_fleet(self) -> None:
-        """Tell the fleet who takes programs, and who takes prompts only."""
-        takers = {route for route in self.all if route.takes_programs}
-        self._takers = {route for route in takers if not route.is_prefill} or takers
-        roles = {route: b"" if route in self._takers else PROMPTS for route in self.all if route in takers}
+    def _join(self) -> set[Route]:
+        """Tell the fleet which engines take programs now, and which take prompts only. Returns the former."""
+        there = [route for route in self.all if route.takes_programs]
+        generate = {route.weights for route in there if not route.is_prefill}
+        roles = {
+            route: PROMPTS + route.weights if route.is_prefill and route.weights in generate else route.weights
+            for route in there
+        }
         for route, role in list(self._in_fleet.items()):
-            if route.is_ready and not route.is_open and not role:
+            if route.is_ready and not route.is_open and role == route.weights:
                 self._fleet.drain(route.name)  # others may pull from there
             elif roles.get(route) != role:
                 self.lost(route)  # for the fleet: it has a trial, or another role
@@ -205,19 +226,24 @@ class Routes:
                 self._in_fleet[route] = role
         if self._fleet.pull_time is None and sum(route.kv is not None for route in self.all) > 1:
             self._fleet.pull_time = PullSeconds()
+        return {route for route, role in roles.items() if role == route.weights}
 
-    def _choose(self, run: wire.Run, placed: PlacedProgram, branches: tuple[int, ...]) -> None:
-        """Place a program, or the branches of a fork. branches: those of the fork, or the one state."""
-        if self._takers:
-            placement = self._fleet.place(self._demand(run, len(branches)))
-            by_name = {route.name: route for route in self._in_fleet}
+    def _choose(
+        self, run: wire.Run, placed: PlacedProgram, branches: tuple[int, ...], takers: set[Route], weights: bytes
+    ) -> None:
+        """Place a program, or the branches of a fork. branches: those of the fork, or the one state. takers: the
+        engines with these weights that take programs."""
+        if takers:
+            placement = self._fleet.place(self._demand(run, len(branches), weights))
+            by_name = {route.name: route for route in takers}
             chosen = [by_name[name] for name in placement.replicas]
             placed.booked.update({branch: (placement, i) for i, branch in enumerate(branches)})
             self._pull(run, placement.pulls)
         else:  # all engines start, or have a request on trial
-            routes = [route for route in self.all if route.is_open] or self.all
+            routes = [route for route in self.all if route.weights in (weights, b"")] or self.all
+            routes = [route for route in routes if route.is_open] or routes
             chosen = [min(routes, key=lambda route: route.n_running)] * len(branches)
-        if placed.home not in self._takers:
+        if placed.home not in takers:
             placed.home = chosen[0]
         for branch, route in zip(branches, chosen, strict=True):
             placed.forks.pop(branch, None)
@@ -235,13 +261,14 @@ class Routes:
         """Have an engine that takes prompts only compute what is not cached of a prompt, if there is one, and if the
         pull takes less time than the prefill would take here."""
         missing, pull, step = placement.left[branch][0], self._fleet.pull_time, self._fleet.step_time
-        if missing < BLOCK or pull is None or PROMPTS not in self._in_fleet.values() or run.score_from >= 0:
+        role = PROMPTS + target.weights
+        if missing < BLOCK or pull is None or role not in self._in_fleet.values() or run.score_from >= 0:
             return
         if pull.wait + pull.token * missing >= step.prompt * missing:
             self._fleet.refused()
             return
         n = len(run.ids) // 4
-        demand = Demand(block_digests(run.namespace, run.ids), n, (Branch(0, 0, 0),), PROMPTS)
+        demand = Demand(block_digests(run.namespace, run.ids), n, (Branch(0, 0, 0),), role)
         work = self._fleet.place(demand)
         source = next(route for route in self._in_fleet if route.name == work.home)
         seconds = PATIENCE * (self._fleet.queued(work.home) + step.prompt * missing)
@@ -255,14 +282,14 @@ class Routes:
     def hand_over(self, route: Route, texts: Iterable[tuple[int, int, bytes, bytes]]) -> None:
         """An engine is drained: its programs go on elsewhere, with the KV of their states that rest. texts: of each
         state, the serial of its program, its number, its namespace and its tokens."""
-        self._update_fleet()
-        by_name = {one.name: one for one in self._in_fleet}
-        for serial, state, namespace, ids in texts:
+        takers = {one for one in self._join() if one.weights == route.weights}
+        by_name = {one.name: one for one in takers}
+        for serial, state, namespace, ids in islice(texts, MAX_TEXTS):
             placed = self._programs.get(serial)
-            if placed is None or placed.branches.get(state, placed.home) is not route or not self._takers:
+            if placed is None or placed.branches.get(state, placed.home) is not route or not takers:
                 continue
             run = wire.Run(0, ids, namespace=namespace)
-            placement = self._fleet.place(self._demand(run, 1))
+            placement = self._fleet.place(self._demand(run, 1, route.weights))
             self._fleet.end(placement)
             self._pull(run, placement.pulls)
             if placement.pulls and state in placed.branches:
@@ -270,10 +297,10 @@ class Routes:
             elif placement.pulls:
                 placed.home = by_name[placement.home]
 
-    def _demand(self, run: wire.Run, n_branches: int) -> Demand:
+    def _demand(self, run: wire.Run, n_branches: int, weights: bytes) -> Demand:
         n_out = min(run.sampling.max_tokens, round(self._n_out))
         branches = (Branch(0, n_out, n_out),) * n_branches
-        return Demand(block_digests(run.namespace, run.ids), len(run.ids) // 4, branches, b"")
+        return Demand(block_digests(run.namespace, run.ids), len(run.ids) // 4, branches, weights)
 
     def began(self, rid: int) -> None:
         """A request has its first token."""

@@ -113,6 +113,12 @@ class Tenants:
         self._names: dict[bytes, str] = {}
         self.weights = b""
 
+    def set_weights(self, weights: bytes) -> None:
+        """The KV of programs that begin from now on is computed with these weights."""
+        self.weights = weights
+        for client, tenant in self._of.items():
+            self._names[self.root(client)] = client.hex() if self._isolates else tenant.name
+
     @property
     def asks_for_token(self) -> bool:
         return bool(self._tokens)

@@ -86,6 +86,12 @@ class Programs(ProgramObserver):
     def __len__(self) -> int:
         return sum(map(len, self._programs.values()))
 
+    def n_on(self, weights: bytes) -> int:
+        """The programs that began with these weights and have not ended."""
+        running = (program for programs in self._programs.values() for program in programs.values())
+        ending = (program for program, _, _ in self._ending.values())
+        return sum(program.scheduling.weights == weights for program in chain(running, ending))
+
     def overview(self) -> Generator[None, None, dict[str, Any]]:
         """What runs and what has ended; see Overview.of."""
         return self._overview.of(chain.from_iterable(programs.values() for programs in self._programs.values()))
@@ -155,7 +161,9 @@ class Programs(ProgramObserver):
             self._n_clients += 1
         deadline = self._timers.now() + limits.deadline if limits.deadline else 0.0
         namespace = salted(self._root_key(client), limits.salt)
-        scheduling = SchedulingInfo(self._clients[client], limits.priority, deadline, namespace)
+        scheduling = SchedulingInfo(
+            *(self._clients[client], limits.priority, deadline, namespace, self.generator.requests.routes.weights)
+        )
         program = self._programs.setdefault(client, {})[message.program] = RunningProgram(
             *(client, message.program, message.name, self.n_started, scheduling),
             *(self.generator, self, self._delta, self._limiter.spend, self._is_late),

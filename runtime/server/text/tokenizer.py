@@ -95,6 +95,12 @@ def _json(file: Path) -> dict[str, Any]:
     return value
 
 
+def same_tokenizer(a: Path, b: Path) -> bool:
+    """Whether two model directories have the same tokenizer.json."""
+    one, other = (directory / "tokenizer.json" for directory in (a, b))
+    return one.is_file() and other.is_file() and read_bytes(one) == read_bytes(other)
+
+
 class Tokenizer:
     """The tokenizer of one model. Thread-safe.
 

@@ -118,7 +118,9 @@ def test_each_flag_sets_its_option() -> None:
     argv += " --constraint-engine outlines_core --token-file t --isolate connection"
     argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
     argv += " --weight-dtype int8 --kv-dtype int8 --deterministic --draft-model d --sampling-defaults openai"
-    argv += " --state-memory 2GiB --adapter a=/x --adapter b=/y=z --tp 1"
+    argv += " --state-memory 2GiB --adapter a=/x --adapter b=/y=z --tp 1 --min-replicas 2 --max-replicas 4"
+    argv += " --engines-at tcp://10.0.0.1:7200 --engine-keys e"
+    assert make(**parse("serve", "--ray", "auto")).ray == "auto"
     assert make(**parse("serve", "--tp", "2")).tp == 2
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
@@ -137,6 +139,10 @@ def test_each_flag_sets_its_option() -> None:
         schedule="lpm",
         step_tokens=99,
         replicas=3,
+        min_replicas=2,
+        max_replicas=4,
+        engines_at="tcp://10.0.0.1:7200",
+        engine_keys="e",
         threads=2,
         engine_timeout=7.0,
         constraint_bytes=999,
@@ -165,9 +171,10 @@ def test_each_flag_sets_its_option() -> None:
         log="debug",
         adapters={"a": "/x", "b": "/y=z"},
     )
-    assert set(map(flag, msgspec.structs.fields(Config))) == {word for word in argv.split() if word.startswith("--")}, (
-        "every option needs a flag in this test"
-    )
+    assert set(map(flag, msgspec.structs.fields(Config))) == {
+        "--ray",
+        *(word for word in argv.split() if word.startswith("--")),
+    }, "every option needs a flag in this test"
 
 
 def test_model_may_be_a_positional_argument() -> None:

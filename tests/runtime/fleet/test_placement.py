@@ -8,7 +8,16 @@ import pytest
 
 from banyan.radix_cache.cache import Cache
 from banyan.runtime.fleet.index import BLOCK, PrefixIndex, block_digests, blocks_of
-from banyan.runtime.fleet.placement import Branch, Demand, Fleet, NoReplica, ProgramPlacement, StepSeconds
+from banyan.runtime.fleet.placement import (
+    Branch,
+    Demand,
+    Fleet,
+    NoReplica,
+    PlannedPull,
+    ProgramPlacement,
+    PullSeconds,
+    StepSeconds,
+)
 from cache_support import open_published
 
 WEIGHTS = b"weights"
@@ -149,3 +158,87 @@ def test_index_is_bounded_and_forgets_the_longest_unused_from_the_end() -> None:
     index.removed(0b10, digests[1])
     index.removed(0b11, digests[0])
     assert len(index) == 6
+
+
+# ---- pulls ---------------------------------------------------------------------------------------------------------
+
+
+def pulling(n: int, pull: PullSeconds, n_trunk: int = 1024) -> tuple[Fleet, str]:
+    """A fleet, and the replica that has computed a trunk."""
+    replicas = fleet(n)
+    replicas.pull_time = pull
+    home = replicas.place(demand(text(n_trunk)))
+    replicas.end(home)
+    return replicas, home.home
+
+
+@pytest.mark.parametrize(("pull", "is_pulled"), [(PullSeconds(1e-3, 1e-6), True), (PullSeconds(1.0, 1e-6), False)])
+def test_groups_of_a_fork_pull_their_trunk_where_that_is_faster(pull: PullSeconds, is_pulled: bool) -> None:
+    replicas, home = pulling(4, pull)
+    placement = replicas.place(demand(text(1024), n=64))
+    others = used(placement) - {home}
+    assert others, "it is split"
+    expected = {PlannedPull(home, other, 0, 1024) for other in others} if is_pulled else set()
+    assert set(placement.pulls) == expected
+    work = sum(one.prompt for one in replicas._replicas.values())
+    assert work == 64 * 10 + (0 if is_pulled else 1024 * len(others)), "what is pulled is not computed"
+
+
+def test_pulls_split_forks_that_would_stay_together() -> None:
+    alone = fleet(4)
+    alone.end(alone.place(demand(text(1024))))
+    replicas, _ = pulling(4, PullSeconds(1e-3, 1e-6))
+    n_groups = [len(used(one.place(demand(text(1024), n=4, n_out=20)))) for one in (alone, replicas)]
+    assert n_groups[0] < n_groups[1]
+
+
+def test_only_what_is_missing_is_pulled() -> None:
+    replicas, home = pulling(2, PullSeconds(1e-3, 1e-6), n_trunk=640)
+    (other,) = {"r0", "r1"} - {home}
+    busy = replicas.keep(demand(text(3000, 1)), home)
+    replicas.computed(busy, 0, n_prompt=3010)  # it decodes
+    more = text(640) + text(384, 5)
+    replicas.stored(other, block_digests(NAMESPACE, text(640))[:4])
+    placements = [replicas.place(demand(more)) for _ in range(3)]
+    (pull,) = [pull for one in placements for pull in one.pulls]
+    assert pull == PlannedPull(home, other, 4 * BLOCK, 640)
+
+
+def test_drained_replica_gives_what_it_has_and_one_that_left_does_not() -> None:
+    replicas, home = pulling(2, PullSeconds(1e-3, 1e-6))
+    (other,) = {"r0", "r1"} - {home}
+    replicas.drain(home)
+    placement = replicas.place(demand(text(1024)))
+    assert placement.pulls == [PlannedPull(home, other, 0, 1024)]
+    replicas, home = pulling(2, PullSeconds(1e-3, 1e-6))
+    replicas.remove(home)
+    assert replicas.place(demand(text(1024))).pulls == []
+
+
+def test_replicas_of_other_weights_give_nothing() -> None:
+    replicas, _ = pulling(1, PullSeconds(1e-3, 1e-6))
+    replicas.add("new", b"new weights")
+    assert replicas.place(demand(text(1024), weights=b"new weights")).pulls == []
+
+
+def test_queue_of_the_source_comes_before_the_pull() -> None:
+    """Else a trunk that is being computed would seem to be there already."""
+    replicas = fleet(2)
+    replicas.pull_time = PullSeconds(1e-3, 1e-6)
+    first = replicas.place(demand(text(1024)))
+    placement = replicas.place(demand(text(1024), n=64))
+    assert placement.pulls == []
+    replicas.end(first)
+
+
+def test_estimate_of_a_pull_follows_what_pulls_take_and_forgets_it() -> None:
+    replicas, _ = pulling(2, PullSeconds())
+    for _ in range(60):
+        replicas.pulled(0.5, 1e-3)
+    assert replicas.pull_time == pytest.approx(PullSeconds(0.5, 1e-3), rel=1e-3)
+    replicas.pulled(0.5, 0.0)
+    assert replicas.pull_time is not None
+    assert replicas.pull_time.token == pytest.approx(1e-3, rel=1e-3), "a pull that failed says nothing of copying"
+    for _ in range(400):
+        replicas.refused()
+    assert replicas.pull_time.wait < 1e-4

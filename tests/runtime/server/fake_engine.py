@@ -4,7 +4,7 @@
 
 The process reads its options from the file `fake.json` in the model directory:
     {"say": {"end of a prompt": "output"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
-     "fail": ["code", "message"], "step_ms": 0, "pause": 0, "context": 512}
+     "fail": ["code", "message"], "step_ms": 0, "pause": 0, "context": 512, "weights": ""}
 It dies, hangs, or sends an invalid report in a step with a prompt that contains the text; with "once", only in the
 first. With "pause", each process generates for that many steps, then waits for a file `go` in that directory.
 """
@@ -38,8 +38,8 @@ Speak = Callable[[list[int]], Iterable[int]]
 class FakeEngine:
     """Takes commands, returns reports: `burst` tokens of each request per step. A token's score is -(id % 7) / 4."""
 
-    def __init__(self, speak: Speak, max_context: int = 512, burst: int = 1) -> None:
-        self.speak, self.max_context, self.burst = speak, max_context, burst
+    def __init__(self, speak: Speak, max_context: int = 512, burst: int = 1, weights: bytes = b"") -> None:
+        self.speak, self.max_context, self.burst, self.weights = speak, max_context, burst, weights
         self.runs: list[wire.Run] = []
         self.aborted: list[int] = []
         self.steered: list[wire.Hold | wire.Release | wire.EvictFirst] = []
@@ -49,7 +49,9 @@ class FakeEngine:
 
     @property
     def ready(self) -> wire.Ready:
-        return wire.Ready(n_pages=64, page=16, max_context=self.max_context, report=("fake engine",))
+        return wire.Ready(
+            n_pages=64, page=16, max_context=self.max_context, report=("fake engine",), weights=self.weights
+        )
 
     def take(self, command: wire.EngineCommand) -> None:
         match command:
@@ -163,7 +165,7 @@ def main() -> None:
 
     flight = FlightRecord(args.flight_fd)
     speak = speak_by_table(options.get("say", {}), lambda text: tokenizer.encode(text).ids, decode)
-    engine = FakeEngine(speak, options.get("context", 512))
+    engine = FakeEngine(speak, options.get("context", 512), weights=options.get("weights", "").encode())
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(args.socket)

@@ -140,6 +140,13 @@ def test_prompt_that_the_source_cannot_compute_is_no_export(pair: Pair) -> None:
     assert "vocabulary" in pair.export([1, 2, 3, 4, 99, 6, 7, 8, 9], compute=True).why
 
 
+def test_prompt_of_an_adapter_that_is_not_loaded_is_not_computed(pair: Pair) -> None:
+    run = pair.fake.run(99, PROMPT, adapter=b"poems")
+    pair.engines[0].take(Export(1, run, compute=True))
+    assert pair.engines[0].scheduler.is_idle
+    assert pair.work(0) == [Exported(1, why="its adapter is not loaded here")]
+
+
 @pytest.mark.parametrize("fields", [{"ids": [9] * 40}, {"first": 96}])
 def test_nothing_to_export_is_said_at_once(pair: Pair, fields: dict[str, Any]) -> None:
     pair.run(0)

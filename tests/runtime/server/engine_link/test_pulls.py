@@ -54,10 +54,10 @@ class Engines:
 
     def step(self, n: int = 1) -> None:
         for _ in range(n):
-            for engine in self.engines:
+            for engine, route in zip(self.engines, self.routes, strict=True):
                 for report in engine.step():
                     if isinstance(report, wire.Step):
-                        deque(self.requests.take(report), 0)
+                        deque(self.requests.take(report, route), 0)
 
     def running(self) -> list[int]:
         return [len(engine.running) for engine in self.engines]
@@ -200,6 +200,16 @@ def test_seconds_of_pulls_are_learned(engines: Engines) -> None:
     assert learned.token == pytest.approx(0.002 / (len(engines.orders[1][0].ids) // 4) / 8)
 
 
+def test_ways_that_do_not_exist_are_used_less(engines: Engines) -> None:
+    engines.fork()
+    engines.answer(0)
+    engines.answer(1, n_tokens=0, why="there is no way to the other engine")
+    learned = engines.requests.routes._fleet.pull_time
+    assert learned is not None
+    assert learned.wait > 0
+    assert learned.token == 0
+
+
 def test_drained_engine_hands_over_what_rests(engines: Engines) -> None:
     engines.submit(LONG)
     engines.step(10)
@@ -212,6 +222,22 @@ def test_drained_engine_hands_over_what_rests(engines: Engines) -> None:
     engines.bench.submit(Gen(0, 9, wire.Sampling(max_tokens=2, temperature=0.0, ignore_eos=True)))
     assert engines.running() == [0, 1]
     finish(engines)
+
+
+def test_engine_that_was_added_pulls_what_is_placed_there(engines: Engines) -> None:
+    engines.routes[1].is_ready = False
+    engines.submit(LONG)
+    engines.step(10)
+    for k in range(1, 5):
+        engines.submit(f"{k} {k} {k}", n_out=400, program=k)
+    assert engines.running() == [4, 0]
+    engines.step(1)
+    engines.routes[1].is_ready = True
+    engines.submit(LONG + "and more", program=9)
+    assert engines.kinds(0) == ["Export"]
+    engines.answer(0)
+    engines.answer(1)
+    assert engines.running() == [4, 1]
 
 
 def test_few_pulls_at_once_leave_one_engine(engines: Engines) -> None:

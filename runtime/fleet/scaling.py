@@ -1,0 +1,92 @@
+"""How many replicas a fleet should have, by its load. Pure: the clock is an argument.
+
+    scaler = LoadScaler(least=1, most=4)
+    scaler.started(seconds=20.0)                     # what the last start took
+    change = scaler.decide(now, FleetLoad(n_ready, n_coming, queued_seconds, n_done, n_missed))
+
+All measures are in units of what a start costs, as in the ski-rental problem: an engine is added when programs have
+waited as long as a start takes, and one is removed when it was of no use for RUN times as long. So starts take at most
+1 / (1 + RUN) of an engine's life, whatever the load does. A short queue does not tell how busy the replicas are. So if
+one that was removed is missed, the next removal takes twice as long, up to MOST times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+RUN = 10.0
+"""A replica is of no use for so many times the seconds of a start before it is removed."""
+SPARE = 0.1
+"""A replica is of no use if the queue of each other one would take this share of a start."""
+MISSES = 0.1
+"""The share of requests and programs that may miss their service level before programs count as waiting."""
+MOST = 16.0
+"""See above."""
+FASTEST = 4.0
+"""An engine is added after at least 1 / FASTEST of the seconds of a start, however long the queue is."""
+LEAST_START = 2.0
+"""Seconds of a start, at least: below this, what a queue tells is noise."""
+
+
+class FleetLoad(NamedTuple):
+    """The load of a fleet. n_ready: replicas that take programs. n_coming: those that start. queued_seconds: of work
+    that is queued or under way, over all replicas. n_done: requests and programs with a service level that have ended,
+    and n_missed: those of them that missed it; both since the start of the server."""
+
+    n_ready: int
+    n_coming: int
+    queued_seconds: float
+    n_done: int = 0
+    n_missed: int = 0
+
+
+class LoadScaler:
+    """Decides when to add and to remove a replica. least, most: replicas."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.least, self.most = least, most
+        self.start_seconds = LEAST_START
+        self._ended: deque[tuple[float, int, int]] = deque()  # when, and how many had ended and missed their level then
+        self._waited = self._unused = 0.0  # seconds
+        self._patience = 1.0  # how many times longer a removal takes, since removals were undone
+        self._removed, self._is_missed = -1e9, False  # when the last one was removed, and whether another came for it
+
+    def started(self, seconds: float) -> None:
+        """A replica has started, and took so long."""
+        self.start_seconds = max(LEAST_START, seconds)
+
+    def decide(self, now: float, load: FleetLoad) -> int:
+        """1: add a replica; -1: remove one; 0: neither. now: seconds on any clock. Called again and again, about each
+        second."""
+        seconds, n = now - self._ended[-1][0] if self._ended else 0.0, load.n_ready
+        self._ended.append((now, load.n_done, load.n_missed))
+        while now - self._ended[0][0] > self.start_seconds and len(self._ended) > 2:
+            self._ended.popleft()
+        if n == 0:
+            return 0
+        _, n_done, n_missed = self._ended[0]  # about as long ago as a start takes
+        misses = load.n_missed - n_missed > MISSES * (load.n_done - n_done)
+        late = load.queued_seconds / n / self.start_seconds  # the queue of a replica, in starts
+        if late > 1 or misses:
+            self._waited += seconds * min(FASTEST, max(1.0, late))
+        else:
+            self._waited = max(0.0, self._waited - seconds)
+        fits = n > 1 and load.queued_seconds / (n - 1) < SPARE * self.start_seconds
+        self._unused = self._unused + seconds if fits and not misses else 0.0
+        if n + load.n_coming < self.least:
+            return 1
+        if load.n_coming:  # wait for its effect
+            return 0
+        if self._waited >= self.start_seconds and n < self.most:
+            self._waited = self._unused = 0.0
+            if now - self._removed < 2 * self._patience * RUN * self.start_seconds:
+                self._patience, self._is_missed = min(MOST, 2 * self._patience), True
+            return 1
+        if self._unused >= self._patience * RUN * self.start_seconds and n > self.least:
+            if not self._is_missed:
+                self._patience = max(1.0, self._patience / 2)
+            self._waited = self._unused = 0.0
+            self._removed, self._is_missed = now, False
+            return -1
+        return 0

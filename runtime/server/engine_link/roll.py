@@ -1,0 +1,104 @@
+"""A change of weights while the server runs: its engines are replaced one at a time.
+
+Programs that have begun end on the weights that they began with, new ones begin on the new weights as soon as an engine
+has loaded them. So the last engine with the old weights stays until the last of the old programs has ended. A single
+engine gets another beside it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from banyan.runtime.errors import ConfigError
+from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas, Then
+from banyan.runtime.server.engine_link.requests import EngineRequests
+
+LOADING = b"loading"
+"""The fingerprint of an engine whose weights are not known yet. It gets no requests."""
+
+
+class WeightsRoll:
+    """One change of weights.
+
+    model     the new one
+    old       the fingerprint of the weights before
+    starting  the engine that loads the new weights now; None: one is emptied
+
+    n_old: returns how many programs run on the old weights. restart: starts an engine in the place of one, with a
+    model. add: starts one more engine, with the new model. remove: ends one for good. before: the model before. then:
+    called at the end.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        requests: EngineRequests,
+        model: str,
+        before: str,
+        old: bytes,
+        then: Then,
+        *,
+        n_old: Callable[[], int],
+        restart: Callable[[ReplicaProcess, str], None],
+        add: Callable[[Then], ReplicaProcess],
+        remove: Callable[[ReplicaProcess], None],
+    ) -> None:
+        """ConfigError: an engine is being added, or no other could be."""
+        self.model, self.before, self.old, self._then = model, before, old, then
+        self._replicas, self._requests = replicas, requests
+        self._n_old, self._restart, self._remove = n_old, restart, remove
+        self._emptying: ReplicaProcess | None = None
+        self._extra: ReplicaProcess | None = None
+        self.starting: ReplicaProcess | None = None
+        if not all(one.route.is_open and one.route.is_ready for one in replicas):
+            raise ConfigError(
+                "an engine starts, waits for its machine or is drained; change the weights when all are ready"
+            )
+        if len(replicas) == 1:
+            self._extra = self.starting = add(lambda error: None)
+            self._extra.route.weights = LOADING
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Do what can be done now. Called whenever something may have changed."""
+        if self.starting is not None:
+            if not self.starting.route.is_ready:
+                return
+            self.starting = None
+        if (one := self._emptying) is None:
+            left = [one for one in self._replicas if one.route.weights == self.old]
+            if not left:
+                self._then("")
+                return
+            one = self._emptying = left[0]
+            one.is_rolled = True
+            if len(left) > 1:
+                self._requests.vacate(one.route)
+        is_last = one.route.is_open
+        if not one.route.is_empty or (is_last and self._n_old()):
+            return
+        self._emptying, one.is_rolled = None, False
+        if self._extra is not None:
+            self._remove(one)
+            self.go_on()
+            return
+        self._start(one, self.model)
+
+    def _start(self, one: ReplicaProcess, model: str) -> None:
+        self._requests.routes.lost(one.route)
+        one.route.is_open, one.route.is_ready, one.route.weights = True, False, LOADING
+        self.starting = one
+        self._restart(one, model)
+
+    def fail(self, why: str) -> None:
+        """The engine that loads the new weights cannot start. It goes back to those before, or ends if it was added."""
+        one = self.starting
+        assert one is not None
+        self.starting = None
+        if one is self._extra:
+            self._remove(one)
+        else:
+            one.n_failed_starts = 0
+            one.route.weights = self.old
+            self._restart(one, self.before)
+        self._then(why)
