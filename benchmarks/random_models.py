@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -53,12 +53,13 @@ def _tokenizer(size: int) -> Tokenizer:
     return tokenizer
 
 
-def make(folder: Path, name: str) -> None:
-    """Writes `folder`/NAME-float32 and `folder`/NAME-bfloat16."""
+def make(folder: Path, name: str, shape: dict[str, int] | None = None, dtypes: Any = None, device: Any = "cpu") -> None:
+    """Writes `folder`/NAME-float32 and `folder`/NAME-bfloat16. shape: of another model than those of SHAPES. dtypes:
+    only these, the first of which the weights are drawn in. device: where they are drawn; they differ by device."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    shape = SHAPES[name]
+    shape, dtypes = shape or SHAPES[name], dtypes or (torch.float32, torch.bfloat16)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=_tokenizer(shape["vocab_size"]),
         pad_token=SPECIAL[0],
@@ -68,14 +69,22 @@ def make(folder: Path, name: str) -> None:
     config = LlamaConfig(
         max_position_embeddings=8192, tie_word_embeddings=False, pad_token_id=0, bos_token_id=1, eos_token_id=2, **shape
     )
-    model = LlamaForCausalLM(config)
-    draw = torch.Generator().manual_seed(len(name))
+    torch.set_default_dtype(dtypes[0])
+    try:
+        with torch.device(device):
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    draw = torch.Generator(device).manual_seed(len(name))
     with torch.no_grad():
         for key, weight in sorted(model.named_parameters()):
             # Large enough that greedy output does not repeat one token.
             scale = 1.0 if "embed" in key else 2.0 / weight.shape[-1] ** 0.5
-            weight.fill_(1.0) if weight.ndim == 1 else weight.copy_(torch.randn(weight.shape, generator=draw) * scale)
-    for dtype in (torch.float32, torch.bfloat16):
+            if weight.ndim == 1:
+                weight.fill_(1.0)
+            else:
+                weight.copy_(torch.randn(weight.shape, generator=draw, dtype=dtypes[0], device=device) * scale)
+    for dtype in dtypes:
         place = folder / f"{name}-{str(dtype).removeprefix('torch.')}"
         model.to(dtype).save_pretrained(place)
         fast.save_pretrained(place)

@@ -91,17 +91,24 @@ class ValueFuture(Generic[T]):
         return self._error
 
 
+class _AllDone:
+    """Calls `callback` once all futures are done. An object, because a function that refers to itself would be freed
+    late, by the garbage collector only."""
+
+    __slots__ = ("_callback", "_pending")
+
+    def __init__(self, futures: Iterable[ValueFuture[Any]], callback: Callable[[], object]) -> None:
+        self._pending, self._callback = list(futures), callback
+
+    def __call__(self, _: object = None) -> None:
+        while self._pending:
+            if not self._pending[-1].done():
+                self._pending[-1].add_done_callback(self)
+                return
+            self._pending.pop()
+        self._callback()
+
+
 def when_all_done(futures: Iterable[ValueFuture[Any]], callback: Callable[[], object]) -> None:
     """Call `callback` once all `futures` are done: now, or on the thread that completes the last one."""
-    pending = list(futures)
-    callbacks = [callback]  # `check` refers to itself, so it is freed late, and must not keep the callback alive
-
-    def check(_: object = None) -> None:
-        while pending:
-            if not pending[-1].done():
-                pending[-1].add_done_callback(check)
-                return
-            pending.pop()
-        callbacks.pop()()
-
-    check()
+    _AllDone(futures, callback)()

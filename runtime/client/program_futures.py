@@ -256,9 +256,8 @@ class ProgramFutures:
     def fail_unresolved(self) -> None:
         """On the I/O thread: the program is over, so fail the futures that will not be resolved."""
         if self._is_cancelled:
-            self.fail_all(
-                lambda gen, line: Cancelled("the program was cancelled", program=self.name, gen=gen, line=line)
-            )
+            name = self.name  # a `self` in the lambda would be a reference cycle
+            self.fail_all(lambda gen, line: Cancelled("the program was cancelled", program=name, gen=gen, line=line))
         else:
             self.fail_all(lambda gen, line: BadProgram("the program ended without being asked for this value"))
 
@@ -326,7 +325,7 @@ class ProgramFutures:
 
     def receive(self, message: wire.Value | wire.Failed | wire.Delta | wire.Called) -> None:
         if isinstance(message, wire.Failed) and message.ref is None:
-            self.fail_all(partial(self._error, message))
+            self.fail_all(partial(_error, self.name, message))
             return
         if message.seq != self._n_received:
             text = f"program {self.name!r} got message {message.seq} instead of {self._n_received} from the server"
@@ -342,11 +341,7 @@ class ProgramFutures:
             case wire.Value(ref=ref):
                 self._resolve(ref, message)
             case wire.Failed(ref=int(ref)):
-                self._resolve(ref, self._error(message, *self._sources.get(ref, ("", ""))))
-
-    def _error(self, failed: wire.Failed, gen: str, line: str) -> BanyanError:
-        where = {"program": self.name, "gen": gen, "line": line, "prompt_tail": failed.prompt_tail}
-        return from_code(failed.code, failed.message, **where)
+                self._resolve(ref, _error(self.name, message, *self._sources.get(ref, ("", ""))))
 
     def _resolve(self, ref: int, outcome: wire.Value | BaseException) -> None:
         with self._lock:
@@ -406,6 +401,11 @@ class ProgramFutures:
             callback(called)
         except Exception as e:  # no Results will come
             self._resolve(ref, e)
+
+
+def _error(program: str, failed: wire.Failed, gen: str, line: str) -> BanyanError:
+    where = {"program": program, "gen": gen, "line": line, "prompt_tail": failed.prompt_tail}
+    return from_code(failed.code, failed.message, **where)
 
 
 def _values(ops: Iterable[wire.Op], templates: dict[int, ProgramTemplate]) -> Iterator[ValueSource]:

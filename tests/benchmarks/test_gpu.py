@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -35,7 +37,57 @@ ROWS = (
     "step 0.6B, tree of thought, 4 x 4 x 4",
     "step 0.6B, 2 few-shot suffixes",
     "step 0.6B, 3 that share nothing",
+    "engine step 0.6B, 2 decodes, one step ahead",
+    "warm-up 0.6B, wall",
+    "warm-up 8B, outputs that are transformers's, of 12",
+    "tests that fail",
 )
+FAKE = """
+import json, os, sys
+notes = open(sys.argv[sys.argv.index("--to") + 1], "a")
+for name in sys.argv[sys.argv.index("--to") + 2 :]:
+    print(json.dumps({"shape": "fake"}), file=notes, flush=True)
+    print(json.dumps({"row": {"name": name}}), file=notes, flush=True)
+    if name == "steps":
+        os._exit(3)
+    print(json.dumps({"ends": name}), file=notes, flush=True)
+"""
+
+
+@pytest.fixture
+def gpu(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(ROOT / "benchmarks" / "gpu.py")
+
+
+def test_phase_that_fails_costs_no_other_phase(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpu_measure.py").write_text(FAKE)
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    report = gpu.Report("gpu", "")
+    failed = gpu.measure_all(report, ["attention", "steps", "tests"], [], 100.0)
+    assert failed == {"steps": "the process ended with status 3"}
+    assert [row["name"] for row in report.rows] == ["attention", "steps", "tests"]
+    assert report.shape == "fake"
+
+
+def test_phases_end_when_the_time_is_over_or_nothing_can_begin(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    names = ["attention", "steps"]
+    assert gpu.measure_all(gpu.Report("gpu", ""), names, [], 0.0) == dict.fromkeys(names, "no time was left")
+    assert gpu.measure_all(gpu.Report("gpu", ""), names, [], 100.0) == dict.fromkeys(
+        names, "the process ended with status 2"
+    )
+
+
+def test_missing_packages_are_named_with_their_wheels(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "NEEDED", {"json": "json", "no_such_module": "no-such-package>=2"})
+    lacking = gpu.missing()
+    assert lacking == ["no-such-package>=2"]
+    with pytest.raises(SystemExit, match=r"missing: no-such-package>=2.*\n.*pip install .* 'no-such-package>=2'"):
+        gpu.refuse(lacking)
 
 
 @pytest.mark.long
@@ -43,7 +95,7 @@ ROWS = (
 def test_every_row_runs() -> None:
     pytest.importorskip("triton")
     environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--dry"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--dry", "--minutes", "9.8"]
     result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     lines = result.stdout.splitlines()

@@ -28,6 +28,7 @@ from banyan.runtime.errors import (
     PromptTooLong,
     RuntimeLost,
 )
+from banyan.runtime.future import when_all_done
 from banyan.runtime.protocol import decoders, ipc, wire
 from waits import join as join_thread
 from waits import wait_until
@@ -251,6 +252,27 @@ def test_garbage_collected_program_is_closed_and_its_futures_resolve(join: Join)
     assert future.result(10).samples[0].text == "b"
     wait_until(lambda: count_programs(c) == 0, "the end of the programs")
     wait_until(lambda: not c._programs, "no programs", seen=lambda: c._programs)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_programs_that_have_ended_need_no_garbage_collection(is_cancelled: bool, join: Join) -> None:
+    """Otherwise a batch's memory grows until the next collection, which comes the later the more objects there are."""
+    c = join()
+    gc.collect()
+    gc.disable()
+    try:
+        for i in range(20):
+            program, done = c.program(), threading.Event()
+            ask(program, f"{i}")
+            when_all_done([program.future(0)], done.set)
+            if is_cancelled:
+                program.cancel()
+            assert done.wait(10)
+            del program, done
+        wait_until(lambda: not c._programs, "no programs", seen=lambda: c._programs)
+        assert gc.collect() < 20, "fewer objects than programs"
+    finally:
+        gc.enable()
 
 
 def test_closing_a_client_fails_pending_futures_and_frees_its_programs(serve: Serve) -> None:
