@@ -102,7 +102,7 @@ void attend_few(const Call& c, const Item& item, int head_from, int head_to, Scr
     for (int at = item.start; at < item.end; at += BLOCK) {
         const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
         locate(c, item, at, n_keys, x);
-        if (is_streamed) touch_lines<P>(c, item, at, n_keys, x);
+        if (is_streamed) touch_lines<P>(c, n_keys, x);
         for (int h = head_from, r = 0; h < head_to; h++, r += n) {
             gather<P, paired>(c, n_keys, h, x, v_row, is_raw ? raw : nullptr);
             if constexpr (paired)

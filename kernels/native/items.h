@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int BLOCK = 64;      // keys
-constexpr int AHEAD = 16;      // keys ahead of the current one that are prefetched
+constexpr int STREAMS = 8;     // of keys, and of values, that are read in turns
 constexpr int MAX_ROWS = 256;  // per task: tokens times query heads
 constexpr int MAX_DIM = 256;
 
@@ -74,28 +74,23 @@ inline void locate(const Call& c, const Item& item, int at, int n, Scratch& x) {
     for (int s = n; s < BLOCK; s++) x.place[s] = x.place[0], x.slot[s] = x.slot[0];
 }
 
-// Reads one byte of each cache line of a block, for all heads, in the order of memory. The products go head by head, in
-// jumps that the processor's prefetcher does not predict. After a layer's weights, which evict KV from the caches, this
-// halves the time of a decode; with all KV in cache it costs 10 to 20 %. The first line of a key AHEAD keys later is
-// prefetched by an instruction, which also starts its page walk: 26 GB/s instead of 19 on pages in random order (one
-// core, Zen 5). Prefetching all lines that way gains nothing, since the processor drops prefetches beyond its queue.
+// Reads one byte of each cache line of a block, for all heads. The products go head by head, in jumps that the processor's
+// prefetcher does not predict. Keys of several pages, and values, are read in turns: so the misses at the beginning of
+// pages, in caches and in the tables of addresses, overlap, where one page after the other has them in sequence (8 and 20
+// GB/s on pages in random order, one thread, Zen 4). Prefetch instructions gain less, since the processor drops those
+// beyond its queue.
 template <class P>
-inline void touch_lines(const Call& c, const Item& item, int at, int n, const Scratch& x) {
-    const int32_t* table = c.table + int64_t(item.request) * c.s_table;
-    const auto touch = [&](const void* pool, int per_byte) {
-        const int n_bytes = c.n_kv_heads * c.dim * sizeof(P) / per_byte;
-        const auto byte = [&](int64_t place) {
-            return static_cast<const char*>(pool) + place * int64_t(sizeof(P)) / per_byte;
-        };
-        for (int s = 0; s < n; s++) {
-            if (const int key = at + s + AHEAD; key < item.end)
-                __builtin_prefetch(byte(table[key / c.page] * c.s_page + key % c.page * c.s_slot));
-            const volatile char* from = byte(x.place[s]);
-            for (int i = 0; i < n_bytes; i += 64) (void)from[i];
-        }
-    };
-    touch(c.k, 1);
-    touch(c.v, has_halves<P> ? 2 : 1);
+inline void touch_lines(const Call& c, int n, const Scratch& x) {
+    constexpr int apart = BLOCK / STREAMS;
+    const int n_bytes = c.n_kv_heads * c.dim * sizeof(P);
+    const auto touch = [](const void* pool, int64_t at) { (void)*(static_cast<const volatile char*>(pool) + at); };
+    for (int first = 0; first < apart; first++)
+        for (int i = 0; i < n_bytes; i += 64)
+            for (int s = first; s < n; s += apart) {
+                touch(c.k, x.place[s] * int64_t(sizeof(P)) + i);
+                if (!has_halves<P>) touch(c.v, x.place[s] * int64_t(sizeof(P)) + i);
+                else if (i % 128 == 0) touch(c.v, (x.place[s] + i) / 2);
+            }
 }
 
 // Widens the values of a block's key, for one head. In 4 bits, a value is number * scale + minimum of its group.

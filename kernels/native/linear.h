@@ -19,13 +19,14 @@ constexpr int KC = 1024;
 constexpr int MC = 16 * MR;  // rows of a task
 constexpr int FLOAT_AHEAD = 2048;  // bytes of a panel that are prefetched (measured)
 
-// t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]. AHEAD: prefetches b
-template <class T, int R, int V, bool AHEAD = false, class At>
-inline void panel(vf (*t)[V], const At& at, const T* b, int n_k) {
+// t[r] += a[r][0 .. n_k) * b, for the first V vectors of a panel. at(r, k): address of a[r][k]. With each k or pair of k,
+// AHEAD vectors at the same place from `ahead` on are prefetched into the cache of level LEVEL.
+template <class T, int R, int V, int AHEAD = 0, int LEVEL = 1, class At>
+inline void panel(vf (*t)[V], const At& at, const T* b, int n_k, const T* ahead = nullptr) {
     if constexpr (sizeof(T) == 4) {
         for (int k = 0; k < n_k; k++) {
             vf row[V];
-            for (int v = 0; AHEAD && v < V; v++) __builtin_prefetch(b + k * PANEL + v * W + FLOAT_AHEAD / sizeof(T));
+            for (int v = 0; v < AHEAD; v++) __builtin_prefetch(ahead + k * PANEL + v * W, 0, 4 - LEVEL);
             for (int v = 0; v < V; v++) row[v] = load(b + k * PANEL + v * W);
             for (int r = 0; r < R; r++) {
                 const float x = *at(r, k);
@@ -34,7 +35,7 @@ inline void panel(vf (*t)[V], const At& at, const T* b, int n_k) {
         }
     } else {
         for (int k = 0; k < n_k; k += 2) {
-            for (int v = 0; AHEAD && v < V; v++) __builtin_prefetch(b + k * PANEL + v * W * 2 + FLOAT_AHEAD / sizeof(T));
+            for (int v = 0; v < AHEAD; v++) __builtin_prefetch(ahead + k * PANEL + v * W * 2, 0, 4 - LEVEL);
 #ifdef __AVX512BF16__
             __m512bh row[V];
             for (int v = 0; v < V; v++) row[v] = (__m512bh)_mm512_loadu_si512(b + k * PANEL + v * W * 2);
@@ -61,25 +62,46 @@ inline void panel(vf (*t)[V], const At& at, const T* b, int n_k) {
     }
 }
 
-template <int R, bool AHEAD, class T>
-inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
+template <int R, int AHEAD, int LEVEL, class T>
+inline void block(float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh, const T* ahead) {
     vf t[R][NV];
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) t[r][v] = fresh ? vf{} : load(c + r * PANEL + v * W);
-    panel<T, R, NV, AHEAD>(t, [&](int r, int k) { return a + r * s_a + k; }, b, n_k);
+    panel<T, R, NV, AHEAD, LEVEL>(t, [&](int r, int k) { return a + r * s_a + k; }, b, n_k, ahead);
     for (int r = 0; r < R; r++)
         for (int v = 0; v < NV; v++) store(c + r * PANEL + v * W, t[r][v]);
 }
 
-template <bool AHEAD = false, class T>
-inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh) {
-    for (; n >= MR; n -= MR, c += MR * PANEL, a += MR * s_a) block<MR, AHEAD>(c, a, s_a, b, n_k, fresh);
+// The n rows of one block, at most MR.
+template <int AHEAD, int LEVEL, class T>
+inline void block_of(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh,
+                     const T* ahead) {
     switch (n) {
-        case 1: return block<1, AHEAD>(c, a, s_a, b, n_k, fresh);
-        case 2: return block<2, AHEAD>(c, a, s_a, b, n_k, fresh);
-        case 3: return block<3, AHEAD>(c, a, s_a, b, n_k, fresh);
-        case 4: return block<4, AHEAD>(c, a, s_a, b, n_k, fresh);
-        case 5: return block<5, AHEAD>(c, a, s_a, b, n_k, fresh);
+        case 1: return block<1, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+        case 2: return block<2, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+        case 3: return block<3, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+        case 4: return block<4, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+        case 5: return block<5, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+        case 6: return block<6, AHEAD, LEVEL>(c, a, s_a, b, n_k, fresh, ahead);
+    }
+}
+
+// n rows, in blocks of equal size. PREFETCHES: a single block, which waits for memory, prefetches what it needs soon;
+// several share the prefetching of what follows b, unless b is_last, so that the blocks after them find it in L2.
+template <bool PREFETCHES = false, class T>
+inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int n_k, bool fresh, bool is_last = true) {
+    const int64_t n_blocks = (n + MR - 1) / MR;
+    if (PREFETCHES && n_blocks == 1) return block_of<NV, 1>(n, c, a, s_a, b, n_k, fresh, b + FLOAT_AHEAD / sizeof(T));
+    for (int64_t i = 0; i < n_blocks; i++) {
+        const int64_t first = i * n / n_blocks, n_here = (i + 1) * n / n_blocks - first;
+        const int share = is_last ? 0 : n_blocks < NV ? 2 : 1, at = int(i) * share;  // vectors of each k
+        const T* next = b + n_k * PANEL + at * (W * 4 / sizeof(T));
+        const auto run = [&](auto lines) {
+            block_of<decltype(lines)::value, 2>(n_here, c + first * PANEL, a + first * s_a, s_a, b, n_k, fresh, next);
+        };
+        if (!PREFETCHES || !share || at >= NV) run(std::integral_constant<int, 0>());
+        else if (share == 1) run(std::integral_constant<int, 1>());
+        else run(std::integral_constant<int, 2>());
     }
 }
 
@@ -167,11 +189,12 @@ void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64
             return each_panel<BLOCK_ROWS>(bias, out, n, n_out, s_out, n_threads, make);
         }
 #endif
-    each_panel<MC>(bias, out, n, n_out, s_out, n_threads, [&](int64_t p, int64_t first, int64_t n_rows, float* c, bool) {
+    const auto make = [&](int64_t p, int64_t first, int64_t n_rows, float* c, bool is_last) {
         for (int64_t k = 0; k < n_in; k += KC)
             blocks<true>(n_rows, c, x + first * s_x + k, s_x, weight + p * s_panel + k * PANEL,
-                   int(n_in - k < KC ? n_in - k : KC), k == 0);
-    });
+                         int(n_in - k < KC ? n_in - k : KC), k == 0, is_last && k + KC >= n_in);
+    };
+    each_panel<MC>(bias, out, n, n_out, s_out, n_threads, make);
 }
 
 struct Weight {  // of a linear layer, in panels

@@ -29,7 +29,7 @@ import zmq
 from banyan.runtime import config as configs
 from banyan.runtime.config import Config
 from banyan.runtime.engine.capacity import facts, fit
-from banyan.runtime.engine.hardware import probe
+from banyan.runtime.engine.hardware import probe, use_huge_pages
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.ranks import ParallelRunner, PoolSize, Ranks
@@ -37,7 +37,7 @@ from banyan.runtime.engine.speculation import drafters
 from banyan.runtime.errors import BanyanError, Unsupported
 from banyan.runtime.model import load, spec, weights
 from banyan.runtime.model.parallel import Shard, sharded
-from banyan.runtime.model.size import least_bytes, measure
+from banyan.runtime.model.size import least_bytes, measure, tensors_of
 from banyan.runtime.protocol.decoders import decode_command
 from banyan.runtime.protocol.flight_record import FlightRecord
 from banyan.runtime.protocol.wire import (
@@ -129,6 +129,8 @@ def build(config: Config, flight: FlightRecord | None = None, replica: int = 0, 
         )  # fmt: skip
     n_bytes = measure(model).n_bytes
     known = msgspec.structs.replace(known, windows=model.spec.windows)  # a probe knows better than config.json
+    if resolved.device == "cpu":
+        use_huge_pages(tensors_of(getattr(model, "module", model)))
     config = fit(config, hardware, known, placement, source, n_bytes)
     resolved = configs.resolve(config, hardware, facts(config, known, placement, source, n_bytes))
     if ranks is not None and shard is not None:

@@ -71,7 +71,7 @@ def _reordered(weight: Tensor, batch_size: int | None = None) -> Tensor:
 def measure(model: object) -> WeightSize:
     """The memory of the weights of a `load.Model`, or of a module of transformers."""
     model = getattr(model, "module", model)
-    tensors = {id(tensor): tensor for tensor in _tensors(model)}
+    tensors = {id(tensor): tensor for tensor in tensors_of(model)}
     n_bytes = sum(map(_bytes, tensors.values()))
     embed, head = (model.embed, model.head) if isinstance(model, decoder.Decoder) else _ends(model)
     is_tied = getattr(head, "weight", None) is embed
@@ -87,18 +87,18 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _tensors(thing: object) -> Iterator[Tensor]:
+def tensors_of(thing: object) -> Iterator[Tensor]:
     """The tensors of a model, some of them several times."""
     match thing:
         case Tensor():
             yield thing
         case tuple() | list():
             for part in thing:
-                yield from _tensors(part)
+                yield from tensors_of(part)
         case Linear():
-            yield from _tensors((thing.weight, thing.bias))
+            yield from tensors_of((thing.weight, thing.bias))
         case decoder.Decoder():
-            yield from _tensors((thing.embed, thing.layers, thing.norm, thing.head, thing.frequencies))
+            yield from tensors_of((thing.embed, thing.layers, thing.norm, thing.head, thing.frequencies))
         case nn.Module():
             yield from (*thing.parameters(), *thing.buffers())
-            yield from _tensors([module.packed for module in thing.modules() if hasattr(module, "packed")])
+            yield from tensors_of([module.packed for module in thing.modules() if hasattr(module, "packed")])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from banyan.runtime.engine import hardware
 
@@ -83,3 +85,21 @@ def test_processes_that_work_together_share_cores_and_memory(monkeypatch: pytest
     monkeypatch.setattr(hardware, "free_memory", lambda: 12 * GIB)
     found = hardware.probe(False, 4)
     assert (found.n_cores, found.free_memory) == (2, 3 * GIB)
+
+
+def test_huge_pages_cover_neighbouring_tensors_and_keep_their_content() -> None:
+    huge = 1 << 21
+    memory = torch.arange(4 * huge).to(torch.uint8)
+    first = -memory.data_ptr() % huge  # where the first whole huge page begins
+    half = huge // 2
+    one, inner, next_to_it = (
+        memory[first : first + 3 * half],
+        memory[first + 5 : first + 90],
+        memory[first + 3 * half + 64 :],
+    )
+    (span,) = hardware._huge_spans([next_to_it, inner, one])
+    assert span == (memory.data_ptr() + first, (memory.data_ptr() + len(memory)) // huge * huge)
+    apart = [memory[first : first + half], memory[first + half + 3 * mmap.PAGESIZE : first + huge]]
+    assert not list(hardware._huge_spans(apart)), "no huge page lies in one of the two"
+    hardware.use_huge_pages([memory])
+    assert torch.equal(memory, torch.arange(4 * huge).to(torch.uint8))
