@@ -30,7 +30,7 @@ import msgspec
 import zmq
 
 from banyan.runtime import launch
-from banyan.runtime.config import Config, check, parse_bytes
+from banyan.runtime.config import Config, check, parse_bytes, tcp
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
 from banyan.runtime.fleet.scaling import FleetLoad, LoadScaler
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
@@ -69,6 +69,10 @@ SWITCH = 0.0005
 MAX_FAILED_STARTS = 2
 """Engines in a row that may die before they are ready. Then no other is started in their place; the server ends with
 the last one."""
+
+ANY_HOST = ("0.0.0.0", "::")
+"""With one of these as the host of `engines_at`, engines here do not know where others reach them, which then pull no
+KV from them."""
 
 MAX_REFUSALS = 16
 """Messages of one peer that are refused with an error. Later ones are ignored."""
@@ -590,6 +594,9 @@ class Server:
         if self._rolled_to:
             config = msgspec.structs.replace(config, model=self._rolled_to)
         command = self._engine if name == "0" else (*self._engine, "--replica", name)
+        host = tcp(self.config.engines_at)[0] if self.config.engines_at else ""
+        if host and host not in ANY_HOST:
+            command = (*command, "--host", f"[{host}]" if ":" in host else host)
         if not is_first:
             config = later_config(
                 msgspec.structs.replace(config, replicas=max(1, config.replicas)), self.replicas.ready
