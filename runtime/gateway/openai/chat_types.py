@@ -153,6 +153,16 @@ class SamplingFields(Body):
     regex: str | None = None
     grammar: str | None = None
     choices: list[str] | None = None
+    # Routers fill these in. Other values than their defaults are refused.
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_hidden_states: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.no_stop_trim or self.skip_special_tokens is False or self.return_hidden_states:
+            raise ValueError(
+                "no_stop_trim, skip_special_tokens and return_hidden_states have no values but the defaults"
+            )
 
 
 class ChatRequest(SamplingFields, kw_only=True):
