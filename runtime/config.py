@@ -85,9 +85,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "engines on this machine, each with a copy of the model; they share `threads`, `kv_memory` and `host_memory`; "
         "0: only those of `engines_at`",
     ] = 1
-    min_replicas: Annotated[int, "engines that stay, however low the load is; with `max_replicas`"] = 1
+    min_replicas: Annotated[int, "minimum number of engines, however low the load is; with `max_replicas`"] = 1
     max_replicas: Annotated[
-        int, "add and remove engines by load, up to so many; each has as much memory as the first ones; 0: never"
+        int, "maximum number of engines: they are added and removed by load, each with the memory of the first; 0: never"
     ] = 0
     ray: Annotated[
         str,

@@ -796,11 +796,11 @@ class Server:
         if is_needed and (why := self._differs(ready, replica.route.weights, is_rolled)):
             why = f"engine {replica.name} {why}"
             self._log("quiet", why)
+            replica.link.refuse()
             if is_rolled and self.roll is not None:
                 self._call_soon(partial(self.roll.fail, why))
-            elif len(self.replicas) == 1:
-                replica.link.dismiss(why)  # programs wait for another
-                self._call_soon(replica.link.start)
+            elif len(self.replicas) == 1 and isinstance(replica.link, RemoteLink):
+                replica.link.give_up(why)  # programs wait for another
             else:
                 self._call_soon(partial(self._remove, replica, why))
             return

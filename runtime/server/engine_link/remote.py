@@ -129,8 +129,7 @@ class RemoteLink(EngineConnection):
     def _kill(self, is_hung: bool = False) -> None:
         self._n_kills += 1
         if self._n_kills > MAX_KILLS:
-            self.dismiss("it does not end its engine")
-            self._end(LOST)
+            self.give_up("it does not end its engine")
         self.tell(wire.EndEngine(is_hung))
 
     def heartbeat(self) -> None:
@@ -145,6 +144,11 @@ class RemoteLink(EngineConnection):
     def dismiss(self, error: str = "") -> None:
         self.tell(wire.Dismiss(error or "it was drained", is_error=bool(error)))
         self.is_gone = True
+
+    def give_up(self, error: str) -> None:
+        """Have the host end, and wait for another."""
+        self.dismiss(error)
+        self._end(LOST._replace(how=error))
 
     def close(self) -> None:
         if self.life >= 0:
