@@ -91,9 +91,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     prefill_replicas: Annotated[
         int, "number of the replicas that take prompts only; the others pull the KV of long prompts from them"
     ] = 0
-    min_replicas: Annotated[int, "engines that stay, however low the load is; with `max_replicas`"] = 1
+    min_replicas: Annotated[int, "minimum number of engines, however low the load is; with `max_replicas`"] = 1
     max_replicas: Annotated[
-        int, "add and remove engines by load, up to so many; each has as much memory as the first ones; 0: never"
+        int,
+        "maximum number of engines: they are added and removed by load, each with the memory of the first; 0: never",
     ] = 0
     ray: Annotated[
         str,

@@ -345,6 +345,7 @@ class EngineLoop:
     def take(self, order: wire.EngineCommand) -> None:
         match order:
             case wire.Ping():
+                self.exchange.trim()
                 self.answers.append(wire.Pong())
             case wire.Ask(what="tree" | "check"):
                 self.answers.append(self._answer_by_walk(order))

@@ -132,6 +132,15 @@ def connect(
     return dealer, monitor
 
 
+def own_address(address: str) -> str:
+    """The address of this machine for peers on the way to tcp://HOST:PORT. Sends nothing."""
+    family, _, _, _, to = sockets.getaddrinfo(*tcp(address), type=sockets.SOCK_DGRAM)[0]
+    with sockets.socket(family, sockets.SOCK_DGRAM) as socket:
+        socket.connect(to)
+        own: str = socket.getsockname()[0]
+    return f"[{own}]" if ":" in own else own
+
+
 def _set_heartbeat(socket: ipc.Socket) -> None:
     socket.setsockopt(zmq.IPV6, 1)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)

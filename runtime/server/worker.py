@@ -30,7 +30,7 @@ import msgspec
 import zmq
 
 from banyan.runtime import launch
-from banyan.runtime.config import Config, check, parse_bytes
+from banyan.runtime.config import Config, check, parse_bytes, tcp
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
 from banyan.runtime.fleet.scaling import FleetLoad, LoadScaler
 from banyan.runtime.model.images import image_spec
@@ -71,6 +71,10 @@ SWITCH = 0.0005
 MAX_FAILED_STARTS = 2
 """Engines in a row that may die before they are ready. Then no other is started in their place; the server ends with
 the last one."""
+
+ANY_HOST = ("0.0.0.0", "::")
+"""With one of these as the host of `engines_at`, engines here do not know where others reach them, which then pull no
+KV from them."""
 
 MAX_REFUSALS = 16
 """Messages of one peer that are refused with an error. Later ones are ignored."""
@@ -613,6 +617,9 @@ class Server:
         if self._rolled_to:
             config = msgspec.structs.replace(config, model=self._rolled_to)
         command = self._engine if name == "0" else (*self._engine, "--replica", name)
+        host = tcp(self.config.engines_at)[0] if self.config.engines_at else ""
+        if host and host not in ANY_HOST:
+            command = (*command, "--host", f"[{host}]" if ":" in host else host)
         if not is_first:
             config = later_config(
                 msgspec.structs.replace(config, replicas=max(1, config.replicas)), self.replicas.ready
@@ -671,7 +678,7 @@ class Server:
         if self.roll is not None:
             raise ConfigError(f"the weights are being changed to {self.roll.model}; wait until all engines have them")
         if ask.what == "roll":
-            self._start_roll(ask.path, then)
+            self._look_at_weights(ask.path, then)
         elif ask.what == "add" and self.ray is not None:
             self._awaited.append(then)
             self.ray.add()
@@ -686,14 +693,33 @@ class Server:
             self._log("info", f"engine {ask.name} is drained")
             self._end_drained()
 
-    def _start_roll(self, model: str, then: Callable[[str], None]) -> None:
-        """Change the weights. ConfigError, ModelNotFound: that cannot be."""
-        directory = resolve(model)
-        new, now = Files.read(directory), Files.read(self.directory)
-        if (new.tokenizer, new.template) != (now.tokenizer, now.template) or not same_tokenizer(
-            directory, self.directory
-        ):
-            raise ConfigError(f"{model} has another tokenizer or chat template than {self.name}; start another server")
+    def _look_at_weights(self, model: str, then: Callable[[str], None]) -> None:
+        """Find the new model, on a thread, and change the weights to it. then: gets an error, or "" at the end."""
+
+        def look() -> Path:
+            directory = resolve(model)
+            new, now = Files.read(directory), Files.read(self.directory)
+            is_same = (new.tokenizer, new.template) == (now.tokenizer, now.template)
+            if not (is_same and same_tokenizer(directory, self.directory)):
+                raise ConfigError(
+                    f"{model} has another tokenizer or chat template than {self.name}; start another server"
+                )
+            return directory
+
+        def start(found: Path | Exception) -> None:
+            try:
+                if isinstance(found, Exception):
+                    raise found
+                if self.roll is not None:
+                    raise ConfigError(f"the weights are being changed to {self.roll.model}")
+                self._start_roll(found, then)
+            except Exception as e:
+                then(e.message if isinstance(e, BanyanError) else repr(e))
+
+        self._offload(OURSELVES, MAX_INLINE + 1, look, start)
+
+    def _start_roll(self, directory: Path, then: Callable[[str], None]) -> None:
+        """Change the weights. ConfigError: that cannot be now."""
         before, model = self._rolled_to or str(self.directory), str(directory)
 
         def end(error: str) -> None:
@@ -718,12 +744,11 @@ class Server:
             self.questions.reload_adapters(replica)
             return replica
 
-        weights = self.tenants.weights
         self._rolled_to = model
         try:
             self.roll = WeightsRoll(
-                self.replicas, self.requests, model, before, weights, end, restart=restart, add=add,
-                remove=self._remove, n_old=lambda: self.programs.n_on(weights),
+                self.replicas, self.requests, model, before, end, restart=restart, add=add, remove=self._remove,
+                n_on=self.programs.n_on,
             )  # fmt: skip
         except BaseException:
             self._rolled_to = "" if before == str(self.directory) else before
@@ -819,11 +844,15 @@ class Server:
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
         others = [one for one in self.replicas if one is not replica and one.route.is_ready]
         is_rolled = self.roll is not None and replica is self.roll.starting
-        if others and (why := self._differs(ready, replica.route.weights, is_rolled)):
+        is_needed = others or (isinstance(replica.link, RemoteLink) and len(self.programs))
+        if is_needed and (why := self._differs(ready, replica.route.weights, is_rolled)):
             why = f"engine {replica.name} {why}"
             self._log("quiet", why)
+            replica.link.refuse()
             if is_rolled and self.roll is not None:
                 self._call_soon(partial(self.roll.fail, why))
+            elif len(self.replicas) == 1 and isinstance(replica.link, RemoteLink):
+                replica.link.give_up(why)  # programs wait for another
             else:
                 self._call_soon(partial(self._remove, replica, why))
             return

@@ -21,6 +21,7 @@ from banyan.runtime.errors import ConfigError, Quarantined
 from banyan.runtime.protocol import tcp_auth, wire
 from banyan.runtime.server.engine_link.engine_host import EngineHost
 from banyan.runtime.server.engine_link.remote import EngineHosts
+from disturbance import disturb, ready_engines
 from waits import wait_until
 
 OUTPUT = " ".join(map(str, range(60)))
@@ -158,6 +159,12 @@ def test_engine_that_differs_is_refused_with_the_reason(hosts: Hosts, tmp_path: 
     assert refused.wait(60) == 1
     assert text(hosts.submit()) == OUTPUT
     assert list(hosts.engines()) == ["0"]
+    hosts.hosts[0].kill()
+    wait_until(lambda: hosts.states() == ["waiting"], "the loss of the host is seen")
+    waiting = hosts.submit()
+    assert hosts.host(model=str(other)).wait(60) == 1, "nor may it end programs that began on another engine"
+    hosts.host()
+    assert text(waiting) == OUTPUT
 
 
 def test_host_with_a_key_that_sends_nonsense_harms_only_itself(hosts: Hosts) -> None:
@@ -220,3 +227,30 @@ def test_unknown_keys_are_refused_and_logged(hosts: Hosts, tmp_path: Path) -> No
 def test_server_that_cannot_take_hosts_says_why(hosts: Hosts, change: dict[str, str], error: str) -> None:
     with pytest.raises(ConfigError, match=error):
         EngineHosts(config.make(**hosts.options | change), print).close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_values_after_kills_drains_and_joins_of_real_hosts_equal_those_of_calm_ones(
+    native: object, tmp_path: Path
+) -> None:
+    """`banyan engine`, killed as a whole and with its engine alone."""
+    with ExitStack() as stack:
+        hosts = Hosts(tmp_path, launch.start, stack)
+        options = {"dtype": "float32", "deterministic": True, "context": 512, "device": "cpu", "max_running": 12}
+        server = launch.start(config.make(**hosts.options, **options), timeout=300)
+        stack.callback(server.close)
+        words = [sys.executable, "-m", "banyan", "engine", "pocket", "--threads", "1", "--kv-memory", "4096 tokens"]
+        words += ["--join", server.report[-1].split()[3].rstrip(","), "--server-key", str(hosts.server_key)]
+        words += ["--key", str(hosts.key), "--device", "cpu"]
+
+        def add() -> None:
+            n = ready_engines(c)
+            stack.callback(hosts._end, subprocess.Popen(words, stdout=2, text=True))
+            wait_until(lambda: ready_engines(c) > n, "another engine", seconds=300)
+
+        stack.callback(hosts._end, subprocess.Popen(words, stdout=2, text=True))
+        c = client.connect(server.socket, 300)
+        stack.callback(c.close)
+        add()
+        disturb(c, 2, n_kills=6, n_drains=3, n_joins=3, add=add)

@@ -107,7 +107,8 @@ class KVExchange:
         self.cache, self.runner, self.kv, self._scheduler, self._clock = cache, runner, kv, scheduler, clock
         self._adapters = adapters
         chunks = Chunks(host) if host and kv is not None else None
-        self._transports: tuple[Transport, ...] = (SharedMemory(), *([chunks] if chunks is not None else []))
+        self._memory = SharedMemory(clock)
+        self._transports: tuple[Transport, ...] = (self._memory, *([chunks] if chunks is not None else []))
         self.wake = chunks.wake if chunks is not None else None  # readable when something has arrived
         self.buffers = Buffers(clock)
         self._exporting: dict[int, _Exporting] = {}
@@ -241,7 +242,6 @@ class KVExchange:
             self._fail_import(one, "it took too long")
         while self._copy_piece() and self._clock() < until:
             pass
-        self.buffers.trim()
         reports, self._reports = self._reports, []
         return reports
 
@@ -342,6 +342,11 @@ class KVExchange:
             one.memory = None
             one.read.close()
             one.lease.close()
+
+    def trim(self) -> None:
+        """Free memory that was not used for long. Called about once a second."""
+        self.buffers.trim()
+        self._memory.trim()
 
     def close(self) -> None:
         for number in [*self._exporting]:

@@ -14,7 +14,6 @@ import os
 import secrets
 import struct
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -147,7 +146,7 @@ class SharedMemory:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._host = clock, this_host()
-        self._maps: OrderedDict[str, tuple[mmap.mmap, float]] = OrderedDict()  # buffer -> map, when it was used last
+        self._maps: dict[str, tuple[mmap.mmap, float]] = {}  # buffer -> map, when it was used last
 
     def describe(self, buffer: Buffer) -> str:
         return f"memory {self._host} {os.getpid()} {buffer.fd} {buffer.name.hex()} {buffer.number}"
@@ -163,10 +162,6 @@ class SharedMemory:
         return _MappedRead(mapped, _HEAD.pack(bytes.fromhex(name), int(number)), n_bytes)
 
     def _open(self, pid: int, fd: int, name: str) -> mmap.mmap:
-        now = self._clock()
-        for other, (_, used) in list(self._maps.items()):
-            if used < now - KEPT:
-                del self._maps[other]  # unmapped when nobody reads it any more
         if name in self._maps:
             mapped = self._maps[name][0]
         else:
@@ -178,8 +173,14 @@ class SharedMemory:
                     os.close(own)
             except (OSError, ValueError) as e:
                 raise TransferFailed(f"the memory of process {pid} cannot be read: {e}") from e
-        self._maps[name] = mapped, now
+        self._maps[name] = mapped, self._clock()
         return mapped
+
+    def trim(self) -> None:
+        """Forget the maps that were not used for long. They are unmapped when nobody reads them any more."""
+        old = self._clock() - KEPT
+        for name in [name for name, (_, used) in self._maps.items() if used < old]:
+            del self._maps[name]
 
     def close(self) -> None:
         self._maps.clear()

@@ -156,6 +156,18 @@ class SamplingFields(Body):
     regex: str | None = None
     grammar: str | None = None
     choices: list[str] | None = None
+    # Routers fill these in. Other values than their defaults are refused.
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_hidden_states: bool | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.no_stop_trim or self.return_hidden_states:
+            raise ValueError("no_stop_trim and return_hidden_states must be false")
+        if False in (self.skip_special_tokens, self.separate_reasoning, self.stream_reasoning):
+            raise ValueError("skip_special_tokens, separate_reasoning and stream_reasoning must be true")
 
 
 class ChatRequest(SamplingFields, kw_only=True):

@@ -171,9 +171,10 @@ class EngineHost:
         # What is of the server's machine does not count here.
         base = {name: getattr(Config(), name) for name in configs.OWN if name not in ("model", "draft_model")}
         own = base | dict(self._own) | ({"model": start.model} if start.model else {})
-        config = msgspec.structs.replace(theirs, replicas=1, **own)
+        config = msgspec.structs.replace(theirs, replicas=1, prefill_replicas=0, **own)
         configs.check(msgspec.structs.replace(config, engines_at="", engine_keys="", bind="", curve_key=""))
-        self._engine = EngineProcess(self._context, config, self._path, self._command)
+        command = (*self._command, "--host", tcp_auth.own_address(self._server))  # where others pull its KV
+        self._engine = EngineProcess(self._context, config, self._path, command)
         self._log(f"engine {self._engine.pid} starts: {config.model}")
         return self._engine.pid
 

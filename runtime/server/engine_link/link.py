@@ -156,6 +156,10 @@ class EngineConnection:
     def dismiss(self, error: str = "") -> None:
         """Tell an engine on another machine that it is not needed any more, or that it cannot be used."""
 
+    def refuse(self) -> None:
+        """Send no commands to the engine that has just told that it is ready."""
+        self.ready = None
+
     def close(self) -> None:
         """End an engine on this machine, and close the connection. Idempotent."""
         raise NotImplementedError

@@ -16,8 +16,9 @@ from banyan.runtime.protocol import wire
 
 AT_ONCE = 4
 """Pulls from one engine at the same time; others wait until one has ended."""
-LEAST = 1.0
-"""The least seconds that a pull may take. A busy machine takes its time for the smallest."""
+LEAST = 5.0
+"""The least seconds after which a pull is given up. A busy machine takes its time for the smallest, and the death of an
+engine is seen at once."""
 
 
 class PullEnd(Protocol):

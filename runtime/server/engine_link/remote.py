@@ -28,6 +28,8 @@ from banyan.runtime.server.engine_link.recovery import Death
 MAX_REPORT = 1 << 28
 """The most bytes of a report."""
 LOST = Death("its connection broke", is_blameless=True)
+MAX_KILLS = 30
+"""Heartbeats for which a host may not do what it is told, until it counts as gone."""
 _BATCH = 256  # messages taken in one round of the server's loop
 _LOG_SECONDS = 60.0  # unknown keys are logged once in this time
 
@@ -46,6 +48,7 @@ class RemoteLink(EngineConnection):
         self.identity = b""
         self._inbox: deque[bytes] = deque()
         self._death = LOST
+        self._n_kills = 0  # of the present engine
         self._ahead = 0.0  # how far our clock is ahead of that of the host
         self.is_gone = True
         self.life = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -59,6 +62,7 @@ class RemoteLink(EngineConnection):
 
     def _start_engine(self) -> None:
         self.n_starts += 1
+        self._n_kills = 0
         self._death = LOST
         self.tell(wire.StartEngine(msgspec.json.encode(self._options()), self.model))
 
@@ -72,6 +76,8 @@ class RemoteLink(EngineConnection):
 
     def arrived(self, frames: list[bytes]) -> None:
         """Take a message of the host. Raises if it is invalid."""
+        if self.is_gone:  # it was dismissed
+            return
         if len(frames) == 1:
             self._inbox.append(frames[0])
             self.is_busy = True
@@ -90,7 +96,8 @@ class RemoteLink(EngineConnection):
 
     def _end(self, death: Death) -> None:
         self._death = death
-        os.eventfd_write(self.life, 1)
+        if self.life >= 0:
+            os.eventfd_write(self.life, 1)
 
     def tell(self, message: wire.Wire) -> None:
         """Send a message to the host itself."""
@@ -120,6 +127,9 @@ class RemoteLink(EngineConnection):
         return report
 
     def _kill(self, is_hung: bool = False) -> None:
+        self._n_kills += 1
+        if self._n_kills > MAX_KILLS:
+            self.give_up("it does not end its engine")
         self.tell(wire.EndEngine(is_hung))
 
     def heartbeat(self) -> None:
@@ -134,6 +144,11 @@ class RemoteLink(EngineConnection):
     def dismiss(self, error: str = "") -> None:
         self.tell(wire.Dismiss(error or "it was drained", is_error=bool(error)))
         self.is_gone = True
+
+    def give_up(self, error: str) -> None:
+        """Have the host end, and wait for another."""
+        self.dismiss(error)
+        self._end(LOST._replace(how=error))
 
     def close(self) -> None:
         if self.life >= 0:

@@ -21,12 +21,11 @@ class WeightsRoll:
     """One change of weights.
 
     model     the new one
-    old       the fingerprint of the weights before
     starting  the engine that loads the new weights now; None: one is emptied
 
-    n_old: returns how many programs run on the old weights. restart: starts an engine in the place of one, with a
-    model. add: starts one more engine, with the new model. remove: ends one for good. before: the model before. then:
-    called at the end.
+    n_on: returns how many programs run on weights with a fingerprint. restart: starts an engine in the place of one,
+    with a model. add: starts one more engine, with the new model. remove: ends one for good. before: the model before.
+    then: called at the end.
     """
 
     def __init__(
@@ -35,18 +34,17 @@ class WeightsRoll:
         requests: EngineRequests,
         model: str,
         before: str,
-        old: bytes,
         then: Then,
         *,
-        n_old: Callable[[], int],
+        n_on: Callable[[bytes], int],
         restart: Callable[[ReplicaProcess, str], None],
         add: Callable[[Then], ReplicaProcess],
         remove: Callable[[ReplicaProcess], None],
     ) -> None:
         """ConfigError: an engine is being added, or no other could be."""
-        self.model, self.before, self.old, self._then = model, before, old, then
+        self.model, self._before, self._then = model, before, then
         self._replicas, self._requests = replicas, requests
-        self._n_old, self._restart, self._remove = n_old, restart, remove
+        self._n_on, self._restart, self._remove = n_on, restart, remove
         self._emptying: ReplicaProcess | None = None
         self._extra: ReplicaProcess | None = None
         self.starting: ReplicaProcess | None = None
@@ -54,6 +52,9 @@ class WeightsRoll:
             raise ConfigError(
                 "an engine starts, waits for its machine or is drained; change the weights when all are ready"
             )
+        newest = requests.routes.weights  # others are there if an earlier change ended half-way
+        self._left = sorted(replicas, key=lambda one: one.route.weights == newest)
+        self._old = b""  # the weights of the engine in hand
         if len(replicas) == 1:
             self._extra = self.starting = add(lambda error: None)
             self._extra.route.weights = LOADING
@@ -61,21 +62,28 @@ class WeightsRoll:
 
     def go_on(self) -> None:
         """Do what can be done now. Called whenever something may have changed."""
+        there = [*self._replicas]  # others were lost
+        self._left = [one for one in self._left if one in there]
+        self._emptying = self._emptying if self._emptying in there else None
+        self.starting = self.starting if self.starting in there else None
         if self.starting is not None:
             if not self.starting.route.is_ready:
                 return
+            new = self.starting.route.weights
+            self._left = [one for one in self._left if one.route.weights != new]
             self.starting = None
         if (one := self._emptying) is None:
-            left = [one for one in self._replicas if one.route.weights == self.old]
-            if not left:
+            if not self._left:
                 self._then("")
                 return
-            one = self._emptying = left[0]
-            one.is_rolled = True
-            if len(left) > 1:
+            one = self._emptying = self._left.pop(0)
+            one.is_rolled, self._old = True, one.route.weights
+            if any(
+                other.route.weights == self._old and other.route.is_open for other in self._replicas if other is not one
+            ):
                 self._requests.vacate(one.route)
         is_last = one.route.is_open
-        if not one.route.is_empty or (is_last and self._n_old()):
+        if not one.route.is_empty or (is_last and self._n_on(self._old)):
             return
         self._emptying, one.is_rolled = None, False
         if self._extra is not None:
@@ -99,6 +107,6 @@ class WeightsRoll:
             self._remove(one)
         else:
             one.n_failed_starts = 0
-            one.route.weights = self.old
-            self._restart(one, self.before)
+            one.route.weights = self._old
+            self._restart(one, self._before)
         self._then(why)

@@ -96,3 +96,12 @@ def test_ids_outside_of_the_vocabulary_are_refused(openai_client: openai.OpenAI,
         create(openai_client, [5, wrong, 6])
     with pytest.raises(openai.BadRequestError, match="context"):
         create(openai_client, [5] * 20_000)
+
+
+def test_fields_that_routers_fill_in_are_accepted_with_their_defaults(openai_client: openai.OpenAI) -> None:
+    filled = {"no_stop_trim": False, "skip_special_tokens": True, "return_hidden_states": False}
+    filled |= {"separate_reasoning": True, "stream_reasoning": True}
+    assert create(openai_client, extra_body=filled).choices[0].text == "I am the"
+    for name, value in filled.items():
+        with pytest.raises(openai.BadRequestError, match="must be"):
+            create(openai_client, extra_body={name: not value})

@@ -286,3 +286,7 @@ def test_command_line_connects_with_token_and_key(tcp_server: TcpServer, tmp_pat
     token_file.write_text("\n")
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert "contains no token" in done.stderr
+
+
+def test_own_address_is_that_of_the_way_to_a_peer() -> None:
+    assert tcp_auth.own_address("tcp://127.0.0.1:7100") == "127.0.0.1"

@@ -153,7 +153,8 @@ def main() -> None:
         parser.add_argument(name, required=True)
     for name in ("--alive-fd", "--flight-fd"):
         parser.add_argument(name, type=int, required=True)
-    parser.add_argument("--replica")
+    for name in ("--replica", "--host"):
+        parser.add_argument(name)
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     model = Path(json.loads(args.config)["model"])

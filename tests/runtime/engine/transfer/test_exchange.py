@@ -13,7 +13,7 @@ import pytest
 from banyan.radix_cache.check import check
 from banyan.runtime.engine.transfer.exchange import KVExchange
 from banyan.runtime.engine.transfer.transport import Buffers, SharedMemory
-from banyan.runtime.protocol.wire import EndPull, Export, Exported, Pull, Pulled
+from banyan.runtime.protocol.wire import EndPull, Export, Exported, Ping, Pull, Pulled
 
 PROMPT = [(7 * i) % 50 for i in range(100)]
 
@@ -105,6 +105,19 @@ def test_pulled_prefix_is_found_like_a_computed_one(pair: Pair) -> None:
     assert pair.run(1) == 96
     assert pair.engines[1].exchange.counts[:2] == (0, 96)
     assert pair.engines[0].exchange.counts[:2] == (96, 0)
+
+
+def test_memory_is_freed_when_it_is_not_used(pair: Pair) -> None:
+    pair.run(0)
+    pair.begin_pull(pair.export())
+    pair.pulled()
+    pair.end()
+    for seconds, is_kept in ((59.0, True), (2.0, False)):
+        pair.now += seconds
+        for e in pair.engines:
+            e.take(Ping())
+        assert bool(pair.engines[0].exchange.counts.buffer_bytes) == is_kept
+        assert bool(pair.engines[1].exchange._memory._maps) == is_kept
 
 
 def test_only_missing_pages_are_pulled(pair: Pair) -> None:
