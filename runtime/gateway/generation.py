@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from banyan.runtime.gateway.endpoint import HTTPRequest
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import AllowedTools, NamedTool, ToolChoice, ToolSpec
-from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME, MAX_SPEC, MAX_TOOLS
 from banyan.runtime.protocol.roles import ASSISTANT
@@ -23,11 +22,6 @@ def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
         text = f"{request.gateway.model} has no chat template; use /v1/completions"
         raise HTTPError(400, text, param="messages")
     return chat
-
-
-def prompt_writer(request: HTTPRequest) -> PromptWriter:
-    """Writes prompts of the model's chat. HTTPError: it has none."""
-    return PromptWriter(chat_markers(request), request.client.welcome.images)
 
 
 def reasoning_end(chat: wire.ChatMarkers) -> str:

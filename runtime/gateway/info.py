@@ -11,9 +11,10 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
-from banyan.runtime.gateway.generation import prompt_writer
+from banyan.runtime.gateway.generation import chat_markers
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import TokenizeRequest
+from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 from banyan.runtime.server_metrics import Family, families
@@ -81,7 +82,7 @@ async def tokenize(request: HTTPRequest) -> Reply:
         raise HTTPError(400, "give either prompt or messages", param="prompt")
     parts: tuple[wire.Part, ...] = (wire.Raw(body.prompt or ""),)
     if body.messages is not None:
-        parts = prompt_writer(request).parts(body.messages)
+        parts = PromptWriter(chat_markers(request)).parts(body.messages)
         if body.add_generation_prompt:
             parts = (*parts, wire.BeginTurn(ASSISTANT))
     tokens = (await _read(request, parts)).tokens

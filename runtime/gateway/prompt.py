@@ -18,8 +18,8 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,", re.IGNORECASE)
 class PromptWriter:
     """Turns messages into parts. Calls of tools are numbered from 0, as the chat templates want it."""
 
-    def __init__(self, chat: wire.ChatMarkers, takes_images: bool = False) -> None:
-        self._chat, self._takes_images = chat, takes_images
+    def __init__(self, chat: wire.ChatMarkers) -> None:
+        self._chat = chat
         self._calls: dict[str, wire.WireToolCall] = {}
         """The client's id of a call -> the call."""
 
@@ -31,25 +31,12 @@ class PromptWriter:
             where = f"messages[{k}]"
             answers = self._answered(turn, where) if turn.role == "tool" else None
             found.append(wire.BeginTurn(self._role(turn.role), answers))
-            found += self._contents(turn.content, f"{where}.content")
+            found += contents(turn.content, f"{where}.content")
             if turn.refusal:
                 found.append(turn.refusal)
             if not (leaves_open and k == len(turns) - 1):
                 found.append(wire.EndTurn(self._called(turn, where)))
         return tuple(found)
-
-    def _contents(self, content: str | list[ContentPart] | None, where: str) -> list[wire.Part]:
-        if content is None or isinstance(content, str):
-            return [content] if content else []
-        found: list[wire.Part] = []
-        for k, part in enumerate(content):
-            if not isinstance(part, ImagePart):
-                found.append(part.text if isinstance(part, TextPart) else part.refusal)
-            elif self._takes_images:
-                found.append(image(part.image_url.url, f"{where}[{k}].image_url.url"))
-            else:
-                raise HTTPError(400, "an image: this model takes only text", param=f"{where}[{k}]")
-        return found
 
     def know(self, name: str, call_id: str) -> wire.WireToolCall:
         """A call that the model made, which later turns may answer."""
@@ -75,6 +62,19 @@ class PromptWriter:
             text = "a message of role 'tool' answers a call of an earlier message; its tool_call_id names no such call"
             raise HTTPError(400, text, param=f"{where}.tool_call_id")
         return call
+
+
+def contents(content: str | list[ContentPart] | None, where: str) -> list[wire.Part]:
+    """The content of one message."""
+    if content is None or isinstance(content, str):
+        return [content] if content else []
+    found: list[wire.Part] = []
+    for k, part in enumerate(content):
+        if isinstance(part, ImagePart):
+            found.append(image(part.image_url.url, f"{where}[{k}].image_url.url"))
+        else:
+            found.append(part.text if isinstance(part, TextPart) else part.refusal)
+    return found
 
 
 def image(url: str, where: str) -> wire.Image:

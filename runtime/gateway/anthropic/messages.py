@@ -19,9 +19,10 @@ from banyan.runtime.gateway.anthropic.messages_types import (
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.generation import chat_markers, limits_of, prompt_writer, reasoning_end, tools_of
+from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import overridden, schema_constraint, strings_of
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
@@ -60,7 +61,7 @@ def _prompt(request: HTTPRequest, body: CountRequest) -> tuple[wire.Part, ...]:
     """The conversation, up to where the output begins: a new turn, or at the end of one that the client began."""
     turns = body.turns
     goes_on = turns[-1].role == ASSISTANT and not turns[-1].tool_calls
-    parts = prompt_writer(request).parts(turns, leaves_open=goes_on)
+    parts = PromptWriter(chat_markers(request)).parts(turns, leaves_open=goes_on)
     return parts if goes_on else (*parts, wire.BeginTurn(ASSISTANT))
 
 

@@ -10,11 +10,12 @@ from msgspec.structs import replace
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, prompt_writer, reasoning_end, tools_of
+from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import IGNORED, ChatRequest
 from banyan.runtime.gateway.openai.choice_writer import ChoiceWriter, check_stream_options, finish_reason, stream
+from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
@@ -49,7 +50,7 @@ def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:
         constraint=constraint_of(body, body.response_format, reasoning_end(chat)),
     )
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    parts = prompt_writer(request).parts(body.messages, leaves_open=_goes_on(body))
+    parts = PromptWriter(chat).parts(body.messages, leaves_open=_goes_on(body))
     if not _goes_on(body):
         parts = (*parts, wire.BeginTurn(ASSISTANT))
     n = body.n or 1

@@ -15,7 +15,7 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
-from banyan.runtime.gateway.generation import chat_markers, limits_of, prompt_writer, reasoning_end, tools_of
+from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat import calls_of, logprobs_of
@@ -28,6 +28,7 @@ from banyan.runtime.gateway.openai.responses_types import (
     ResponseRequest,
     turns_of,
 )
+from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import overridden, schema_constraint
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
@@ -76,7 +77,7 @@ async def count_input(request: HTTPRequest) -> Reply:
     await adapter_of(request, body.model)
     before = _previous(request, body)
     turns = [*_system(body), *(before.turns if before is not None else ()), *turns_of(body.input)]
-    parts = (*prompt_writer(request).parts(turns), wire.BeginTurn(ASSISTANT))
+    parts = (*PromptWriter(chat_markers(request)).parts(turns), wire.BeginTurn(ASSISTANT))
     tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
     n = await count_tokens(request, parts, tools)
     headers = ignored(body, PROMPT_IGNORED)
@@ -183,7 +184,7 @@ class ResponseRun:
         else:
             program = request.client.program("response")
             conversation = stored.conversation = Conversation(
-                request.client, program, prompt_writer(request), count(1), count()
+                request.client, program, PromptWriter(chat), count(1), count()
             )
             parts = conversation.writer.parts([*_system(body), *stored.turns])
             limits = limits_of(request, None, None, body.prompt_cache_key, body.user)

@@ -176,9 +176,13 @@ class Tokenizer:
         if len(ids) % 4:
             raise BadProgram(f"token ids have four bytes each, and these are {len(ids)} bytes")
         numbers = memoryview(ids).cast("i").tolist()
-        if wrong := [i for i in numbers if not (0 <= i < len(self.spelling) and self.spelling[i])]:
-            raise BadProgram(f"{wrong[0]} is no token of the model's vocabulary of {len(self.spelling)} ids")
-        return self.text_of(numbers)
+        unknown = [i for i in (min(numbers, default=0), max(numbers, default=0)) if not 0 <= i < len(self.spelling)]
+        spelled = [] if unknown else list(map(self.spelling.__getitem__, numbers))
+        if b"" in spelled:
+            unknown = [numbers[spelled.index(b"")]]
+        if unknown:
+            raise BadProgram(f"{unknown[0]} is no token of the model's vocabulary of {len(self.spelling)} ids")
+        return b"".join(spelled).decode(errors="replace")
 
     def controls(self, text: str) -> Iterator[tuple[int, int, int]]:
         """(start, end, id) of each control token in `text`, in order."""

@@ -278,7 +278,7 @@ def test_fields_without_effect_are_named_in_a_header(openai_client: openai.OpenA
                     {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/y.png"}}]}
                 ]
             },
-            "messages[0].content[0]",
+            "messages[0].content[0].image_url.url",
             400,
         ),
     ],

@@ -20,14 +20,11 @@ def image(url: str) -> ChatTurn:
 
 def test_images_are_data_urls() -> None:
     url = f"data:image/png;base64,{base64.b64encode(b'pixels').decode()}"
-    assert PromptWriter(CHAT, takes_images=True).parts([image(url)])[1:3] == ("see", wire.Image(b"pixels", "image/png"))
+    assert PromptWriter(CHAT).parts([image(url)])[1:3] == ("see", wire.Image(b"pixels", "image/png"))
     for wrong in ("http://x/y.png", "data:image/png;base64,!!", "data:text/html;base64,AAAA"):
         with pytest.raises(HTTPError) as raised:
-            PromptWriter(CHAT, takes_images=True).parts([image(wrong)])
+            PromptWriter(CHAT).parts([image(wrong)])
         assert raised.value.param == "messages[0].content[1].image_url.url"
-    with pytest.raises(HTTPError, match="only text") as raised:
-        PromptWriter(CHAT).parts([image(url)])
-    assert raised.value.param == "messages[0].content[1]"
 
 
 def test_developer_is_system_where_the_template_does_not_know_it() -> None:

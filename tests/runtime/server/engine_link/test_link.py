@@ -20,7 +20,7 @@ def test_reports_that_came_together_are_handled_one_by_one_if_it_is_late(tmp_pat
     tmp_path.chmod(0o700)
     with closing(EngineLink(context, config.make(), tmp_path / "s", ("true",))) as link:
         engine = context.socket(zmq.PAIR)
-        engine.connect(ipc.address(ipc.child_path(tmp_path / "s", "e")))
+        engine.connect(ipc.address(link._process._address))
         for number in range(4):
             engine.send(wire.encode(wire.Answer(number, True)))
         handled: list[wire.EngineReport] = []

@@ -30,7 +30,7 @@ from banyan.runtime.protocol.wire import (
 )
 from banyan.runtime.server.programs import generation
 from banyan.runtime.server.programs.running_program import RunningProgram
-from banyan.runtime.server.text.prompt import PromptText
+from banyan.runtime.server.text.prompt import PromptText, pack
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 Sampler = Callable[..., wire.Sampling]
@@ -54,6 +54,13 @@ def test_forks_run_concurrently_and_join_in_order(bench: Any, greedy: Sampler) -
     assert len(b.engine.running) == 2, "both run concurrently"
     b.run()
     assert b.text(2) == "tips:  2two 1one"
+
+
+def test_token_ids_and_texts_keep_their_order(bench: Any, words: Tokenizer) -> None:
+    b = bench()
+    ids = wire.TokenIds(pack(words.encode([TextSpan("one two")])))
+    b.submit(Append(0, (ids, " three ", ids, ids, " four")), Append(0, (" five",)), Read(0, 0), last=True)
+    assert b.text(0) == "one two three one twoone two four five"
 
 
 def test_nested_fork_excludes_later_text_of_the_parent(bench: Any, greedy: Sampler) -> None:
