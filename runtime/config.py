@@ -468,9 +468,10 @@ def tokens_ahead(config: Config, device: str) -> int:
 def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlacement) -> int:
     """The most pages that windowed layers need for one request; 0: they have no pages of their own.
 
-    They have none where a full context hardly needs more, where a layer has a recurrent state, and with a second tier,
-    which holds all of a text or nothing."""
-    if not model.window or model.is_recurrent or parse_bytes(config.host_memory):
+    They have none where a full context hardly needs more, where a layer has a recurrent state, with a second tier,
+    which holds all of a text or nothing, and where the model's first layers draft, which know one kind of pages."""
+    shares = model.is_recurrent or parse_bytes(config.host_memory) or config.draft_model.startswith("layers:")
+    if shares or not model.window:
         return 0
     n = -(-(model.window + tokens_ahead(config, placement.device)) // config.page) + 2  # as `WindowPages.need`
     return n if n < -(-placement.context // config.page) else 0

@@ -130,19 +130,15 @@ def test_evicted_nodes_free_their_pages() -> None:
 
 def test_too_few_pages_change_nothing() -> None:
     d = Driver(n_window=WindowPages.need(WINDOW, AHEAD, PAGE))
-    first, second, third = d.open(TEXT), d.open(TEXT[4:]), d.open(TEXT[8:])
-    assert first is not None
-    assert second is not None
-    assert third is not None
-    second.close()
-    second = d.cache.open(ids(*range(100, 140)))
-    d.compute(first, TEXT)
-    assert first.grow(60)
+    others = [d.open(ids(start, *range(40))) for start in (100, 200, 300)]  # two pages each
+    lease = d.cache.open(ids(400, *range(40)))
     n_free = len(d.cache.pool.free)
-    assert not second.grow(40)
+    assert not lease.grow(40)
     assert len(d.cache.pool.free) == n_free
     check(d.cache)
-    first.close(), second.close(), third.close()
+    for each in (lease, *others):
+        assert each is not None
+        each.close()
     check(d.cache)
     with pytest.raises(ValueError, match="too few for a window of 10"):
         WindowPages(d.window.n_slots - 1, PAGE, WINDOW, AHEAD)

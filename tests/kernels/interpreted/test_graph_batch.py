@@ -56,6 +56,22 @@ def test_graph_batch_accepts_other_batches(window: int, monkeypatch: pytest.Monk
     assert [t.data_ptr() for t in fixed.ragged if isinstance(t, Tensor)] == pointers
 
 
+def test_graph_batch_has_the_pages_of_windowed_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
+    cases = [(decodes(i, kv_lens), decodes(i + 1, kv_lens, window=20)) for i, kv_lens in ((1, [40, 7]), (3, [90, 60]))]
+    for case in cases[0]:
+        kernel.attention(*case[:4], AttentionOptions(**case.options))
+    first, other = (whole.ragged._replace(windowed=windowed.ragged) for whole, windowed in cases)
+    fixed = GraphBatch(first, 4, 30, spare=range(2), window_spare=range(2, 4))
+    assert fixed.fill(other)
+    assert fixed._windowed is not None
+    assert fixed.ragged.seen_in(20) is fixed._windowed.ragged
+    for case, own in zip(cases[1], (fixed, fixed._windowed), strict=True):
+        case.check(attend(case, own))
+    assert fixed._windowed.ragged.slots[2:].tolist() == [2, 3]
+    assert not fixed.fill(cases[1][0].ragged), "the pages of windowed layers are missing"
+
+
 def test_fill_beyond_the_capacity_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7])
