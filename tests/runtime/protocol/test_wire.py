@@ -81,11 +81,12 @@ def test_tags_and_version_are_fixed() -> None:
     assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
         "abort", "acknowledge", "answer", "append", "arg", "ask", "begin", "cachehint", "called", "cancel",
         "chatmarkers", "check", "checkresult", "constraintspec", "define", "define", "delta", "drop", "end",
-        "evictfirst", "failed", "finish", "fork", "gen", "hello", "hold", "image", "join", "mark", "notice", "ping",
+        "evictfirst", "failed", "finish", "fork", "gen", "hello", "hold", "image", "imagepixels",
+        "imagerows", "join", "mark", "notice", "ping", "pixelarray",
         "pong", "programended", "programlimits", "raw", "read", "ready", "reasoning", "ref", "release", "results",
         "run", "sample", "sampling", "scores", "select", "setvocabulary", "step", "submit", "submit", "times",
-        "tokenlogprob", "tokens", "tokenusage", "tools", "toplogprobs", "undefine", "use", "value", "welcome",
-        "wiretoolcall",
+        "tokenlogprob", "tokens", "tokenusage", "tools", "toplogprobs", "undefine", "use", "value", "wantimages",
+        "welcome", "wiretoolcall",
     ]  # fmt: skip
     assert wire.VERSION == 2
 
