@@ -111,7 +111,9 @@ class Bench:
         else:
             self.checks.append((spec, owner, then))
 
-    def _offload(self, client: int, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def _offload(
+        self, client: int, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None], has_images: bool = False
+    ) -> None:
         def run_work() -> None:
             try:
                 result = work()
