@@ -496,5 +496,5 @@ class ClientModel:
         if numbers.refs and rng.random() < 0.2:
             parts.append(wire.Ref(rng.choice(list(numbers.refs))))
         if rng.random() < 0.01:
-            parts.append(wire.Image(b"data", "image/png"))  # refused: no model reads images yet
+            parts.append(wire.Image(b"data", "image/png"))  # refused: the model takes only text
         return tuple(parts)

@@ -29,8 +29,8 @@ from banyan.runtime.server.text.image_process import ProcessedImage, ProcessStar
 
 COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.image_process")
 
-SECONDS = 10.0
-"""Time limit of one image in the process. 12 megapixels take 0.3 s."""
+SECONDS = 20.0
+"""Time limit of one image in the process. 12 megapixels take 0.5 s of CPU."""
 START_SECONDS = 120.0
 PIXEL_BYTES = 128 << 20
 """Bytes of the scaled pixels that are kept for the engine to ask for."""
