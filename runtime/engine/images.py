@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from banyan.kernels.attention.ragged import to_device
+from banyan.kernels.ops import Ragged
 from banyan.runtime.engine.scheduling.request import Work
 from banyan.runtime.model.images import ImageSpec
 from banyan.runtime.model.towers import ImageInputs, ImageSpan
@@ -62,6 +63,8 @@ class EngineImages:
 
     def add(self, pixels: wire.ImagePixels) -> None:
         """Take the answer to WantImages. ValueError: its arrays are invalid."""
+        if pixels.error:
+            return
         arrays = {
             name: torch.from_numpy(np.frombuffer(bytearray(one.data), one.dtype).reshape(one.shape))
             for name, one in pixels.arrays.items()
@@ -90,14 +93,16 @@ class EngineImages:
             self._n_bytes += image.n_bytes - before if self._images.get(digest) is image else 0
         return values
 
-    def inputs(self, works: Sequence[Work], positions: Tensor) -> ImageInputs | None:
-        """The rows of images in a step. positions: of all its rows. None: there are none, and none before them."""
+    def inputs(self, works: Sequence[Work], ragged: Ragged) -> ImageInputs | None:
+        """The rows of images in a step. None: there are none, and none before its rows. ragged: of the step."""
         if self._spec is None or not any(work.request.run.images for work in works):
             return None
         rows: list[int] = []
         parts: list[tuple[Tensor, ...]] = []
         blocks: list[ImageSpan] = []
-        axes = positions.cpu().numpy()[None].repeat(3, 0) if self._spec.has_grid_positions else None
+        assert ragged.host is not None
+        at = ragged.host.position.astype(np.int64)
+        axes = at[None].repeat(3, 0) if self._spec.has_grid_positions else None
         row = 0
         for work in works:
             request, start, end = work.request, work.start, work.start + work.n_new
@@ -106,15 +111,15 @@ class EngineImages:
                 if first >= last:
                     continue
                 rows.extend(range(row + first - start, row + last - start))
-                at = one.first + first - one.start
+                rows_of_image = slice(one.first + first - one.start, one.first + last - one.start)
                 image = request.images[one.image]
-                parts.append(tuple(value[at : at + last - first] for value in self._values(one.image, image)))
+                parts.append(tuple(value[rows_of_image] for value in self._values(one.image, image)))
                 if self._spec.is_bidirectional:
                     pages = work.lease.pages
                     blocks.append(ImageSpan(row + first - start, last - first, first, one.start, pages))
             n_rows = work.n_new + len(work.draft)
             if axes is not None and request.run.images:
-                axes[:, row : row + n_rows] = grid_positions(request.run.images, axes[0, row : row + n_rows])
+                axes[:, row : row + n_rows] = grid_positions(request.run.images, at[row : row + n_rows])
             row += n_rows
         joined = [torch.cat(values) for values in zip(*parts, strict=True)]
         at_device = None if axes is None else to_device(np.ascontiguousarray(axes), self._device)

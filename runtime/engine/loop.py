@@ -257,7 +257,7 @@ class EngineLoop:
         try:
             is_exact, adapters = self.config.deterministic, self.adapters.weights
             batch = assemble(plan, self.page, self.device, is_exact, sampled, adapters, self._chunk, self._row_id)
-            if (images := self.images.inputs(plan.works, batch.positions)) is not None:
+            if (images := self.images.inputs(plan.works, batch.ragged)) is not None:
                 batch = batch._replace(images=images)
             return InFlightStep(plan, batch, start, logits=self.model(batch, plan.copies))
         except Exception as e:
@@ -365,10 +365,13 @@ class EngineLoop:
             case wire.ProgramEnded():
                 self.scheduler.take(order)
             case wire.ImagePixels(image=digest, error=error):
+                try:
+                    self.images.add(order)
+                except ValueError as e:
+                    error = error or f"its pixels are invalid: {e}"
                 if error:
                     self.scheduler.image_failed(digest, error)
                 else:
-                    self.images.add(order)
                     self.scheduler.image_arrived(digest)
             case wire.Export() | wire.Pull() | wire.EndPull():
                 self.exchange.take(order)

@@ -498,5 +498,5 @@ class ClientModel:
         if rng.random() < 0.05:
             parts.append(wire.TokenIds(rng.choice((b"\1\0\0\0" * 3, b"\1\0\0\0", b"", b"\1", b"\xff" * 4))))
         if rng.random() < 0.01:
-            parts.append(wire.Image(b"data", "image/png"))  # refused: no model reads images yet
+            parts.append(wire.Image(b"data", "image/png"))  # refused: the model takes only text
         return tuple(parts)

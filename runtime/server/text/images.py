@@ -29,8 +29,8 @@ from banyan.runtime.server.text.image_process import ProcessedImage, ProcessStar
 
 COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.image_process")
 
-SECONDS = 10.0
-"""Time limit of one image in the process. 12 megapixels take 0.3 s."""
+SECONDS = 20.0
+"""Time limit of one image in the process. 12 megapixels take 0.5 s of CPU."""
 START_SECONDS = 120.0
 PIXEL_BYTES = 128 << 20
 """Bytes of the scaled pixels that are kept for the engine to ask for."""
@@ -53,10 +53,11 @@ class ImageFile:
 
 class ImageTokens(NamedTuple):
     """What stands in a prompt in place of the mark of an image. parts: text with control tokens, and the ids (int32
-    bytes) of rows. shape: of its grid."""
+    bytes) of rows. shape: of its grid. file: the one that is kept for the engine; equal files are one."""
 
     parts: tuple[str | bytes, ...]
     shape: ImageShape
+    file: ImageFile
 
 
 class _KnownImage(NamedTuple):
@@ -91,7 +92,7 @@ class Images:
         """BadProgram: the file is no image that the model can take."""
         digest = file.digest
         with self._lock:
-            self._files[digest] = file
+            file = self._files.setdefault(digest, file)
             if (known := self._known.get(digest)) is None:
                 shape, _ = self._process(file)
                 known = self._known[digest] = _KnownImage(shape, self._first_attempt(digest))
@@ -102,7 +103,7 @@ class Images:
                 self._known.move_to_end(digest)
         parts = list(self.spec.expand(known.shape, self.mark, self._end))
         ids = _row_ids(digest, known.attempt, sum(part.n for part in parts if isinstance(part, RowCount)))
-        return ImageTokens(tuple(_filled(parts, ids)), known.shape)
+        return ImageTokens(tuple(_filled(parts, ids)), known.shape, file)
 
     def _first_attempt(self, digest: bytes) -> int:
         """Ids have 31 bits. Two images whose first ids were equal would share a row in the tree."""

@@ -333,7 +333,7 @@ class PromptText(Prompt):
                 if isinstance(part, str):
                     found.append(TextSpan(part, meant=True))
                 else:
-                    found.append(ImageRun(part, atom.file, first, tokens.shape.height, tokens.shape.width))
+                    found.append(ImageRun(part, tokens.file, first, tokens.shape.height, tokens.shape.width))
                     first += len(part) // 4
             if (n_rows := n_rows + first) > self.images.max_rows > 0:
                 raise PromptTooLong(

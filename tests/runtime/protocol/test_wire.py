@@ -80,13 +80,14 @@ def test_message_of_another_direction_is_refused(direction: str) -> None:
 def test_tags_and_version_are_fixed() -> None:
     assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
         "abort", "acknowledge", "answer", "append", "arg", "ask", "begin", "cachehint", "called", "cancel",
-        "chatmarkers", "check", "checkresult", "constraintspec", "define", "define", "delta", "dismiss", "drop", "end",
-        "endengine", "endpull", "engineended", "enginestarted", "evictfirst", "export", "exported", "failed", "finish",
-        "fork", "gen", "hello", "hold", "hosthello", "image", "join", "kvformat", "listen", "mark", "notice", "ping",
-        "pong", "programended", "programlimits", "pull", "pulled", "raw", "read", "ready", "reasoning", "ref",
-        "release", "results", "run", "sample", "sampling", "scores", "select", "setvocabulary", "startengine", "step",
-        "submit", "submit", "times", "tokenlogprob", "tokens", "tokenusage", "tools", "toplogprobs", "treeevent",
-        "treeevents", "undefine", "use", "value", "welcome", "wiretoolcall",
+        "chatmarkers", "check", "checkresult", "constraintspec", "define", "define", "delta", "dismiss",
+        "drop", "end", "endengine", "endpull", "engineended", "enginestarted", "evictfirst", "export",
+        "exported", "failed", "finish", "fork", "gen", "hello", "hold", "hosthello", "image", "imagepixels",
+        "imagerows", "join", "kvformat", "listen", "mark", "notice", "ping", "pixelarray", "pong",
+        "programended", "programlimits", "pull", "pulled", "raw", "read", "ready", "reasoning", "ref",
+        "release", "results", "run", "sample", "sampling", "scores", "select", "setvocabulary", "startengine",
+        "step", "submit", "submit", "times", "tokenlogprob", "tokens", "tokenusage", "tools", "toplogprobs",
+        "treeevent", "treeevents", "undefine", "use", "value", "wantimages", "welcome", "wiretoolcall",
     ]  # fmt: skip
     assert wire.VERSION == 2
 

@@ -70,14 +70,14 @@ def jpeg(size: int) -> bytes:
 
 
 def test_tokens_follow_from_the_file(images: Images) -> None:
-    tokens = images.tokens(ImageFile(png(120, 60, 1)))
+    tokens = images.tokens(file := ImageFile(png(120, 60, 1)))
     assert tokens.shape == ImageShape(2, 4)
     (ids,) = tokens.parts
     assert isinstance(ids, bytes)
     rows = unpack(ids)
     assert len(set(rows)) == 8
     assert max(rows) < 0
-    assert images.tokens(ImageFile(png(120, 60, 1))) == tokens
+    assert images.tokens(ImageFile(file.data)) == tokens
     (others,) = images.tokens(ImageFile(png(120, 60, 2))).parts
     assert isinstance(others, bytes)
     assert not set(rows) & set(unpack(others))
@@ -94,6 +94,19 @@ def test_pixels_are_kept_or_made_again(images: Images) -> None:
     digest = file.digest
     del file
     assert "not on the server any more" in images.pixels(digest).error
+
+
+def test_file_is_kept_as_long_as_a_prompt_with_it(images: Images) -> None:
+    first, second = ImageFile(png(121, 60)), ImageFile(png(121, 60))
+    kept = [images.tokens(file).file for file in (first, second)]
+    assert kept == [first, first]
+    digest = second.digest
+    images._pixels.drop(lambda key: True)
+    del first, second
+    assert not images.pixels(digest).error
+    images._pixels.drop(lambda key: True)
+    kept.clear()
+    assert images.pixels(digest).error
 
 
 @pytest.mark.parametrize(
@@ -174,7 +187,7 @@ class Still(Images):
         shape = ImageShape(1, 2)
         ids = (np.frombuffer(file.digest[:8], np.int32) | np.int32(-(1 << 31))).tobytes()
         parts = (ids if isinstance(part, RowCount) else part for part in self.spec.expand(shape, "", ""))
-        return ImageTokens(("<", *parts, ">"), shape)
+        return ImageTokens(("<", *parts, ">"), shape, file)
 
 
 @pytest.fixture
