@@ -137,7 +137,7 @@ def write_rows(file: Path, n: int) -> None:
 
 
 def run(report: Report, model: Path | None, n: int, kills: list[str], seed: int) -> None:
-    moments = sorted(random.Random(seed).sample(range(n // 100, n), len(kills)))
+    moments = sorted(random.Random(seed).sample(range(n // 100, n * 9 // 10), len(kills)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder / "rows.csv", n)
