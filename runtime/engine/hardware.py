@@ -8,6 +8,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -67,9 +68,8 @@ def free_memory(root: Path = _CGROUPS) -> int:
 def use_huge_pages(tensors: Iterable[Tensor]) -> None:
     """Move the memory of tensors on the CPU to pages of 2 MiB, where Linux can (at once since 6.1). A step reads all
     weights, and with pages of 4 KiB it waits for the tables of addresses, most of all in a virtual machine."""
-    if (madvise := getattr(ctypes.CDLL(None), "madvise", None)) is None:
-        return
-    for first, end in _huge_spans(tensors):
+    madvise: Any = getattr(ctypes.CDLL(None), "madvise", None)
+    for first, end in _huge_spans(tensors) if madvise is not None else ():
         for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
             madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), advice)
 

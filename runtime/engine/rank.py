@@ -14,6 +14,7 @@ from socket import socket
 import msgspec
 import torch
 
+from banyan.runtime.engine.hardware import use_huge_pages
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import use_threads
 from banyan.runtime.engine.process import end_with_parent, settle
@@ -22,6 +23,7 @@ from banyan.runtime.engine.step_message import receive, unpack
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.model import load
 from banyan.runtime.model.parallel import Shard
+from banyan.runtime.model.size import tensors_of
 
 
 def main(fd: int) -> int:
@@ -47,6 +49,7 @@ def main(fd: int) -> int:
             return 1
         if device.type == "cpu":
             use_threads(start.threads, model)
+            use_huge_pages(tensors_of(getattr(model, "module", model)))
         peer.sendall(msgspec.json.encode(RankReport()) + b"\n")
         if (size := read(peer, PoolSize)) is None:
             return 0
