@@ -93,8 +93,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 0
     min_replicas: Annotated[int, "minimum number of engines, however low the load is; with `max_replicas`"] = 1
     max_replicas: Annotated[
-        int,
-        "maximum number of engines: they are added and removed by load, each with the memory of the first; 0: never",
+        int, "maximum number of engines: load adds and removes them, each with the memory of the first; 0: never"
     ] = 0
     ray: Annotated[
         str,

@@ -231,9 +231,9 @@ def test_weights_that_cannot_be_loaded_leave_the_engines_as_they_were(
 
 
 def test_engines_are_added_and_removed_by_load(join: Join) -> None:
-    c = join(say={"count": OUTPUT}, step_ms=20, options={"max_replicas": 2, "slo": "ttft=1ms"})
-    programs = [submit(c, f"{k} count") for k in range(200)]
+    c = join(say={"count": OUTPUT}, step_ms=10, options={"max_replicas": 2, "slo": "ttft=1ms"})
+    programs = [submit(c, f"{k} count") for k in range(100)]
     wait_until(lambda: len(engines(c)) == 2, "a second engine", seen=lambda: c.ask("stats")["server"])
-    assert [text(program) for program in programs] == [OUTPUT] * 200
+    assert [text(program) for program in programs] == [OUTPUT] * 100
     wait_until(lambda: len(engines(c)) == 1, "the end of an engine of no use")
     assert text(submit(c, "count")) == OUTPUT
