@@ -231,7 +231,8 @@ CASES = {
     "5,120 calls": Case(
         lambda: program([
             *[Append(0, (BeginTurn("assistant"), EndTurn((WireToolCall("000000000", "f"),) * 1024)))] * 5,
-            *[Append(0, (BeginTurn("user"),)), gen()],
+            Append(0, (BeginTurn("user"),)),
+            gen(),
         ]),
         ("prompt_too_long",),
     ),
