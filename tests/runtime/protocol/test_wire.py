@@ -82,7 +82,7 @@ def test_tags_and_version_are_fixed() -> None:
         "abort", "acknowledge", "answer", "append", "arg", "ask", "begin", "cachehint", "called", "cancel",
         "chatmarkers", "check", "checkresult", "constraintspec", "define", "define", "delta", "dismiss",
         "drop", "end", "endengine", "endpull", "engineended", "enginestarted", "evictfirst", "export",
-        "exported", "failed", "finish", "fork", "gen", "hello", "hold", "hosthello", "image", "imagepixels",
+        "exported", "failed", "finish", "fork", "gen", "hello", "hold", "hosthello", "ids", "image", "imagepixels",
         "imagerows", "join", "kvformat", "listen", "mark", "notice", "ping", "pixelarray", "pong",
         "programended", "programlimits", "pull", "pulled", "raw", "read", "ready", "reasoning", "ref",
         "release", "results", "run", "sample", "sampling", "scores", "select", "setvocabulary", "startengine",

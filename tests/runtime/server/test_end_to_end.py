@@ -91,7 +91,7 @@ def test_fork_select_and_join_share_prefixes_and_free_their_pages(real: Client) 
     assert stats["cache"]["n_leased"] == 0
     assert stats["server"]["requests"] == 0
     assert {"token_ids", "stop_ids", "constraints", "chat_markers"} == set(stats["kept_by_server"])
-    assert {"draft_texts", "quote_rules", "constraints", "kv_hints"} == set(stats["kept_by_engine"])
+    assert {"draft_texts", "quote_rules", "constraints", "kv_hints", "images"} == set(stats["kept_by_engine"])
     for kept in ("token_ids", "draft_texts"):
         now, most = (stats["kept_by_server"] | stats["kept_by_engine"])[kept]
         assert 0 < now < most

@@ -49,7 +49,7 @@ def test_ids_of_a_client_are_its_prompt_as_they_are(tmp_path: Path) -> None:
     prompt = PromptText(tokenizer=spaced)
     for part in (wire.TokenIds(pack([4, 5])), " ab", wire.TokenIds(pack([2])), wire.TokenIds(b"")):
         prompt.append_part(part)
-    assert unpack(prompt.tokens(spaced, None, datetime.now()).ids) == [4, 5, *spaced.encode([TextSpan(" ab")]), 2]
+    assert unpack(prompt.tokens(spaced, None, datetime.now())[0].ids) == [4, 5, *spaced.encode([TextSpan(" ab")]), 2]
     assert prompt.read(spaced, None, datetime.now()) == "\x01\x02 ab</s>"
     for ids in (b"\1", pack([-1]), pack([len(spaced.spelling)])):
         with pytest.raises(BadProgram, match=r"vocabulary|bytes"):
