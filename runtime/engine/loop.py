@@ -148,7 +148,7 @@ class EngineLoop:
         self.scheduler = Scheduler(self.cache, limits, config.schedule, self.drafting, self.images.find)
         self.guides = Guides(model.spec.vocab_size, self.device, lambda rids: self._record(COMPILER, rids))
         self.kv_hints = KVHintReceiver(self.cache)
-        kv = kv_format(config, resolved, self.spec, fingerprint)
+        kv = kv_format(config, resolved, self.spec, fingerprint) if self.model.has_whole_pages else None
         loaded = self.adapters.weights
         self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock, host, loaded)
 

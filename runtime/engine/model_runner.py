@@ -23,6 +23,9 @@ class ModelRunner:
     """A model and the pool of its KV. graphs: set where decode steps are captured and replayed. Whatever a step changes
     in the pool goes through here."""
 
+    has_whole_pages = True
+    """Whether its pool has the KV of all heads."""
+
     def __init__(self, model: Model, store: KVPool, graphs: Graphs | None = None) -> None:
         self.model, self.store, self.graphs = model, store, graphs
 

@@ -132,6 +132,8 @@ class Ranks:
 class ParallelRunner(ModelRunner):
     """Runs each step on all ranks. Decode steps are not captured: the ranks would have to capture together."""
 
+    has_whole_pages = False
+
     def __init__(self, ranks: Ranks, model: load.Model, store: KVPool, graphs: Graphs | None) -> None:
         super().__init__(model, store)
         self._ranks, self._changes = ranks, KVChanges()

@@ -67,6 +67,7 @@ MESSAGES: dict[str, tuple[wire.ClientMessage, ...]] = {
     "hello": (wire.Hello(wire.VERSION),),
     "plain": (wire.Submit(0, 0, PLAIN_OPS, last=True, limits=LIMITS),),
     "image": (wire.Submit(0, 0, (Append(0, (wire.Image(b"data", "image/png"),)),), last=True),),
+    "ids": (wire.Submit(0, 0, (Append(0, (wire.TokenIds(bytes((65, 0, 0, 0))),)), *PLAIN_OPS[1:]), last=True),),
     "constraint": (wire.Submit(0, 0, (Append(0, ("a",)), Gen(0, 0, CONSTRAINED)), last=True),),
     "ping": (wire.Ping(),),
     "tools": (wire.Submit(0, 0, TOOL_OPS, last=True),),

@@ -119,7 +119,7 @@ def test_each_flag_sets_its_option() -> None:
     argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
     argv += " --weight-dtype int8 --kv-dtype int8 --deterministic --draft-model d --sampling-defaults openai"
     argv += " --state-memory 2GiB --adapter a=/x --adapter b=/y=z --tp 1 --min-replicas 2 --max-replicas 4"
-    argv += " --engines-at tcp://10.0.0.1:7200 --engine-keys e"
+    argv += " --prefill-replicas 1 --engines-at tcp://10.0.0.1:7200 --engine-keys e"
     assert make(**parse("serve", "--ray", "auto")).ray == "auto"
     assert make(**parse("serve", "--tp", "2")).tp == 2
     assert not make(**parse("serve", "--no-cache")).cache
@@ -139,6 +139,7 @@ def test_each_flag_sets_its_option() -> None:
         schedule="lpm",
         step_tokens=99,
         replicas=3,
+        prefill_replicas=1,
         min_replicas=2,
         max_replicas=4,
         engines_at="tcp://10.0.0.1:7200",

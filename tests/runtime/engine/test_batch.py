@@ -15,7 +15,7 @@ from banyan.runtime.protocol.wire import Sampling
 
 class Lease:
     def __init__(self, first: int) -> None:
-        self.state = -1
+        self.state, self.window = -1, None
         self.pages = list(range(first, first + 16))
 
 
