@@ -437,7 +437,11 @@ class Server:
             self._identify(client, message)
         elif client not in self._peers:
             name = type(message).__name__.removeprefix("Sliced")
-            raise BadMessage(f"{name} came before Hello")
+            seconds = ipc.HEARTBEAT * ipc.MAX_SILENT
+            raise BadMessage(
+                f"{name} came before Hello, or from a client that was dropped: one that was refused, or from which "
+                f"nothing had come for {seconds:g} s"
+            )
         match message:
             case wire.SlicedSubmit():
                 return self.programs.submit(client, message)

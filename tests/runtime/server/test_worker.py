@@ -117,6 +117,7 @@ def test_message_before_hello_is_refused(peer: Callable[..., Peer]) -> None:
     failed = unknown.receive()
     assert isinstance(failed, wire.Failed)
     assert "Ask came before Hello" in failed.message
+    assert "nothing had come for 30 s" in failed.message
 
 
 def test_peers_do_not_see_each_others_programs(peer: Callable[..., Peer]) -> None:
