@@ -80,7 +80,7 @@ class Side:
         reports: list[Any] = []
         while not reports and not isinstance(command, wire.EndPull):
             reports = list(self.exchange.work(0.0))
-            if not reports and not self.exchange.is_busy:
+            if not reports and not self.exchange.is_busy and self.exchange.wake is not None:
                 select.select([self.exchange.wake], [], [])
         return (*reports, None)[0], time.process_time() - start
 
