@@ -1,9 +1,11 @@
-"""Steps with weights in bfloat16, 8 and 4 bits: `python benchmarks/quantised.py [--model smol] [--threads 1]`, and what
+"""Steps with weights in bfloat16, 8 and 4 bits, beside llama.cpp's in Q4_K_M:
+`python benchmarks/quantised.py [--model smol] [--threads 1] [--llamacpp PYTHON]`, and what
 keys and values in few bits cost: `python benchmarks/quantised.py --kv [--model smol]`
 
 Without a model: the first layers of a Llama of 1.17 B parameters, with random weights. The kinds of weights take turns,
 step by step, so that each finds the caches full of another's weights and all have the same noise. A decode has 64
-tokens of context; a prefill has 512 tokens.
+tokens of context; a prefill has 512 tokens. --llamacpp: the interpreter of an environment with llama-cpp-python, which
+has the model's GGUF file, or the random weights in Q4_K_M, and takes turns with ours.
 
 With --kv: attention of decodes over pages of each kind, in turns and out of cache; and with a model its perplexity on
 4,096 tokens of these docs, in windows of 512.
@@ -20,13 +22,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
+from peer_process import PeerProcess
+from random_models import gguf_of
 from report import Report, correct, parser
 
 from banyan.kernels import ops
 from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize, stacked
 from banyan.kernels.native import threads
 from banyan.kernels.ops import ragged
+from banyan.runtime.engine.hardware import use_huge_pages
 from banyan.runtime.model.load import Model, load
+from banyan.runtime.model.size import tensors_of
 from banyan.runtime.model.spec import resolve
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
 
@@ -68,6 +74,20 @@ class Step:
         started = time.perf_counter()
         self._model.forward(*self._arguments)
         self.best = min(self.best, time.perf_counter() - started)
+
+
+class Peer:
+    """llama.cpp's steps of one request."""
+
+    def __init__(self, python: str, file: Path, n_threads: int) -> None:
+        script = Path(__file__).with_name("quantised_peer.py")
+        self._process = PeerProcess([python, str(script), str(file), str(n_threads)])
+        self.name = f"llama.cpp, {self._process.ready['file']}"
+
+    def step(self, n_rows: int, n_keys: int) -> float:
+        """Milliseconds of one step."""
+        found: float = self._process.ask(f"{n_rows} {n_keys}")
+        return found
 
 
 def kv_kinds(*names: str) -> dict[str, tuple[torch.dtype, torch.dtype]]:
@@ -135,6 +155,7 @@ def main() -> None:
     options.add_argument("--layers", type=int, default=4, help="of the model with random weights (of its 16)")
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--steps", type=int, default=30, help="of each kind and batch; the best one counts")
+    options.add_argument("--llamacpp", metavar="PYTHON", help="also measure llama.cpp with this interpreter")
     options.add_argument("--kv", action="store_true", help="measure keys and values in few bits")
     args = options.parse_args()
     correct("tests/runtime/model/test_linear.py")
@@ -150,20 +171,32 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if args.model is None:
             write_model(Path(folder), args.layers)
-        found = args.model or folder
+        found = resolve(args.model) if args.model else Path(folder)
         models = {name: load(found, dtype="bfloat16", weight_dtype=kind) for name, kind in KINDS.items()}
+        for model in models.values():
+            use_huge_pages(tensors_of(model))  # as an engine does
+        peer = (
+            Peer(args.llamacpp, found if found.is_file() else gguf_of(found), args.threads) if args.llamacpp else None
+        )
     shape = args.model or f"{args.layers} of 16 layers of a Llama with 1.17 B random weights"
     report = Report("quantised", f"{shape}; {args.threads} threads")
     cases = [(f"decode, batch {n}", n, 1, CONTEXT) for n in ((1, 16, 64) if args.quick else BATCHES)]
     cases.append((f"prefill, {PROMPT} tokens", 1, PROMPT, PROMPT))
     for title, n_requests, n_rows, n_keys in cases:
         steps = {name: Step(model, n_requests, n_rows, n_keys) for name, model in models.items()}
+        theirs = float("inf")
         for _ in range(5 if args.quick else args.steps):
             for step in steps.values():
                 step()
-        for name in ("int8", "int4"):
-            target = "ratio >= 1" if n_rows == 1 else ""
+            if peer is not None and n_requests == 1:
+                theirs = min(theirs, peer.step(n_rows, n_keys))
+        single = "ratio >= 2.5" if title == "decode, batch 1" else "ratio >= 1"
+        for name, target in (("int8", "ratio >= 1"), ("int4", single)):
+            target = target if n_rows == 1 else ""
             report.row(f"{title}: {name}", "ms", 1e3 * steps[name].best, 1e3 * steps["bf16"].best, "bf16", target)
+        if peer is not None and n_requests == 1:
+            target = "ratio >= 1.3" if n_rows == 1 else "ratio >= 2"
+            report.row(f"{title}: int4", "ms", 1e3 * steps["int4"].best, theirs, peer.name, target)
     raise SystemExit(report.end(args.json))
 
 

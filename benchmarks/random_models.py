@@ -92,7 +92,8 @@ def make(folder: Path, name: str, shape: dict[str, int] | None = None, dtypes: A
 
 def gguf_of(model: Path) -> Path:
     """The same weights and words for llama.cpp: a file beside the model, made if there is none. Tokens of bytes that
-    are no ASCII have other texts, because its server withholds tokens that end inside a character."""
+    are no ASCII have other texts, because its server withholds tokens that end inside a character. A model without a
+    tokenizer has none there."""
     import gguf
     import torch
     from safetensors.torch import load_file
@@ -100,10 +101,11 @@ def gguf_of(model: Path) -> Path:
 
     if (file := model.with_name(f"{model.name}.gguf")).exists():
         return file
-    bpe = json.loads((model / "tokenizer.json").read_text())["model"]
+    words = model / "tokenizer.json"
+    bpe = json.loads(words.read_text())["model"] if words.exists() else None
     decode = decoders.ByteLevel().decode
     c = json.loads((model / "config.json").read_text())
-    kind = gguf.GGMLQuantizationType[{"bfloat16": "BF16", "float32": "F32"}[model.name.rpartition("-")[2]]]
+    kind = gguf.GGMLQuantizationType[{"bfloat16": "BF16", "float32": "F32"}[c["dtype"]]]
     heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["vocab_size"]
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(c["max_position_embeddings"])
@@ -115,15 +117,17 @@ def gguf_of(model: Path) -> Path:
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     writer.add_rope_freq_base(c["rope_parameters"]["rope_theta"])
     writer.add_vocab_size(size)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
-    writer.add_token_list([token if decode([token]).isascii() else f"#{i}" for i, token in enumerate(tokens)])
-    writer.add_token_types([gguf.TokenType.CONTROL if i < len(SPECIAL) else gguf.TokenType.NORMAL for i in range(size)])
-    writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
-    writer.add_bos_token_id(c["bos_token_id"])
-    writer.add_eos_token_id(c["eos_token_id"])
-    writer.add_add_bos_token(False)
+    writer.add_tokenizer_model("gpt2" if bpe else "no_vocab")
+    if bpe:
+        writer.add_tokenizer_pre("gpt-2")
+        tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
+        writer.add_token_list([token if decode([token]).isascii() else f"#{i}" for i, token in enumerate(tokens)])
+        kinds = [gguf.TokenType.CONTROL if i < len(SPECIAL) else gguf.TokenType.NORMAL for i in range(size)]
+        writer.add_token_types(kinds)
+        writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
+        writer.add_bos_token_id(c["bos_token_id"])
+        writer.add_eos_token_id(c["eos_token_id"])
+        writer.add_add_bos_token(False)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, c["num_hidden_layers"])
     for name, weight in load_file(model / "model.safetensors").items():
         weight = weight.to(torch.float32)
