@@ -1,6 +1,6 @@
 """Every causal language model that transformers has: it computes what transformers computes, or is refused by name.
 
-docs/models.md lists the families that run. A family of another release of transformers may be in neither list.
+docs/models.md lists the families that run with one release of transformers. With another release more may run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tiny_configs import tiny_config
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT
@@ -68,7 +69,11 @@ def runs(family: str, tiny: Any, path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.long
 @pytest.mark.parametrize("family", sorted({*TEXT, *PICTURES} - NO_DECODERS - SLOW))
 def test_family_runs_or_is_refused(family: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert runs(family, tiny, tmp_path / "model", monkeypatch) == (family in documented())
+    does_run, is_documented = runs(family, tiny, tmp_path / "model", monkeypatch), family in documented()
+    if f"transformers {'.'.join(transformers.__version__.split('.')[:2])} these families run" in DOCS.read_text():
+        assert does_run == is_documented
+    else:
+        assert does_run or not is_documented
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "gemma4_text", "mimo_v2_flash", "qwen3_vl"])
