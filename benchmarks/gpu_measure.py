@@ -337,9 +337,15 @@ def overlap(run: Run) -> None:
     run.row(f"engine step 0.6B, {n} decodes, one step ahead", "ms", ahead, waits, "waits for each step", "ratio >= 1")
 
 
-def _real_children() -> None:
-    """Processes that are started from here on do not interpret Triton."""
-    os.environ.pop("TRITON_INTERPRET", None)
+@contextmanager
+def _real_children() -> Iterator[None]:
+    """Processes that are started here do not interpret Triton. Kernels that this one imports later still do."""
+    before = os.environ.pop("TRITON_INTERPRET", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["TRITON_INTERPRET"] = before
 
 
 def programs(run: Run, shape: str) -> None:
@@ -347,9 +353,8 @@ def programs(run: Run, shape: str) -> None:
     nothing."""
     from serving import Ours, Peer, Run as Timed, agreement, measure as time_all, words, work as calls  # noqa: I001
 
-    _real_children()
     dtype = str(run.dtype)[6:]
-    with written(run, shape) as model:
+    with _real_children(), written(run, shape) as model:
         systems: dict[str, Callable[[], Any]] = {
             "banyan": lambda: Ours(model, dtype, device=run.device.type, kv_memory=f"{run.size(16_384, 256)}MiB"),
             "transformers": lambda: Peer("transformers", Path(sys.executable), model, dtype),
@@ -382,10 +387,10 @@ def tests(run: Run) -> None:
     """The kernels' tests on the device."""
     if find_spec("pytest") is None or find_spec("hypothesis") is None:
         raise RuntimeError("pytest and hypothesis are needed")
-    _real_children()
     device = () if run.is_dry else (f"--device={run.device.type}",)
     chosen = ("-k", "copy_pages") if run.is_dry else ()
-    done = run_tests(*device, *chosen, "-m", "not long", *TESTS)
+    with _real_children():
+        done = run_tests(*device, *chosen, "-m", "not long", *TESTS)
     lines = done.stdout.splitlines()
     print(*lines[-LINES_OF_TESTS:] if done.returncode else lines[-1:], sep="\n")
     run.row("tests that fail", "(1: some do)", float(done.returncode != 0), target="<= 0")

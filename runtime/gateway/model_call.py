@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 
 from banyan.runtime.client.client import Client
 from banyan.runtime.client.program_futures import ProgramHandle
-from banyan.runtime.errors import BanyanError
+from banyan.runtime.errors import BadProgram, BanyanError
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.gateway.errors import http_error
 from banyan.runtime.protocol import wire
@@ -78,6 +78,8 @@ class ModelCall:
             if limits is not None:
                 program.limit(limits)
             call.submit(ops, refs, stream=stream, last=last)
+        except OverflowError as e:
+            raise http_error(BadProgram("a number of the request has more than 64 bits")) from e
         except BanyanError as e:
             raise http_error(e) from e
         return call

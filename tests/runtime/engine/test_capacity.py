@@ -50,8 +50,8 @@ def test_figures_are_those_of_an_engine(
     engine = process.build(make(**options))
     store = engine.model.store
     pools = [part for pair in store.kv for pool in pair for part in parts(pool)]
-    drafted = [getattr(drafter, "_store", None) for drafter in engine.drafting.drafters]
-    pools += [part for own in drafted if own for pair in own.kv for pool in pair for part in parts(pool)]
+    drafted = [getattr(drafter, "_kv", ()) for drafter in engine.drafting.drafters]
+    pools += [part for own in drafted for pair in own for pool in pair for part in parts(pool)]
     assert planned.n_pages == store.n_pages > 0
     assert planned.n_window_pages == store.n_window_pages == (engine.cache.window.n_slots if planned.window else 0)
     assert planned.window == (8 if "gemma2" in options["model"] else 0)

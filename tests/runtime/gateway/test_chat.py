@@ -297,3 +297,12 @@ def test_errors_have_the_shape_of_openai(url: str, fields: Any, param: str | Non
 def test_a_prompt_that_is_too_long_has_the_code_of_openai(url: str) -> None:
     _, data = post(url, PATH, body(messages=[{"role": "user", "content": "word " * 3000}]))
     assert json.loads(data)["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("field", ["seed", "max_tokens", "top_k", "min_tokens", "priority"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_number_with_more_bits_than_a_message_has_is_refused(
+    openai_client: openai.OpenAI, field: str, sign: int
+) -> None:
+    with pytest.raises(openai.BadRequestError):
+        create(openai_client, max_tokens=3, extra_body={field: sign * 2**70})
