@@ -77,7 +77,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = "auto"
     draft_model: Annotated[
         str,
-        "what drafts: a smaller model with the same tokenizer or an Medusa or EAGLE head (a directory or hub id; "
+        "what drafts: a smaller model with the same tokenizer or a Medusa or EAGLE head (a directory or hub id; "
         "'draft' belongs to 'pocket'), or 'layers:N', the first N layers of the model itself",
     ] = ""
     deterministic: Annotated[
@@ -355,6 +355,8 @@ def check_adapter_name(name: str) -> None:
 
 
 DRAFTERS = ("tree", "ngram", "model", "grammar")
+EARLY_EXIT = "layers:"
+"""Before the number of layers, in a `draft_model` that names the first layers of the model itself."""
 """The names of the drafters, in the order in which the engine asks them."""
 
 
@@ -469,7 +471,7 @@ def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlac
 
     They have none where a full context hardly needs more, where a layer has a recurrent state, with a second tier,
     which holds all of a text or nothing, and where the model's first layers draft, which know one kind of pages."""
-    shares = model.is_recurrent or parse_bytes(config.host_memory) or config.draft_model.startswith("layers:")
+    shares = model.is_recurrent or parse_bytes(config.host_memory) or config.draft_model.startswith(EARLY_EXIT)
     if shares or not model.window:
         return 0
     n = -(-(model.window + tokens_ahead(config, placement.device)) // config.page) + 2  # as `WindowPages.need`

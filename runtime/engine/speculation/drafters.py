@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from banyan.runtime.config import Config, Resolved
+from banyan.runtime.config import EARLY_EXIT, Config, Resolved
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.scheduling.request import MAX_TREE
@@ -25,7 +25,6 @@ from banyan.runtime.model.decoder import Decoder, EarlyExit, FeatureStore
 from banyan.runtime.model.gguf.model import read_bytes
 
 DraftModel = load.Model | heads.Eagle | heads.Medusa
-EARLY_EXIT = "layers:"
 
 
 class DraftSource(NamedTuple):
@@ -114,11 +113,6 @@ def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwat
         kv = KVPool(draft.spec, store.n_pages, page, device).kv
         return EagleDrafter(draft, features, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
     if isinstance(draft, EarlyExit):
-        if store.n_window_pages and any(draft.windows):
-            raise Unsupported(
-                f"draft_model {EARLY_EXIT}{draft.spec.n_layers} runs layers with a sliding window, which keep pages of "
-                "their own; name a smaller model"
-            )
         kv = store.kv[: draft.spec.n_layers]
         return EarlyExitDrafter(draft, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
     kv = KVPool(draft.spec, store.n_pages, page, device).kv
