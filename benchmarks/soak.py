@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from random import Random
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -132,11 +131,14 @@ KINDS: tuple[Callable[[int], object], ...] = (
 
 @bn.function
 def recite(s: bn.State, i: int) -> None:
-    s += Random(i).randbytes(600).hex() + bn.gen("x", max_tokens=1)
+    for part in range(100):
+        s += bn.user(f"Fact {i}.{part}")
+    s += bn.gen("x", max_tokens=1)
 
 
 def fill(runtime: bn.Runtime) -> None:
-    """Run prompts until the server's cache of tokens is full."""
+    """Run prompts until the server's cache of tokens is full of short texts, as the programs leave them: longer ones
+    would be freed for shorter ones, into pages that malloc keeps."""
     for start in count(0, 64):
         now, most = runtime.ask("stats")["kept_by_server"]["token_ids"]
         if now > 0.9 * most:
