@@ -139,7 +139,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_width: Annotated[int, "maximum number of branches of a fork, samples of a gen, choices of a select"] = 4096
     max_program: Annotated[int, "maximum server memory of one program, in bytes"] = 256 << 20
     max_client: Annotated[
-        int, "maximum server memory of all programs of one client, in bytes; also of its messages that wait"
+        int,
+        "maximum server memory of all programs of one client, in bytes; also of its messages that wait, and of the "
+        "prompts of its running requests",
     ] = 1 << 30
     durable_bytes: Annotated[str, "maximum disk space for the journals of durable programs"] = "256MiB"
     metrics: Annotated[str, "serve Prometheus metrics at a local port, or at HOST:PORT"] = ""

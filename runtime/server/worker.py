@@ -202,6 +202,7 @@ class Server:
             row_id=0 if isinstance(spec, str) else spec.row_id,
             call_in=self.timers.call,
             n_prefill=self.config.prefill_replicas,
+            max_bytes=self.config.max_client,
         )
         self.requests.routes.counts_work = self.scaler is not None
         vocabulary = self.tokenizer.vocabulary()

@@ -11,14 +11,14 @@ import math
 import time
 import traceback
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from banyan.runtime.errors import BadProgram, BanyanError, ProgramError, Quarantined
+from banyan.runtime.errors import BadProgram, BanyanError, Overloaded, ProgramError, Quarantined
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_PRIORITY
 from banyan.runtime.server.engine_link.kv_hints import KVHintSender
@@ -169,7 +169,7 @@ class EngineRequests:
     call_later: calls a function on the server's loop, after the current callback. on_end: called with each request
     that ended without an error, before the request's own `done`. is_late: whether the callback should end soon.
     call_in: calls a function on the loop in so many seconds. n_prefill: of the first engines, how many take prompts
-    only.
+    only. max_bytes: of the prompts of a client's requests, each counted by itself, as an engine stores them.
     """
 
     def __init__(
@@ -183,6 +183,7 @@ class EngineRequests:
         row_id: int = 0,
         call_in: Callable[[float, Callable[[], None]], object] = lambda seconds, call: None,
         n_prefill: int = 0,
+        max_bytes: int = 1 << 30,
     ) -> None:
         """row_id: of rows of images, in place of their own ids."""
         self._tokenizer, self._n_vocabulary, self.clock = tokenizer, n_vocabulary, clock
@@ -192,6 +193,8 @@ class EngineRequests:
         self.routes = Routes(clock, call_in)
         self.kv_hints = KVHintSender(self.routes.hint, clock)
         self._living: dict[int, EngineRequest] = {}
+        self._max_bytes = max_bytes
+        self._prompt_bytes = Counter[int]()  # by client
         self._dropped: deque[tuple[EngineRequest, bool]] = deque()
         """Requests that nobody needs, and whether they were stopped and the engine does not know it yet."""
         self._n_started = 0
@@ -248,6 +251,7 @@ class EngineRequests:
             stops |= {i for i in (*tokens.eos_ids, *turn_ends) if self._n_vocabulary is None or i < self._n_vocabulary}
         stop_strings = frozenset().union(*(tokens.stop_ids(stop) for stop in sampling.stop)) - stops
         info = SchedulingInfo() if owner is None else owner.scheduling
+        self.check_room(info.client, len(ids))
         run = wire.Run(
             rid=self._n_started,
             ids=ids,
@@ -266,12 +270,11 @@ class EngineRequests:
         )
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
-        request = EngineRequest(run, text, done, route := self.routes.place(run, info.weights), self.clock())
+        request = EngineRequest(run, text, done, self.routes.place(run, info.weights), self.clock())
         request.stop_strings, request.listener, request.owner = stop_strings, listener, owner
         request.files = files
         self._n_started += 1
-        self._living[run.rid] = request
-        route.n_running += 1
+        self._add_living(request)
         self.kv_hints.started(run)
         if owner is not None and (record := owner.record(run)) is not None:
             request.record = record
@@ -328,9 +331,28 @@ class EngineRequests:
         """Take note that the program will start no more requests."""
         self.routes.end(client, serial)
 
+    def check_room(self, client: int, n_bytes: int) -> None:
+        """Raises Overloaded if the prompts of the client's requests would take more than `max_bytes` with n_bytes
+        more."""
+        if (n_now := self._prompt_bytes[client]) + n_bytes > self._max_bytes:
+            now, more, most = (f"{n / 2**20:.1f} MiB" for n in (n_now, n_bytes, self._max_bytes))
+            raise Overloaded(
+                f"the prompts of this client's running requests take {now}, and those of this gen or select {more}, one "
+                f"for each sample or choice; {most} are the most: run fewer at once, or raise `max_client`"
+            )
+
+    def _add_living(self, request: EngineRequest) -> None:
+        self._living[request.rid] = request
+        self._prompt_bytes[request.run.client] += len(request.run.ids)
+        request.route.n_running += 1
+
     def _forget(self, rid: int) -> EngineRequest | None:
         """Take a request out. None: it is not there."""
         if (request := self._living.pop(rid, None)) is not None:
+            client = request.run.client
+            self._prompt_bytes[client] -= len(request.run.ids)
+            if not self._prompt_bytes[client]:
+                del self._prompt_bytes[client]
             request.route.n_running -= 1
             if request.pull is not None:
                 self.routes.pulls.leave(request.pull, rid)
@@ -454,8 +476,7 @@ class EngineRequests:
         self._n_started += 1
         weights = b"" if request.owner is None else request.owner.scheduling.weights
         request.route = self.routes.place(request.run, weights)
-        self._living[request.rid] = request
-        request.route.n_running += 1
+        self._add_living(request)
         if not self._waits(request):
             request.route.trials.add(request)
 

@@ -317,6 +317,10 @@ class EngineAttempt(Attempt):
         """Start the requests. encoded: the prompt with each suffix."""
         raise NotImplementedError
 
+    def _check_room(self, n_bytes: int) -> None:
+        """Raises Overloaded if the client's requests take too much with prompts of n_bytes more."""
+        self._engine.check_room(self._program.scheduling.client, n_bytes)
+
     def _start_each(self, n: int, start: Callable[[int], EngineRequest]) -> None:
         """Call `start` for 0 .. n - 1, until it is late, and for the others when the client has its turn."""
         self._n_open = n
@@ -450,6 +454,7 @@ class GenAttempt(EngineAttempt):
             self._reasoning = ReasoningOutput(marks, runs, listener)
             listener = None if listener is None else self._reasoning.stream
         ids = b"".join(run.ids for run in runs)
+        self._check_room(sampling.n * len(ids))
         images, files = image_rows(runs)
         first = max(1, sampling.logprob_start)
         has_prompt_logprobs = sampling.logprobs and sampling.logprob_start >= 0 and first < len(ids) // 4
@@ -672,6 +677,7 @@ class SelectAttempt(EngineAttempt):
         return CHOICE * len(self.op.choices)
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
+        self._check_room(sum(len(run.ids) for runs in encoded for run in runs))
         prompts = [b"".join(run.ids for run in runs) for runs in encoded]
         start = select_scoring.score_from(prompts)
         self._n_shared, self._choice_ids = start, [prompt[4 * start :] for prompt in prompts]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from banyan.runtime.errors import Overloaded
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, Gen, Read, Select
 from banyan.runtime.server.engine_link.recovery import MAX_DEATHS, MAX_KILLS, Death, Trials
@@ -253,3 +254,34 @@ def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
     deque(requests.take(step, requests.routes.all[0]), 0)
     assert [r.run.rid for r in ended] == [1]
     assert unpack(bytes(ended[0].ids)) == [69]
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        (Append(0, ("one two three",)), Gen(0, 0, wire.Sampling(n=4))),
+        (Append(0, ("one two three",)), Select(0, 0, ("a", "b", "c", "d"))),
+        (
+            Append(0, ("one two three",)),
+            wire.Fork(0, (1, 2, 3, 4)),
+            *(Gen(k, k, wire.Sampling()) for k in (1, 2, 3, 4)),
+        ),
+    ],
+    ids=["samples", "choices", "branches"],
+)
+def test_prompts_of_a_client_have_a_limit(
+    bench: Any, ops: tuple[wire.Op, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench({})
+    n_bytes = 4 * len(b.words.encode([TextSpan("one two three")]))
+    monkeypatch.setattr(b.requests, "_max_bytes", 3 * n_bytes + 8)
+    b.submit(*ops, client=b"me")
+    b.submit(Append(0, ("one two three",)), Gen(0, 0, wire.Sampling(n=3)), program=1, client=b"other")
+    (refused,) = [m for m in b.messages(wire.Failed) if m.code == Overloaded.code]
+    assert "run fewer at once, or raise `max_client`" in refused.message
+    assert not b.messages(wire.Failed, program=1)
+    b.run()
+    assert not b.requests._prompt_bytes, "bytes of requests that have ended are counted"
+    b.submit(Append(0, ("one two three",)), Gen(0, 0, wire.Sampling(n=3)), program=2)
+    b.run()
+    assert len(b.value(0, program=2).samples) == 3
