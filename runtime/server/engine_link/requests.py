@@ -337,8 +337,8 @@ class EngineRequests:
         if (n_now := self._prompt_bytes[client]) + n_bytes > self._max_bytes:
             now, more, most = (f"{n / 2**20:.1f} MiB" for n in (n_now, n_bytes, self._max_bytes))
             raise Overloaded(
-                f"the prompts of this client's running requests take {now}, and those of this gen or select {more}, one "
-                f"for each sample or choice; {most} are the most: run fewer at once, or raise `max_client`"
+                f"the prompts of this client's running requests take {now}, and those of this gen or select {more}, "
+                f"one for each sample or choice; {most} are the most: run fewer at once, or raise `max_client`"
             )
 
     def _add_living(self, request: EngineRequest) -> None:
