@@ -6,7 +6,7 @@
 
 A router asks for them; to a server with several engines, an engine sends them with the report of each step.
 
-A page is named by a digest of the whole prefix that it ends (`pagefile.prefix_digests`), which is the same on all
+A page is named by a digest of the whole prefix that it ends (`digests.prefix_digests`), which is the same on all
 machines. Only whole pages have events. The log is bounded. A router that asks for events that are no longer in the log,
 or with the number of another process, gets all that is there now (`is_all`), and must forget what it knew.
 
@@ -20,8 +20,8 @@ from collections import deque
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
+from banyan.radix_cache.digests import N_NAMESPACE, prefix_digests
 from banyan.radix_cache.node import Node, namespace_of
-from banyan.radix_cache.pagefile import N_NAMESPACE, prefix_digests
 from banyan.radix_cache.tree import Tree
 
 N_KEPT = 1 << 16

@@ -21,8 +21,9 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple
 
+from banyan.radix_cache.digests import prefix_digests
 from banyan.radix_cache.node import HOST, NO_PAGES, EvictionQueue, Node, link, unlink, upward
-from banyan.radix_cache.pagefile import Label, PageFile, label_node, prefix_digests
+from banyan.radix_cache.pagefile import Label, PageFile, label_node
 from banyan.radix_cache.tree import Tree
 
 RUN = 16

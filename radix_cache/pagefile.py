@@ -21,15 +21,13 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from banyan.radix_cache.digests import N_NAMESPACE, prefix_digests
 from banyan.radix_cache.node import Node, namespace_of
 
-N_NAMESPACE = 64
-"""Pages with a longer namespace, in bytes, are not kept in a file."""
 _KIND = b"BANYANKV"
 """Starts the page files of all versions."""
 _MAGIC = _KIND + b"1"
@@ -49,20 +47,6 @@ class Label(NamedTuple):
     parent: bytes
     namespace: bytes
     ids: bytes
-
-
-def prefix_digests(namespace: bytes, ids: bytes, first: int, width: int) -> list[bytes]:
-    """Digests of the prefixes of `ids` that end with page `first` - 1, `first`, and so on. width: bytes of ids per
-    page.
-
-    A digest names a prefix across namespaces and machines. It has 16 bytes, so that collisions do not occur.
-    """
-    state = blake2b(ids[: first * width], digest_size=16, key=namespace[:N_NAMESPACE])
-    digests = [state.digest()]
-    for o in range(first * width, len(ids) - width + 1, width):
-        state.update(ids[o : o + width])
-        digests.append(state.digest())
-    return digests
 
 
 def label_node(node: Node, page: int) -> list[bytes]:

@@ -100,7 +100,7 @@ RULES = {
         ("jinja2", "msgspec", "psutil", "re2", "tokenizers", "zmq"),
     ),
     # The server and the simulator place programs with the same code: no socket, no clock.
-    f"{RUNTIME}.fleet": Rule(("banyan.radix_cache.pagefile",)),
+    f"{RUNTIME}.fleet": Rule(("banyan.radix_cache.digests",)),
     # A client of the server, in a process of its own.
     f"{RUNTIME}.gateway": Rule(
         (*CORE, f"{RUNTIME}.client", f"{RUNTIME}.launch"), ("httptools", "msgspec", "starlette", "uvicorn")

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from banyan.radix_cache.pagefile import N_NAMESPACE, prefix_digests
+from banyan.radix_cache.digests import N_NAMESPACE, prefix_digests
 
 BLOCK = 64
 """Tokens of a block."""

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from banyan.radix_cache.cache import Cache, Lease
+from banyan.radix_cache.digests import prefix_digests
 from banyan.radix_cache.events import CacheEvents, EventPage
 from banyan.radix_cache.node import Node
-from banyan.radix_cache.pagefile import prefix_digests
 from cache_support import ids, open_published
 
 PAGE = 4

@@ -18,7 +18,9 @@ from waits import wait_until
 
 FAKE = Path(__file__).parent / "server" / "fake_engine.py"
 BOOT = """
+import gc
 import sys
+gc.disable()  # as in runtime/server/__main__.py
 from banyan.runtime.protocol import ipc
 {change}
 from banyan.runtime.server.worker import main

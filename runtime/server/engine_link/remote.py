@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import msgspec
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 
 from banyan.runtime.config import Config
 from banyan.runtime.errors import ConfigError, ConnectFailed
@@ -175,6 +174,8 @@ class EngineHosts:
 
     def __init__(self, config: Config, log: Callable[[str], None]) -> None:
         """ConfigError: it cannot listen, or the file of keys is not readable."""
+        from zmq.auth.thread import ThreadAuthenticator  # loads asyncio, a fifth of the time of a server's imports
+
         self._keys, self._log = Path(config.engine_keys), log
         tcp_auth.known_keys(self._keys)
         self._links: dict[bytes, RemoteLink] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from banyan.radix_cache.pagefile import prefix_digests
+from banyan.radix_cache.digests import prefix_digests
 from banyan.runtime.protocol.wire import Answer, Ask, Listen, Step
 
 LENGTH, PAGE = 40, 4

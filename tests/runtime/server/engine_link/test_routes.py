@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from banyan.radix_cache.pagefile import prefix_digests
+from banyan.radix_cache.digests import prefix_digests
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, CacheHint, Fork, Gen, Join
 from banyan.runtime.server.engine_link.recovery import Death
