@@ -13,11 +13,15 @@ it takes the k replicas that cost least: by their queued work, the part of the t
 computes once, and the number of groups of others there. So a replica with the prefix gets the program until the queue
 there takes longer than the prefill elsewhere, and a hot prefix spreads by itself. There is no threshold to tune: the
 parameters are the measured times of a step.
+
+Between two turns of its conversations a replica would seem to be free, and get those of others, whose prefixes it
+lacks. So texts that have ended count as work of their replica, as far as such texts have gone on soon.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -79,6 +83,13 @@ OTHERS = 0.3
 later. docs/fleet.md measures others than this."""
 
 
+LATER = 0.1
+"""The share of a trunk's seconds by which its prefill delays programs that come later. Without it, a replica would
+compute a trunk that another one has for the least gain."""
+N_RESTING = 4
+"""Texts that rest, for each replica, at most. One that has not gone on by then counts as ended."""
+RETURNED = 1 / 16
+"""The weight of a text's end in the estimate of how many go on."""
 FEW = 8
 """So many holders are sorted: their square is below this multiple of all replicas. Else the order of all is read."""
 
@@ -91,23 +102,25 @@ class Replica:
     """An engine.
 
     bit: its number as a set of one. prompt: tokens of prompts that it has to compute. out: tokens of outputs. rows:
-    branches that will share its steps. n_groups: the groups that they belong to. order: its place in the order of
-    queued work: seconds, the number of the last placement, and its own number.
+    branches that will share its steps. n_groups: the groups that they belong to. resting: of the texts that have ended
+    there, how many are expected to go on soon. order: its place in the order of queued work: seconds, the number of the
+    last placement, and its own number.
     """
 
-    __slots__ = ("bit", "fingerprint", "n_groups", "name", "number", "order", "out", "prompt", "rows")
+    __slots__ = ("bit", "fingerprint", "n_groups", "name", "number", "order", "out", "prompt", "resting", "rows")
 
     def __init__(self, name: str, number: int, fingerprint: bytes) -> None:
         self.name, self.number, self.bit, self.fingerprint = name, number, 1 << number, fingerprint
         self.prompt = self.out = self.rows = self.n_groups = 0
+        self.resting = 0.0
         self.order = 0.0, 0, number
 
 
 class ProgramPlacement:
     """Where the branches of a demand run. home: the name of the replica for what follows the join. replicas: that of
-    each branch. pulls: what must come before them."""
+    each branch. pulls: what must come before them. text: the digest of the last block, if there is one branch."""
 
-    __slots__ = ("home", "left", "n_open", "placed", "pulls", "replicas")
+    __slots__ = ("home", "left", "n_open", "placed", "pulls", "replicas", "text")
 
     def __init__(self) -> None:
         self.home = ""
@@ -116,6 +129,7 @@ class ProgramPlacement:
         self.left: list[tuple[int, int]] = []  # of each branch: tokens of prompts and of outputs
         self.n_open: dict[Replica, int] = {}  # branches of each group that have not ended
         self.pulls: list[PlannedPull] = []
+        self.text = b""
 
 
 LEARNED = 1 / 8
@@ -149,6 +163,8 @@ class Fleet:
         self._there: dict[bytes, int] = {}  # weights -> all replicas, also those that are drained
         self._order: dict[bytes, list[tuple[float, int, int]]] = {}  # weights -> their `order`, sorted
         self._n_replicas = self._n_placed = 0
+        self._resting: OrderedDict[bytes, tuple[Replica, float]] = OrderedDict()  # text -> where; its part of `resting`
+        self._share = 0.5  # of the texts that rest, those that go on
 
     def add(self, name: str, fingerprint: bytes) -> None:
         """A replica, empty, has joined."""
@@ -199,6 +215,7 @@ class Fleet:
         if not is_open:
             raise NoReplica("no replica with these weights takes programs")
         holders = (*self.index.holders(demand.digests, is_open), (0, is_open))
+        self._go_on(demand)
         prompts, outs, steps = zip(*demand.branches, strict=True)
         n_steps = max(steps)
         fixed, prompt, decode = self.step_time
@@ -219,9 +236,11 @@ class Fleet:
                     if number not in missing:
                         missing[number] = n
                         trunk = prompt * n if source is None else self._trunk_seconds(demand, n, source)
-                        ahead = prompt * one.prompt + trunk + decode * min(one.out, one.rows * n_steps)
-                        delayed = OTHERS * one.n_groups
-                        found.append((ahead + delayed * trunk, delayed, ahead, placed, number))
+                        back = one.resting if n_branches == 1 else 0.0
+                        decodes = min(one.out, one.rows * n_steps) + back * n_steps
+                        ahead = prompt * one.prompt + trunk + decode * decodes
+                        delayed = OTHERS * (one.n_groups + back)
+                        found.append((ahead + (delayed + LATER) * trunk, delayed, ahead, placed, number))
             each = own * -(-n_branches // k)
             groups = sorted([(base + delayed * each, *rest) for base, delayed, *rest in found])[:k]
             ends = fixed * n_steps + each + max([group[1] for group in groups])
@@ -263,9 +282,33 @@ class Fleet:
 
     def keep(self, demand: Demand, name: str) -> ProgramPlacement:
         """As `place`, on the replica where the program is already."""
+        self._go_on(demand)
         replica = self._replicas[name]
         n_blocks = next((n for n, _ in self.index.holders(demand.digests, replica.bit)), 0)
         return self._book(demand, [(replica, demand.n_trunk - BLOCK * n_blocks)])
+
+    def _rest(self, text: bytes, replica: Replica) -> None:
+        """A text has ended. If it goes on soon, as conversations and agents do, it comes back to this replica."""
+        if text in self._resting:
+            self._end_rest(text, 0.0)
+        self._resting[text] = replica, self._share
+        replica.resting += self._share
+        while len(self._resting) > N_RESTING * len(self._replicas):
+            self._end_rest(next(iter(self._resting)), 0.0)
+
+    def _go_on(self, demand: Demand) -> None:
+        """If a demand continues a text that rests, this text rests no longer."""
+        resting = self._resting
+        for digest in reversed(demand.digests):  # the longest text
+            if digest in resting:
+                self._end_rest(digest, 1.0)
+                break
+
+    def _end_rest(self, text: bytes, went_on: float) -> None:
+        """went_on: 1.0 or 0.0."""
+        replica, part = self._resting.pop(text)
+        replica.resting = max(0.0, replica.resting - part)  # not less, by rounding
+        self._share += RETURNED * (went_on - self._share)
 
     def _by_work(self, fingerprint: bytes, holders: int) -> Iterator[Replica]:
         """The replicas in `holders`, the least queued work first."""
@@ -284,6 +327,8 @@ class Fleet:
         branches, k, bits = demand.branches, len(chosen), 0
         made = ProgramPlacement()
         made.home = chosen[0][0].name
+        if len(branches) == 1 and branches[0].n_out and demand.digests:
+            made.text = demand.digests[-1]
         for i, (replica, missing) in enumerate(chosen):
             first = demand.n_trunk - missing
             if source is not None and first < source.n_tokens:
@@ -335,6 +380,8 @@ class Fleet:
                 self._add(replica, -prompt, -out, -1)
                 placement.n_open[replica] -= 1
                 replica.n_groups -= not placement.n_open[replica]
+                if placement.text:
+                    self._rest(placement.text, replica)
 
     def _add(self, replica: Replica, prompt: int, out: int, rows: int) -> None:
         """Change a replica's queued work. Of two with equal work, the one that got work longest ago is first."""

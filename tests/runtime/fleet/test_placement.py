@@ -62,6 +62,53 @@ def test_a_prefix_brings_programs_to_its_replica_and_work_drives_them_away() -> 
     assert len({one.home for one in again}) > 1, "a hot prefix is computed elsewhere once the queue takes longer"
 
 
+def test_a_prefix_is_not_computed_again_for_little() -> None:
+    replicas = fleet(2)
+    home = replicas.place(demand(text(1000)))
+    replicas.end(home)
+    replicas.keep(demand(text(860, 1)), home.home)  # the queue takes 3.5 ms longer than the prefill elsewhere
+    assert replicas.place(demand(text(1000))).home == home.home
+    replicas.keep(demand(text(200, 2)), home.home)
+    assert replicas.place(demand(text(1000))).home != home.home
+
+
+def after_a_turn(replicas: Fleet) -> list[str]:
+    """Two conversations on each of two replicas have ended their turn. Where the two of one replica had it, and where
+    they have the next."""
+    turns = [replicas.place(demand(text(164, seed))) for seed in range(10, 14)]
+    for one in turns:
+        replicas.end(one)
+    mine = [i for i, one in enumerate(turns) if one.home == turns[0].home]
+    assert len(mine) == 2
+    again = [replicas.place(demand(text(164, 10 + i) + text(100, i))) for i in mine]
+    return [turns[0].home, *(one.home for one in again)]
+
+
+def test_a_replica_between_two_turns_is_not_free() -> None:
+    assert len(set(after_a_turn(fleet(2)))) == 1, "the other replica waits for its own conversations"
+
+
+def test_texts_that_do_not_go_on_are_no_work() -> None:
+    replicas = fleet(2)
+    for seed in range(100, 200):
+        replicas.end(replicas.place(demand(text(164, seed))))
+    home, first, second = after_a_turn(replicas)
+    assert home == first != second
+    assert len(replicas._resting) <= 8
+    assert sum(one.resting for one in replicas._replicas.values()) < 0.1
+
+
+def test_texts_that_go_on_at_home_rest_no_longer() -> None:
+    replicas, ids = fleet(2), text(164)
+    one = replicas.place(demand(ids))
+    for seed in (1, 2, 3):
+        replicas.end(one)
+        assert replicas._replicas[one.home].resting > 0
+        ids += text(100, seed)
+        one = replicas.keep(demand(ids), one.home)
+        assert replicas._replicas[one.home].resting == 0
+
+
 def test_finished_work_counts_no_more() -> None:
     replicas = fleet(2)
     first = replicas.place(demand(text(1000)))
