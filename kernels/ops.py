@@ -186,12 +186,14 @@ def attention(
     softcap: float = 0.0,
     window: int = 0,
     sinks: Tensor | None = None,
+    first: int = 0,
+    first_q: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of ragged rows over paged KV; see `attention/reference.py` for shapes, and
     AttentionOptions."""
     ragged.check(window)
     run = implementation("attention", q.device.type)
-    out: Tensor = run(q, k_pool, v_pool, ragged, AttentionOptions(scale, softcap, window, sinks))
+    out: Tensor = run(q, k_pool, v_pool, ragged, AttentionOptions(scale, softcap, window, sinks, first, first_q))
     return out
 
 

@@ -158,7 +158,8 @@ def _check_windows(cache: Cache, window: WindowPages, nodes: list[Node]) -> None
             raise Corrupt("a lease has no pages of windowed layers")
         table, n = lease.window.pages, lease._n_computed
         _must(len(table) >= -(-n // page), "a lease lacks pages that it computed")
-        _must(window.null not in table[window.first(n) :], "a lease lacks a page of its window")
+        needed = table[: window.n_first] + table[window.first(n) :]
+        _must(window.null not in needed, "a lease lacks a page of its window")
         path = {end: own for node in upward(lease._node) for end, own in node.states.items()}
         is_own = [own in (window.null, path.get((i + 1) * page, own)) for i, own in enumerate(table)]
         _must(all(is_own), "a lease reads other pages of windowed layers than the tree has for its tokens")

@@ -3,7 +3,8 @@
 Such a layer reads only the last `window` tokens, so its keys and values have pages of their own, which are numbered
 separately, and a request gives those behind its window back while it runs. A node has the pages of some of its tokens
 (`Node.states`: the position behind a page -> the page). A match ends at the last position before which all pages of a
-window are there; what follows is computed again, even where the other layers' pages are there.
+window are there; what follows is computed again, even where the other layers' pages are there. Layers may also read
+the first tokens of a text, however far they are: the pages of these stay with a request, and a match needs them too.
 
 A page belongs to a node, to leases that use it, or to both; if to neither, it is free. A page of a node that no lease
 uses is evicted when another is needed: first those that requests left behind, then the others, the longest unused
@@ -19,13 +20,15 @@ from banyan.radix_cache.states import NodeSlots
 class WindowPages(NodeSlots):
     """All pages of windowed layers. null: a page in the place of those that a table lacks. Nobody writes to it."""
 
-    def __init__(self, n_pages: int, page: int, window: int, n_ahead: int) -> None:
+    def __init__(self, n_pages: int, page: int, window: int, n_ahead: int, n_first: int = 0) -> None:
         """window: tokens that a token attends to, itself included. n_ahead: tokens behind its published ones for which
-        a lease claims pages, at most; a step must not compute more."""
+        a lease claims pages, at most; a step must not compute more. n_first: tokens at the beginning of a text that
+        all its tokens attend to as well."""
         super().__init__(n_pages)
-        if n_pages < self.need(window, n_ahead, page):
+        if n_pages < self.need(window, n_ahead, page, n_first):
             raise ValueError(f"{n_pages} pages are too few for a window of {window} tokens")
         self.page, self.window, self.n_ahead = page, window, n_ahead
+        self.n_first = -(-n_first // page)  # pages
         self.null = n_pages
         self.n_users = [0] * n_pages  # by page: leases
         self._positions = [0] * n_pages  # by page: its place in its node
@@ -33,9 +36,9 @@ class WindowPages(NodeSlots):
         self.unused: dict[int, None] = {}
 
     @staticmethod
-    def need(window: int, n_ahead: int, page: int) -> int:
+    def need(window: int, n_ahead: int, page: int, n_first: int = 0) -> int:
         """The most pages that one lease claims."""
-        return -(-(window + n_ahead) // page) + 2
+        return -(-(window + n_ahead) // page) + 2 - (-n_first // page)
 
     @property
     def n_available(self) -> int:
@@ -43,7 +46,8 @@ class WindowPages(NodeSlots):
         return len(self.free) + len(self.passed) + len(self.unused)
 
     def first(self, n: int) -> int:
-        """The index of the first page that a text needs which goes on behind n tokens."""
+        """The index of the first page that a text needs which goes on behind n tokens, apart from the pages at its
+        beginning."""
         return max(0, n - self.window + 1) // self.page
 
     def find(self, node: Node, n: int) -> tuple[Node, int, int]:
@@ -62,7 +66,18 @@ class WindowPages(NodeSlots):
             at = at.parent
         while node.start >= end and node.parent:
             node = node.parent
-        return node, end, -1
+        at, missing = node, -1
+        for i in range(min(self.n_first, -(-end // page)) - 1, -1, -1):
+            while at.start > i * page:
+                assert at.parent is not None
+                at = at.parent
+            if (i + 1) * page not in at.states:
+                missing = i
+        if missing < 0:
+            return node, end, -1
+        while node.start >= missing * page and node.parent:
+            node = node.parent
+        return self.find(node, missing * page)
 
     def claim(self, n: int) -> list[int]:
         """n pages for a lease; none if there are not n."""
@@ -133,7 +148,8 @@ class WindowPages(NodeSlots):
 class WindowTable:
     """The pages of windowed layers that one lease uses.
 
-    pages  as `Lease.pages`, but only up to the tokens of the next step, and with the null page in front of the window
+    pages  as `Lease.pages`, but only up to the tokens of the next step, and with the null page between the first pages
+           and the window
     """
 
     __slots__ = ("_first", "_n_stored", "_source", "_window", "copies", "pages")
@@ -147,7 +163,7 @@ class WindowTable:
         count = -(-node.end // window.page)
         self._first = min(window.first(n), count)
         self.pages = [window.null] * count
-        for i in range(count - 1, self._first - 1, -1):
+        for i in (*range(count - 1, self._first - 1, -1), *range(min(window.n_first, self._first) - 1, -1, -1)):
             while node.start > i * window.page:
                 assert node.parent is not None
                 node = node.parent
@@ -156,12 +172,14 @@ class WindowTable:
 
     @property
     def held(self) -> list[int]:
-        """Pages that it uses, each as often."""
-        return self.pages[self._first :] + ([self._source] if self._source >= 0 else [])
+        """Pages that it uses, each as often; those at the beginning of the text last."""
+        first = self.pages[: min(self._window.n_first, self._first)][::-1]
+        return self.pages[self._first :] + first + ([self._source] if self._source >= 0 else [])
 
     @property
     def n_held_slots(self) -> int:
-        return (len(self.pages) - self._first) * self._window.page
+        n_first = min(self._window.n_first, self._first)
+        return (len(self.pages) - self._first + n_first) * self._window.page
 
     def copy(self, source: Node, n_slots: int) -> bool:
         """Claims a page and orders the copy of the first slots of the source's first page: (~source, ~destination,
@@ -219,7 +237,7 @@ class WindowTable:
     def leave_behind(self, n: int) -> None:
         """Leaves the pages that a text which goes on behind n tokens does not need."""
         first = min(self._window.first(n), len(self.pages))
-        for i in range(self._first, first):
+        for i in range(max(self._first, min(first, self._window.n_first)), first):
             self._window.leave(self.pages[i], is_passed=True)
             self.pages[i] = self._window.null
         self._first = max(self._first, first)

@@ -47,6 +47,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         "name and directory of an adapter (LoRA) in peft's format, which gens name; may be given several times",
     ] = {}
     context: Annotated[int | None, "maximum length of prompt + output, in tokens; default: the model's own"] = None
+    window: Annotated[
+        int,
+        "approximate attention, for texts longer than the memory or the model's context: each token attends to the "
+        "last so many tokens and the first `sinks`; pages between these are freed; 0: to all, as the model was trained",
+    ] = 0
+    sinks: Annotated[
+        int | None, "with `window`: first tokens of a text that each token attends to as well; default: 4"
+    ] = None
     kv_dtype: Annotated[
         KVDtype,
         "dtype of keys and values; int8, fp8 (e4m3): with a scale per token and head; k8v4: keys as int8, values in 4 "
@@ -194,7 +202,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("replicas", "prefill_replicas", "min_replicas", "max_replicas"),
         "sampling_defaults",
     ),
-    "KV memory": ("kv_memory", "kv_dtype", "state_memory", "page", "cache", "eviction", "host_memory", "host_file"),
+    "KV memory": (
+        *("kv_memory", "kv_dtype", "state_memory", "window", "sinks"),
+        *("page", "cache", "eviction", "host_memory", "host_file"),
+    ),
     "batches and speculation": (
         *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
     ),
@@ -238,7 +249,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     """What `resolve` needs to know about the model, in the dtypes that it will have on the device. weight_bytes: of its
     weights. kv_bytes: of the keys and values of one token, over all layers. Both include those of a draft model. kind:
     how it runs, "" for a native family. is_recurrent: layers keep a state of the text. window: tokens of the largest
-    sliding window; 0: no layer has one. window_bytes: of kv_bytes, those of the layers that have one."""
+    sliding window; 0: no layer has one. window_bytes: of kv_bytes, those of the layers that have one. n_first: tokens
+    at the beginning of a text that these layers read as well."""
 
     name: str
     max_context: int
@@ -249,6 +261,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     is_recurrent: bool = False
     window: int = 0
     window_bytes: int = 0
+    n_first: int = 0
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -298,6 +311,7 @@ def check(c: Config) -> None:
     n_host_bytes = parse_bytes(c.host_memory)
     require(n_host_bytes > 0 or not c.host_file, "host_file needs a size; set host_memory too, such as '4GiB'")
     require(n_host_bytes == 0 or c.cache, "host_memory holds what the cache evicts, but the cache is off")
+    _check_window(c, n_host_bytes)
     require(c.tp == 1 or c.replicas <= 1, "tp cuts one engine, and replicas makes several; set one of them")
     require(c.tp == 1 or not c.max_replicas, "tp cuts one engine, and max_replicas may add others; set one of them")
     require(
@@ -348,6 +362,27 @@ def check(c: Config) -> None:
     )
     # The address of a Unix socket holds 108 bytes, including the null byte at its end.
     require(len(os.fsencode(c.socket)) < 108, f"the socket's path is longer than Linux allows (107 bytes): {c.socket}")
+
+
+def _check_window(c: Config, n_host_bytes: int) -> None:
+    if not c.window:
+        if c.sinks is not None:
+            raise ConfigError("sinks are first tokens that are kept in front of a window; set window too, such as 1024")
+        return
+    if c.window < 1 or n_sinks(c) < 0:
+        raise ConfigError(f"window is {c.window} and sinks {n_sinks(c)}; they must be at least 1 and 0")
+    for other, reason in (
+        ("tp" if c.tp > 1 else "", "tp cuts a model as it was trained"),
+        ("draft_model" if c.draft_model else "", "a draft model keeps and reads the whole text"),
+        ("host_memory" if n_host_bytes else "", "host memory holds all pages of a text or none"),
+    ):
+        if other:
+            raise ConfigError(f"window frees pages inside a text, and {reason}; leave out window or {other}")
+
+
+def n_sinks(c: Config) -> int:
+    """First tokens that all tokens attend to. 0 without a window."""
+    return (4 if c.sinks is None else c.sinks) if c.window else 0
 
 
 def check_adapter_name(name: str) -> None:
@@ -437,8 +472,21 @@ def place(config: Config, hardware: Hardware, name: str, max_context: int, check
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else checkpoint_dtype if checkpoint_dtype in _DTYPES else "bfloat16"
     context = config.context or max_context
-    if context > max_context:
-        raise ConfigError(f"context is {context}, but {name} supports at most {max_context} tokens")
+    if config.window and device == "cuda":
+        raise ConfigError("window runs on a CPU only, since its kernel is not tested on GPUs; set device='cpu'")
+    reach = config.window + n_sinks(config)
+    if config.window and reach > max_context:
+        raise ConfigError(
+            f"window and sinks are {reach} tokens, but {name} supports at most {max_context}; lower window"
+        )
+    if config.window and reach >= context:
+        raise ConfigError(
+            f"window and sinks are {reach} tokens, and the context {context}; leave window out, or lower it"
+        )
+    if context > max_context and not config.window:
+        raise ConfigError(
+            f"context is {context}, but {name} supports at most {max_context} tokens; with window it may be longer"
+        )
     return ModelPlacement(device, dtype, context)
 
 
@@ -477,6 +525,7 @@ def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlac
     if shares or not model.window:
         return 0
     n = -(-(model.window + tokens_ahead(config, placement.device)) // config.page) + 2  # as `WindowPages.need`
+    n -= -model.n_first // config.page
     return n if n < -(-placement.context // config.page) else 0
 
 
@@ -487,7 +536,8 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
     most MOST_CONTEXTS. Engines that share a device share its memory. Where a model has recurrent states, half of this
     share is theirs. Windowed layers with their own pages have fewer than the others by the root of the factor by which
     a full context needs fewer: halfway between full contexts and texts that are shorter than the window. But these get
-    at least half of what they would get if all layers shared pages.
+    at least half of what they would get if all layers shared pages. If all layers are windowed, the other pages are
+    only numbers, of which there are enough for a context.
     """
     n_context = -(-placement.context // config.page)
     n_window = request_window_pages(config, model, placement)
@@ -498,7 +548,8 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
 
     def pages(n: int, n_bytes: int) -> KVBudget:
         n = max(0, n)
-        return KVBudget(n, page_bytes, math.ceil(share * n), window_bytes, n_bytes, states)
+        n_all = n if page_bytes else max(n, n_context)
+        return KVBudget(n_all, page_bytes, math.ceil(share * n), window_bytes, n_bytes, states)
 
     is_gpu = placement.device == "cuda"
     free = hardware.free_gpu_memory if is_gpu else hardware.free_memory
@@ -512,6 +563,7 @@ def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: 
         return pages(min(int(budget // both), MOST_CONTEXTS * n_context), budget)
     if (n_tokens := _tokens(config.kv_memory)) is not None:
         n_pages = -(-n_tokens // (config.page * config.replicas))
+        n_pages = n_pages if page_bytes else int(n_pages / share)
         return pages(n_pages, pages(n_pages, 0).used_bytes)
     budget = parse_bytes(config.kv_memory) // config.replicas
     return pages(int(budget // both), budget)
@@ -537,6 +589,17 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
             f"are {max(found.n_bytes, 0) / 2**20:.1f} MiB{each}; lower `context`, raise `kv_memory`, or use a 16-bit "
             "`dtype`"
         )
+    n_window_needed = request_window_pages(config, model, placement)
+    if found.n_window_pages < n_window_needed:
+        raise OutOfMemory(
+            f"a window of {model.window} tokens needs {n_window_needed} pages = "
+            f"{n_window_needed * found.window_page_bytes / 2**20:.1f} MiB of KV memory, but there are "
+            f"{max(found.n_bytes, 0) / 2**20:.1f} MiB; lower `window` or `step_tokens`, or raise `kv_memory`"
+        )
+    if config.window:
+        decisions.append(
+            f"approximate: a token attends to the first {n_sinks(config)} and the last {config.window} tokens"
+        )
     kept = "" if config.kv_dtype == "auto" else f" in {config.kv_dtype}"
     decisions.append(
         f"KV: {n_pages} pages of {config.page} slots = {n_pages * config.page} tokens, "
@@ -545,7 +608,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
     if n_window := found.n_window_pages:
         decisions.append(
             f"KV of windowed layers: {n_window} pages, {n_window * found.window_page_bytes / 2**20:.0f} MiB; a request "
-            f"keeps its last {model.window} tokens"
+            f"keeps its last {model.window} tokens" + (f" and its first {model.n_first}" if model.n_first else "")
         )
     free = hardware.free_memory - (found.used_bytes if device == "cpu" else 0)
     if n_host := _host_pages(config, page_bytes, free):
@@ -589,8 +652,10 @@ def _check_recurrent(config: Config, model: ModelFacts) -> None:
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:
     """How many KV pages host memory holds. free: bytes of main memory that the weights and device pages leave."""
     asked = parse_bytes(config.host_memory) // config.replicas
+    if not asked:
+        return 0  # a page may have no bytes
     n_host = asked // page_bytes
-    if asked and not n_host:
+    if not n_host:
         raise ConfigError(f"host_memory is {config.host_memory}, but a page takes {page_bytes / 2**20:.1f} MiB")
     if n_host and not config.host_file and n_host * page_bytes > free:
         needed, there = n_host * page_bytes / 2**20, max(free, 0) / 2**20

@@ -39,7 +39,7 @@ def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: Att
     deterministic batch: torch rounds differently per shape."""
     if ragged.deterministic:
         raise ValueError("attention in plain torch cannot be deterministic: install a C++ compiler, or name it in CXX")
-    scale, softcap, window, sinks = options
+    scale, softcap, window, sinks, first_keys, first_q = options
     page_size, n_kv_heads, dim = k_pool.shape[1:]
     out = torch.empty_like(q)
     end = 0
@@ -48,10 +48,10 @@ def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: Att
         if not n:
             continue
         first = max(0, kv_len - n - window + 1) // page_size if window else 0  # page that the first row reads first
-        pages, n_keys = ragged.page_table[i, first : -(-kv_len // page_size)].long(), kv_len - first * page_size
-        # [n_kv_heads, group, n, dim]; for a decode [n_kv_heads, 1, group, dim], so that K and V are read once per group
-        own = q[rows].view(n, n_kv_heads, -1, dim).permute(1, 2, 0, 3)
-        own = own.transpose(1, 2) if n == 1 else own
+        table, n_keys = ragged.page_table[i, : -(-kv_len // page_size)].long(), kv_len - first * page_size
+        n_first = min(-(-first_keys // page_size), first)  # pages in front of the window
+        pages, n_keys = torch.cat([table[:n_first], table[first:]]), n_first * page_size + n_keys
+        own = _by_head(q[rows], n_kv_heads)
         k, v = (
             read(pool, pages, q.dtype).flatten(0, 1)[:n_keys].transpose(0, 1)[:, None].expand(-1, own.shape[1], -1, -1)
             for pool in (k_pool, v_pool)
@@ -59,11 +59,20 @@ def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: Att
         is_plain = not softcap and not window and ragged.ancestors is None
         mask = None
         if not is_plain or 1 < n < kv_len:
-            unseen = hidden(ragged, i, window, first * page_size)
+            unseen = hidden(ragged, i, window, first * page_size, first_keys)
+            if n_first:
+                unseen = torch.cat([torch.arange(n_first * page_size).expand(n, -1) >= first_keys, unseen], 1)
             mask = torch.zeros(unseen.shape, dtype=q.dtype).masked_fill_(unseen, -torch.inf)
-        if softcap:
+        if softcap or first_q is not None:
             assert mask is not None
-            scores = (own.float() @ k.float().transpose(-1, -2)).mul_(scale / softcap).tanh_().mul_(softcap) + mask
+            scores = own.float() @ k.float().transpose(-1, -2)
+            if first_q is not None:
+                some = k[..., :first_keys, :].float()
+                scores[..., :first_keys] = _by_head(first_q[rows], n_kv_heads).float() @ some.transpose(-1, -2)
+            scores *= scale
+            if softcap:
+                scores.div_(softcap).tanh_().mul_(softcap)
+            scores += mask
             lse = scores.logsumexp(-1)
             result = (scores - lse[..., None]).exp_() @ v.float()
         else:
@@ -74,3 +83,10 @@ def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: Att
             result = result * torch.sigmoid(lse - sinks.view(n_kv_heads, -1, 1))[..., None]
         out[rows] = result.permute(2, 0, 1, 3).reshape(n, -1, dim)
     return out
+
+
+def _by_head(q: Tensor, n_kv_heads: int) -> Tensor:
+    """The rows of one request as [n_kv_heads, group, n, dim]; for a decode [n_kv_heads, 1, group, dim], so that K and V
+    are read once per group."""
+    own = q.view(len(q), n_kv_heads, -1, q.shape[-1]).permute(1, 2, 0, 3)
+    return own.transpose(1, 2) if len(q) == 1 else own

@@ -65,12 +65,12 @@ class GraphBatch:
 class _PlanTables:
     """Room for the tables of a plan, one after the other in one tensor, so that one copy transfers them all.
 
-    There is room for twice the plan `like`, and for any n_rows decodes that share no pages. For each unused entry the
-    GPU starts one program, which returns at once.
+    There is room for twice the plan `like`, and for any n_rows decodes that share no pages, each with its first keys.
+    For each unused entry the GPU starts one program, which returns at once.
     """
 
     def __init__(self, like: AttentionPlan, key: PlanKey, n_rows: int, device: torch.device) -> None:
-        n_items = n_rows + WAVES * n_processors(key.arch) // key.n_kv_heads
+        n_items = (2 if key.first else 1) * n_rows + WAVES * n_processors(key.arch) // key.n_kv_heads
         self.n_partials = max(2 * n_items, 2 * like.n_partials)
         self.shapes = [(max(n_items, 2 * len(table)), table.shape[1]) for table in (like.small, like.large)]
         self.shapes += [(n_rows + self.n_partials, 2), (n_rows, 4)]

@@ -107,12 +107,12 @@ def _halves(
 
 @triton.jit
 def _attend(
-    p_q, p_k, p_v, p_k_scale, p_v_scale, p_out, p_part, p_lse, p_sinks, p_items, p_rows, p_table, p_position,
+    p_q, p_first_q, p_k, p_v, p_k_scale, p_v_scale, p_out, p_part, p_lse, p_sinks, p_items, p_rows, p_table, p_position,
     p_ancestors, s_q_row, s_q_head, s_page, s_slot, s_head, s_scale, s_out_row, s_out_head, s_table, scale,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr,
     V_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_STAGES: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr, ALL_MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr,
+    ALL_MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Computes one item for one KV head. The tile has the item's rows times the heads of the group."""
     i_item, i_head = tl.program_id(0), tl.program_id(1)
@@ -129,11 +129,21 @@ def _attend(
     m_q = m_row[:, None] & (o_d < DIM)[None, :]
     p_entry = p_rows + (first + b_row).to(tl.int64) * 2
     o_row = tl.load(p_entry, mask=m_row, other=0).to(tl.int64)
-    b_q = tl.load(p_q + (o_row * s_q_row + b_head * s_q_head)[:, None] + o_d[None, :], mask=m_q, other=0.0)
+    o_q = (o_row * s_q_row + b_head * s_q_head)[:, None] + o_d[None, :]
+    m_first = m_row
+    if FIRST:  # one of the two loads reads nothing
+        b_which = o_m * 0 + tl.load(p_item + 7)
+        m_own, m_first = m_row & (b_which == 0), m_row & (b_which != 0)
+        b_q = tl.load(p_q + o_q, mask=m_own[:, None] & (o_d < DIM)[None, :], other=0.0)
+        b_q += tl.load(p_first_q + o_q, mask=m_first[:, None] & (o_d < DIM)[None, :], other=0.0)
+    else:
+        b_q = tl.load(p_q + o_q, mask=m_q, other=0.0)
     b_last = position + b_row
     b_oldest = b_last
     if WINDOW > 0:
         b_oldest = tl.load(p_position + o_row, mask=m_row, other=0) - (WINDOW - 1)
+        if FIRST:
+            b_oldest = tl.where(m_first, 0, b_oldest)
     b_ancestors = o_row
     if TREE:
         b_ancestors = tl.load(p_ancestors + o_row, mask=m_row, other=0.0)
@@ -291,7 +301,7 @@ def _narrow_tile(dim: int, amd: bool, ampere: bool, large: bool) -> Tile:
 
 def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
     """See `reference.attention`. head_dim is 16 to 256. Does not synchronise with the host."""
-    scale, softcap, window, sinks = options
+    scale, softcap, window, sinks, first, first_q = options
     n_rows, n_heads, dim = q.shape
     _, page_size, n_kv_heads, _ = k_pool.shape
     group = n_heads // n_kv_heads
@@ -303,6 +313,7 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
     assert v_group or k.dtype == v.dtype, f"{k.dtype}, {v.dtype}: one dtype for both pools, or values of 4 bits"
     assert kind or q.dtype == k.dtype, f"{q.dtype}, {k.dtype}: queries and pools are of one dtype, or pools of 8 bits"
     assert q.stride(2) == k.stride(3) == 1, "rows must be contiguous"
+    assert first_q is None or first_q.stride() == q.stride(), "q and first_q differ in strides"
     assert k_pool.shape == v_pool.shape, "K and V pools differ in shape"
     assert v_group or k.stride() == v.stride(), "K and V pools differ in strides"
     out = torch.empty((n_rows, n_heads, dim), dtype=q.dtype, device=q.device)
@@ -310,22 +321,24 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
         return out
 
     tiles = [tile(arch, dim, group, q.dtype, kind, large=large) for large in (False, True)]
-    small, large, rows, merges, n_partials = _device_plan(ragged, tiles, n_kv_heads, group, window, arch, q.device)
+    small, large, rows, merges, n_partials = _device_plan(
+        ragged, tiles, n_kv_heads, group, (window, first), arch, q.device
+    )
     part = torch.empty((n_partials, n_heads, dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((n_partials, n_heads), dtype=torch.float32, device=q.device)
     block_d = triton.next_power_of_2(dim)
     for items, shape in ((small, tiles[0]), (large, tiles[1])):
         if len(items):
             _attend[(len(items), n_kv_heads)](
-                q, k, v, k_scale, v_scale, out, part, lse, sinks, items, rows, ragged.page_table, ragged.position,
-                ragged.ancestors, q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2), n_kv_heads,
-                out.stride(0), out.stride(1), ragged.page_table.stride(0),
+                q, first_q, k, v, k_scale, v_scale, out, part, lse, sinks, items, rows, ragged.page_table,
+                ragged.position, ragged.ancestors, q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2),
+                n_kv_heads, out.stride(0), out.stride(1), ragged.page_table.stride(0),
                 scale * LOG2E * (2.0 / softcap if softcap else 1.0),
                 GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=page_size, KIND=kind, V_GROUP=v_group,
                 BLOCK_M=shape.rows, BLOCK_N=shape.keys,
                 EDGE_STAGES=shape.stages if window or ragged.deterministic else 1,
-                SOFTCAP=softcap, WINDOW=window, TREE=ragged.ancestors is not None, SINKS=sinks is not None,
-                ALL_MASKED=ragged.deterministic,
+                SOFTCAP=softcap, WINDOW=window, FIRST=first > 0, TREE=ragged.ancestors is not None,
+                SINKS=sinks is not None, ALL_MASKED=ragged.deterministic,
                 PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
                 num_warps=shape.warps, num_stages=shape.stages,
             )  # fmt: skip
@@ -338,14 +351,15 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
 
 
 def _device_plan(
-    ragged: Ragged, tiles: list[Tile], n_kv_heads: int, group: int, window: int, arch: str, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    ragged: Ragged, tiles: list[Tile], n_kv_heads: int, group: int, seen: tuple[int, int], arch: str,
+    device: torch.device,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:  # fmt: skip
     """The plan's tables on the device: small and large items, rows, merges, and the number of partial results. Cached
-    in the batch for the step's other layers."""
+    in the batch for the step's other layers. seen: the window, and the first keys."""
     small_rows, large_rows = (shape.rows // group for shape in tiles)
     if ragged.deterministic:
         small_rows = 0  # two tile shapes would round differently
-    key = PlanKey(arch, Tiles(small_rows, large_rows, large_rows, small_rows), n_kv_heads, window)
+    key = PlanKey(arch, Tiles(small_rows, large_rows, large_rows, small_rows), n_kv_heads, *seen)
     if key not in ragged.plans:
         result = host_plan(ragged, key)
         ragged.plans[key] = (*(to_device(table, device) for table in result[:4]), result.n_partials)
@@ -359,6 +373,7 @@ class PlanKey(NamedTuple):
     tiles: Tiles
     n_kv_heads: int
     window: int
+    first: int = 0
 
 
 def host_plan(ragged: Ragged, key: PlanKey) -> AttentionPlan:
@@ -370,6 +385,7 @@ def host_plan(ragged: Ragged, key: PlanKey) -> AttentionPlan:
         programs=(key.n_kv_heads, key.n_kv_heads),
         n_processors=n_processors(key.arch),
         window=key.window,
+        first=key.first,
         shared=ragged.subtrees,
         merge_keys=MERGE_KEYS["cuda"],
         deterministic=ragged.deterministic,

@@ -18,7 +18,7 @@ MAX_DIM = 256  # of a head, as in items.h
 SMALL_WORK = 1 << 17  # multiply-adds; below, waking a second thread costs more than it saves
 
 _POINTERS = (
-    *("q", "k", "v", "out", "sinks", "table", "rows", "position", "ancestors"),
+    *("q", "first_q", "k", "v", "out", "sinks", "table", "rows", "position", "ancestors"),
     *("part", "lse", "k_scale", "v_scale"),
 )
 
@@ -56,6 +56,8 @@ def attend(
         call.sinks = sinks.data_ptr()
     (call.k, call.k_scale), (call.v, call.v_scale) = pointers(k_pool), pointers(v_pool)
     call.q, call.out, call.s_q = q.data_ptr(), out.data_ptr(), q.stride(0)
+    if options.first_q is not None:
+        call.first_q = options.first_q.data_ptr()
     library.banyan_attention(
         q.dtype == torch.bfloat16, native_kind(k_pool, v_pool), ctypes.addressof(call), *work.arguments
     )
@@ -65,10 +67,10 @@ def attend(
 def prepare(
     ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, options: AttentionOptions
 ) -> tuple[AttentionCall, NativeWork, Tensor]:
-    """Prepares a call for contiguous rows of q: sets all fields but q, out, sinks and the pools. Returns the call, its
-    plan and the buffer of partial results, which the caller must keep until the library has returned."""
-    scale, softcap, window, _ = options
-    work = _work(ragged, n_heads, n_kv_heads, dim, window)
+    """Prepares a call for contiguous rows of q: sets all fields but q, first_q, out, sinks and the pools. Returns the
+    call, its plan and the buffer of partial results, which the caller must keep until the library has returned."""
+    scale, softcap, window, _, first, _ = options
+    work = _work(ragged, n_heads, n_kv_heads, dim, window, first)
     n_partials = work.n_partials * n_heads
     part = torch.empty(n_partials * (dim + 1))  # one buffer: the results, then their log-sum-exps
     call = AttentionCall(
@@ -95,10 +97,10 @@ def prepare(
     return call, work, part
 
 
-def _work(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) -> NativeWork:
+def _work(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int, first: int) -> NativeWork:
     """A batch's plan, cached for the layers with the same window."""
     n_threads = threads.n_max()
-    key = ("native", n_heads, n_kv_heads, dim, window, n_threads)
+    key = ("native", n_heads, n_kv_heads, dim, window, first, n_threads)
     if key not in ragged.plans:
         pairs = sum(q * kv for q, kv in zip(ragged.q_lens, ragged.kv_lens, strict=True))
         if pairs * n_heads * dim < SMALL_WORK:
@@ -111,6 +113,7 @@ def _work(ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, window: int) 
             programs=(1, n_kv_heads),
             n_processors=n_threads,
             window=window,
+            first=first,
             shared=ragged.subtrees,
             merge_keys=MERGE_KEYS["cpu"],
             deterministic=ragged.deterministic,

@@ -33,7 +33,8 @@ class AttentionPlan(NamedTuple):
 
     small, large  items by tile shape, longest read first. int32 [n_items, 8]: first entry in `rows`, number of rows,
                   request whose pages are read, first key, end of keys, position of the first row (each further row is
-                  one position later), first key that the ancestor mask covers, 0
+                  one position later), first key that the ancestor mask covers, whether it reads the first keys of the
+                  text, with the queries for these and without the window's mask
     rows          int32 [n, 2]: row of q; index of its partial result (-1: the item reads all keys of the row, and
                   writes the final result)
     merges        int32 [n_split_rows, 4]: row of q, its first partial result, number of partial results, 0
@@ -92,6 +93,7 @@ def plan(
     programs: tuple[int, int],
     n_processors: int,
     window: int = 0,
+    first: int = 0,
     shared: Sequence[Subtree] = (),
     merge_keys: float = 0.0,
     deterministic: bool = False,
@@ -107,6 +109,8 @@ def plan(
     programs       Triton programs per item, for small and for large items: one for each KV head, or one for all heads
     n_processors   multiprocessors of the GPU; on the CPU, threads
     window         keys that a row sees, including its own; 0: all
+    first          with a window: keys at the beginning that each row sees too. They have items of their own, except
+                   where the window hides nothing
     shared         subtrees that may be read once for several requests, parents first
     merge_keys     cost of merging one more partial result of a row, as the number of keys that an item reads in that
                    time. A subtree is shared if the keys that are no longer read cost more than the merges
@@ -117,22 +121,28 @@ def plan(
     align = CHUNK if deterministic else ALIGN
     if deterministic:
         shared = [Subtree(requests, n_keys // CHUNK * CHUNK) for requests, n_keys in shared]
-    begins, small, large = _share(q_lens, kv_lens, first_rows, tiles, window, align, shared, merge_keys)
+    begins, small, large = _share(q_lens, kv_lens, first_rows, tiles, window, first, align, shared, merge_keys)
     is_plain = not window and not deterministic
     for request, (q_len, kv_len, begin) in enumerate(zip(q_lens, kv_lens, begins, strict=True)):
         if q_len == 1 and is_plain:  # the general case below gives the same in twice the time; most rows are decodes
-            small.append(((first_rows[request],), request, begin, kv_len, kv_len - 1, kv_len - MAX_DRAFT, begin > 0))
+            small.append(((first_rows[request],), request, begin, kv_len, kv_len - 1, kv_len - MAX_DRAFT, begin > 0, 0))
             continue
         size, items = (tiles.small, small) if q_len <= tiles.small else (tiles.large, large)
         row, context = first_rows[request], kv_len - q_len
-        for first, n in _tiles(context, q_len, size, CHUNK if deterministic else 0):
-            position = context + first
+        for at, n in _tiles(context, q_len, size, CHUNK if deterministic else 0):
+            position = context + at
             # The position of a row of a draft tree can be smaller than its index in the cache.
             nearest = context if q_len <= MAX_DRAFT and not deterministic else position
             start = max(begin, _oldest(nearest, window, align)) if window else begin
-            rows = range(row + first, row + first + n)
+            rows, end, tail = range(row + at, row + at + n), position + n, kv_len - MAX_DRAFT
             is_part = bool(window) or position >= CHUNK if deterministic else begin > 0
-            items.append((rows, request, start, position + n, position, kv_len - MAX_DRAFT, is_part))
+            if first and (deterministic or begin > first or end > window):
+                is_part = True
+                items.append((rows, request, 0, min(first, end), position, tail, True, 1))
+            elif first:
+                start, is_part = 0, False
+            if start < end:
+                items.append((rows, request, start, end, position, tail, is_part, 0))
     if deterministic:
         return _tables(_chunks(small), _chunks(large), first_rows[-1])
     n_small, n_large = programs
@@ -140,8 +150,8 @@ def plan(
 
 
 # rows, request, first key, end, position of the first row, first key of the ancestor mask, whether other items read
-# other keys for these rows
-_Item = tuple[Sequence[int], int, int, int, int, int, bool]
+# other keys for these rows, whether it reads the first keys of the text (1) or others (0)
+_Item = tuple[Sequence[int], int, int, int, int, int, bool, int]
 
 
 def _oldest(position: int, window: int, align: int) -> int:
@@ -164,15 +174,17 @@ def _share(
     first_rows: Sequence[int],
     tiles: Tiles,
     window: int,
+    first: int,
     align: int,
     shared: Sequence[Subtree],
     merge_keys: float,
 ) -> tuple[list[int], list[_Item], list[_Item]]:
-    """The key at which each request's own reads begin (0: it shares nothing), and the small and large shared items.
+    """The key at which each request's own reads begin (`first`: it shares nothing), and the small and large shared
+    items.
 
     If sharing a subtree does not pay, its keys are considered again with the subtrees below it.
     """
-    begins = [0] * len(q_lens)
+    begins = [first] * len(q_lens)
     small: list[_Item] = []
     large: list[_Item] = []
     for requests, n_keys in shared:
@@ -197,7 +209,7 @@ def _share(
         if n_rows > len(rows):
             rows = [row for _, i in needed for row in range(first_rows[i], first_rows[i] + q_lens[i])]
         for at in range(0, n_rows, size):  # every row is behind all of these keys
-            items.append((rows[at : at + size], needed[0][1], start, n_keys, n_keys, n_keys, True))
+            items.append((rows[at : at + size], needed[0][1], start, n_keys, n_keys, n_keys, True, 0))
         for _, i in needed:
             begins[i] = n_keys
     return begins, small, large
@@ -214,22 +226,25 @@ def _split(items: list[_Item], n_programs: int, n_processors: int) -> list[_Item
             if n_splits < 2:
                 cut.append(item)
                 continue
-            rows, request, start, end, position, tail, is_part = item
+            rows, request, start, end, position, tail, is_part, which = item
             step = -(-(end - start) // n_splits)
             step = -(-step // ALIGN) * ALIGN
             is_part = is_part or step < end - start
-            cut += [(rows, request, at, min(at + step, end), position, tail, is_part) for at in range(start, end, step)]
+            cut += [
+                (rows, request, at, min(at + step, end), position, tail, is_part, which)
+                for at in range(start, end, step)
+            ]
         items = cut
     items.sort(key=lambda item: item[3] - item[2], reverse=True)
     return items
 
 
 def _chunks(items: list[_Item]) -> list[_Item]:
-    """Splits reads at multiples of CHUNK, where all of them begin."""
+    """Splits reads at multiples of CHUNK."""
     return [
-        (rows, request, at, min(at + CHUNK, end), position, tail, is_part)
-        for rows, request, start, end, position, tail, is_part in items
-        for at in range(start, end, CHUNK)
+        (rows, request, max(at, start), min(at + CHUNK, end), position, tail, is_part, which)
+        for rows, request, start, end, position, tail, is_part, which in items
+        for at in range(start // CHUNK * CHUNK, end, CHUNK)
     ]
 
 
@@ -241,8 +256,8 @@ def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> AttentionPla
     tables = []
     for items in (small, large):
         table: list[int] = []  # flat: numpy converts tuples slowly
-        for rows, request, start, end, position, tail, is_part in items:
-            table += (next(entries) if is_part else rows[0], len(rows), request, start, end, position, tail, 0)
+        for rows, request, start, end, position, tail, is_part, which in items:
+            table += (next(entries) if is_part else rows[0], len(rows), request, start, end, position, tail, which)
         tables.append(np.array(table, np.int32).reshape(-1, 8))
 
     all_rows = np.full((n_rows + sum(counts), 2), -1, np.int32)

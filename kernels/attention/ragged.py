@@ -24,12 +24,17 @@ class AttentionOptions(NamedTuple):
     window w   a row at position p attends only to keys at positions > p - w; 0: no window. A draft tree must not have
                more rows than w, since the index of its rows in the cache is not their position
     sinks      [n_heads]: one more logit per head that takes part in the softmax and has no value
+    first f    with a window: a row also attends to the first f keys, however far they are. 0: only to its window
+    first_q    as q: what is multiplied with the first f keys in place of q, so that their distance may be another one
+               (StreamingLLM; Xiao et al., 2023). In rows at positions below w, it must be q
     """
 
     scale: float
     softcap: float = 0.0
     window: int = 0
     sinks: Tensor | None = None
+    first: int = 0
+    first_q: Tensor | None = None
 
 
 class HostTables(NamedTuple):

@@ -14,9 +14,10 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
     q            [n_rows, n_heads, head_dim]
     k/v_pool     [n_pages, page_size, n_kv_heads, head_dim], in q's dtype or in 8 bits with scales. Query head h reads
                  KV head h // (n_heads / n_kv_heads)
+    options      see AttentionOptions
     Returns      [n_rows, n_heads, head_dim], in q's dtype
     """
-    scale, softcap, window, sinks = options
+    scale, softcap, window, sinks, first, first_q = options
     real = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k_pool.shape[2]
     page_size = k_pool.shape[1]
@@ -28,9 +29,11 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
         k = read(k_pool, pages, real).flatten(0, 1)[:kv_len].repeat_interleave(group, dim=1)  # [kv_len, heads, dim]
         v = read(v_pool, pages, real).flatten(0, 1)[:kv_len].repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[lo:hi].to(real), k) * scale
+        if first_q is not None:
+            scores[..., :first] = torch.einsum("qhd,khd->hqk", first_q[lo:hi].to(real), k[:first]) * scale
         if softcap:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(hidden(ragged, i, window), -torch.inf)
+        scores = scores.masked_fill(hidden(ragged, i, window, first_keys=first), -torch.inf)
         if sinks is not None:
             sink = sinks.to(real)[:, None, None].expand(-1, hi - lo, 1)
             weights = torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1]
@@ -40,9 +43,9 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
     return out
 
 
-def hidden(ragged: Ragged, request: int, window: int, first: int = 0) -> Tensor:
+def hidden(ragged: Ragged, request: int, window: int, first: int = 0, first_keys: int = 0) -> Tensor:
     """The mask of keys, from key `first` on, that each row of a request does not attend to: bool
-    [q_len, kv_len - first]."""
+    [q_len, kv_len - first]. first_keys: as `AttentionOptions.first`."""
     lo, hi = ragged.q_start[request : request + 2].tolist()
     kv_len = int(ragged.kv_len[request])
     key = torch.arange(first, kv_len, device=ragged.kv_len.device)
@@ -52,5 +55,5 @@ def hidden(ragged: Ragged, request: int, window: int, first: int = 0) -> Tensor:
         bit = key - (kv_len - MAX_DRAFT)
         out |= (bit >= 0) & (ragged.ancestors[lo:hi, None] >> bit.clamp(min=0) & 1 == 0)
     if window:
-        out |= key <= ragged.position[lo:hi, None] - window
+        out |= (key <= ragged.position[lo:hi, None] - window) & (key >= first_keys)
     return out

@@ -92,7 +92,7 @@ void attend_few(const Call& c, const Item& item, int head_from, int head_to, Scr
 
     for (int h = head_from, r = 0; h < head_to; h++)
         for (int i = 0; i < n; i++, r++) {
-            const T* from = static_cast<const T*>(c.q) + entry[i / group * 2] * c.s_q + (h * group + i % group) * dim;
+            const T* from = query<T>(c, item, entry[i / group * 2]) + (h * group + i % group) * dim;
             if constexpr (paired) std::memcpy(x.q_half + r * dim, from, dim * sizeof(T));
             else for (int d = 0; d < dim; d += W) store(x.q + r * dim + d, load(from + d) * c.scale);
             for (int d = 0; d < dim; d += W) store(x.acc + r * dim + d, vf{});
@@ -110,7 +110,7 @@ void attend_few(const Call& c, const Item& item, int head_from, int head_to, Scr
             else product(n, (n_keys + W - 1) / W * W, x.weight, BLOCK, x.q + r * dim, dim, kt_row, dim, nullptr);
             for (int i = 0; i < n; i++) {
                 const int row = entry[i / group * 2];
-                const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
+                const int oldest = oldest_key(c, item, row);
                 const uint64_t ancestors = c.ancestors ? c.ancestors[row] : ~uint64_t(0);
                 x.shrink[i] = weigh<P, paired>(c, x, x.weight + i * BLOCK, at, n_keys, item.position + i / group, oldest,
                                                item.tail, ancestors, x.top[r + i], x.total[r + i]);

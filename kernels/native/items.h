@@ -15,7 +15,7 @@ constexpr int MAX_ROWS = 256;  // per task: tokens times query heads
 constexpr int MAX_DIM = 256;
 
 struct Call {  // one call of attention; pointers to elements of one type
-    const void *q, *k, *v;
+    const void *q, *first_q, *k, *v;  // first_q: as q, for the first keys of texts; or null
     void* out;
     const float* sinks;      // [n_heads] or null
     const int32_t* table;    // [n_requests, s_table]
@@ -30,8 +30,17 @@ struct Call {  // one call of attention; pointers to elements of one type
 };
 
 struct Item {  // see AttentionPlan in plan.py
-    int32_t first, n, request, start, end, position, tail, unused;
+    int32_t first, n, request, start, end, position, tail, reads_first;
 };
+
+// The row of q that an item reads, and the oldest key that it attends to.
+template <class T>
+inline const T* query(const Call& c, const Item& item, int row) {
+    return static_cast<const T*>(item.reads_first ? c.first_q : c.q) + row * c.s_q;
+}
+inline int oldest_key(const Call& c, const Item& item, int row) {
+    return c.window && !item.reads_first ? c.position[row] - c.window + 1 : 0;
+}
 
 struct alignas(64) Scratch {
     float q[MAX_ROWS * MAX_DIM], weight[MAX_ROWS * BLOCK];  // weight: first scores, then weights

@@ -30,6 +30,8 @@ struct Pass {  // one pass over all layers; pointers to elements of one type
     void *x, *h;                             // [n, hidden]: the residual stream, and the output to add to it next
     void *qkv, *q, *attended, *gate_up, *gated; // [n, ...], buffers
     const float *cos, *sin;
+    void* first_q;                           // [n, ...], buffer: queries for the first keys of texts; or null
+    const float *turn_cos, *turn_sin;        // of the angles from q to first_q
     const int64_t* last;                     // rows, ascending, that the last layer computes; or null
     int64_t n, n_last, last_plan, n_heads, n_kv_heads, dim, half;
     int64_t row_numbers, product_work;  // below these, one thread computes a pass over rows, or a product
@@ -80,9 +82,16 @@ void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
         const RopeKv rope{p.qkv, l->q_norm, l->k_norm, p.cos, p.sin, plans[l->plan].slots, p.q, l->k, l->v, l->k_scale, l->v_scale,
                           p.n, p.n_heads, p.n_kv_heads, p.dim, p.half, l->qkv.n_out, p.eps};
         rope_kv<T, P>(rope, threads(p.n * l->qkv.n_out));
+        if (p.first_q)
+            each_row(p.n, threads(p.n * p.n_heads * p.dim), [&](int64_t i) {
+                for (int64_t h = i * p.n_heads; h < (i + 1) * p.n_heads; h++)
+                    rotate((const T*)p.q + h * p.dim, (T*)p.first_q + h * p.dim, (const T*)nullptr, p.turn_cos + i * p.half,
+                           p.turn_sin + i * p.half, p.dim, p.half, p.eps);
+            });
         const bool is_last = l + 1 == all + n_layers;
         if (is_last && p.n_last < p.n) {
             keep_rows<T>(p.q, p.last, p.n_last, p.n_heads * p.dim);
+            if (p.first_q) keep_rows<T>(p.first_q, p.last, p.n_last, p.n_heads * p.dim);
             keep_rows<T>(p.x, p.last, p.n_last, hidden);
             p.n = p.n_last;
             p.adapted = p.last_adapted;
@@ -90,7 +99,7 @@ void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
         if (!p.n) return;
         AttentionPlan& plan = plans[is_last ? p.last_plan : l->plan];
         Call& c = plan.call;
-        c.q = p.q, c.out = p.attended, c.k = l->k, c.v = l->v, c.k_scale = l->k_scale, c.v_scale = l->v_scale;
+        c.q = p.q, c.first_q = p.first_q, c.out = p.attended, c.k = l->k, c.v = l->v, c.k_scale = l->k_scale, c.v_scale = l->v_scale;
         run<T, P>(c, plan.small, plan.n_small, plan.large, plan.n_large, plan.merges, plan.n_merges,
                   plan.n_threads);
         linear(1, l->out, p.attended, p.h);

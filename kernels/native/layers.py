@@ -25,6 +25,9 @@ from banyan.kernels.native import threads
 
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 NONE_KEPT: Mapping[int, Tensor] = MappingProxyType({})
+Turn = tuple[Tensor, Tensor] | None
+"""cos and sin, float32 [n, rotary / 2], of the angles by which the rotated queries are rotated on, for the first keys
+(`AttentionOptions.first_q`)."""
 
 
 class _Layer(ctypes.Structure):
@@ -48,7 +51,8 @@ class _AttentionPlan(ctypes.Structure):
 
 class _Pass(ctypes.Structure):
     _fields_ = (
-        *((name, _P) for name in ("x", "h", "qkv", "q", "attended", "gate_up", "gated", "cos", "sin", "last")),
+        *((name, _P) for name in ("x", "h", "qkv", "q", "attended", "gate_up", "gated", "cos", "sin")),
+        *((name, _P) for name in ("first_q", "turn_cos", "turn_sin", "last")),
         *((name, _N) for name in ("n", "n_last", "last_plan", "n_heads", "n_kv_heads", "dim", "half")),
         *((name, _N) for name in ("row_numbers", "product_work")),
         ("eps", ctypes.c_float),
@@ -68,11 +72,13 @@ class Weights(NamedTuple):
     norms    weights of four norms: before attention, before the MLP, of query heads, of key heads; None: no such norm
     linears  (weight, bias) of qkv, out, gate_up and down; bias None: no bias
     window   keys that a row attends to; 0: all
+    first    keys at the beginning of its text that a row with a window attends to as well
     """
 
     norms: tuple[Tensor | None, ...]
     linears: tuple[tuple[AnyWeight, Tensor | None], ...]
     window: int
+    first: int = 0
 
 
 class Head(NamedTuple):
@@ -97,7 +103,7 @@ class Layers:
         first, _ = weights[0].linears[0]
         assert isinstance(first, Packed)
         self.dtype = first.dtype
-        self.windows = sorted({w.window for w in weights})
+        self.seen = sorted({(w.window, w.first) for w in weights})  # each has a plan
         self._weights, self._head = weights, head  # keeps alive what the pointers below point to
         assert isinstance(head.weight, Packed)
         self._head_weight = Weight.of(head.weight, head.bias)
@@ -110,7 +116,7 @@ class Layers:
 
     def _layer(self, w: Weights) -> _Layer:
         linears = (Weight.of(weight, bias) for weight, bias in w.linears if isinstance(weight, Packed))
-        return _Layer(*map(address, w.norms), *linears, plan=self.windows.index(w.window))
+        return _Layer(*map(address, w.norms), *linears, plan=self.seen.index((w.window, w.first)))
 
     def bind(self, kv: Sequence[tuple[Pool, Pool]]) -> bool:
         """Sets the pools that calls use, a (K, V) pair per layer. False if the library does not support them."""
@@ -126,7 +132,7 @@ class Layers:
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, last: Tensor | None = None,
-        adapted: AdaptedRows | None = None, kept: Mapping[int, Tensor] = NONE_KEPT,
+        adapted: AdaptedRows | None = None, kept: Mapping[int, Tensor] = NONE_KEPT, turn: Turn = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
         which the caller must add it. The residual stream is in the memory of x. For the arguments see `logits`.
@@ -134,11 +140,11 @@ class Layers:
         kept  by a number of layers: [n, hidden], gets the residual stream behind so many layers. Only without `last`
               and `adapted`
         """
-        return self._run(x, (cos, sin), ragged, last, adapted, kept=kept)
+        return self._run(x, (cos, sin), ragged, last, adapted, kept=kept, turn=turn)
 
     def logits(
         self, x: Tensor, cos: Tensor, sin: Tensor, ragged: Ragged, wanted: Tensor, last: Tensor | None = None,
-        adapted: AdaptedRows | None = None,
+        adapted: AdaptedRows | None = None, turn: Turn = None,
     ) -> Tensor:  # fmt: skip
         """Computes all layers over x [n, hidden], in its memory, and the logits, float32 [n_wanted, vocab], rounded to
         the dtype of x.
@@ -148,31 +154,33 @@ class Layers:
         last      int64, ascending: the rows of `ragged.tail`. The last layer writes KV of all rows, but computes only
                   the results of these, which are all that are wanted; None: of all
         adapted   the rows that use an adapter, in the dtype of x
+        turn      see Turn; given if a layer attends to first keys
         """
         logits = torch.empty(len(wanted), self._head_weight.n_out)
-        self._run(x, (cos, sin), ragged, last, adapted, wanted, logits)
+        self._run(x, (cos, sin), ragged, last, adapted, wanted, logits, turn=turn)
         return logits
 
     def _run(
         self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged, last: Tensor | None,
         adapted: AdaptedRows | None, wanted: Tensor | None = None, logits: Tensor | None = None,
-        kept: Mapping[int, Tensor] = NONE_KEPT,
+        kept: Mapping[int, Tensor] = NONE_KEPT, turn: Turn = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         n = len(x)
         parts = [n * width for width in self.widths]
         buffers = x.new_empty(sum(parts))
         h, *others = torch.split(buffers, parts)
         h.zero_()
-        plans = [self._plan(ragged, window) for window in self.windows]
+        plans = [self._plan(ragged, *seen) for seen in self.seen]
         n_last = n
         if last is not None:
-            n_last, window = len(last), self._weights[-1].window
-            tail = ragged.seen_in(window).tail
+            n_last, w = len(last), self._weights[-1]
+            tail = ragged.seen_in(w.window).tail
             assert tail is not None
-            plans.append(self._plan(tail, window))
+            plans.append(self._plan(tail, w.window, w.first))
         plan_array = (_AttentionPlan * len(plans))(*(plan for plan, _ in plans))
-        last_plan = len(self.windows) if last is not None else self._layers[-1].plan
-        tensors = (x, h, *others, *cos_sin, last)
+        last_plan = len(self.seen) if last is not None else self._layers[-1].plan
+        first_q = None if turn is None else torch.empty_like(others[1])
+        tensors = (x, h, *others, *cos_sin, first_q, *(turn or (None, None)), last)
         n_half = cos_sin[0].shape[1]
         sizes = (n, n_last, last_plan, *self.sizes, n_half, threads.ROW_NUMBERS, threads.PRODUCT_WORK)
         call = _Pass(*map(address, tensors), *sizes, self.eps, threads.n_max())
@@ -196,13 +204,14 @@ class Layers:
                 torch.add(x, h.view_as(x), out=kept[end])
         return h.view(n, -1)[:n_last], x[:n_last]
 
-    def _plan(self, ragged: Ragged, window: int) -> tuple[_AttentionPlan, Tensor]:
-        """Attention with one window, and the buffer of its partial results."""
+    def _plan(self, ragged: Ragged, window: int, first: int) -> tuple[_AttentionPlan, Tensor]:
+        """Attention with one window and first keys, and the buffer of its partial results."""
         assert self._kv is not None
         ragged = ragged.seen_in(window)
         ragged.check(window)
         page = self._kv[0][0].shape[1]
-        call, work, part = prepare(ragged, *self.sizes, page, AttentionOptions(self.sizes[2] ** -0.5, window=window))
+        options = AttentionOptions(self.sizes[2] ** -0.5, window=window, first=first)
+        call, work, part = prepare(ragged, *self.sizes, page, options)
         small, n_small, large, n_large, merges, *counts = work.arguments
         return _AttentionPlan(call, ragged.slots.data_ptr(), small, large, merges, n_small, n_large, *counts), part
 

@@ -173,7 +173,7 @@ inline void transpose_rows(const Call& c, const Item& item, int head, Scratch& x
     auto* to = reinterpret_cast<float*>(x.panels<T>());
     to_panels<PANEL, W * 4 / sizeof(T)>(n, c.dim, to, [&](int r, int d) {
         const int at = r < n ? r : n - 1;
-        const Q* row = static_cast<const Q*>(c.q) + entry[at / group * 2] * c.s_q;
+        const Q* row = query<Q>(c, item, entry[at / group * 2]);
         const Q* from = row + (head * group + at % group) * c.dim + d;
         if constexpr (sizeof(T) == 2) return load(reinterpret_cast<const float*>(from));
         else return load(from) * c.scale;
@@ -240,7 +240,7 @@ void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
     int newest = 0;
     for (int r = 0; r < n_panels * PANEL; r++) {
         const int at = (r < n ? r : n - 1) / group, row = entry[at * 2];
-        const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
+        const int oldest = oldest_key(c, item, row);
         x.last[r] = float(item.position + at), x.oldest[r] = float(oldest);
         newest = oldest > newest ? oldest : newest;
         if (c.ancestors) x.ancestors[r] = c.ancestors[row];

@@ -53,12 +53,13 @@ def _attention(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dt
     draft = [-1, 0, 0, -1, 2, 4, 3, 3, 6, 1]  # few rows with one head per group, many with three
     batch = ragged([1, 70, 10, 1], [300, 90, 33, 250], pages, 16, parents=[None, None, draft, None])
     for heads, kv_heads, dim in ((6, 2, 80), (4, 4, 64)):
-        q = _randn(generator, dtype, 82, heads, dim)
+        q, first_q = _randn(generator, dtype, 2, 82, heads, dim)
+        first_q = torch.where((batch.position < 40)[:, None, None], q, first_q)
         k, v = _randn(generator, dtype, 2, 29, 16, kv_heads, dim)
         sinks = torch.randn(heads, generator=generator)
         for kinds in ((dtype, dtype), *KV_KINDS.values()):
             pools = _pool(k, kinds[0]), _pool(v, kinds[1])
-            for options in (AttentionOptions(0.1), AttentionOptions(0.1, 5.0, 40, sinks)):
+            for options in (AttentionOptions(0.1), AttentionOptions(0.1, 5.0, 40, sinks, 4, first_q)):
                 got = native.attend(library, q, *pools, batch, options)
                 _near("attention", got, attention.attention(q.double(), *pools, batch, options), tolerance)
 
@@ -71,24 +72,26 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
     shapes = (hidden, (heads + 2 * kv_heads) * dim), (heads * dim, hidden), (hidden, 2 * mid), (mid, hidden)
     batch = ragged([1, 3], [9, 6], [[0], [1]], 16)
     for kind, n_bits, most in ((dtype, 0, 3 * tolerance), (torch.int8, 8, 0.1), (torch.float8_e4m3fn, 4, 0.2)):
-        x, (cos, sin) = _randn(generator, dtype, 4, hidden), torch.randn(2, 4, 6, generator=generator)
+        x, (cos, sin, *turn) = _randn(generator, dtype, 4, hidden), torch.randn(4, 4, 6, generator=generator)
         h, total = torch.zeros(4, hidden, dtype=torch.float64), x.double()
         weights, kv = [], []
-        for window in (0, 4):
+        for window, first in ((0, 0), (4, 1)):
             attention_norm, mlp_norm = _randn(generator, dtype, 2, hidden)
             q_norm, k_norm = _randn(generator, dtype, 2, dim)
             old = _randn(generator, dtype, 2, 2, 16, kv_heads, dim)
             kept, (qkv, out, gate_up, down) = zip(
                 *(_linear(library, generator, dtype, *shape, n_bits) for shape in shapes), strict=True
             )
-            weights.append(layers.Weights((attention_norm, mlp_norm, q_norm, k_norm), kept, window))
+            weights.append(layers.Weights((attention_norm, mlp_norm, q_norm, k_norm), kept, window, first))
             kv.append((_pool(old[0], kind), _pool(old[1], kind)))
 
             k, v = (_pool(part, torch.float64 if kind == dtype else kind) for part in old)
             h, total = small_ops.rms_norm(h, attention_norm.double(), 1e-5, total)
             rows, norms = qkv(h).view(4, -1, dim), (q_norm.double(), k_norm.double())
             q = rope_kv.rope_kv(rows, norms, 1e-5, cos.double(), sin.double(), k, v, batch.slots)
-            attended = attention.attention(q, k, v, batch, AttentionOptions(dim**-0.5, window=window))
+            first_q = rope_kv.rotate(q, *(each.double() for each in turn)) if first else None
+            options = AttentionOptions(dim**-0.5, window=window, first=first, first_q=first_q)
+            attended = attention.attention(q, k, v, batch, options)
             h, total = small_ops.rms_norm(out(attended.view(4, -1)), mlp_norm.double(), 1e-5, total)
             h = down(small_ops.silu_mul(gate_up(h)))
 
@@ -97,11 +100,11 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
         fused = layers.Layers(library, weights, layers.Head(norm, *head), heads, kv_heads, dim, 1e-5)
         assert fused.bind(kv)
         for last, tail in ((None, None), (torch.tensor([0, 3]), ragged([1, 1], [9, 6], [[0], [1]], 16))):
-            output, residual = fused(x.clone(), cos, sin, batch._replace(tail=tail), last)
+            output, residual = fused(x.clone(), cos, sin, batch._replace(tail=tail), last, turn=turn)
             want = h + total
             _near(f"a layer with pools of {kind}", output + residual, want if last is None else want[last], most)
             wanted = torch.tensor([3, 0, 3]) if last is None else last
-            logits = fused.logits(x.clone(), cos, sin, batch._replace(tail=tail), wanted, last)
+            logits = fused.logits(x.clone(), cos, sin, batch._replace(tail=tail), wanted, last, turn=turn)
             normed = small_ops.rms_norm(want[wanted], norm.double(), 1e-5)
             _near(f"logits with pools of {kind}", logits, project(normed), 2 * most)
 

@@ -146,7 +146,7 @@ inline void attend_tiled(const Call& c, const Item& item, int head_from, int hea
 
     for (int h = head_from, at = 0; h < head_to; h++, at += s_head)
         for (int i = 0; i < n; i++) {
-            const bf16* from = static_cast<const bf16*>(c.q) + entry[i / group * 2] * c.s_q + (h * group + i % group) * dim;
+            const bf16* from = query<bf16>(c, item, entry[i / group * 2]) + (h * group + i % group) * dim;
             bf16* to = x.q_half + (at + i / n_tile * n_tile) * dim + i % n_tile * 2;
             for (int d = 0; d < dim; d += 2) std::memcpy(to + d * n_tile, from + d, 2 * sizeof(bf16));
             for (int d = 0; d < dim; d += W) store(x.acc + (at + i) * dim + d, vf{});
@@ -174,7 +174,7 @@ inline void attend_tiled(const Call& c, const Item& item, int head_from, int hea
                             next);
                 for (int i = 0; i < n_here; i++) {
                     const int row = entry[(r + i) / group * 2];
-                    const int oldest = c.window ? c.position[row] - c.window + 1 : 0;
+                    const int oldest = oldest_key(c, item, row);
                     const uint64_t ancestors = c.ancestors ? c.ancestors[row] : ~uint64_t(0);
                     float *score = x.weight + i * BLOCK, *acc = x.acc + (at + r + i) * dim;
                     const int last = item.position + (r + i) / group;

@@ -65,7 +65,7 @@ def facts(
         weight_bytes, kv_bytes = weight_bytes + source.n_parameters * width, kv_bytes + source.kv_elements * width
     return ModelFacts(
         spec.name, spec.max_context, spec.dtype, weight_bytes, kv_bytes, spec.kind, spec.kv_layers is not None,
-        spec.window, window_bytes,
+        spec.window, window_bytes, spec.n_first,
     )  # fmt: skip
 
 
@@ -119,7 +119,8 @@ def size(
         gpu = hardware.gpu or ("a GPU" if config.device == "cuda" else None)
         hardware = Hardware(hardware.n_cores, n, gpu, n)
     path = specs.resolve(model)
-    whole, source = specs.read_spec(path), drafters.find(config, path)
+    whole = specs.windowed(specs.read_spec(path), config.window, configs.n_sinks(config))
+    source = drafters.find(config, path)
     spec = sharded(whole, config.tp)
     placement = configs.place(config, hardware, spec.name, spec.max_context, spec.dtype)
     shard = Shard(0, config.tp) if config.tp > 1 else None
@@ -133,7 +134,7 @@ def size(
         longest = min(longest, budget.n_window_pages // concurrent)
     spare = budget.page_bytes + budget.window_page_bytes
     window_bytes = budget.window_page_bytes // config.page
-    kept = placement.context * (model_facts.kv_bytes - window_bytes) + spec.window * window_bytes
+    kept = placement.context * (model_facts.kv_bytes - window_bytes) + (spec.window + spec.n_first) * window_bytes
     return Capacity(
         model=spec.name,
         device=placement.device,
@@ -155,7 +156,7 @@ def size(
         request_pages=-(-placement.context // config.page),
         request_window_pages=n_window,
         n_fitting=_n_fitting(config, model_facts, placement, budget),
-        longest_context=min(longest * config.page, spec.max_context),
+        longest_context=min(longest * config.page, max(spec.max_context, placement.context)),
         fragmentation_bytes=concurrent * (config.page - 1) * model_facts.kv_bytes // 2,
         step_weight_bytes=weights.per_step,
         step_kv_bytes=concurrent * kept,

@@ -210,8 +210,9 @@ def _aligned(n_bytes: int) -> int:
 
 def kv_format(config: Config, resolved: Resolved, spec: ModelSpec, weights: bytes) -> KVFormat | None:
     """What tells whether another engine can use these pages. None: no other can, because a recurrent state belongs to a
-    text, or windowed layers have pages of their own. weights: `weights.fingerprint`."""
-    if spec.kv_layers is not None or resolved.n_window_pages or not config.cache:
+    text, windowed layers have pages of their own, or the option `window` changes what they hold. weights:
+    `weights.fingerprint`."""
+    if spec.kv_layers is not None or resolved.n_window_pages or config.window or not config.cache:
         return None
     return KVFormat(
         LAYOUT, weights, resolved.device, spec.dtype, config.kv_dtype, config.page, spec.n_kv_layers, spec.n_kv_heads,

@@ -126,7 +126,8 @@ class EngineLoop:
         n_states = states.n_slots if states else 0
         window = None
         if n_window:
-            window = WindowPages(n_window, config.page, self.spec.window, tokens_ahead(config, resolved.device))
+            n_ahead = tokens_ahead(config, resolved.device)
+            window = WindowPages(n_window, config.page, self.spec.window, n_ahead, self.spec.n_first)
         self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file, n_states, window)
         drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch) if draft_model else None
         # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.

@@ -114,7 +114,7 @@ def build(config: Config, flight: FlightRecord | None = None, replica: int = 0, 
             f"draft_model {config.draft_model} reads a whole model's weights; with tp, name another model"
         )
     hardware = probe(config.device != "cpu", config.tp, replica)
-    known = sharded(spec.read_spec(path), config.tp)
+    known = sharded(spec.windowed(spec.read_spec(path), config.window, configs.n_sinks(config)), config.tp)
     placement = configs.place(config, hardware, known.name, known.max_context, known.dtype)
     least = least_bytes(path, known, placement.dtype, config.weight_dtype)
     early = fit(config, hardware, known, placement, source, least)
@@ -124,8 +124,8 @@ def build(config: Config, flight: FlightRecord | None = None, replica: int = 0, 
     with weights.bar(f"loading {config.model}") as progress:
         model = load.load(
             path, device=resolved.device, dtype=resolved.dtype, max_context=resolved.context,
-            deterministic=config.deterministic, weight_dtype=config.weight_dtype, shard=shard,
-            progress=progress,
+            deterministic=config.deterministic, weight_dtype=config.weight_dtype,
+            window=config.window, sinks=configs.n_sinks(config), shard=shard, progress=progress,
         )  # fmt: skip
     n_bytes = measure(model).n_bytes
     known = msgspec.structs.replace(known, windows=model.spec.windows)  # a probe knows better than config.json

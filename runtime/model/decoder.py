@@ -19,8 +19,9 @@ from banyan.kernels import ops
 from banyan.kernels.linear.grouped import Grouped, concatenate, quantise
 from banyan.kernels.lora.adapted import LINEARS, AdaptedRows
 from banyan.kernels.native import build as native
-from banyan.kernels.native.layers import NONE_KEPT, Head, Layers, Weights, fused
+from banyan.kernels.native.layers import NONE_KEPT, Head, Layers, Turn, Weights, fused
 from banyan.kernels.ops import Pool, Ragged
+from banyan.kernels.rope_kv.reference import rotate
 from banyan.runtime.model.linear import Linear, tiled
 from banyan.runtime.model.parallel import JoinedLinear, Shard, SummedLinear, cut, sharded
 from banyan.runtime.model.quantised.layer import ACTIVATIONS
@@ -41,6 +42,7 @@ class Layer(NamedTuple):
     gate_up: Linear  # hidden -> 2 intermediate
     down: Linear  # intermediate -> hidden
     window: int  # tokens that a token attends to, itself included; 0: all
+    first: int = 0  # tokens at the beginning of its text that a token attends to, in front of the window
 
 
 class FeatureStore(NamedTuple):
@@ -67,6 +69,7 @@ class Decoder:
         self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
         self.eps = spec.dense.rms_norm_eps
         self.frequencies, self.rope_scale = rope  # [head_dim / 2], on cos and sin
+        self.farthest = layers[0].window + layers[0].first - 1 if layers[0].first else 0  # distance of a first token
         self.shard = shard
         self.features: FeatureStore | None = None  # set where a draft head needs them
 
@@ -82,8 +85,9 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]],
                 rows: Tensor, adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
-        angles = positions[:, None].float() * self.frequencies  # [n_rows, head_dim / 2]
-        cos_sin = angles.cos() * self.rope_scale, angles.sin() * self.rope_scale
+        real = self.frequencies.dtype
+        angles = positions[:, None].to(real) * self.frequencies  # [n_rows, head_dim / 2]
+        cos_sin = angles.cos().float() * self.rope_scale, angles.sin().float() * self.rope_scale
         x = (
             F.embedding(ids, self.embed)
             if self.shard is None
@@ -92,12 +96,13 @@ class Decoder:
         features = self.features
         last = rows if ragged.tail is not None and features is None else None
         kept = {n: torch.empty_like(x) for n in features.layers} if features is not None else NONE_KEPT
+        turn = self._turn(positions) if self.farthest else None
         if self.fused is not None and self.fused.bind(kv) and not (kept and adapted is not None):
             if features is None:
-                return self.fused.logits(x, *cos_sin, ragged, rows, last, adapted)
-            h, x = self.fused(x, *cos_sin, ragged, last, adapted, kept)
+                return self.fused.logits(x, *cos_sin, ragged, rows, last, adapted, turn)
+            h, x = self.fused(x, *cos_sin, ragged, last, adapted, kept, turn)
         else:
-            h, x = self.layer_by_layer(x, cos_sin, ragged, kv, last, adapted, kept)
+            h, x = self.layer_by_layer(x, cos_sin, ragged, kv, last, adapted, kept, turn)
         if features is None:
             h, _ = ops.rms_norm(h, self.norm, self.eps, residual=x, rows=rows if last is None else None)
             return self.head(h).float()
@@ -105,14 +110,22 @@ class Decoder:
         features.slots[ragged.slots] = h if features.fuse is None else features.fuse(torch.cat([*kept.values()], -1))
         return self.head(h[rows]).float()
 
+    def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The turn back of queries to the position from which they see the first tokens of their text: StreamingLLM
+        (Xiao et al., 2023) numbers what a token attends to without a gap. Keys stay rotated for their own positions,
+        so that texts can share them."""
+        back = positions.clamp(max=self.farthest) - positions
+        angles = back[:, None].double() * self.frequencies.double()
+        return angles.cos().float(), angles.sin().float()
+
     def layer_by_layer(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], ragged: Ragged,
                        kv: Sequence[tuple[Pool, Pool]], last: Tensor | None,
                        adapted: AdaptedRows | None,
-                       kept: Mapping[int, Tensor] = NONE_KEPT) -> tuple[Tensor, Tensor]:  # fmt: skip
+                       kept: Mapping[int, Tensor] = NONE_KEPT, turn: Turn = None) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Runs the layers with one op after the other. Returns the output of the last MLP and the residual stream to
         which the caller must add it, both [n, hidden]. last: indexes of the n rows of `ragged.tail`. The last layer
         writes K and V of all rows, but computes attention and MLP only for these rows. None: n is the number of all
-        rows. kept: see `Layers`."""
+        rows. kept, turn: see `Layers`."""
         product = tiled if self.head.is_tiled else ops.linear
 
         def run(i: int, which: str, x: Tensor) -> Tensor:
@@ -131,13 +144,16 @@ class Decoder:
                 kept[i].copy_(x)
             qkv = run(i, "qkv", h).view(len(h), -1, self.spec.head_dim)  # [n_rows, n_heads + 2 n_kv_heads, head_dim]
             q = ops.rope_kv(qkv, layer.qk_norm, self.eps, *cos_sin, *pools, batch.slots)  # [n_rows, n_heads, head_dim]
+            first_q = None if turn is None else rotate(q, *turn)
             if last is not None and layer is self.layers[-1]:
                 assert batch.tail is not None
                 q, x, batch = q[last], x[last], batch.tail
+                first_q = None if first_q is None else first_q[last]
                 adapted = adapted and adapted.last
                 if not len(q):
                     return x, x
-            out = ops.attention(q, *pools, batch, scale=self.spec.head_dim**-0.5, window=layer.window)
+            scale, window, first = self.spec.head_dim**-0.5, layer.window, layer.first
+            out = ops.attention(q, *pools, batch, scale=scale, window=window, first=first, first_q=first_q)
             h = run(i, "out", out.view(len(out), -1))
             h, x = ops.rms_norm(h, layer.mlp_norm, self.eps, residual=x)
             h = run(i, "down", ops.silu_mul(run(i, "gate_up", h)))
@@ -161,6 +177,7 @@ class Decoder:
                 (w.attention_norm, w.mlp_norm, *(w.qk_norm or (None, None))),
                 tuple((linear.weight, linear.bias) for linear in (w.qkv, w.out, w.gate_up, w.down)),
                 w.window,
+                w.first,
             )
             for w in self.layers
         ]
@@ -181,6 +198,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     part."""
     c = spec.dense
     assert c is not None
+    windows = [window if window < max_context else 0 for window in spec.windows or [0] * c.num_hidden_layers]
 
     def take(*names: tuple[str, int], of: str = "weight", rest: tuple[int, ...] = ()) -> Tensor:
         """Concatenates tensors of shape [n, *rest], given as (name, n). The result is a copy, not a view of the
@@ -237,7 +255,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
             mlp_norm=take((f"{base}.post_attention_layernorm", c.hidden_size)),
             gate_up=by_outputs(c.has_mlp_bias, gate, up),
             down=by_inputs(c.has_mlp_bias, f"{mlp}.down_proj", c.intermediate_size, 1),
-            window=c.windows[i] if c.windows[i] < max_context else 0,  # a window that hides nothing needs no mask
+            window=windows[i],  # none if it hides nothing: then attention needs no mask
+            first=spec.n_first if windows[i] else 0,
         )
 
     embed = take(("model.embed_tokens", c.vocab_size), rest=(c.hidden_size,))
@@ -261,7 +280,9 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         return spec.quantisation is not None and name.endswith(".bias") and not weights.take(name).any()
 
     weights.finish(ignore=has_no_effect)
-    inv_freq, scale = frequencies(c.rope, c.dim, max_context)
+    inv_freq, scale = frequencies(c.rope, c.dim, min(max_context, spec.max_context))
+    if max_context > spec.max_context:  # products of positions that no model was trained for are not exact in float32
+        inv_freq = inv_freq.double()
     name = str(dtype).removeprefix("torch.")
     rope = inv_freq.to(device), scale
     return Decoder(msgspec.structs.replace(spec, dtype=name), embed, layers, norm, head, rope, shard)

@@ -140,6 +140,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     n_ranks: int = 1  # processes that compute it together
     chunk: int = 0  # of layers that attend in chunks of so many tokens, each to its own; 0: no layer does
     windows: tuple[int, ...] = ()  # of each layer: how many tokens a token attends to, 0: all; (): all layers to all
+    n_first: int = 0  # tokens at the beginning of a text that all its tokens attend to, in front of the window
     images: ImageSpec | None = None  # how it takes images; None: it takes none
 
     @property

@@ -16,7 +16,7 @@ from banyan.kernels.ops import Pool, Ragged
 from banyan.runtime.errors import ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
 from banyan.runtime.model.parallel import Shard, sharded
-from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve
+from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve, windowed
 from banyan.runtime.model.weights import Checkpoint, Progress
 
 if TYPE_CHECKING:
@@ -96,30 +96,33 @@ def load(
     max_context: int | None = None,
     deterministic: bool = False,
     weight_dtype: str = "auto",
+    window: int = 0,
+    sinks: int = 0,
     shard: Shard | None = None,
     progress: Progress | None = None,
 ) -> Model:
     """Load a model directory, .gguf file or hub id onto a device.
 
     dtype         the dtype to compute in: float32, bfloat16 or float16
-    max_context   tokens of the longest request, at most the model's own limit (the default); it selects longrope's
-                  short or long factors, see `rope`
+    max_context   tokens of the longest request, at most the model's own limit (the default) unless there is a window;
+                  it selects longrope's short or long factors, see `rope`
     deterministic the bits of a row's logits do not depend on the other rows of the batch
     weight_dtype  of linear layers. auto: in the few bits that they are stored in, else dtype; int8, int4: rounded to so
                   many bits in groups of 32, if they are not stored in as few; dtype: always dtype
+    window, sinks see `spec.windowed`
     shard         load only the part of this rank; its `spec` is that of the part
     progress      called with (bytes read, bytes in total); `weights.bar` makes one
 
     Raises ModelNotFound, BadModel, Unsupported, ConfigError, or OutOfMemory.
     """
     directory = resolve(path)
-    spec = read_spec(directory)
+    spec = windowed(read_spec(directory), window, sinks)
     if shard is not None:
         sharded(spec, shard.n_ranks)  # raises where it cannot be cut
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
     context = spec.max_context if max_context is None else max_context
-    if context > spec.max_context:
+    if context > spec.max_context and not window:
         raise ConfigError(f"context is {context}, but {spec.name} supports at most {spec.max_context} tokens")
     at = torch.device(device), getattr(torch, dtype), context
     if deterministic and spec.dense is None:

@@ -13,6 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
 from banyan.runtime.model import families, weights
 from banyan.runtime.model.families import DTYPES as DTYPES
@@ -174,6 +176,22 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
         windows=dense.windows if any(dense.windows) else (),
         **common,
     )
+
+
+def windowed(spec: ModelSpec, window: int, sinks: int) -> ModelSpec:
+    """The model with attention sinks (StreamingLLM; Xiao et al., 2023, arXiv:2309.17453): in all layers a token attends
+    to the first `sinks` tokens of its text and to the last `window`, itself included. window 0: as it was trained.
+    Raises Unsupported for a model that this cannot be done to."""
+    if not window:
+        return spec
+    if spec.dense is None:
+        raise Unsupported(
+            f"window with {spec.name}: {spec.family} runs in transformers' own code, whose positions Banyan cannot "
+            "change; leave window out, or load a model of a native family: llama, mistral, qwen2 or qwen3"
+        )
+    if spec.window:
+        raise Unsupported(f"window is {window}, but layers of {spec.name} have windows of {spec.window}; leave it out")
+    return msgspec.structs.replace(spec, windows=(window,) * spec.n_layers, n_first=sinks)
 
 
 def sampling_defaults(path: Path) -> dict[str, Any]:

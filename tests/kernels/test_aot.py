@@ -26,7 +26,7 @@ occupancy = pytest.importorskip("kernel_support.occupancy")
 pytestmark = pytest.mark.timeout(600)  # compilation on a busy machine
 
 TARGETS = ["sm_80", "sm_90", "gfx942"]
-ALL_OPTIONS = {"window": 4096, "softcap": 30.0, "sinks": True, "tree": True}
+ALL_OPTIONS = {"window": 4096, "first": 4, "softcap": 30.0, "sinks": True, "tree": True}
 
 
 def compile_attention(
@@ -43,6 +43,8 @@ def compile_attention(
     pools = [stacked(1, (8, page_size, heads[1], dim), kind, "meta")[0] for kind in kinds]
     if options.pop("sinks", False):
         options["sinks"] = torch.empty(heads[0], device="meta")
+    if "first" in options:
+        options["first_q"] = q
     kernels = aot.compile_launcher(target, attention.attention, q, *pools, batch, AttentionOptions(0.1, **options))
     shapes = ["large", "merge"] if deterministic else ["small", "large", "merge"]
     assert [c.kernel for c in kernels] == [*["_attend"] * (len(shapes) - 1), "_merge"]
@@ -64,6 +66,11 @@ def test_half_precision_uses_tensor_cores_and_pipelining(target: str) -> None:
         assert kernels[name].counts["async copy"] > 0
     assert kernels["small"].counts["hmma"] > 0
     assert kernels["large"].counts["hgmma" if target == "sm_90" else "hmma"] > 0
+
+
+@pytest.mark.parametrize("target", short_form(product(TARGETS), lambda target: target == "sm_90"))
+def test_first_keys_do_not_spill(target: str) -> None:
+    compile_attention(target, torch.bfloat16, (8, 2), 128, window=1024, first=4)
 
 
 @pytest.mark.parametrize("target", short_form(product(TARGETS), lambda target: target == "sm_90"))
@@ -208,7 +215,15 @@ def test_attention_compiles_for_every_head_shape(target: str, kv: str, dim: int,
 @pytest.mark.parametrize(("page_size", "kv"), [(1, ""), (32, ""), (64, ""), (16, "int8"), (16, "fp8"), (16, "k8v4")])
 @pytest.mark.parametrize(
     "options",
-    [{"deterministic": True}, {"window": 4096}, {"softcap": 30.0}, {"sinks": True}, {"tree": True}, ALL_OPTIONS],
+    [
+        {"deterministic": True},
+        {"window": 4096},
+        {"window": 4096, "first": 4},
+        {"softcap": 30.0},
+        {"sinks": True},
+        {"tree": True},
+        ALL_OPTIONS,
+    ],
     ids=str,
 )
 def test_attention_compiles_with_every_option(options: dict[str, Any], page_size: int, kv: str) -> None:

@@ -59,7 +59,9 @@ def test_long_reads_are_split_among_threads_and_merged(dtype: torch.dtype, monke
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}, {"kv": "int8"}, {"kv": "fp8"}], ids=str
+    "options",
+    [{}, {"window": 9}, {"window": 9, "first": 4}, {"softcap": 5.0}, {"sinks": True}, {"kv": "int8"}, {"kv": "fp8"}],
+    ids=str,
 )
 @pytest.mark.parametrize("batch", BATCHES)
 def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
@@ -99,7 +101,9 @@ def test_shared_subtree_is_read_once_with_the_same_result(monkeypatch: pytest.Mo
         assert shared[0].n_partials > n
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 12}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 12}, {"window": 12, "first": 4}, {"softcap": 5.0}, {"sinks": True}], ids=str
+)
 def test_draft_trees_agree(options: dict) -> None:
     tree = [-1, 0, 0, 1, -1, 4, 2]
     for kv_lens in ([7, 30], [90, 50]):  # no context, and more keys than the mask covers
@@ -144,6 +148,7 @@ calls = st.fixed_dictionaries(
         "page_size": st.sampled_from([1, 16, 32, 64]),
         "shared_pages": st.integers(0, 4),
         "window": st.sampled_from([0, 0, 1, 7, 64]),
+        "first": st.sampled_from([0, 1, 4, 40]),
         "softcap": st.sampled_from([0.0, 0.0, 4.0]),
         "sinks": st.booleans(),
         "dtype": st.sampled_from([torch.float32, torch.bfloat16]),
@@ -154,6 +159,7 @@ calls = st.fixed_dictionaries(
 
 
 def check_random(call: dict) -> None:
+    call["first"] *= call["window"] > 0
     q_lens, contexts = [q for q, _ in call["requests"]], [c for _, c in call.pop("requests")]
     if call.pop("trees") and not 0 < call["window"] < max(q_lens):
         call["parents"] = random_trees(call["seed"], q_lens)
@@ -191,7 +197,14 @@ def test_layers_with_different_windows_share_a_batch() -> None:
 @pytest.mark.parametrize("dtype", build.DTYPES, ids=str)
 @pytest.mark.parametrize("n_threads", [1, 2])
 @pytest.mark.parametrize(
-    "options", [{}, {"window": 90}, {"window": 400, "softcap": 5.0, "sinks": torch.ones(4)}], ids=str
+    "options",
+    [
+        {},
+        {"window": 90},
+        {"window": 90, "first": 20},
+        {"window": 400, "softcap": 5.0, "sinks": torch.ones(4), "first": 4},
+    ],
+    ids=str,
 )
 def test_deterministic_row_is_bitwise_equal_in_every_batch(
     options: dict, n_threads: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,14 @@ from banyan.runtime.model.load import load
 from banyan.runtime.protocol.wire import Sampling
 from kernel_support.cases import Case, attention_case, random_trees
 
-OPTIONS = [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}, {"window": 90, "softcap": 9.0, "sinks": True}]
+OPTIONS = [
+    {},
+    {"window": 40},
+    {"window": 40, "first": 4},
+    {"softcap": 5.0},
+    {"sinks": True},
+    {"window": 90, "softcap": 9.0, "sinks": True},
+]
 calls = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 2**31),

@@ -20,6 +20,7 @@ PAGE = 16
     requests=st.lists(st.tuples(st.integers(0, 90), lengths), max_size=6),
     tiles=st.sampled_from([Tiles(1, 4, 8, 5), Tiles(4, 32, 32, 4), Tiles(16, 16, 16, 16)]),
     window=st.sampled_from([0, 1, 50, 1000]),
+    first=st.sampled_from([0, 4, 100]),
     n_processors=st.sampled_from([1, 2, 108]),
     common=st.lists(st.integers(0, 200), min_size=6, max_size=6),
     merge_keys=st.sampled_from([0.0, 20.0, 1e9]),
@@ -29,27 +30,33 @@ def test_items_cover_every_visible_key_once(
     requests: list[tuple[int, int]],
     tiles: Tiles,
     window: int,
+    first: int,
     n_processors: int,
     common: list[int],
     merge_keys: float,
     deterministic: bool,
 ) -> None:
+    first *= window > 0
     q_lens, kv_lens = [q for q, _ in requests], [q + context for q, context in requests]
     table = page_table(kv_lens, common)
     shared = plan.subtrees(table, [context for _, context in requests], PAGE)
     work = plan.plan(
-        q_lens, kv_lens, tiles=tiles, programs=(2, 2), n_processors=n_processors, window=window, shared=shared,
-        merge_keys=merge_keys, deterministic=deterministic,
+        q_lens, kv_lens, tiles=tiles, programs=(2, 2), n_processors=n_processors, window=window,
+        first=first, shared=shared, merge_keys=merge_keys, deterministic=deterministic,
     )  # fmt: skip
     owner = [request for request, n in enumerate(q_lens) for _ in range(n)]
     first_row = [sum(q_lens[:i]) for i in range(len(q_lens))]
     reads: dict[int, list[tuple[int, int, int]]] = {}  # row of q: (first key, end, index of its partial result)
     for items, size in ((work.small, tiles.small), (work.large, max(tiles.large, tiles.shared))):
-        for first, n, request, start, end, position, tail, _ in items.tolist():
+        for entry, n, request, start, end, position, tail, reads_first in items.tolist():
             assert 1 <= n <= size
             assert start < end
-            assert not deterministic or (start % plan.CHUNK == 0 and end - start <= plan.CHUNK), "not an absolute chunk"
-            entries = work.rows[first : first + n].tolist()
+            is_chunk = (
+                start in (first, -(-start // plan.CHUNK) * plan.CHUNK) and end <= (start // plan.CHUNK + 1) * plan.CHUNK
+            )
+            assert not deterministic or is_chunk or reads_first, "not an absolute chunk"
+            assert not reads_first or (start == 0 and end <= first)
+            entries = work.rows[entry : entry + n].tolist()
             is_complete = {part < 0 for _, part in entries}
             assert len(is_complete) == 1, "the rows of an item are all complete or all partial"
             for j, (row, part) in enumerate(entries):
@@ -63,7 +70,7 @@ def test_items_cover_every_visible_key_once(
                 assert is_own_item or is_shared_item
                 assert (table[owner_id, pages_read] == table[request, pages_read]).all()
                 reads.setdefault(row, []).append((start, end, part))
-    check_reads(work, reads, q_lens, kv_lens, window)
+    check_reads(work, reads, q_lens, kv_lens, window, first)
 
 
 def page_table(kv_lens: list[int], common: list[int]) -> np.ndarray:
@@ -81,6 +88,7 @@ def check_reads(
     q_lens: list[int],
     kv_lens: list[int],
     window: int,
+    first: int,
 ) -> None:
     merged = {row: [part + i for i in range(n)] for row, part, n, _ in work.merges.tolist()}
     assert len(merged) == len(work.merges)
@@ -91,7 +99,8 @@ def check_reads(
             oldest = max(0, position - window + 1) if window else 0
             for a, b in itertools.pairwise(row_reads):
                 assert a[1] == b[0] or a[1] < b[0] <= oldest, "a key is read twice or not at all"
-            assert row_reads[0][0] <= oldest
+            assert row_reads[0][0] <= (0 if first else oldest)
+            assert row_reads[0][1] >= min(first, position + 1)
             assert row_reads[-1][1] > position
             assert row_reads[-1][1] <= kv_len
             parts = [part for *_, part in row_reads]  # merged in the order of their keys

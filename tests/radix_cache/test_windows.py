@@ -20,8 +20,9 @@ Slot = tuple[int, int]
 class Driver:
     """Runs leases on a cache as an engine does. A slot of a windowed layer holds the text up to its token."""
 
-    def __init__(self, n_pages: int = 64, n_window: int = 24) -> None:
-        self.window = WindowPages(n_window, PAGE, WINDOW, AHEAD)
+    def __init__(self, n_pages: int = 64, n_window: int = 24, n_first: int = 0) -> None:
+        self.window = WindowPages(n_window, PAGE, WINDOW, AHEAD, n_first)
+        self.n_first = n_first
         self.cache = Cache(n_pages, PAGE, window=self.window)
         self.slots: dict[Slot, bytes] = {}
 
@@ -45,7 +46,8 @@ class Driver:
         for i in range(start, end):
             self.slots[pages[i // PAGE], i % PAGE] = text[: 4 * i + 4]
         for i in range(start, end):
-            for j in range(max(0, i - WINDOW + 1), i + 1):
+            oldest = max(0, i - WINDOW + 1)
+            for j in (*range(min(self.n_first, oldest)), *range(oldest, i + 1)):
                 assert self.slots[pages[j // PAGE], j % PAGE] == text[: 4 * j + 4], (i, j)
         lease.publish(text[: 4 * end])
         return end
@@ -103,6 +105,38 @@ def test_match_ends_at_the_last_whole_window() -> None:
     check(d.cache)
     for n, found in ((59, 59), (50, 50), (49, 49), (48, 36), (39, 36), (36, 36), (20, 20)):
         assert d.cache.n_usable(TEXT, b"", n) == found, n
+
+
+def test_first_pages_stay_with_a_lease_and_are_evicted_last() -> None:
+    d = Driver(n_pages=200, n_first=5)
+    lease = d.open(TEXT)
+    assert lease is not None
+    assert lease.window is not None
+    while d.compute(lease, TEXT) < 60:
+        assert lease.grow(60)
+        assert len(lease.window.held) <= WindowPages.need(WINDOW, AHEAD, PAGE, 5)
+        check(d.cache)
+    assert len(lease.window.held) == 5, "tokens 0 to 7, and 48 to 59"
+    assert lease.window.pages.count(d.window.null) == 10
+    assert lease.window.n_held_slots == 20
+    lease.close()
+    (node,) = d.cache.tree.root(b"").children.values()
+    assert list(d.window.unused)[-2:] == [node.states[8], node.states[4]], "the others are of no use without these"
+
+
+def test_match_needs_the_first_pages() -> None:
+    d = Driver(n_first=5)
+    d.run(TEXT)
+    (node,) = d.cache.tree.root(b"").children.values()
+    assert d.cache.n_usable(TEXT, b"", 59) == 59
+    d.window._remove(node, 8)  # tokens 4 to 7
+    check(d.cache)
+    for n, found in ((59, 4), (20, 4), (8, 4), (5, 4), (3, 3)):
+        assert d.cache.n_usable(TEXT, b"", n) == found, n
+    d.window._remove(node, 4)
+    assert d.cache.n_usable(TEXT, b"", 59) == 0
+    assert d.run(TEXT) == 0
+    assert d.run(TEXT) == 59
 
 
 def test_pages_left_behind_are_evicted_first_and_held_ones_last() -> None:
@@ -164,8 +198,9 @@ def test_repair_drops_pages_and_goes_on() -> None:
 @pytest.mark.parametrize("seed", short_form(((seed,) for seed in range(200)), lambda seed: seed < 6))
 def test_any_order_of_leases_and_evictions(seed: int) -> None:
     rng = random.Random(seed)
-    least = WindowPages.need(WINDOW, AHEAD, PAGE)
-    d = Driver(n_pages=rng.randint(12, 40), n_window=rng.randint(least, 3 * least))
+    n_first = rng.choice([0, 1, 6])
+    least = WindowPages.need(WINDOW, AHEAD, PAGE, n_first)
+    d = Driver(rng.randint(12, 40), rng.randint(least, 3 * least), n_first)
     running: list[tuple[Lease, bytes]] = []
     held = [d.cache.handle(ids(*[7] * n)) for n in (5, 12)]
     for _ in range(300):

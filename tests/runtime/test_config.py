@@ -31,7 +31,7 @@ VALUES = {
     "bind": "tcp://127.0.0.1:7100", "curve_key": "server.key_secret", "draft_model": "org/small",
     "engines_at": "tcp://127.0.0.1:7200", "engine_keys": "engines", "ray": "auto", "min_replicas": 2, "max_replicas": 3,
     "sampling_defaults": "openai", "tp": 2, "adapters": {"poems": "/adapters/poems"},
-    "prefill_replicas": 1,
+    "prefill_replicas": 1, "window": 512, "sinks": 8,
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def test_every_option_is_accepted_and_round_trips_as_json(name: str) -> None:
     joins, scales = ("engines_at", "engine_keys", "curve_key"), ("min_replicas", "max_replicas", "replicas")
     needed = (
         {"host_file": ("host_memory",), "bind": ("curve_key",), "curve_key": ("bind",)}
-        | {"prefill_replicas": ("replicas",)}
+        | {"prefill_replicas": ("replicas",), "sinks": ("window",)}
         | dict.fromkeys(joins[:2], joins)
         | dict.fromkeys(scales[:2], scales)
     )
@@ -253,6 +253,63 @@ def test_windowed_layers_share_the_pages_of_the_others(options: dict[str, Any], 
     assert resolved.n_window_pages == 0
     plain = msgspec.structs.replace(model, window=0, window_bytes=0)
     assert resolved == resolve(make(device="cpu", **options), machine, plain)
+
+
+# ---- attention sinks -----------------------------------------------------------------------------------------------
+
+
+SINKS = msgspec.structs.replace(MODEL, window=1000, window_bytes=MODEL.kv_bytes, n_first=4)
+
+
+def test_window_lets_a_text_be_longer_than_the_memory_and_the_context() -> None:
+    config = make(device="cpu", window=1000, context=1_000_000, kv_memory="4000 tokens")
+    resolved = resolve(config, Hardware(n_cores=1, free_memory=64 << 30), SINKS)
+    assert resolved.context == 1_000_000
+    assert resolved.n_window_pages == 250, "all memory"
+    assert resolved.n_pages >= 62_500, "numbers for a whole text"
+    assert any("approximate: a token attends to the first 4 and the last 1000 tokens" in d for d in resolved.decisions)
+    n_request = 3 + -(-(1000 + 512 + 2 * 16) // 16)
+    WindowPages(n_request, 16, 1000, 512 + 2 * 16, 4)
+    with pytest.raises(ValueError, match="too few"):
+        WindowPages(n_request - 1, 16, 1000, 512 + 2 * 16, 4)
+    small = msgspec.structs.replace(config, kv_memory=f"{16 * n_request - 16} tokens")
+    with pytest.raises(OutOfMemory, match=rf"window of 1000 tokens needs {n_request} pages .* lower `window`"):
+        resolve(small, Hardware(n_cores=1, free_memory=64 << 30), SINKS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sinks": 4}, "set window too"),
+        ({"window": -1}, "at least 1"),
+        ({"window": 100, "sinks": -1}, "sinks -1"),
+        ({"window": 100, "tp": 2}, "leave out window or tp"),
+        ({"window": 100, "draft_model": "draft"}, "leave out window or draft_model"),
+        ({"window": 100, "host_memory": "1GiB"}, "leave out window or host_memory"),
+    ],
+)
+def test_window_is_refused_with(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
+
+
+def test_window_is_refused_on_a_gpu() -> None:
+    machine = Hardware(n_cores=1, free_memory=64 << 30, gpu="H100", free_gpu_memory=80 << 30)
+    with pytest.raises(ConfigError, match="window runs on a CPU only"):
+        resolve(make(window=600), machine, SINKS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": MODEL.max_context, "context": 10**6}, f"supports at most {MODEL.max_context}; lower window"),
+        ({"window": 600, "sinks": 8, "context": 608}, "window and sinks are 608 tokens, and the context 608"),
+        ({"context": MODEL.max_context + 1}, "with window it may be longer"),
+    ],
+)
+def test_window_fits_between_the_model_and_the_context(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(make(device="cpu", **options), Hardware(n_cores=1, free_memory=64 << 30), SINKS)
 
 
 # ---- the second tier -----------------------------------------------------------------------------------------------

@@ -433,7 +433,8 @@ class Scheduler:
             own = lease or request.lease
             if own is not None and own.window is not None and self.cache.window is not None:
                 n_left, _, n_own = self._growth(request, own)
-                n_now, n_end = (min(request.n_total + n, self.cache.window.window) for n in (0, n_left))
+                most = self.cache.window.window + self.cache.window.n_first * self.cache.page
+                n_now, n_end = (min(request.n_total + n, most) for n in (0, n_left))
                 n_room = own.window.n_held_slots - n_now
                 found.append(Growth(n_end - n_now, n_room, min(n_own, n_end // self.cache.page)))
         return found

@@ -122,6 +122,7 @@ def test_each_flag_sets_its_option() -> None:
     argv += " --prefill-replicas 1 --engines-at tcp://10.0.0.1:7200 --engine-keys e"
     assert make(**parse("serve", "--ray", "auto")).ray == "auto"
     assert make(**parse("serve", "--tp", "2")).tp == 2
+    assert make(**parse("serve", "--window", "64", "--sinks", "2")) == Config(log="info", window=64, sinks=2)
     assert not make(**parse("serve", "--no-cache")).cache
     assert make(**parse("serve", *argv.split())) == Config(
         model="m",
@@ -173,7 +174,7 @@ def test_each_flag_sets_its_option() -> None:
         adapters={"a": "/x", "b": "/y=z"},
     )
     assert set(map(flag, msgspec.structs.fields(Config))) == {
-        "--ray",
+        *("--ray", "--window", "--sinks"),
         *(word for word in argv.split() if word.startswith("--")),
     }, "every option needs a flag in this test"
 

@@ -27,8 +27,7 @@ class Case(NamedTuple):
     def expected(self) -> Tensor:
         """The reference's result in float64."""
         options = dict(self.options)
-        if options.get("sinks") is not None:
-            options["sinks"] = options["sinks"].double()
+        options |= {name: options[name].double() for name in ("sinks", "first_q") if options.get(name) is not None}
         pools = (t if isinstance(t, Quantized) else t.double() for t in (self.k_pool, self.v_pool))
         return reference.attention(self.q.double(), *pools, self.ragged, AttentionOptions(**options))
 
@@ -56,6 +55,7 @@ def attention_case(
     softcap: float = 0.0,
     window: int = 0,
     sinks: bool = False,
+    first: int = 0,
     parents: Sequence[Sequence[int] | None] | None = None,
     device: torch.device | str = "cpu",
 ) -> Case:
@@ -93,6 +93,10 @@ def attention_case(
         for pool, kind in zip(pools, kinds, strict=True)
     )
     batch = ragged(q_lens, kv_lens, pages, page_size, device, parents)
+    if first:
+        other = torch.randn(q.shape, generator=chance)
+        other = torch.where((batch.position.cpu() < window)[:, None, None], q, other)
+        options |= {"first": first, "first_q": other.to(device, dtype)}
     return Case(q.to(device, dtype), k_pool, v_pool, batch, options)
 
 
@@ -137,15 +141,17 @@ def check_deterministic(
         for i, page in enumerate(place):
             own = tokens[of, :, i * page_size : (i + 1) * page_size]
             pools[:, page, : own.shape[1]] = own
-    q = torch.randn(n, 4, dim).to(dtype)
+    q, first_q = torch.randn(2, n, 4, dim).to(dtype)
+    first_q[: options.get("window", 0)] = q[: options.get("window", 0)]
     k_pool, v_pool = pools.to(dtype)
 
     def run(pieces: list[tuple[int, int, int]]) -> Tensor:
         """Computes pieces: (first row, number of rows, which pages)."""
         q_lens, kv_lens = [m for _, m, _ in pieces], [first + m for first, m, _ in pieces]
         batch = ragged(q_lens, kv_lens, [places[at] for *_, at in pieces], page_size, deterministic=True)
-        rows = torch.cat([q[first : first + m] for first, m, _ in pieces])
-        return attend(rows, k_pool, v_pool, batch, AttentionOptions(0.3, **options))
+        rows, other = (torch.cat([x[first : first + m] for first, m, _ in pieces]) for x in (q, first_q))
+        own = options | {"first_q": other} if "first" in options else options
+        return attend(rows, k_pool, v_pool, batch, AttentionOptions(0.3, **own))
 
     want = run([(0, n, 0)])
     assert not want.isnan().any()

@@ -43,7 +43,16 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}, {"kv": "int8"}, {"kv": "fp8"}, {"kv": "k8v4"}],
+    [
+        {},
+        {"window": 9},
+        {"window": 9, "first": 4},
+        {"softcap": 5.0},
+        {"sinks": True},
+        {"kv": "int8"},
+        {"kv": "fp8"},
+        {"kv": "k8v4"},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("batch", BATCHES)
@@ -52,7 +61,9 @@ def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
     check(attention_case(1, q_lens, kv_lens, dim=16, **options))
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 40}, {"window": 40, "first": 4}, {"softcap": 5.0}, {"sinks": True}], ids=str
+)
 @pytest.mark.usefixtures("splits")
 def test_split_reads_are_merged(options: dict) -> None:
     case = attention_case(2, [1, 1, 40], [200, 5, 110], dim=16, **options)
@@ -62,7 +73,9 @@ def test_split_reads_are_merged(options: dict) -> None:
     assert n_partials > 2
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 40}, {"window": 40, "first": 4}, {"softcap": 5.0}, {"sinks": True}], ids=str
+)
 def test_shared_subtree_is_read_once(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(plan.MERGE_KEYS, "cuda", 0.0)
     case = attention_case(6, [1, 1, 3, 1, 1], [100, 90, 95, 120, 9], dim=16, shared_pages=4, **options)
@@ -72,7 +85,9 @@ def test_shared_subtree_is_read_once(options: dict, monkeypatch: pytest.MonkeyPa
     assert len(small) + len(large) > 5
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 5.0}, {"sinks": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 40}, {"window": 40, "first": 4}, {"softcap": 5.0}, {"sinks": True}], ids=str
+)
 def test_draft_trees_agree(options: dict) -> None:
     tree = [-1, 0, 0, 1, -1, 4, 2]
     for kv_lens in ([7, 30], [90, 50]):  # no context, and more keys than the mask covers
@@ -114,7 +129,11 @@ def test_q_can_be_a_view_of_a_wider_tensor() -> None:
 @pytest.mark.parametrize(
     ("dtype", "options", "n_batches"),
     short_form(
-        product([torch.float32, torch.bfloat16], [{}, {"window": 50, "softcap": 5.0, "sinks": torch.ones(4)}], [2, 6]),
+        product(
+            [torch.float32, torch.bfloat16],
+            [{}, {"window": 50, "softcap": 5.0, "sinks": torch.ones(4), "first": 4}],
+            [2, 6],
+        ),
         lambda dtype, options, n_batches: dtype == torch.float32 and bool(options) and n_batches == 2,
     ),
     ids=str,
@@ -139,6 +158,7 @@ calls = st.fixed_dictionaries(
         "page_size": st.sampled_from([1, 16, 32, 64]),
         "shared_pages": st.integers(0, 3),
         "window": st.sampled_from([0, 0, 1, 7, 64]),
+        "first": st.sampled_from([0, 1, 4, 40]),
         "softcap": st.sampled_from([0.0, 0.0, 4.0]),
         "sinks": st.booleans(),
     }
@@ -147,6 +167,7 @@ calls = st.fixed_dictionaries(
 
 def check_random(call: dict, min_split: int, trees: bool) -> None:
     requests = call.pop("requests")
+    call["first"] *= call["window"] > 0
     q_lens = [q for q, _ in requests]
     if trees and not 0 < call["window"] < max(q_lens):
         call["parents"] = random_trees(call["seed"], q_lens)

@@ -30,26 +30,32 @@ def simulated_capture(run: Callable[[], Tensor]) -> Captured:
     return captured
 
 
-def decodes(seed: int, kv_lens: list[int], shared_pages: int = 0, window: int = 0) -> Case:
+def decodes(seed: int, kv_lens: list[int], shared_pages: int = 0, window: int = 0, first: int = 0) -> Case:
     n = len(kv_lens)
-    return attention_case(seed, [1] * n, kv_lens, dim=16, shared_pages=shared_pages, window=window)
+    return attention_case(seed, [1] * n, kv_lens, dim=16, shared_pages=shared_pages, window=window, first=first)
 
 
 def attend(case: Case, fixed: GraphBatch) -> Tensor:
     """Attention on the fixed batch, which has unused rows after the rows of the case."""
-    q = torch.full((len(fixed.ragged.slots), *case.q.shape[1:]), torch.nan)
-    q[: len(case.q)] = case.q
-    return kernel.attention(q, case.k_pool, case.v_pool, fixed.ragged, AttentionOptions(**case.options))[: len(case.q)]
+    n = len(case.q)
+
+    def padded(q: Tensor) -> Tensor:
+        return torch.cat([q, torch.full((len(fixed.ragged.slots) - n, *q.shape[1:]), torch.nan)])
+
+    options = AttentionOptions(**case.options)
+    if options.first_q is not None:
+        options = options._replace(first_q=padded(options.first_q))
+    return kernel.attention(padded(case.q), case.k_pool, case.v_pool, fixed.ragged, options)[:n]
 
 
-@pytest.mark.parametrize("window", [0, 20])
-def test_graph_batch_accepts_other_batches(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("options", [{}, {"window": 20}, {"window": 20, "first": 4}], ids=str)
+def test_graph_batch_accepts_other_batches(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
-    first = decodes(1, [40, 7], window=window)
+    first = decodes(1, [40, 7], **options)
     first.check(kernel.attention(*first[:4], AttentionOptions(**first.options)))
     fixed = GraphBatch(first.ragged, 5, 30, spare=range(2))
     pointers = [t.data_ptr() for t in fixed.ragged if isinstance(t, Tensor)]
-    for case in (first, decodes(2, [100, 90, 95, 60], 3, window), decodes(3, [1], 0, window), first):
+    for case in (first, decodes(2, [100, 90, 95, 60], 3, **options), decodes(3, [1], 0, **options), first):
         assert fixed.fill(case.ragged)
         case.check(attend(case, fixed))
         assert fixed.ragged.slots[len(case.q) :].tolist() == [0, 1, 0, 1, 0][len(case.q) :]

@@ -32,10 +32,11 @@ ENGINES: list[dict[str, Any]] = [
     {"model": "gpt2", "weight_dtype": "int8", "kv_dtype": "int8"},
     {"model": "mixtral", "dtype": "bfloat16"},
     {"model": "gpt_oss", "weight_dtype": "int4"},
+    {"model": "llama", "window": 30, "sinks": 4, "context": 3000, "step_tokens": 64, "kv_memory": "1000 tokens"},
 ]
 
 
-SHORT = (0, 1, 4, 5)
+SHORT = (0, 1, 4, 5, 9)
 
 
 @pytest.mark.parametrize("i", short_form(product(range(len(ENGINES))), lambda i: i in SHORT))
@@ -54,7 +55,7 @@ def test_figures_are_those_of_an_engine(
     pools += [part for own in drafted for pair in own for pool in pair for part in parts(pool)]
     assert planned.n_pages == store.n_pages > 0
     assert planned.n_window_pages == store.n_window_pages == (engine.cache.window.n_slots if planned.window else 0)
-    assert planned.window == (8 if "gemma2" in options["model"] else 0)
+    assert planned.window == options.get("window", 8 if "gemma2" in options["model"] else 0)
     assert planned.kv_bytes == sum(pool.untyped_storage().nbytes() for pool in _storages(pools))
     assert planned.weight_bytes == measure(engine.model.model).n_bytes
     n_fitting = planned.n_pages * planned.page // planned.context
