@@ -125,9 +125,9 @@ def _attend(
     p_q, p_k, p_v, p_k_scale, p_v_scale, p_out, p_part, p_lse, p_sinks, p_items, p_rows, p_table, p_position,
     p_ancestors, s_q_row, s_q_head, s_page, s_slot, s_head, s_scale, s_out_row, s_out_head, s_table, scale,
     GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROTATED: tl.constexpr, BLOCK_R: tl.constexpr,
-    PAGE: tl.constexpr, KIND: tl.constexpr, V_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_STAGES: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr, ALL_MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PAGE: tl.constexpr, KIND: tl.constexpr, V_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EDGE_STAGES: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr,
+    ALL_MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Computes one item for one KV head. The tile has the item's rows times the heads of the group. ROTATED: numbers of
     a key behind the DIM that are its value too; 0: values are stored."""
@@ -326,7 +326,8 @@ def _latent_tile(arch: str, dtype: torch.dtype, kind: int, *, large: bool) -> Ti
 
 
 def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
-    """See `reference.attention`. head_dim of values is 16 to 256, to 512 of latents. Does not synchronise with the host."""
+    """See `reference.attention`. head_dim is 16 to 256, and latents have up to 512 numbers. Does not synchronise with
+    the host."""
     scale, softcap, window, sinks = options
     n_rows, n_heads, dim = q.shape
     _, page_size, n_kv_heads, v_dim = v_pool.shape

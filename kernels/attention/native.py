@@ -29,7 +29,10 @@ class AttentionCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in ("s_q", "s_out", "s_page", "s_slot")),
-        *((name, ctypes.c_int32) for name in ("s_table", "n_heads", "n_kv_heads", "dim", "v_dim", "page", "window", "is_exact")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("s_table", "n_heads", "n_kv_heads", "dim", "v_dim", "page", "window", "is_exact")
+        ),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
     )
 

@@ -32,8 +32,9 @@ LAYOUT = 1  # Version of a page's layout and computation. Files and engines of a
 
 class KVPool:
     """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device, in the model's
-    dtype or in few bits with scales. Of latent attention, only K has memory. Memory is claimed once, here. Pages that windowed layers have for themselves are
-    numbered separately; in copies, page p of these is ~p, and slot s is ~s."""
+    dtype or in few bits with scales. Of latent attention, only K has memory. Memory is claimed once, here. Pages
+    that windowed layers have for themselves are numbered separately; in copies, page p of these is ~p, and slot s is
+    ~s."""
 
     def __init__(
         self, spec: ModelSpec, n_pages: int, page: int, device: str, n_host: int = 0, file: PageFile | None = None,

@@ -30,7 +30,12 @@ ALL_OPTIONS = {"window": 4096, "softcap": 30.0, "sinks": True, "tree": True}
 
 
 def compile_attention(
-    target: str, dtype: torch.dtype, heads: tuple[int, int], dim: int, page_size: int = 16, latent_dim: int = 0,
+    target: str,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    dim: int,
+    page_size: int = 16,
+    latent_dim: int = 0,
     **options: Any,
 ) -> dict[str, Any]:
     """Compiles a decode, a chunk and a split read. Returns the kernels by name: small, large and merge."""
@@ -91,12 +96,14 @@ def test_pools_in_few_bits_are_pipelined_and_do_not_spill(kv: str, target: str) 
     ("target", "heads", "kv"),
     short_form(
         product(TARGETS, [(16, 1), (128, 1), (40, 1)], ["", "int8", "fp8"]),
-        lambda *case: case in (("sm_80", (128, 1), ""), ("sm_90", (16, 1), ""), ("gfx942", (16, 1), "int8")),
+        lambda *case: case == ("sm_80", (16, 1), ""),
     ),
 )
 def test_latents_of_512_numbers_do_not_spill(target: str, heads: tuple[int, int], kv: str) -> None:
     kernels = compile_attention(target, torch.bfloat16, heads, 576, latent_dim=512, kv=kv, tree=True)
-    assert all(sum(kernels[name].counts.get(dot, 0) for dot in ("hmma", "hgmma", "mfma")) for name in ("small", "large"))
+    assert all(
+        sum(kernels[name].counts.get(dot, 0) for dot in ("hmma", "hgmma", "mfma")) for name in ("small", "large")
+    )
 
 
 def test_float32_does_not_use_tensor_cores() -> None:

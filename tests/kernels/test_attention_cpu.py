@@ -77,12 +77,11 @@ def test_dtypes_and_head_shapes_agree(dtype: torch.dtype, dim: int, heads: tuple
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("dim", "latent_dim"), [(48, 32), (24, 16), (576, 512)])
+@pytest.mark.parametrize(("dim", "latent_dim"), [(24, 16), (576, 512)])
 @pytest.mark.parametrize("options", [{}, {"window": 9, "softcap": 5.0, "sinks": True}, {"kv": "int8"}], ids=str)
 def test_latents_are_keys_and_values(dim: int, latent_dim: int, options: dict, dtype: torch.dtype) -> None:
-    for n_heads in (4, 40):
-        shape = {"heads": (n_heads, 1), "dim": dim, "latent_dim": latent_dim, "dtype": dtype}
-        check_paths(attention_case(10, [1, 1, 7, 40], [30, 300, 40, 70], shared_pages=1, **shape, **options))
+    shape = {"heads": (20, 1), "dim": dim, "latent_dim": latent_dim, "dtype": dtype}
+    check_paths(attention_case(10, [1, 7, 1], [130, 40, 33], shared_pages=1, **shape, **options))
     if not options:
         check_paths(attention_case(11, [7, 2], [90, 50], parents=[[-1, 0, 0, 1, -1, 4, 2], None], **shape))
 
