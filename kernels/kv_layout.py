@@ -4,6 +4,8 @@ A pool is a tensor in the model's dtype, or `Quantized`: 8 bits per number, with
 scale for each token and head, nothing has to be calibrated and one token's outliers do not affect the others. Values
 can also have 4 bits, with a scale and a minimum per group of a head. The scales are stored by page like the numbers,
 and are copied and moved with them.
+
+The values of latent attention (DeepSeek-V2, 2024) have no memory of their own: their pool is a view of the keys'.
 """
 
 from __future__ import annotations
@@ -58,6 +60,38 @@ def stacked(n: int, shape: Sequence[int], dtype: torch.dtype, device: torch.devi
         return list(numbers)
     scales = torch.empty((n, *shape[:3]), dtype=torch.float32, device=device)
     return [Quantized(*pair) for pair in zip(numbers, scales, strict=True)]
+
+
+def kv_pools(
+    n: int, shape: Sequence[int], dtypes: tuple[torch.dtype, torch.dtype], device: torch.device | str = "cpu",
+    latent_dim: int = 0,
+) -> list[tuple[Pool, Pool]]:  # fmt: skip
+    """Uninitialised pools of keys and of values for n layers, see `stacked`. dtypes: of keys, and of values.
+    latent_dim: values are so many first numbers of keys; 0: they have pools of their own."""
+    keys, values = dtypes
+    if latent_dim:
+        return [(pool, values_of(pool, latent_dim)) for pool in stacked(n, shape, keys, device)]
+    if keys == values:
+        pools = stacked(2 * n, shape, keys, device)
+        return list(zip(pools[::2], pools[1::2], strict=True))
+    return list(zip(stacked(n, shape, keys, device), stacked(n, shape, values, device), strict=True))
+
+
+def values_of(k_pool: Pool, latent_dim: int) -> Pool:
+    """The pool of values that are the first `latent_dim` numbers of keys: a view."""
+    if isinstance(k_pool, Quantized):
+        return Quantized(k_pool.numbers[..., :latent_dim], k_pool.scale)
+    return k_pool[..., :latent_dim]
+
+
+def is_latent(k_pool: Pool, v_pool: Pool) -> bool:
+    """Whether `values_of` made the pool of values: only then it is smaller."""
+    return v_pool.shape[3] != k_pool.shape[3]
+
+
+def stored(k_pool: Pool, v_pool: Pool) -> tuple[Pool, ...]:
+    """Those of two pools that have memory of their own."""
+    return (k_pool,) if is_latent(k_pool, v_pool) else (k_pool, v_pool)
 
 
 def stacks(pools: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -147,7 +181,7 @@ def are_native(k_pool: Pool, v_pool: Pool, dtype: torch.dtype) -> bool:
     """Whether the library can compute in `dtype` on these two pools."""
     return native_kind(k_pool, v_pool) >= 0 and all(
         (isinstance(pool, Quantized) or pool.dtype == dtype) and all(part.is_contiguous() for part in parts(pool))
-        for pool in (k_pool, v_pool)
+        for pool in stored(k_pool, v_pool)
     )
 
 

@@ -164,12 +164,16 @@ class Paged:
 
         import torch
 
+        from banyan.kernels.kv_layout import kv_pools
+
         spec = model.spec
         self.model, self.page = model, page
         shape = (n_pages, page, spec.n_kv_heads, spec.head_dim)
         dtype = getattr(torch, spec.dtype)
-        self.kv = [(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
-                   for _ in range(spec.n_kv_layers)]  # fmt: skip
+        self.kv = kv_pools(spec.n_kv_layers, shape, (dtype, dtype), latent_dim=spec.latent_dim)
+        for pools in self.kv:
+            for pool in pools:
+                pool.fill_(torch.nan)
         self.states = None if spec.kv_layers is None else model.new_states(8)
         self.free = random.Random(seed).sample(range(n_pages), n_pages)
         self.pages: dict[str, list[int]] = {}

@@ -6,7 +6,7 @@ from torch import Tensor
 from banyan.kernels.attention import native
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged
 from banyan.kernels.attention.reference import hidden
-from banyan.kernels.kv_layout import Pool, are_native, read
+from banyan.kernels.kv_layout import Pool, are_native, is_latent, read
 from banyan.kernels.native import build
 
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default  # what SDPA calls; also returns the LSE
@@ -27,6 +27,7 @@ def is_known(q: Tensor, k_pool: Pool, v_pool: Pool) -> bool:
         q.dtype in build.DTYPES
         and are_native(k_pool, v_pool, q.dtype)
         and dim % 16 == 0
+        and v_pool.shape[3] % 16 == 0
         and dim <= native.MAX_DIM
         and n_heads <= native.MAX_ROWS
         and q.stride(2) == 1
@@ -40,8 +41,8 @@ def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: Att
     if ragged.deterministic:
         raise ValueError("attention in plain torch cannot be deterministic: install a C++ compiler, or name it in CXX")
     scale, softcap, window, sinks, first_keys, first_q = options
-    page_size, n_kv_heads, dim = k_pool.shape[1:]
-    out = torch.empty_like(q)
+    page_size, n_kv_heads, v_dim = v_pool.shape[1:]
+    out = q.new_empty(*q.shape[:2], v_dim)
     end = 0
     for i, (n, kv_len) in enumerate(zip(ragged.q_lens, ragged.kv_lens, strict=True)):
         rows, end = slice(end, end + n), end + n
@@ -54,7 +55,7 @@ def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: Att
         own = _by_head(q[rows], n_kv_heads)
         k, v = (
             read(pool, pages, q.dtype).flatten(0, 1)[:n_keys].transpose(0, 1)[:, None].expand(-1, own.shape[1], -1, -1)
-            for pool in (k_pool, v_pool)
+            for pool in ((k_pool, k_pool) if is_latent(k_pool, v_pool) else (k_pool, v_pool))  # flash wants one size
         )
         is_plain = not softcap and not window and ragged.ancestors is None
         mask = None
@@ -81,7 +82,7 @@ def by_torch(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: Att
             result, lse = result.transpose(1, 2), lse.transpose(1, 2)
         if sinks is not None:  # a logit without a value scales the result by exp(lse) / (exp(lse) + exp(sink))
             result = result * torch.sigmoid(lse - sinks.view(n_kv_heads, -1, 1))[..., None]
-        out[rows] = result.permute(2, 0, 1, 3).reshape(n, -1, dim)
+        out[rows] = result[..., :v_dim].permute(2, 0, 1, 3).reshape(n, -1, v_dim)
     return out
 
 

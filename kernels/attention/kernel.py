@@ -7,6 +7,10 @@ log-sum-exp, and `_merge` combines them (FlashDecoding; Dao et al., 2023).
 
 Page ids are loaded one block ahead: Triton does not pipeline a load whose address depends on another load of the same
 iteration, so K and V would be single-buffered with any number of stages.
+
+Latent attention is a variant of this kernel: a block of latents is loaded once, as keys and as values, and a score is
+the sum of two products, over the latent and over ROTATED numbers behind it. Its heads all read the same key. They are
+split among programs, because sums of 512 numbers for 128 heads would not fit into registers.
 """
 
 from typing import NamedTuple
@@ -19,7 +23,7 @@ from torch import Tensor
 from banyan.kernels.attention.plan import MERGE_KEYS, AttentionPlan, Tiles, plan
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged, to_device
 from banyan.kernels.device import architecture, n_processors
-from banyan.kernels.kv_layout import Pool, group_of
+from banyan.kernels.kv_layout import Pool, group_of, is_latent
 from banyan.kernels.write_kv import kernel as write_kv
 from banyan.kernels.write_kv.kernel import widen
 
@@ -28,16 +32,23 @@ LOG2E = 1.4426950408889634
 
 @triton.jit
 def _block(
-    b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last, b_oldest,
-    b_ancestors, o_key, o_d, end, tail, scale,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    b_q, b_q_rotated, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last,
+    b_oldest, b_ancestors, o_key, o_d, end, tail, scale,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROTATED: tl.constexpr, BLOCK_R: tl.constexpr, PAGE: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Processes one block of keys: scores, running maximum and sum, weighted values."""
     o_slot = b_page * s_page + (o_key % PAGE) * s_slot
     p_kt = p_k + o_slot[None, :] + o_d[:, None]
     p_vs = p_v + o_slot[:, None] + o_d[None, :]
-    if GROUP > 0:
+    if ROTATED > 0:
+        o_r = tl.arange(0, BLOCK_R)
+        p_rotated = p_k + o_slot[None, :] + (DIM + o_r)[:, None]
+        b_rotated = tl.load(p_rotated, mask=(o_key < end)[None, :] & (o_r < ROTATED)[:, None], other=0.0)
+        b_rotated = widen(b_rotated, KIND).to(b_q.dtype)
+        b_v = tl.load(p_vs, mask=(o_key < end)[:, None] & (o_d < DIM)[None, :], other=0.0)
+    elif GROUP > 0:
         b_v = _halves(b_page, p_v, p_v_scale, o_slot, s_scale, o_key, end, DIM, BLOCK_D, PAGE, GROUP).to(b_q.dtype)
         b_k = tl.load(p_kt, mask=(o_key < end)[None, :] & (o_d < DIM)[:, None], other=0.0)
     elif MASKED:  # slots past the end may hold anything, even NaN
@@ -52,12 +63,16 @@ def _block(
     if KIND > 0:  # apply a key's scale to its score, and a value's scale to its weight
         o_scale = (b_page * PAGE + o_key % PAGE) * s_scale
         b_k_scale = tl.load(p_k_scale + o_scale, mask=o_key < end, other=0.0)
-        b_k = widen(b_k, KIND).to(b_q.dtype)
         if GROUP == 0:
             b_v_scale = tl.load(p_v_scale + o_scale, mask=o_key < end, other=0.0)
             b_v = widen(b_v, KIND).to(b_q.dtype)
-
-    b_score = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
+        if ROTATED == 0:
+            b_k = widen(b_k, KIND).to(b_q.dtype)
+    if ROTATED > 0:
+        b_score = tl.dot(b_q_rotated, b_rotated, input_precision=PRECISION)
+        b_score = tl.dot(b_q, tl.trans(b_v), b_score, input_precision=PRECISION) * scale
+    else:
+        b_score = tl.dot(b_q, b_k, input_precision=PRECISION) * scale
     if KIND > 0:
         b_score *= b_k_scale[None, :]
     if SOFTCAP > 0.0:  # scale holds 2 / softcap: tanh(x) = 1 - 2 / (exp(2x) + 1)
@@ -109,12 +124,14 @@ def _halves(
 def _attend(
     p_q, p_first_q, p_k, p_v, p_k_scale, p_v_scale, p_out, p_part, p_lse, p_sinks, p_items, p_rows, p_table, p_position,
     p_ancestors, s_q_row, s_q_head, s_page, s_slot, s_head, s_scale, s_out_row, s_out_head, s_table, scale,
-    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, KIND: tl.constexpr,
-    V_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE_STAGES: tl.constexpr,
-    SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr, TREE: tl.constexpr, SINKS: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROTATED: tl.constexpr, BLOCK_R: tl.constexpr,
+    PAGE: tl.constexpr, KIND: tl.constexpr, V_GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EDGE_STAGES: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr, FIRST: tl.constexpr, TREE: tl.constexpr,
+    SINKS: tl.constexpr,
     ALL_MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes one item for one KV head. The tile has the item's rows times the heads of the group."""
+    """Computes one item for one KV head. The tile has the item's rows times the heads of the group. ROTATED: numbers of
+    a key behind the DIM that are its value too; 0: values are stored."""
     i_item, i_head = tl.program_id(0), tl.program_id(1)
     p_item = p_items + i_item.to(tl.int64) * 8
     first, n_rows, request = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)
@@ -129,15 +146,20 @@ def _attend(
     m_q = m_row[:, None] & (o_d < DIM)[None, :]
     p_entry = p_rows + (first + b_row).to(tl.int64) * 2
     o_row = tl.load(p_entry, mask=m_row, other=0).to(tl.int64)
-    o_q = (o_row * s_q_row + b_head * s_q_head)[:, None] + o_d[None, :]
+    o_q = (o_row * s_q_row + b_head * s_q_head)[:, None]
     m_first = m_row
     if FIRST:  # one of the two loads reads nothing
         b_which = o_m * 0 + tl.load(p_item + 7)
         m_own, m_first = m_row & (b_which == 0), m_row & (b_which != 0)
-        b_q = tl.load(p_q + o_q, mask=m_own[:, None] & (o_d < DIM)[None, :], other=0.0)
-        b_q += tl.load(p_first_q + o_q, mask=m_first[:, None] & (o_d < DIM)[None, :], other=0.0)
+        b_q = tl.load(p_q + o_q + o_d[None, :], mask=m_own[:, None] & (o_d < DIM)[None, :], other=0.0)
+        b_q += tl.load(p_first_q + o_q + o_d[None, :], mask=m_first[:, None] & (o_d < DIM)[None, :], other=0.0)
     else:
-        b_q = tl.load(p_q + o_q, mask=m_q, other=0.0)
+        b_q = tl.load(p_q + o_q + o_d[None, :], mask=m_q, other=0.0)
+    b_q_rotated = b_q
+    if ROTATED > 0:
+        o_r = tl.arange(0, BLOCK_R)
+        m_rotated = m_row[:, None] & (o_r < ROTATED)[None, :]
+        b_q_rotated = tl.load(p_q + o_q + (DIM + o_r)[None, :], mask=m_rotated, other=0.0)
     b_last = position + b_row
     b_oldest = b_last
     if WINDOW > 0:
@@ -151,7 +173,7 @@ def _attend(
     p_table += request.to(tl.int64) * s_table
     p_k += i_head.to(tl.int64) * s_head
     p_v += i_head.to(tl.int64) * (s_head // 2 if V_GROUP > 0 else s_head)
-    if KIND > 0:
+    if KIND > 0 and ROTATED == 0:
         p_k_scale += i_head
         p_v_scale += i_head * (2 * DIM // V_GROUP if V_GROUP > 0 else 1)
     b_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -173,18 +195,18 @@ def _attend(
             o_key = i_key + o_n
             b_next = tl.load(p_table + (o_key + BLOCK_N) // PAGE, mask=o_key + BLOCK_N < end, other=0).to(tl.int64)
             b_max, b_sum, b_acc = _block(
-                b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last,
-                b_oldest, b_ancestors, o_key, o_d, end, tail, scale,
-                DIM, BLOCK_D, PAGE, KIND, V_GROUP, SOFTCAP, WINDOW, TREE, False, PRECISION,
+                b_q, b_q_rotated, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot,
+                s_scale, b_last, b_oldest, b_ancestors, o_key, o_d, end, tail, scale,
+                DIM, BLOCK_D, ROTATED, BLOCK_R, PAGE, KIND, V_GROUP, SOFTCAP, WINDOW, TREE, False, PRECISION,
             )  # fmt: skip
             b_page = b_next
     for i_key in tl.range(middle, end, BLOCK_N, num_stages=EDGE_STAGES):
         o_key = i_key + o_n
         b_next = tl.load(p_table + (o_key + BLOCK_N) // PAGE, mask=o_key + BLOCK_N < end, other=0).to(tl.int64)
         b_max, b_sum, b_acc = _block(
-            b_q, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot, s_scale, b_last,
-            b_oldest, b_ancestors, o_key, o_d, end, tail, scale,
-            DIM, BLOCK_D, PAGE, KIND, V_GROUP, SOFTCAP, WINDOW, TREE, True, PRECISION,
+            b_q, b_q_rotated, b_max, b_sum, b_acc, b_page, p_k, p_v, p_k_scale, p_v_scale, s_page, s_slot,
+            s_scale, b_last, b_oldest, b_ancestors, o_key, o_d, end, tail, scale,
+            DIM, BLOCK_D, ROTATED, BLOCK_R, PAGE, KIND, V_GROUP, SOFTCAP, WINDOW, TREE, True, PRECISION,
         )  # fmt: skip
         b_page = b_next
 
@@ -299,43 +321,71 @@ def _narrow_tile(dim: int, amd: bool, ampere: bool, large: bool) -> Tile:
     return Tile(128 if is_hopper or dim <= 64 else 64, 64 if is_hopper and dim <= 64 else 32, 8, stages)
 
 
+def _latent_tile(arch: str, dtype: torch.dtype, kind: int, *, large: bool) -> Tile:
+    """The tile for latents of up to 512 numbers."""
+    amd, ampere = arch.startswith("gfx"), arch.startswith("sm_8")
+    if arch == "interpreter":
+        return Tile(32 if large else 16, 32, 4, 1)
+    if dtype == torch.float32:
+        return Tile(16, 16, 8, 1)
+    if amd:
+        return Tile(32 if large else 16, 16, 4, 1)
+    if ampere or kind or not large:
+        return Tile(32 if large else 16, 32, 8 if large else 4, 2)
+    return Tile(64, 32, 8, 2)
+
+
 def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
-    """See `reference.attention`. head_dim is 16 to 256. Does not synchronise with the host."""
+    """See `reference.attention`. head_dim is 16 to 256, and latents have up to 512 numbers. Does not synchronise with
+    the host."""
     scale, softcap, window, sinks, first, first_q = options
     n_rows, n_heads, dim = q.shape
-    _, page_size, n_kv_heads, _ = k_pool.shape
+    _, page_size, n_kv_heads, v_dim = v_pool.shape
+    rotated, s_scale = dim - v_dim, n_kv_heads
     group = n_heads // n_kv_heads
-    assert 16 <= dim <= 256, f"head_dim {dim} is outside 16..256"
     assert n_heads == group * n_kv_heads, f"{n_heads} heads do not divide into {n_kv_heads} KV heads"
     arch = architecture()
-    (k, k_scale, kind), (v, v_scale, v_kind) = write_kv.pool_args(k_pool, arch), write_kv.pool_args(v_pool, arch)
+    k, k_scale, kind = write_kv.pool_args(k_pool, arch)
+    if is_latent(k_pool, v_pool):
+        v, v_scale, v_kind, s_head = k, k_scale, kind, 0
+        assert n_kv_heads == 1, "latents are keys of one head"
+        group = max(n for n in range(1, 17) if n_heads % n == 0)
+        n_kv_heads = n_heads // group
+    else:
+        v, v_scale, v_kind = write_kv.pool_args(v_pool, arch)
+        s_head = k.stride(2)
+        assert k_pool.shape == v_pool.shape, "K and V pools differ in shape"
+    assert 16 <= v_dim <= (512 if rotated else 256), f"head_dim {v_dim} is outside 16..{512 if rotated else 256}"
     v_group = group_of(dim) if v_kind == write_kv.INT4 else 0
     assert v_group or k.dtype == v.dtype, f"{k.dtype}, {v.dtype}: one dtype for both pools, or values of 4 bits"
     assert kind or q.dtype == k.dtype, f"{q.dtype}, {k.dtype}: queries and pools are of one dtype, or pools of 8 bits"
     assert q.stride(2) == k.stride(3) == 1, "rows must be contiguous"
     assert first_q is None or first_q.stride() == q.stride(), "q and first_q differ in strides"
-    assert k_pool.shape == v_pool.shape, "K and V pools differ in shape"
     assert v_group or k.stride() == v.stride(), "K and V pools differ in strides"
-    out = torch.empty((n_rows, n_heads, dim), dtype=q.dtype, device=q.device)
+    out = torch.empty((n_rows, n_heads, v_dim), dtype=q.dtype, device=q.device)
     if not n_rows:
         return out
 
-    tiles = [tile(arch, dim, group, q.dtype, kind, large=large) for large in (False, True)]
+    if rotated:
+        assert not first, "latents have no first keys"
+        tiles = [_latent_tile(arch, q.dtype, kind, large=large) for large in (False, True)]
+    else:
+        tiles = [tile(arch, dim, group, q.dtype, kind, large=large) for large in (False, True)]
     small, large, rows, merges, n_partials = _device_plan(
         ragged, tiles, n_kv_heads, group, (window, first), arch, q.device
     )
-    part = torch.empty((n_partials, n_heads, dim), dtype=torch.float32, device=q.device)
+    part = torch.empty((n_partials, n_heads, v_dim), dtype=torch.float32, device=q.device)
     lse = torch.empty((n_partials, n_heads), dtype=torch.float32, device=q.device)
-    block_d = triton.next_power_of_2(dim)
+    block_d, block_r = triton.next_power_of_2(v_dim), max(16, triton.next_power_of_2(rotated))
     for items, shape in ((small, tiles[0]), (large, tiles[1])):
         if len(items):
             _attend[(len(items), n_kv_heads)](
                 q, first_q, k, v, k_scale, v_scale, out, part, lse, sinks, items, rows, ragged.page_table,
-                ragged.position, ragged.ancestors, q.stride(0), q.stride(1), k.stride(0), k.stride(1), k.stride(2),
-                n_kv_heads, out.stride(0), out.stride(1), ragged.page_table.stride(0),
+                ragged.position, ragged.ancestors, q.stride(0), q.stride(1), k.stride(0), k.stride(1), s_head, s_scale,
+                out.stride(0), out.stride(1), ragged.page_table.stride(0),
                 scale * LOG2E * (2.0 / softcap if softcap else 1.0),
-                GROUP=group, DIM=dim, BLOCK_D=block_d, PAGE=page_size, KIND=kind, V_GROUP=v_group,
-                BLOCK_M=shape.rows, BLOCK_N=shape.keys,
+                GROUP=group, DIM=v_dim, BLOCK_D=block_d, ROTATED=rotated, BLOCK_R=block_r, PAGE=page_size, KIND=kind,
+                V_GROUP=v_group, BLOCK_M=shape.rows, BLOCK_N=shape.keys,
                 EDGE_STAGES=shape.stages if window or ragged.deterministic else 1,
                 SOFTCAP=softcap, WINDOW=window, FIRST=first > 0, TREE=ragged.ancestors is not None,
                 SINKS=sinks is not None, ALL_MASKED=ragged.deterministic,
@@ -345,7 +395,7 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
     if len(merges):
         _merge[(len(merges), n_heads)](
             part, lse, out, sinks, merges, out.stride(0), out.stride(1), n_heads,
-            DIM=dim, BLOCK_D=block_d, SINKS=sinks is not None, num_warps=4 if block_d > 64 else 2,
+            DIM=v_dim, BLOCK_D=block_d, SINKS=sinks is not None, num_warps=4 if block_d > 64 else 2,
         )  # fmt: skip
     return out
 

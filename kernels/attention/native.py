@@ -14,7 +14,7 @@ from banyan.kernels.native import threads
 LOG2E = 1.4426950408889634
 CHUNK_ROWS = 192  # of a tile (tokens times heads of a group): K and V of a block are converted once for all of them
 MAX_ROWS = 256  # of any tile, as in items.h
-MAX_DIM = 256  # of a head, as in items.h
+MAX_DIM = 576  # of a head, as in items.h
 SMALL_WORK = 1 << 17  # multiply-adds; below, waking a second thread costs more than it saves
 
 _POINTERS = (
@@ -29,7 +29,10 @@ class AttentionCall(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_int64) for name in ("s_q", "s_out", "s_page", "s_slot")),
-        *((name, ctypes.c_int32) for name in ("s_table", "n_heads", "n_kv_heads", "dim", "page", "window", "is_exact")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("s_table", "n_heads", "n_kv_heads", "dim", "v_dim", "page", "window", "is_exact")
+        ),
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
     )
 
@@ -49,8 +52,8 @@ def attend(
     """See `reference.attention`; for inputs that `cpu.is_known` accepts."""
     n_heads, dim = q.shape[1:]
     page_size, n_kv_heads = k_pool.shape[1:3]
-    out = q.new_empty(q.shape)
-    call, work, _part = prepare(ragged, n_heads, n_kv_heads, dim, page_size, options)
+    out = q.new_empty(len(q), n_heads, v_pool.shape[3])
+    call, work, _part = prepare(ragged, n_heads, n_kv_heads, dim, page_size, options, v_pool.shape[3])
     if options.sinks is not None:
         sinks = options.sinks.to(torch.float32).contiguous()
         call.sinks = sinks.data_ptr()
@@ -65,29 +68,32 @@ def attend(
 
 
 def prepare(
-    ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, options: AttentionOptions
+    ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, options: AttentionOptions, v_dim: int = 0
 ) -> tuple[AttentionCall, NativeWork, Tensor]:
-    """Prepares a call for contiguous rows of q: sets all fields but q, first_q, out, sinks and the pools. Returns the
-    call, its plan and the buffer of partial results, which the caller must keep until the library has returned."""
+    """Prepares a call for contiguous rows of q: sets all fields but q, first_q, out, sinks and the pools. v_dim: of
+    values; 0: `dim`. Returns the call, its plan and the buffer of partial results, which the caller must keep until the
+    library has returned."""
     scale, softcap, window, _, first, _ = options
+    v_dim = v_dim or dim
     work = _work(ragged, n_heads, n_kv_heads, dim, window, first)
     n_partials = work.n_partials * n_heads
-    part = torch.empty(n_partials * (dim + 1))  # one buffer: the results, then their log-sum-exps
+    part = torch.empty(n_partials * (v_dim + 1))  # one buffer: the results, then their log-sum-exps
     call = AttentionCall(
         table=ragged.page_table.data_ptr(),
         rows=work.rows,
         position=ragged.position.data_ptr(),
         ancestors=None if ragged.ancestors is None else ragged.ancestors.data_ptr(),
         part=part.data_ptr(),
-        lse=part.data_ptr() + 4 * n_partials * dim,
+        lse=part.data_ptr() + 4 * n_partials * v_dim,
         s_q=n_heads * dim,
-        s_out=n_heads * dim,
+        s_out=n_heads * v_dim,
         s_page=page * n_kv_heads * dim,
         s_slot=n_kv_heads * dim,
         s_table=ragged.page_table.stride(0),
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         dim=dim,
+        v_dim=v_dim,
         page=page,
         window=window,
         is_exact=ragged.deterministic,

@@ -13,15 +13,16 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
 
     q            [n_rows, n_heads, head_dim]
     k/v_pool     [n_pages, page_size, n_kv_heads, head_dim], in q's dtype or in 8 bits with scales. Query head h reads
-                 KV head h // (n_heads / n_kv_heads)
+                 KV head h // (n_heads / n_kv_heads). Values that are smaller are the first numbers of keys
+                 (`kv_layout.values_of`)
     options      see AttentionOptions
-    Returns      [n_rows, n_heads, head_dim], in q's dtype
+    Returns      [n_rows, n_heads, head_dim of values], in q's dtype
     """
     scale, softcap, window, sinks, first, first_q = options
     real = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[1] // k_pool.shape[2]
     page_size = k_pool.shape[1]
-    out = torch.empty_like(q)
+    out = q.new_empty(*q.shape[:2], v_pool.shape[3])
     starts, kv_lens = ragged.q_start.tolist(), ragged.kv_len.tolist()
     for i, kv_len in enumerate(kv_lens):
         lo, hi = starts[i], starts[i + 1]

@@ -27,10 +27,10 @@ void merge(const Call& c, const int32_t* m) {
             const int64_t from = int64_t(m[1] + i) * c.n_heads + head;
             const float w = std::exp2(c.lse[from] - high);
             total += w;
-            for (int d = 0; d < c.dim; d += W) store(acc + d, load(acc + d) + load(c.part + from * c.dim + d) * w);
+            for (int d = 0; d < c.v_dim; d += W) store(acc + d, load(acc + d) + load(c.part + from * c.v_dim + d) * w);
         }
-        T* to = static_cast<T*>(c.out) + m[0] * c.s_out + head * c.dim;
-        for (int d = 0; d < c.dim; d += W) store(to + d, load(acc + d) * (1.0f / total));
+        T* to = static_cast<T*>(c.out) + m[0] * c.s_out + head * c.v_dim;
+        for (int d = 0; d < c.v_dim; d += W) store(to + d, load(acc + d) * (1.0f / total));
     }
 }
 
@@ -65,9 +65,9 @@ void run(const Call& c, const Item* small, int n_small, const Item* large, int n
     };
     // pairs of bfloat16 are multiplied directly, everything else as float
     if constexpr (can_pair<T, P>) {
-        if (c.dim % (2 * W)) by_vectors(float{});
+        if (c.dim % (2 * W) || c.v_dim % (2 * W)) by_vectors(float{});
 #ifdef BANYAN_TILES
-        else if (has_tiles())
+        else if (has_tiles() && c.v_dim == c.dim)
             each([&](const Item& item, Scratch& own) { attend_tiled(c, item, 0, c.n_kv_heads, own); },
                  [&](const Item& item, int head, Scratch& own) { attend_tiled(c, item, head, head + 1, own); });
 #endif

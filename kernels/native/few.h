@@ -22,8 +22,8 @@ void gather(const Call& c, int n, int head, Scratch& x, const float** v_row, con
         } else if (raw) {
             raw[s] = from;
         } else if (s < n) {
-            v_row[s] = x.v + s * c.dim;
-            widen_value<P>(c, x, s, head, x.v + s * c.dim);
+            v_row[s] = x.v + s * c.v_dim;
+            widen_value<P>(c, x, s, head, x.v + s * c.v_dim);
         }
     }
     load_scales<P>(c, head, x);
@@ -81,7 +81,7 @@ inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n,
 
 template <class T, class P, bool paired>
 void attend_few(const Call& c, const Item& item, int head_from, int head_to, Scratch& x) {
-    const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
+    const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim, v_dim = c.v_dim;
     const float* kt_row[MAX_DIM];
     const float* v_row[BLOCK];
     const P* raw[BLOCK];
@@ -95,7 +95,7 @@ void attend_few(const Call& c, const Item& item, int head_from, int head_to, Scr
             const T* from = query<T>(c, item, entry[i / group * 2]) + (h * group + i % group) * dim;
             if constexpr (paired) std::memcpy(x.q_half + r * dim, from, dim * sizeof(T));
             else for (int d = 0; d < dim; d += W) store(x.q + r * dim + d, load(from + d) * c.scale);
-            for (int d = 0; d < dim; d += W) store(x.acc + r * dim + d, vf{});
+            for (int d = 0; d < v_dim; d += W) store(x.acc + r * v_dim + d, vf{});
             x.top[r] = -INFINITY;
             x.total[r] = vf{};
         }
@@ -115,19 +115,19 @@ void attend_few(const Call& c, const Item& item, int head_from, int head_to, Scr
                 x.shrink[i] = weigh<P, paired>(c, x, x.weight + i * BLOCK, at, n_keys, item.position + i / group, oldest,
                                                item.tail, ancestors, x.top[r + i], x.total[r + i]);
             }
-            if (is_raw) product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, raw, n_keys, x.shrink);
-            else product(n, dim, x.acc + r * dim, dim, x.weight, BLOCK, v_row, n_keys, x.shrink);
+            if (is_raw) product(n, v_dim, x.acc + r * v_dim, v_dim, x.weight, BLOCK, raw, n_keys, x.shrink);
+            else product(n, v_dim, x.acc + r * v_dim, v_dim, x.weight, BLOCK, v_row, n_keys, x.shrink);
         }
     }
     for (int h = head_from, r = 0; h < head_to; h++)
         for (int i = 0; i < n; i++, r++) {
             const int head = h * group + i % group, row = entry[i / group * 2], part = entry[i / group * 2 + 1];
             const float by = normalizer(c, head, part, sum(x.total[r]), x.top[r]);
-            float* part_to = c.part + (int64_t(part) * c.n_heads + head) * dim;
-            T* to = static_cast<T*>(c.out) + row * c.s_out + head * dim;
-            for (int d = 0; d < dim; d += W) {
-                if (part >= 0) store(part_to + d, load(x.acc + r * dim + d) * by);
-                else store(to + d, load(x.acc + r * dim + d) * by);
+            float* part_to = c.part + (int64_t(part) * c.n_heads + head) * v_dim;
+            T* to = static_cast<T*>(c.out) + row * c.s_out + head * v_dim;
+            for (int d = 0; d < v_dim; d += W) {
+                if (part >= 0) store(part_to + d, load(x.acc + r * v_dim + d) * by);
+                else store(to + d, load(x.acc + r * v_dim + d) * by);
             }
         }
 }

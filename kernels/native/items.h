@@ -12,7 +12,7 @@ namespace {
 constexpr int BLOCK = 64;      // keys
 constexpr int STREAMS = 8;     // of keys, and of values, that are read in turns
 constexpr int MAX_ROWS = 256;  // per task: tokens times query heads
-constexpr int MAX_DIM = 256;
+constexpr int MAX_DIM = 576;  // as of latents with the part of a key that is rotated
 
 struct Call {  // one call of attention; pointers to elements of one type
     const void *q, *first_q, *k, *v;  // first_q: as q, for the first keys of texts; or null
@@ -22,10 +22,11 @@ struct Call {  // one call of attention; pointers to elements of one type
     const int32_t* rows;     // see AttentionPlan in plan.py
     const int32_t* position; // [n_rows], position of each row in its text; for windows
     const uint64_t* ancestors;  // [n_rows], the last 64 keys of its request that a row attends to; or null
-    float *part, *lse;       // [n_partials, n_heads, dim], [n_partials, n_heads]
+    float *part, *lse;       // [n_partials, n_heads, v_dim], [n_partials, n_heads]
     const float *k_scale, *v_scale;  // [pages, page, n_kv_heads], of 8-bit pools; of values in 4 bits see vector.h
     int64_t s_q, s_out, s_page, s_slot;
-    int32_t s_table, n_heads, n_kv_heads, dim, page, window, is_exact;  // is_exact: results must not depend on the number of rows
+    int32_t s_table, n_heads, n_kv_heads, dim, v_dim, page, window, is_exact;  // is_exact: results must not depend on the
+                             // number of rows. v_dim < dim: values are the first v_dim numbers of keys, and v is k
     float scale, softcap;    // scale in base 2
 };
 
@@ -97,6 +98,7 @@ inline void touch_lines(const Call& c, int n, const Scratch& x) {
         for (int i = 0; i < n_bytes; i += 64)
             for (int s = first; s < n; s += apart) {
                 touch(c.k, x.place[s] * int64_t(sizeof(P)) + i);
+                if (c.v == c.k) continue;
                 if (!has_halves<P>) touch(c.v, x.place[s] * int64_t(sizeof(P)) + i);
                 else if (i % 128 == 0) touch(c.v, (x.place[s] + i) / 2);
             }
@@ -113,7 +115,7 @@ inline void widen_value(const Call& c, const Scratch& x, int s, int head, float*
         for (int d = 0; d < c.dim; d += group, by += 2)
             widen_halves(numbers + d / 2, to + d, group, get(by[0]), get(by[1]));
     } else {
-        for (int d = 0; d < c.dim; d += W) store(to + d, load(static_cast<const P*>(c.v) + from + d));
+        for (int d = 0; d < c.v_dim; d += W) store(to + d, load(static_cast<const P*>(c.v) + from + d));
     }
 }
 

@@ -145,7 +145,7 @@ inline void weigh_across(float* score, int n, float by, vf* all_best, vf* all_to
 template <class T, class P, int V>
 inline void panel_across(const Call& c, const Item& item, Scratch& x, const Block block, int p) {
     constexpr int R = MR * NV / V;
-    const int dim = c.dim;
+    const int dim = c.dim, v_dim = c.v_dim;
     vf shrink[V];
     const auto* k_row = reinterpret_cast<const T* const*>(x.k_row);
     const auto* v_row = reinterpret_cast<const T* const*>(x.v_row);
@@ -159,10 +159,10 @@ inline void panel_across(const Call& c, const Item& item, Scratch& x, const Bloc
     if (!block.is_whole) mask_scores<V>(c, item, x, block, p);
     weigh_across<T, P, V>(x.weight, block.n, by, x.best + p * NV, x.total + p * PANEL, x.v_scale, shrink);
     const auto* weight = reinterpret_cast<const T*>(x.weight);
-    float* acc = x.acc + p * PANEL * dim;
+    float* acc = x.acc + p * PANEL * v_dim;
     constexpr int pair = 4 / sizeof(T);
     const int n = (block.n + pair - 1) / pair * pair;
-    across<T, R, V>(0, dim, acc, weight, n, [=](int r, int k) { return v_row[k] + pair * r; }, shrink);
+    across<T, R, V>(0, v_dim, acc, weight, n, [=](int r, int k) { return v_row[k] + pair * r; }, shrink);
 }
 
 // Transposes Q into panels of rows, float32 [dim][PANEL], bfloat16 [dim / 2][PANEL][2]. Missing rows repeat the last.
@@ -185,20 +185,20 @@ template <class T, class P>
 inline void load_block(const Call& c, const Item& item, int at, int n, int head, Scratch& x) {
     locate(c, item, at, n, x);
     load_scales<P>(c, head, x);
-    const int dim = c.dim;
+    const int dim = c.dim, v_dim = c.v_dim;
     const int64_t first = int64_t(head) * dim;
     const auto from = [&](const void* pool, int s) { return static_cast<const P*>(pool) + x.place[s] + first; };
     for (int s = 0; s < n; s++) {
         x.k_row[s] = from(c.k, s), x.v_row[s] = from(c.v, s);
         if constexpr (sizeof(T) == 2) {
-            bf16* to = x.v_pairs + s / 2 * 2 * dim;
+            bf16* to = x.v_pairs + s / 2 * 2 * v_dim;
             x.v_row[s] = to;
             if (s % 2 == 0)  // an odd last key is paired with the entry that `locate` puts past the end
-                for (int d = 0; d < dim; d += 2 * W) interleave(to + 2 * d, from(c.v, s) + d, from(c.v, s + 1) + d);
+                for (int d = 0; d < v_dim; d += 2 * W) interleave(to + 2 * d, from(c.v, s) + d, from(c.v, s + 1) + d);
         } else if constexpr (sizeof(P) < 4) {
             for (int d = 0; d < dim; d += W) store(x.k + s * dim + d, load(from(c.k, s) + d));
-            widen_value<P>(c, x, s, head, x.v + s * dim);
-            x.k_row[s] = x.k + s * dim, x.v_row[s] = x.v + s * dim;
+            widen_value<P>(c, x, s, head, x.v + s * v_dim);
+            x.k_row[s] = x.k + s * dim, x.v_row[s] = x.v + s * v_dim;
         }
     }
 }
@@ -206,7 +206,7 @@ inline void load_block(const Call& c, const Item& item, int at, int n, int head,
 // Writes O of all rows to `out`, or as partial results.
 template <class Q>
 inline void write_results(const Call& c, const Item& item, int head, Scratch& x) {
-    const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
+    const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.v_dim;
     const int32_t* entry = c.rows + int64_t(item.first) * 2;
     for (int r = 0; r < n; r += W) {
         const int n_here = n - r < W ? n - r : W;
@@ -247,7 +247,7 @@ void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
     }
     for (int i = 0; i < n_panels * NV; i++) x.best[i] = vf{} - INFINITY;
     for (int i = 0; i < n_panels * PANEL; i++) x.total[i] = vf{};
-    std::memset(x.acc, 0, sizeof(float) * n_panels * PANEL * c.dim);
+    std::memset(x.acc, 0, sizeof(float) * n_panels * PANEL * c.v_dim);
     for (int at = item.start; at < item.end; at += BLOCK) {
         const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
         load_block<T, P>(c, item, at, n_keys, head, x);

@@ -10,10 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from banyan.kernels.device import architecture
-from banyan.kernels.kv_layout import HALVES, LIMIT, Pool, Quantized, group_of
+from banyan.kernels.kv_layout import HALVES, LIMIT, Pool, Quantized, group_of, is_latent
 
-PLAIN, INT8, FP8, FP8_BITS, INT4 = 0, 1, 2, 3, 4
-"""KIND of a pool's numbers. FP8_BITS: e4m3 as uint8. INT4: two numbers in a byte, the first in the low half."""
+PLAIN, INT8, FP8, FP8_BITS, INT4, LATENT = 0, 1, 2, 3, 4, 5
+"""KIND of a pool's numbers. FP8_BITS: e4m3 as uint8. INT4: two numbers in a byte, the first in the low half. LATENT: of
+values that are written with the keys."""
 
 
 def pool_args(pool: Pool, arch: str) -> tuple[Tensor, Tensor | None, int]:
@@ -127,17 +128,22 @@ def _write(
     i_row = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + i_row)
     put(p_k + i_row * s_k, p_k_pool, p_k_scale, slot, N_HEADS, DIM, KIND, GROUP, BLOCK, BLOCK_HEADS, BLOCK_DIM)
-    put(p_v + i_row * s_v, p_v_pool, p_v_scale, slot, N_HEADS, DIM, V_KIND, GROUP, BLOCK, BLOCK_HEADS, BLOCK_DIM)
+    if V_KIND != 5:
+        put(p_v + i_row * s_v, p_v_pool, p_v_scale, slot, N_HEADS, DIM, V_KIND, GROUP, BLOCK, BLOCK_HEADS, BLOCK_DIM)
 
 
 def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) -> None:
     """See `reference.write_kv`. k and v may be views of a wider tensor; their rows must be contiguous."""
     n_rows, n_heads, dim = k.shape
     arch = architecture()
-    (k_to, k_scale, kind), (v_to, v_scale, v_kind) = pool_args(k_pool, arch), pool_args(v_pool, arch)
+    k_to, k_scale, kind = pool_args(k_pool, arch)
+    if is_latent(k_pool, v_pool):
+        v, v_to, v_scale, v_kind = k, k_to, k_scale, LATENT
+    else:
+        v_to, v_scale, v_kind = pool_args(v_pool, arch)
     assert k_to.is_contiguous(), "the K pool must be contiguous"
     assert v_to.is_contiguous(), "the V pool must be contiguous"
-    assert v_kind in (kind, INT4), "K and V pools differ in dtype"
+    assert v_kind in (kind, INT4, LATENT), "K and V pools differ in dtype"
     assert k.shape == v.shape, "K and V differ in shape"
     assert k.stride()[1:] == v.stride()[1:] == (dim, 1), "rows of K and V must be contiguous"
     if n_rows:

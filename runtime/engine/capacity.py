@@ -172,13 +172,14 @@ def _formula(spec: ModelSpec, config: Config, kv_bytes: int) -> str:
     from banyan.runtime.engine.kv_pool import bytes_per_token, dtypes
 
     heads = []
-    for name, dtype in zip("KV", dtypes(spec, config.kv_dtype), strict=True):
+    for name, dtype in zip(("latents",) if spec.latent_dim else "KV", dtypes(spec, config.kv_dtype), strict=False):
         n_bytes = spec.head_dim * dtype.itemsize // (2 if dtype == HALVES else 1)
         scales = slot_bytes(1, spec.head_dim, dtype) - n_bytes
         heads.append(f"{n_bytes} B of {name}" + (f" + {scales} B of scales" if scales else ""))
     drafted = kv_bytes - bytes_per_token(spec, config.kv_dtype)
     more = f" + {drafted:,} B of the draft model" if drafted else ""
-    return f"{spec.n_kv_layers} layers x {spec.n_kv_heads} KV heads x ({' + '.join(heads)}){more} = {kv_bytes:,} B"
+    kv_heads = "" if spec.latent_dim else f"{spec.n_kv_heads} KV heads x "
+    return f"{spec.n_kv_layers} layers x {kv_heads}({' + '.join(heads)}){more} = {kv_bytes:,} B"
 
 
 def _count(text: str | int) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from banyan.kernels import ops
 from banyan.kernels.attention.ragged import to_device
-from banyan.kernels.kv_layout import HALVES, KV_KINDS, Pool, parts, slot_bytes, stacked
+from banyan.kernels.kv_layout import HALVES, KV_KINDS, Pool, kv_pools, parts, slot_bytes, stored
 from banyan.radix_cache.host_tier import Move
 from banyan.radix_cache.pagefile import NotAPageFile, PageFile
 from banyan.runtime.config import Config, KVDtype, Resolved
@@ -32,8 +32,9 @@ LAYOUT = 1  # Version of a page's layout and computation. Files and engines of a
 
 class KVPool:
     """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device, in the model's
-    dtype or in few bits with scales. Memory is claimed once, here. Pages that windowed layers have for themselves are
-    numbered separately; in copies, page p of these is ~p, and slot s is ~s."""
+    dtype or in few bits with scales. Of latent attention, only K has memory. Memory is claimed once, here. Pages
+    that windowed layers have for themselves are numbered separately; in copies, page p of these is ~p, and slot s is
+    ~s."""
 
     def __init__(
         self, spec: ModelSpec, n_pages: int, page: int, device: str, n_host: int = 0, file: PageFile | None = None,
@@ -66,12 +67,7 @@ class KVPool:
         """The pools of some layers, with one page more."""
         shape = n_pages + 1, self.page, spec.n_kv_heads, spec.head_dim
         try:
-            keys, values = dtypes(spec, kv_dtype)
-            if keys == values:
-                pools = stacked(2 * n_layers, shape, keys, self.device)
-                return list(zip(pools[::2], pools[1::2], strict=True))
-            k_pools, v_pools = (stacked(n_layers, shape, dtype, self.device) for dtype in (keys, values))
-            return list(zip(k_pools, v_pools, strict=True))
+            return kv_pools(n_layers, shape, dtypes(spec, kv_dtype), self.device, spec.latent_dim)
         except (torch.OutOfMemoryError, RuntimeError) as e:
             size = n_pages * self.page * bytes_per_token(spec, kv_dtype, n_layers) / 2**20
             raise OutOfMemory(
@@ -201,7 +197,7 @@ class KVPool:
 
 
 def _parts(pools: Sequence[tuple[Pool, Pool]]) -> list[Tensor]:
-    return [part for pair in pools for pool in pair for part in parts(pool)]
+    return [part for pair in pools for pool in stored(*pair) for part in parts(pool)]
 
 
 def _aligned(n_bytes: int) -> int:
@@ -223,7 +219,8 @@ def kv_format(config: Config, resolved: Resolved, spec: ModelSpec, weights: byte
 def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype, n_layers: int | None = None) -> int:
     """Bytes of one token in the pools of n_layers of a model that computes in spec.dtype, including scales. None: of
     all."""
-    sizes = (slot_bytes(spec.n_kv_heads, spec.head_dim, dtype) for dtype in dtypes(spec, kv_dtype))
+    kinds = dtypes(spec, kv_dtype)[: 1 if spec.latent_dim else 2]
+    sizes = (slot_bytes(spec.n_kv_heads, spec.head_dim, dtype) for dtype in kinds)
     return (spec.n_kv_layers if n_layers is None else n_layers) * sum(sizes)
 
 
@@ -231,6 +228,10 @@ def dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype
     """Of the numbers of keys and of values. ConfigError: values of this model cannot have 4 bits."""
     own = getattr(torch, spec.dtype)
     found = KV_KINDS.get(kv_dtype, (own, own))
+    if HALVES in found and spec.latent_dim:
+        raise ConfigError(
+            f"kv_dtype is {kv_dtype}, but values of {spec.name} are part of its keys, as latents; use kv_dtype='int8'"
+        )
     if HALVES in found and spec.head_dim % 16:
         raise ConfigError(
             f"kv_dtype is {kv_dtype}, but heads of {spec.head_dim} are no groups of 16; use kv_dtype='int8'"

@@ -142,6 +142,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...] = ()  # of each layer: how many tokens a token attends to, 0: all; (): all layers to all
     n_first: int = 0  # tokens at the beginning of a text that all its tokens attend to, in front of the window
     images: ImageSpec | None = None  # how it takes images; None: it takes none
+    latent_dim: int = 0  # of latent attention: values are so many first numbers of the one key; 0: they are stored
 
     @property
     def kind(self) -> str:
@@ -169,7 +170,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kv_elements(self) -> int:
         """Elements of K and V that one token takes in all layers."""
-        return 2 * self.n_kv_layers * self.n_kv_heads * self.head_dim
+        return (1 if self.latent_dim else 2) * self.n_kv_layers * self.n_kv_heads * self.head_dim
 
 
 FAMILIES: dict[str, type[Dense]] = {"llama": Llama, "mistral": Mistral, "qwen2": Qwen2, "qwen3": Qwen3}

@@ -3,8 +3,8 @@
 transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). Ours writes K and V to the pools and
 reads them through the page table. Everything else (norms, experts, positions, logit caps) remains transformers' code.
 
-A layer whose heads are fewer or smaller than the pages' (layers that differ, values shorter than keys as in multi-head
-latent attention) is padded with zeros, which changes no score and no output. On a CPU, linear layers become `Linear`,
+A layer whose heads are fewer or smaller than the pages' (layers that differ) is padded with zeros, which changes no
+score and no output. Multi-head latent attention reads latents (latent.py). On a CPU, linear layers become `Linear`,
 and experts `PackedExperts` of moe.py. Layers with a recurrent state have it in slots (recurrent.py).
 
 The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
@@ -44,13 +44,13 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from banyan.kernels import ops
-from banyan.kernels.kv_layout import Pool, Quantized
+from banyan.kernels.kv_layout import Pool, Quantized, kv_pools
 from banyan.kernels.linear.grouped import Grouped, quantise
 from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.moe.experts import Gate
 from banyan.kernels.ops import Ragged, ragged
 from banyan.runtime.errors import BadModel, BanyanError, Unsupported
-from banyan.runtime.model import moe, recurrent
+from banyan.runtime.model import latent, moe, recurrent
 from banyan.runtime.model.families import ModelSpec, dtype_name
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.quantised.config import Quantisation
@@ -192,13 +192,15 @@ class HfModel:
         if s.kv_layers is not None:
             self._state_parts, self._is_stepwise = recurrent.pack_mixers(self._model, first[:6])
             self.new_states(2)
+        if s.latent_dim:
+            latent.absorb(self._model)
         _pack(self._model, called, device, n_bits, experts, regroup if keeps_fp4 else None)
 
         chunk = s.chunk if s.chunk < self._context else 0
         page = gcd(_PROBE_PAGE, chunk)
         n_chunk, n_pages = -(-n // 3), -(-n // page)
         shape = (2 * n_pages, page, s.n_kv_heads, s.head_dim)
-        kv = [tuple(torch.zeros(2, *shape, dtype=self._model.dtype, device=device)) for _ in range(s.n_kv_layers)]
+        kv = kv_pools(s.n_kv_layers, shape, (self._model.dtype,) * 2, device, s.latent_dim)
         pages = [list(range(n_pages)), list(range(n_pages, 2 * n_pages))]
 
         def step(ids: list[Tensor], starts: list[int]) -> Tensor:
@@ -306,6 +308,10 @@ def _attention(
     rule = step.rules.get(layer)
     if rule is None or attention_mask is not None:
         rule = step.rules[layer] = _rule(module, query, key, value, attention_mask, options, step)
+    scale = options.get("scaling")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    absorbed = module.kv_b_proj if step.spec.latent_dim else None
+    query = query if absorbed is None else absorbed.queries(query)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [n_rows, heads, head_dim]
     if getattr(module, "is_scaled_by_position", False):  # Llama 4
         n_floors = ((step.ragged.position + 1.0) / module.floor_scale).floor()
@@ -313,7 +319,7 @@ def _attention(
     n_heads, n_kv_heads, v_dim, sinks = q.shape[1], k.shape[1], v.shape[2], options.get("s_aux")
     k_pool, v_pool = step.kv[layer]
     n_pool, dim = k_pool.shape[2:]
-    if (n_kv_heads, k.shape[2], v_dim) != (n_pool, dim, dim):
+    if (n_kv_heads, k.shape[2], v_dim) != (n_pool, dim, v_pool.shape[3]):
         more = n_pool - n_kv_heads
         q = F.pad(q.reshape(len(q), n_kv_heads, -1, q.shape[2]), (0, dim - q.shape[2], 0, 0, 0, more)).flatten(1, 2)
         k, v = (F.pad(x, (0, dim - x.shape[2], 0, more)) for x in (k, v))
@@ -322,8 +328,6 @@ def _attention(
     q, k, v = (x.contiguous().to(dtype) for x in (q, k, v))
     batch = (rule.in_chunks and step.ragged.local) or step.ragged.seen_in(rule.window)
     ops.write_kv(k, v, k_pool, v_pool, batch.slots)
-    scale = options.get("scaling")
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
     out = ops.attention(
         q,
         k_pool,
@@ -336,7 +340,8 @@ def _attention(
     )
     if step.images is not None and step.images.blocks:
         attend_blocks(out, q, k_pool, v_pool, step.images.blocks, scale, rule.window)
-    return out[None, :, :n_heads, :v_dim].to(query.dtype), None
+    out = out[:, :n_heads, :v_dim].to(query.dtype)
+    return (out if absorbed is None else absorbed.outputs(out))[None], None
 
 
 # Options of attention calls that we pass on, that the rule covers, or that only other kernels read.
@@ -421,8 +426,12 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
     _check(config, text, family, kv_layers)
     n_heads = _largest(text, "num_attention_heads") if kv_layers != () else text.hidden_size
     head_dim = max(_largest(text, name) for name in _HEAD_DIMS) or text.hidden_size // n_heads
-    if getattr(text, "kv_lora_rank", None):  # latents become keys and values of all heads before attention
-        n_kv_heads, head_dim = n_heads, max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
+    latent_dim = 0
+    if getattr(text, "kv_lora_rank", None):
+        if text.qk_rope_head_dim and latent.has_latents(auto_class(config)._model_mapping[type(config)]):
+            latent_dim, n_kv_heads, head_dim = text.kv_lora_rank, 1, text.kv_lora_rank + text.qk_rope_head_dim
+        else:  # they become keys and values of all heads before attention
+            n_kv_heads, head_dim = n_heads, max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
     elif getattr(text, "multi_query", False):
         n_kv_heads = 1
     else:
@@ -443,6 +452,7 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         kv_layers=kv_layers,
         chunk=getattr(text, "attention_chunk_size", None) or 0,
         windows=_windows(text) if kv_layers is None else (),
+        latent_dim=latent_dim,
         **common,
     )
 
@@ -512,7 +522,7 @@ def _beside_text(model: Any) -> set[nn.Module]:
 
 
 def build_empty(
-    path: Path, device: torch.device, dtype: torch.dtype, n_bits: int, keeps_fp4: bool, has_tower: bool
+    spec: ModelSpec, path: Path, device: torch.device, dtype: torch.dtype, n_bits: int, keeps_fp4: bool
 ) -> nn.Module:
     """The module that `build` makes, whose tensors have any content; on a CPU within a FakeTensorMode."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -521,7 +531,7 @@ def build_empty(
     config.__dict__.pop("quantization_config", None)
     with torch.device("meta"):
         model: nn.Module = auto_class(config).from_config(config, dtype=dtype, attn_implementation="eager")
-    if has_tower:
+    if spec.images is not None:
         called = set(model.modules()) - _beside_text(model)
     else:
         own = [id(config), id(config.get_text_config())]
@@ -539,6 +549,8 @@ def build_empty(
                 parts[name] = moved.get(id(old))
     with unset_fake_temporarily():
         experts = moe.gates(model)
+    if spec.latent_dim:
+        latent.absorb(model)
     _pack(model, called, device, n_bits, experts, partial(regroup, is_known=True) if keeps_fp4 else None)
     return model
 

@@ -50,8 +50,8 @@ def weight_size(
         if spec.dense is None:
             from banyan.runtime.model import hf
 
-            kept = N_BITS.get(weight_dtype, 0), keeps_fp4(spec, weight_dtype), spec.images is not None
-            return measure(hf.build_empty(path, at, number, *kept))
+            kept = N_BITS.get(weight_dtype, 0), keeps_fp4(spec, weight_dtype)
+            return measure(hf.build_empty(spec, path, at, number, *kept))
         weights = Headers(path, at, number)
         return measure(decoder.build(spec, weights, at, number, context, deterministic, weight_dtype, shard))
 

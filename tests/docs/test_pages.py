@@ -118,15 +118,16 @@ def test_every_parameter_is_described(reference: ModuleType, function: Callable[
 
 def test_tables_of_families_are_what_the_tests_of_models_test() -> None:
     tables = re.findall(r"\|---\|.*\n((?:\|.*\n)+)", (ROOT / "docs/models.md").read_text())
-    native, others, refused, recurrent = tables[:4]
+    native, others, refused, latent, recurrent = tables[:5]
     images = next(table for table in tables if table.startswith("| `gemma3` |"))
     assert sorted(re.findall(r"^\| `(\w+)`", images, re.MULTILINE)) == sorted(IMAGE_MODELS)
     source = (ROOT / "tests/runtime/model/test_hf.py").read_text()
     assert set(re.findall(r"^\| `(\w+)`", native, re.MULTILINE)) == set(FAMILIES)
     assert re.findall(r"^\| `(\w+)`", others, re.MULTILINE) == re.findall(r'^    "(\w+)": \[', source, re.MULTILINE)
-    source_of_recurrent = (ROOT / "tests/runtime/engine/test_recurrent.py").read_text()
-    tested = re.findall(r'^    "(\w+)": "(?:long)?",', source_of_recurrent, re.MULTILINE)
-    assert re.findall(r"^\| `(\w+)`", recurrent, re.MULTILINE) == tested
+    for table, tests in ((latent, "test_latents.py"), (recurrent, "test_recurrent.py")):
+        source_of_table = (ROOT / "tests/runtime/engine" / tests).read_text()
+        tested = re.findall(r'^    "(\w+)": "(?:long)?",', source_of_table, re.MULTILINE)
+        assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == tested
     listed = re.findall(r"`([\w-]+)`", " ".join(row.split("|")[1] for row in refused.splitlines()))
     assert set(listed) == set(re.findall(r'^        \("([\w-]+)", .*"\),', source, re.MULTILINE))
 

@@ -10,7 +10,7 @@ from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.draw import kernel as draw
 from banyan.kernels.draw.rows import Rows
-from banyan.kernels.kv_layout import KV_KINDS, stacked
+from banyan.kernels.kv_layout import KV_KINDS, kv_pools
 from banyan.kernels.linear import kernel as linear
 from banyan.kernels.linear.packed import GroupedRows
 from banyan.kernels.moe import kernel as moe
@@ -30,7 +30,13 @@ ALL_OPTIONS = {"window": 4096, "first": 4, "softcap": 30.0, "sinks": True, "tree
 
 
 def compile_attention(
-    target: str, dtype: torch.dtype, heads: tuple[int, int], dim: int, page_size: int = 16, **options: Any
+    target: str,
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    dim: int,
+    page_size: int = 16,
+    latent_dim: int = 0,
+    **options: Any,
 ) -> dict[str, Any]:
     """Compiles a decode, a chunk and a split read. Returns the kernels by name: small, large and merge."""
     kv_lens = [30000, 700, 900]
@@ -40,7 +46,7 @@ def compile_attention(
     batch = ragged([1, 1, 300], kv_lens, pages, page_size, "meta", parents, deterministic)
     q = torch.empty(302, heads[0], dim, dtype=dtype, device="meta")
     kinds = KV_KINDS.get(options.pop("kv", ""), (dtype, dtype))
-    pools = [stacked(1, (8, page_size, heads[1], dim), kind, "meta")[0] for kind in kinds]
+    (pools,) = kv_pools(1, (8, page_size, heads[1], dim), kinds, "meta", latent_dim)
     if options.pop("sinks", False):
         options["sinks"] = torch.empty(heads[0], device="meta")
     if "first" in options:
@@ -91,6 +97,20 @@ def test_pools_in_few_bits_are_pipelined_and_do_not_spill(kv: str, target: str) 
     if target != "gfx942":
         assert kernels["small"].shared >= 2 * (2 * 32 * 128), "K and V are single-buffered"
         assert kernels["small"].counts["async copy"] > 0
+
+
+@pytest.mark.parametrize(
+    ("target", "heads", "kv"),
+    short_form(
+        product(TARGETS, [(16, 1), (128, 1), (40, 1)], ["", "int8", "fp8"]),
+        lambda *case: case == ("sm_80", (16, 1), ""),
+    ),
+)
+def test_latents_of_512_numbers_do_not_spill(target: str, heads: tuple[int, int], kv: str) -> None:
+    kernels = compile_attention(target, torch.bfloat16, heads, 576, latent_dim=512, kv=kv, tree=True)
+    assert all(
+        sum(kernels[name].counts.get(dot, 0) for dot in ("hmma", "hgmma", "mfma")) for name in ("small", "large")
+    )
 
 
 def test_float32_does_not_use_tensor_cores() -> None:

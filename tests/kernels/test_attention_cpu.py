@@ -78,6 +78,16 @@ def test_dtypes_and_head_shapes_agree(dtype: torch.dtype, dim: int, heads: tuple
     check_paths(case)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("dim", "latent_dim"), [(24, 16), (576, 512)])
+@pytest.mark.parametrize("options", [{}, {"window": 9, "softcap": 5.0, "sinks": True}, {"kv": "int8"}], ids=str)
+def test_latents_are_keys_and_values(dim: int, latent_dim: int, options: dict, dtype: torch.dtype) -> None:
+    shape = {"heads": (20, 1), "dim": dim, "latent_dim": latent_dim, "dtype": dtype}
+    check_paths(attention_case(10, [1, 7, 1], [130, 40, 33], shared_pages=1, **shape, **options))
+    if not options:
+        check_paths(attention_case(11, [7, 2], [90, 50], parents=[[-1, 0, 0, 1, -1, 4, 2], None], **shape))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 @pytest.mark.parametrize("kv", ["", "int8", "fp8"])

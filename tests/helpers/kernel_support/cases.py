@@ -10,7 +10,7 @@ from torch import Tensor
 from banyan.kernels.attention import reference
 from banyan.kernels.attention.plan import MAX_DRAFT
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged, ragged
-from banyan.kernels.kv_layout import KV_KINDS, Pool, Quantized, quantize
+from banyan.kernels.kv_layout import KV_KINDS, Pool, Quantized, quantize, values_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -48,6 +48,7 @@ def attention_case(
     *,
     heads: tuple[int, int] = (4, 2),
     dim: int = 64,
+    latent_dim: int = 0,
     page_size: int = 16,
     dtype: torch.dtype = torch.float32,
     kv: str = "",
@@ -62,6 +63,7 @@ def attention_case(
     """A batch over scattered pages. Every slot that no request owns is NaN, also page 0 (the table's padding).
 
     heads         (n_heads, n_kv_heads)
+    latent_dim    values are so many first numbers of keys; 0: they are stored
     kv            a key of `kv_layout.KV_KINDS`: K and V are quantised to it
     shared_pages  all requests share so many first pages, and every second one half as many more; but only pages that
                   are full before a request's own rows
@@ -92,6 +94,8 @@ def attention_case(
         _quantized(pool, kind, device) if kind else pool.to(device, dtype)
         for pool, kind in zip(pools, kinds, strict=True)
     )
+    if latent_dim:
+        v_pool = values_of(k_pool, latent_dim)
     batch = ragged(q_lens, kv_lens, pages, page_size, device, parents)
     if first:
         other = torch.randn(q.shape, generator=chance)

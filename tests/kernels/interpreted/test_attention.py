@@ -105,6 +105,24 @@ def test_dtypes_and_head_shapes_agree(dtype: torch.dtype, heads: tuple[int, int]
     check(attention_case(3, [1, 6], [40, 33], heads=heads, dim=dim, dtype=dtype))
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 9}, {"softcap": 5.0}, {"sinks": True}, {"kv": "int8"}, {"kv": "fp8"}], ids=str
+)
+@pytest.mark.usefixtures("splits")
+def test_latents_are_keys_and_values(options: dict) -> None:
+    check(attention_case(10, [1, 9, 1], [70, 20, 5], heads=(4, 1), dim=40, latent_dim=24, **options))
+
+
+def test_latents_of_draft_trees() -> None:
+    parents = [[-1, 0, 0, 1, -1, 4, 2], None]
+    check(attention_case(11, [7, 2], [90, 50], heads=(4, 1), dim=48, latent_dim=32, parents=parents))
+
+
+@pytest.mark.parametrize("n_heads", [16, 20])
+def test_latents_of_many_heads_take_several_programs(n_heads: int) -> None:
+    check(attention_case(12, [1, 2], [40, 2], heads=(n_heads, 1), dim=576, latent_dim=512, dtype=torch.bfloat16))
+
+
 @pytest.mark.parametrize("page_size", [1, 16, 32, 64])
 @pytest.mark.parametrize("kv", ["", "int8", "fp8", "k8v4"])
 @pytest.mark.usefixtures("splits")

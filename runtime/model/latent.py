@@ -1,0 +1,66 @@
+"""Multi-head latent attention of transformers' models over latents, instead of keys and values of all heads.
+
+A token's keys and values are products of one latent (DeepSeek-AI, DeepSeek-V2, 2024). The matrix that makes keys is
+multiplied with queries instead, and the one that makes values with the sums over latents. So attention reads one key
+per token, which is the latent and the part of keys that is rotated; the latent is the value too.
+
+transformers makes keys and values of a layer's latents in `expand_kv`, which a module loses here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Absorbed(nn.Module):
+    """The weight of `kv_b_proj`, by what it is multiplied with."""
+
+    def __init__(self, linear: nn.Linear, n_heads: int, v_dim: int) -> None:
+        """linear: latent -> n_heads * (part of a key + value)."""
+        super().__init__()
+        by_head = linear.weight.data.view(n_heads, -1, linear.in_features)
+        keys, values = by_head.split([by_head.shape[1] - v_dim, v_dim], 1)
+        self.keys = nn.Parameter(keys.contiguous(), requires_grad=False)  # [n_heads, part of a key, latent]
+        self.values = nn.Parameter(values.transpose(1, 2).contiguous(), requires_grad=False)  # [n_heads, latent, value]
+
+    def queries(self, query: Tensor) -> Tensor:
+        """Queries for latents and the rotated part: [1, n_heads, n_rows, head] -> [1, n_heads, n_rows, latent + rotated
+        part]."""
+        plain, rotated = query.split([self.keys.shape[1], query.shape[3] - self.keys.shape[1]], 3)
+        return torch.cat([torch.bmm(plain[0], self.keys)[None], rotated], 3)
+
+    def outputs(self, sums: Tensor) -> Tensor:
+        """Outputs of heads from sums of latents: [n_rows, n_heads, latent] -> [n_rows, n_heads, value]."""
+        return torch.bmm(sums.transpose(0, 1), self.values).transpose(0, 1)
+
+
+class _OverLatents:
+    """Gives attention the latents and the rotated part in the place of keys and values."""
+
+    def expand_kv(self, latents: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.cat([latents, rotated], 3), latents
+
+
+def has_latents(model_class: type) -> bool:
+    """Whether a class of transformers makes keys and values of latents in a step of its own."""
+    own = vars(inspect.getmodule(model_class)).values()
+    return any(inspect.isclass(part) and hasattr(part, "expand_kv") for part in own)
+
+
+def absorb(model: nn.Module) -> None:
+    """Let the layers of a model attend to latents."""
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "expand_kv"):
+            module.kv_b_proj = Absorbed(module.kv_b_proj, module.num_heads, module.v_head_dim)
+            module.__class__ = _over_latents(type(module))
+
+
+@cache
+def _over_latents(attention: type) -> type:
+    return type(attention.__name__, (_OverLatents, attention), {})
