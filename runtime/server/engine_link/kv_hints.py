@@ -81,15 +81,15 @@ class _Fork:
 
 
 class _StateKV:
-    """The KV of one state. serial, name: of its program. namespace: of its last generation, and before it of its
-    program."""
+    """The KV of one state. serial, name: those of its program. namespace: that of its last generation, or of its
+    program before the first generation."""
 
     def __init__(
         self, serial: int, name: str, namespace: bytes, parent: _StateKV | None = None, fork: _Fork | None = None
     ) -> None:
         self.serial, self.name, self.namespace = serial, name, namespace
         self.parent, self.fork = parent, fork
-        self.prompt: bytes = b""  # of its last generation, int32 ids
+        self.prompt: bytes = b""  # the prompt of its last generation, int32 ids
         self.output: bytes | bytearray = b""
         self.n_running = 0
         self.n_branches = 0  # branches that are not dropped

@@ -152,7 +152,7 @@ class Trials(Generic[S]):
             if self._is_living(suspect):
                 self._on_trial = suspect
                 self._run(suspect, is_trial=True)
-                if not self._is_living(suspect):  # it had all its tokens
+                if not self._is_living(suspect):  # the request had all its tokens
                     self._on_trial = None
         while self._on_trial is None and self._waiting and not self._is_pausing:
             if self._is_living(request := self._waiting.popleft()):

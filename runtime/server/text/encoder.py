@@ -182,7 +182,7 @@ class EncoderProcess:
             self._child = launch.ChildProcess([*COMMAND, "--fd", str(its.fileno())], pass_fds=(its.fileno(),))
         self._pipe = Connection(ours.detach())
         self._pipe.send_bytes(self._tokenizer)
-        self._pipe.recv_bytes()  # it is ready: its start is not part of the time of a text
+        self._pipe.recv_bytes()  # the child is ready: its start does not count as time of a text
 
     def _stop(self) -> None:
         if self._child is not None:

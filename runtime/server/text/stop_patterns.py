@@ -65,7 +65,7 @@ class Patterns:
         return bool(self._patterns)
 
     def first_end(self, text: str, n_old: int, is_whole: bool) -> tuple[int, str] | None:
-        """(end, pattern) of the first match that ends behind the first `n_old` characters.
+        """(end, pattern) of the first match that ends after the first `n_old` characters.
 
         The text up to each character is searched in turn, so the result does not depend on how the text was split into
         pieces. is_whole: `text` starts where the output does; otherwise its first character is only context.
