@@ -166,8 +166,8 @@ class KVHints:
     # ---- eviction --------------------------------------------------------------------------------------------------
 
     def evict(self, n: int) -> int:
-        """Frees n pages on the device: first of nodes without holds, then of held ones. Returns how many, which is less
-        than n only if all other pages are locked."""
+        """Frees n pages on the device, from nodes that no hint holds first, then from held nodes. Returns how many
+        pages it freed, which is less than n only if all other pages are locked."""
         tree, free = self.tree, self.tree.pool.free
         n_freed = tree.evict(n)
         while n_freed < n:
@@ -217,7 +217,7 @@ class KVHints:
 
     def find(self, hint: KVHint) -> tuple[Node, bool] | None:
         """Finds the part of a hint's prefix that is on the device. Returns the node in which this part ends, and
-        whether it is the whole prefix. Splits the node if it has pages behind the prefix. Returns None if the part has
+        whether it is the whole prefix. Splits the node if it has pages after the prefix. Returns None if the part has
         less than a page and is not the whole prefix."""
         tree, page = self.tree, self.tree.page
         root = tree.roots.get(hint.namespace)
