@@ -327,5 +327,5 @@ def test_mock_refuses_streams() -> None:
 
 
 def test_unknown_name_in_refuses_raises() -> None:
-    with pytest.raises(bn.ConfigError, match=r"there is nothing called 'top_q'; there are .*top_p"):
+    with pytest.raises(bn.ConfigError, match=r"unknown feature 'top_q'; choose from .*top_p"):
         bn.Mock("a", refuses={"top_q"})
