@@ -1,7 +1,7 @@
 """Hints of programs about prefixes: this is needed again, this must stay, this can go.
 
     hint = cache.handle(ids)              # a hint on the prefix `ids`
-    hint.expect(steps)                    # it is needed again in about so many steps
+    hint.expect(steps)                    # it is needed again in about `steps` steps
     hint.pin(until)                       # keep it as long as anything else can be evicted
     hint.prefetch()                       # bring it back from host memory
     hint.release()                        # nothing more is known; the policy decides
@@ -51,7 +51,7 @@ class KVHint:
         return self.node is not None
 
     def expect(self, steps: float) -> None:
-        """The prefix is needed again in about so many of the caller's steps (`Cache.tick`)."""
+        """The prefix is needed again in about `steps` of the caller's steps (`Cache.tick`)."""
         self._hints.remove(self)
         self.due = self._hints.step + max(0.0, steps)
         self._hints.add(self)

@@ -76,7 +76,7 @@ class ProgramObserver:
         """A gen or select has ended with an outcome."""
 
     def hold(self, program: Any, n_chars: int) -> None:
-        """The program holds so many more characters. May raise."""
+        """The program holds `n_chars` more characters. May raise."""
 
     def forked(self, program: Any, state: RunningState, children: tuple[int, ...]) -> None:
         """`state` is about to be forked. May raise."""
@@ -527,7 +527,7 @@ class Executor:
         self._fail(op, error)
 
     def _fail(self, op: QueuedOp, error: BanyanError) -> None:
-        """Pass `error` on to whoever waits for `op`."""
+        """Pass `error` on to all that wait for `op`."""
         match op:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
                 self.values[ref] = error

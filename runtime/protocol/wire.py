@@ -336,9 +336,9 @@ class Drop(Wire, frozen=True):
 
 
 class CacheHint(Wire, frozen=True):
-    """A hint about the KV of a state at this point; it changes no output. pin: evict it last for so many seconds, even
-    after the program ended; 0 removes a pin. steps: the program will use it again in about so many engine steps.
-    prefetch: copy its pages back from host memory now."""
+    """A hint about the KV of a state at this point; it changes no output. pin: seconds for which it is evicted last,
+    even after the program ended; 0 removes a pin. steps: about how many engine steps pass until the program uses it
+    again. prefetch: copy its pages back from host memory now."""
 
     state: Number
     pin: float | None = None
@@ -804,9 +804,9 @@ class ProgramEnded(Wire, frozen=True):
 
 class Hold(Wire, frozen=True):
     """Protect the cached part of a prefix from eviction. hold: the server's number for this hold; a new Hold with the
-    same number replaces the old one. steps: engine steps until the prefix is needed, about; < 0: unknown. seconds: pin
-    it for this long. prefetch: copy its pages back from host memory first, as far as there are pages that nobody
-    holds."""
+    same number replaces the old one. steps: about how many engine steps pass until the prefix is needed; < 0: unknown.
+    seconds: pin it for this long. prefetch: copy its pages back from host memory first, as far as there are pages that
+    nobody holds."""
 
     hold: int
     ids: bytes

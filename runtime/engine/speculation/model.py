@@ -30,7 +30,7 @@ from banyan.runtime.model import heads
 from banyan.runtime.model.load import Model
 
 MAX_CATCH_UP = 512  # Most rows of one request per pass. A request that is further behind catches up over several steps.
-N_SECOND = 3  # at so many positions, the second best token is proposed too
+N_SECOND = 3  # number of positions at which the second best token is proposed too
 
 
 class _DraftText:

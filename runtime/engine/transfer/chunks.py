@@ -25,7 +25,7 @@ _ASKED = struct.Struct("=16sQQQ")  # name and number of a buffer; offset and len
 _HANDSHAKE = 4096  # bytes of a message beyond its content; CURVE's own are below 1 KiB
 _POLL_MS = 500
 _HEARTBEAT_MS = 1000
-_LOST_MS = 5000  # without an answer for so long, the peer is gone
+_LOST_MS = 5000  # a peer without an answer for this time is gone
 
 
 class Chunks:

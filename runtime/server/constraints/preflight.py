@@ -59,7 +59,7 @@ OUTLINES_SECONDS = 1.0
 """Time limit of outlines_core for one constraint. If it takes longer, llguidance compiles the constraint."""
 MAX_STDERR = 64 << 10
 MAX_CHECKS, MAX_GROWTH = 100, 32 << 20
-"""A child ends after so many constraints, or when it has so many bytes more in memory than at its start."""
+"""A child ends after MAX_CHECKS constraints, or when it has MAX_GROWTH bytes more in memory than at its start."""
 N_STEPS = 16
 """Random tokens that a child generates after compiling, because some limits of an engine show only in use."""
 

@@ -30,7 +30,7 @@ SLOWER = 20
 """An engine counts as hung if it is silent for this many times the duration of the longest step at its start, and for
 `engine_timeout` seconds."""
 STOPPED = 2
-"""After so many heartbeats without an answer, an engine that was stopped by a signal (SIGSTOP) is killed."""
+"""Heartbeats without an answer after which an engine that was stopped by a signal (SIGSTOP) is killed."""
 
 
 def later_config(config: Config, ready: wire.Ready | None) -> Config:

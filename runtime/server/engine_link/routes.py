@@ -36,7 +36,7 @@ STEP = StepSeconds(0.0, 4e-5, 4e-5)
 N_DIGEST = 16
 """Bytes of a page's digest."""
 MEMORY = 64
-"""The expected length of an output covers roughly the last so many outputs."""
+"""The expected length of an output covers roughly this number of last outputs."""
 PROMPTS = b"prompts"
 """What stands before the fingerprint for engines that take prompts only."""
 PATIENCE = 4
@@ -308,7 +308,7 @@ class Routes:
             self._fleet.computed(*booked, n_prompt=MAX_COUNT)
 
     def ended(self, rid: int, n_out: int) -> None:
-        """A request has ended, or leaves its route, with so many tokens."""
+        """A request has ended, or leaves its route, with `n_out` output tokens."""
         if (booked := self._booked.pop(rid, None)) is not None:
             self._fleet.end(*booked)
             self._n_out += (n_out - self._n_out) / MEMORY

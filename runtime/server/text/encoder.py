@@ -28,7 +28,8 @@ from banyan.runtime.errors import BadProgram, PromptTooLong, rust_panics_as
 COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.encoder")
 
 SECONDS, PER_CHARACTER = 2.0, 1e-5
-"""Time limit of one text in the process: in all, plus so much for each character. Usual texts take 1 us a character."""
+"""SECONDS + PER_CHARACTER * characters is the time limit of one text in the process. Usual texts take 1 us a
+character."""
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"

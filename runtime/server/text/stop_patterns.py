@@ -20,7 +20,7 @@ REACH = 4096
 
 MAX_PATTERNS, MAX_LENGTH, MAX_STEPS = 16, 1000, 1000
 ALLOWANCE, PER_SEARCH = 0.25, 1e-4
-"""Seconds of CPU time for the patterns of one output: in all, plus so much for each search. RE2 searches 4,096
+"""Seconds of CPU time for the patterns of one output: ALLOWANCE, plus PER_SEARCH for each search. RE2 searches 4,096
 characters in 6 us, and in 10 ms at worst for a pattern with MAX_STEPS (one core of an AMD EPYC)."""
 
 _OPTIONS = re2.Options()

@@ -32,7 +32,7 @@ MAX_BORDERS = 4
 """Beginnings of one piece that are looked up and cached: the longest ones."""
 
 STEP = 2048
-"""A text that grows has borders each so many characters. The last one is cached."""
+"""A text that grows has a border after each STEP characters. The last one is cached."""
 
 
 class CachedIds(NamedTuple):
