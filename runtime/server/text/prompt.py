@@ -573,7 +573,8 @@ def _turns(pieces: Iterable[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool
 def _align(
     rendered: str, markers: tuple[str, ...], turns: Sequence[_TurnLayout], contents: Sequence[str], tokenizer: Tokenizer
 ) -> list[Atom] | None:
-    """`rendered` as markers and contents in turn; contents may be stripped, or escaped for JSON. None: it is not that.
+    """`rendered` as markers and contents in turn; contents may be stripped, or escaped for JSON. None: `rendered` has
+    another form.
 
     contents: what the template writes for each turn, or each of its texts. The atoms keep the tokens of outputs.
     """

@@ -188,7 +188,7 @@ def test_timeout_raises_deadline_exceeded(serve: Any, fake: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("construct", "message"),
     [
-        (lambda: bn.OpenAI("m", api_key="x", extensions=["top_x"]), "none called 'top_x'"),
+        (lambda: bn.OpenAI("m", api_key="x", extensions=["top_x"]), "unknown extension 'top_x'"),
         (lambda: bn.OpenAI("m", api_key="x", max_in_flight=0), "at least 1"),
         (lambda: bn.OpenAI("m", api_key="x", colour="red"), "colour"),
         (lambda: bn.OpenAI("m", api_key="x", chat_template="vicuna"), "'vicuna' is not known"),
