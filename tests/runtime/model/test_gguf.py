@@ -181,7 +181,7 @@ def test_smol_names_its_package_where_it_is_absent(monkeypatch):
         ({"llama.expert_count": 8}, Unsupported, r"llama\.expert_count, which is not known for llama"),
         ({"llama.attention.head_count": [2, 2]}, Unsupported, r"llama\.attention\.head_count differs by layer"),
         ({"llama.rope.dimension_count": 4}, Unsupported, "only 4 of 16 dimensions are rotated"),
-        ({"llama.attention.value_length": 8}, Unsupported, "keys of 16 and values of 8"),
+        ({"llama.attention.value_length": 8}, Unsupported, "keys have 16 dimensions, but values have 8"),
         ({"llama.block_count": 2**31}, BadModel, r"announces 2,147,483,648 layers, but it has only 1 tensors"),
         ({"llama.context_length": None}, BadModel, "gives no max_position_embeddings"),
         ({"llama.rope.scaling.type": "other"}, Unsupported, "rope_type is 'other'"),
