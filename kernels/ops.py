@@ -245,7 +245,8 @@ def linear(x: Tensor, weight: AnyWeight, bias: Tensor | None = None) -> Tensor:
 
 
 def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product) -> None:
-    """Adds to y, in place, what the adapters of rows give for x; see `lora/reference.py`. product: for libraries."""
+    """Add to each row of y, in place, the output of its LoRA adapter for the same row of x; see `lora/reference.py`.
+    product: the matrix product for implementations that do not have their own."""
     implementation("add_lora", y.device.type)(y, x, adapted, layer, linear, product)
 
 

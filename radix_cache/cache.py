@@ -8,7 +8,7 @@
     lease.close()                                       # published tokens stay in the tree until they are evicted
 
 Token i of a lease is in slot i % page of page `lease.pages[i // page]`. The pages of its published tokens belong to the
-tree and are locked. The pages behind them belong to the lease. If a match ends inside a page, the page is copied
+tree and are locked. The pages after them belong to the lease. If a match ends inside a page, the page is copied
 (copy-on-write): `open` claims the destination, and the source stays locked until the lease first publishes or closes.
 But if a stored prefix ends inside a page that nobody else uses, a lease that continues from that very end fills the
 page: no copy and no new page.
@@ -43,7 +43,8 @@ from banyan.radix_cache.windows import WindowPages, WindowTable
 
 
 class Lease:
-    """A claim on pages: a locked prefix of the tree, and own pages behind. Made by `Cache.open`; a context manager."""
+    """A claim on pages: a locked prefix of the tree, followed by pages of the lease's own. Made by `Cache.open`; a
+    context manager."""
 
     __slots__ = ("_copies", "_ids", "_is_counted", "_n_computed", "_namespace", "_node", "_source", "_start", "cache",
                  "is_open", "n_cached", "n_host", "n_matched", "owner", "pages", "priority", "state",
@@ -54,20 +55,20 @@ class Lease:
         self.is_open = True
         self.pages: list[int] = []  # read-only for callers; in order of slots
         self.n_cached = 0  # tokens that were in the tree when it was opened; the next one is the first to compute
-        self.n_host = 0  # of these, tokens that were in host memory
+        self.n_host = 0  # those of the n_cached tokens that were in host memory
         self.n_matched = 0  # tokens whose pages were found; more than n_cached if a recurrent state is missing
-        self.state = -1  # the slot of its recurrent state, behind the tokens that are computed
+        self.state = -1  # the slot of its recurrent state after the computed tokens
         self.states: dict[int, int] = {}  # position -> slot: states that it will publish
         self.window: WindowTable | None = None  # its pages of windowed layers, if these have their own
         self.priority = priority
         self.owner = owner
-        self._node = node  # ends its published tokens; locked
+        self._node = node  # the node in which its published tokens end; locked
         self._source: Node | None = None  # below _node; its first page is to be copied; locked
         self._copies: list[tuple[int, int, int]] = []
-        self._start = -1  # the slot of the state behind n_cached tokens
+        self._start = -1  # slot of the recurrent state after the first n_cached tokens
         self._ids = ids  # its tokens, as far as the lease was told
         self._namespace = namespace
-        self._n_computed = 0  # of these, tokens that are computed or copied
+        self._n_computed = 0  # how many of these tokens are computed or copied
         self._is_counted = False
 
     @property
@@ -95,13 +96,13 @@ class Lease:
         return copies
 
     def claim_state(self) -> None:
-        """Claims the slot of its recurrent state, and orders the copy of the state behind its cached tokens."""
+        """Claims the slot of its recurrent state, and orders the copy of the state after its cached tokens."""
         if self.cache.states is not None:
             self.state = self.cache.states.claim_copy(self._start)
 
     def keep_state(self, position: int, may_evict: bool = True) -> int:
-        """Claims a slot for the state behind `position` tokens, which the next forward pass computes. They are
-        published together. Returns -1 if there is none."""
+        """Claims a slot for the state after `position` tokens, which the next forward pass computes. They are published
+        together. Returns -1 if there is none."""
         assert self.cache.states is not None
         slot = self.cache.states.claim(may_evict)
         if slot >= 0:
@@ -109,8 +110,8 @@ class Lease:
         return slot
 
     def keep_last_state(self, position: int) -> None:
-        """Keeps its own slot as that of the state behind `position` tokens, which is where it is. Afterwards the lease
-        computes nothing more."""
+        """Keeps the lease's own slot for the state after `position` tokens, which is the state that the slot has now.
+        Afterwards the lease computes nothing more."""
         if self.state >= 0:
             self.states[position], self.state = self.state, -1
 
@@ -129,7 +130,7 @@ class Lease:
         return True
 
     def shrink(self, n_slots: int) -> None:
-        """Frees whole pages behind `n_slots` tokens (of rejected drafts, say), but no published or copied ones."""
+        """Frees whole pages after `n_slots` tokens (of rejected drafts, say), but no published or copied ones."""
         n_kept = -(-max(n_slots, self._n_computed) // self.cache.page)
         self.cache._give_back(self.pages[n_kept:])
         del self.pages[n_kept:]
@@ -248,13 +249,13 @@ class Cache:
         n_host   pages of host memory, for pages that leave the device
         file     this host memory, of n_host pages, if it is to outlive the process
         n_states slots of recurrent state; 0: the model has none
-        window   pages of layers with a sliding window; None: they are in the pages of the others. Not with a second
-                 tier or recurrent states
+        window   pages of layers with a sliding window; None: these layers use the pages of the others. Not with a
+                 second tier or recurrent states
         """
         if n_pages < 0 or page < 1 or page & (page - 1):
-            raise ValueError(f"n_pages is {n_pages} and page {page}; they must be at least 0 and a power of two")
+            raise ValueError(f"n_pages ({n_pages}) must be at least 0, and page ({page}) must be a power of two")
         if policy not in POLICIES:
-            raise ValueError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
+            raise ValueError(f"unknown policy {policy!r}; choose one of {', '.join(POLICIES)}")
         if window is not None and (n_host or n_states):
             raise ValueError("windowed layers have pages of their own only without host memory and recurrent states")
         self.n_pages = n_pages
@@ -267,7 +268,7 @@ class Cache:
         self.tree.second_tier = self.host
         self.states = StateSlots(n_states) if n_states else None
         self.window = window
-        self.tree.states = self._resumable = self.states or window  # what a text can only go on with
+        self.tree.states = self._resumable = self.states or window  # a text can only be continued where these are kept
         self.events: CacheEvents | None = None  # until `listen` is called
         self.tally = Tally()
         self.leases: dict[Lease, None] = {}  # the open ones, in the order in which they were opened

@@ -94,8 +94,8 @@ def check_shape(cache: Cache, node: Node) -> None:
     _must(len(node.host) in (-(-n // page), 0), f"{name} has {len(node.host)} pages of {page} in host memory")
     _must(bool(node.pages or node.host), f"{name} has no pages")
     _must(bool(parent.pages or not node.pages or not parent.parent), f"{name} is on the device, but its parent is not")
-    _must(node.start == parent.end and node.start % page == 0, f"{name} does not begin at a border behind its parent")
-    _must(not node.children or n % page == 0, f"{name} has children behind a page that is not full")
+    _must(node.start == parent.end and node.start % page == 0, f"{name} does not begin at a border after its parent")
+    _must(not node.children or n % page == 0, f"{name} has children after a page that is not full")
     _must(node.order == sorted(node.children), f"{name}: the order of the children is not their sorted keys")
     _must(parent.children.get(node.key[: 4 * page]) is node, f"{name} is not in its parent's table of children")
 
@@ -259,7 +259,7 @@ def check_lease(lease: Lease) -> None:
     if source is not None:
         first = next((node for node in upward(source) if node.parent is end), None)
         if first is None:
-            raise Corrupt("the source of a copy is not below its lease")
+            raise Corrupt("the source of a copy is not a descendant of the node where the lease's published tokens end")
         rest = lease._ids[4 * end.end : 4 * lease.n_cached]
         _must(first.key.startswith(rest) and 0 < len(rest) < 4 * page, "the source of a copy holds other tokens")
         _must(all(copy[0] == first.pages[0] for copy in lease._copies), "a copy reads another page than its source's")

@@ -1,7 +1,7 @@
 """Hints of programs about prefixes: this is needed again, this must stay, this can go.
 
     hint = cache.handle(ids)              # a hint on the prefix `ids`
-    hint.expect(steps)                    # it is needed again in about so many steps
+    hint.expect(steps)                    # it is needed again in about `steps` steps
     hint.pin(until)                       # keep it as long as anything else can be evicted
     hint.prefetch()                       # bring it back from host memory
     hint.release()                        # nothing more is known; the policy decides
@@ -51,7 +51,7 @@ class KVHint:
         return self.node is not None
 
     def expect(self, steps: float) -> None:
-        """The prefix is needed again in about so many of the caller's steps (`Cache.tick`)."""
+        """The prefix is needed again in about `steps` of the caller's steps (`Cache.tick`)."""
         self._hints.remove(self)
         self.due = self._hints.step + max(0.0, steps)
         self._hints.add(self)
@@ -166,8 +166,8 @@ class KVHints:
     # ---- eviction --------------------------------------------------------------------------------------------------
 
     def evict(self, n: int) -> int:
-        """Frees n pages on the device: first of nodes without holds, then of held ones. Returns how many, which is less
-        than n only if all other pages are locked."""
+        """Frees n pages on the device, from nodes that no hint holds first, then from held nodes. Returns how many
+        pages it freed, which is less than n only if all other pages are locked."""
         tree, free = self.tree, self.tree.pool.free
         n_freed = tree.evict(n)
         while n_freed < n:
@@ -217,7 +217,7 @@ class KVHints:
 
     def find(self, hint: KVHint) -> tuple[Node, bool] | None:
         """Finds the part of a hint's prefix that is on the device. Returns the node in which this part ends, and
-        whether it is the whole prefix. Splits the node if it has pages behind the prefix. Returns None if the part has
+        whether it is the whole prefix. Splits the node if it has pages after the prefix. Returns None if the part has
         less than a page and is not the whole prefix."""
         tree, page = self.tree, self.tree.page
         root = tree.roots.get(hint.namespace)

@@ -25,7 +25,7 @@ class Node:
     host     pages in host memory; empty if there is no copy
     n_locks  leases on the node or on a node below it
     n_holds  hints on the node or on a node below it
-    states   position behind a token -> the slot of the recurrent state there (states.py), or position behind a page ->
+    states   position after a token -> the slot of the recurrent state there (states.py), or position after a page ->
              the page of windowed layers (windows.py)
     queue    where the node waits for eviction, or will wait once it is neither locked nor held
     """
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def end(self) -> int:
-        """The position behind the node's last token."""
+        """The position after the node's last token."""
         return self.start + len(self.key) // 4
 
     @property

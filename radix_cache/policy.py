@@ -23,10 +23,11 @@ class Lru:
     share: ClassVar[float] = 1.0
 
     def __init__(self, n_pages: int) -> None:
-        """n_pages: of the pool."""
+        """n_pages: pages of the pool."""
 
     def stored(self, n_stored: int, priority: int) -> int:
-        """The level of a new node. n_stored: pages stored before it so far. priority: of its lease."""
+        """The level of a new node. n_stored: number of pages stored before this node. priority: that of the node's
+        lease."""
         return 0
 
     def used(self, level: int, priority: int) -> int:

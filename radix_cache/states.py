@@ -15,7 +15,7 @@ from banyan.radix_cache.node import DEAD, NO_STATES, Node
 
 
 class NodeSlots:
-    """Numbered slots, of which a node has some (`Node.states`), by the positions behind the text that they are of."""
+    """Numbered slots. A node has some of them (`Node.states`), each at the position where the slot's text ends."""
 
     def __init__(self, n_slots: int) -> None:
         self.n_slots = n_slots
@@ -23,7 +23,7 @@ class NodeSlots:
         self.nodes: dict[int, Node] = {}  # slot -> its node
 
     def cut(self, node: Node, end: int) -> None:
-        """Removes the slots of a node behind `end`."""
+        """Removes the slots of a node at positions after `end`."""
         for position in [position for position in node.states if position > end]:
             self._remove(node, position)
 
@@ -93,7 +93,7 @@ class StateSlots(NodeSlots):
         self.nodes[slot] = self.nodes.pop(slot)
 
     def store(self, node: Node, position: int, slot: int) -> None:
-        """Gives the state behind the first `position` tokens to the node in which they end. Frees it if the node has
+        """Gives the state after the first `position` tokens to the node in which they end. Frees it if the node has
         one."""
         if position in node.states:
             self.touch(node.states[position])

@@ -19,25 +19,25 @@ class Stats(NamedTuple):
     n_evictable: int  # in the tree and not locked
     n_nodes: int
     n_leases: int  # open
-    n_query_tokens: int  # of all requests whose lease published something
-    n_hit_tokens: int  # of the query tokens, those that were found in the tree
+    n_query_tokens: int  # tokens of all requests whose lease published something
+    n_hit_tokens: int  # query tokens that were found in the tree
     n_evicted_pages: int
     evicted: dict[str, int]  # evicted pages by reason: dead, unused, expected, pinned
-    n_held: int  # of the evictable pages, those that programs expect or have pinned
+    n_held: int  # evictable pages that programs expect or have pinned
     n_handles: int  # hints that hold something
     n_empty_slots: int  # in the tree's pages: lost to leaves that end inside a page
-    n_host_hit_tokens: int  # of the hit tokens, those that were in host memory
-    n_host_pages: int  # of host memory
-    n_host_cached: int  # of these, in use
+    n_host_hit_tokens: int  # hit tokens that were in host memory
+    n_host_pages: int  # pages of host memory
+    n_host_cached: int  # pages of host memory in use
     n_moved_out: int  # pages moved to host memory
     n_moved_in: int  # pages moved back
     n_quarantined: int  # pages withdrawn after an invariant was violated
-    n_programs: int  # that published something
+    n_programs: int  # programs that published something
     program_hit_rate: float  # the mean of their hit rates
     n_mended: int  # repairs after a violated invariant
-    n_window_pages: int  # of windowed layers, if these have their own
-    n_window_used: int  # of these, in use by leases
-    n_window_cached: int  # of these, in the tree and not in use
+    n_window_pages: int  # pages of windowed layers, if these have their own
+    n_window_used: int  # pages of windowed layers in use by leases
+    n_window_cached: int  # pages of windowed layers in the tree and not in use
 
 
 class Tally:

@@ -298,7 +298,7 @@ class Tree:
     # ---- insert ----------------------------------------------------------------------------------------------------
 
     def split(self, node: Node, n: int) -> Node:
-        """Splits a node behind its first n tokens, which are whole pages and not all of it. Returns the new upper part.
+        """Splits a node after its first n tokens, which are whole pages and not all of it. Returns the new upper part.
 
         The lower part stays the old object, so that whoever refers to the node refers to the same path as before.
         """
@@ -323,11 +323,11 @@ class Tree:
         return upper
 
     def insert(self, node: Node, ids: bytes, pages: list[int], priority: int = 0) -> tuple[Node, list[int]]:
-        """Stores the tokens of `ids` behind the path of `node`. Returns the node in which they end, and the pages that
-        are no longer needed.
+        """Stores the tokens of `ids` that follow the path of `node`. Returns the node in which they end, and the pages
+        that are no longer needed.
 
         The caller's lock moves from `node` to the returned node. `pages` are those of one lease, from token 0 on. Its
-        pages behind the path become the tree's. If the tree has a page with the same tokens, `pages` gets the tree's
+        pages after the path become the tree's. If the tree has a page with the same tokens, `pages` gets the tree's
         page instead. A partly filled last page is not stored if a sibling begins with the same tokens; the returned
         node then ends before it.
         """

@@ -51,8 +51,9 @@ class WindowPages(NodeSlots):
         return max(0, n - self.window + 1) // self.page
 
     def find(self, node: Node, n: int) -> tuple[Node, int, int]:
-        """The last position on the path to the n-th token, which is in `node`, where a text can go on: its node, and
-        the position. At the root: 0. The third value is -1, since there is no slot of a state."""
+        """Find the last position at or before n from which a text can be continued, i.e. for which all pages of the
+        window are present. `node` contains the n-th token. Returns (the node of that position, the position, -1);
+        position 0 means the root. The -1 stands for the state slot that `StateSlots.find` returns."""
         page, end, i, at = self.page, n, -(-n // self.page), node
         while at.parent and i > self.first(end):
             above = at.start // page

@@ -285,7 +285,7 @@ def unknown_option(name: str) -> str:
     """The message for an option that does not exist. It names the most similar one."""
     fields = Config.__struct_fields__
     near = difflib.get_close_matches(name, fields, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(fields)}"
+    hint = f"; did you mean {near[0]!r}?" if near else f"; the options are {', '.join(fields)}"
     return f"there is no option {name!r}{hint}"
 
 

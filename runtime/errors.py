@@ -193,7 +193,8 @@ class ToolError(ProgramError, code="tool"):
 
 
 class ForkError(ProgramError, code="fork"):
-    """A branch of a fork failed. index: of the branch. `__cause__`: its error. Only the user's process raises this."""
+    """A branch of a fork failed. index: the branch's index. `__cause__`: the branch's error. Only the user's process
+    raises this."""
 
     def __init__(self, message: str, *, index: int = -1, **where: str) -> None:
         super().__init__(message, **where)

@@ -192,7 +192,7 @@ def _start(
 
 
 def _await_report(server: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None) -> StartReport:
-    """What the server reports last. log: of a quiet server, whose notices are printed here."""
+    """What the server reports last. log: the log of a quiet server, whose notices are printed here."""
     data = b""
     while True:
         left = deadline - time.monotonic()

@@ -59,7 +59,7 @@ class ReasoningParser:
         if self._place == "lead" and not self._is_inside:
             self._place, self.n_content = "all", len(rest)
             return rest
-        if self._place == "gap" and rest:  # it began like the answer mark
+        if self._place == "gap" and rest:  # the held text began like the answer mark
             self._place, self.content_start = "content", self._n_fed - len(rest)
         if self._place == "content":
             rest = rest.rstrip()
@@ -97,7 +97,7 @@ class ReasoningParser:
         return ""
 
     def _skip(self, text: str) -> str:
-        """Skip white space and the answer mark behind the reasoning. Returns the text after them."""
+        """Skip white space and the answer mark after the reasoning. Returns the text after them."""
         text = text.lstrip()
         if self._answer and text.startswith(self._answer):
             text, self._answer = text[len(self._answer) :].lstrip(), ""

@@ -1,4 +1,5 @@
-"""The metrics of a server that follow from its answer to Ask("stats"), for whoever shows them to Prometheus."""
+"""The metrics of a server that follow from its answer to Ask("stats"), for the processes that show them to
+Prometheus."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class Job(Attempt):
         self.program, self.state = owner.name, generation.order[0]
         self.ready, self._first = time.monotonic(), 0.0
         self._on_stop: Callable[[], object] | None = None
-        self._parser: ReasoningParser | None = None  # of the text that streams
+        self._parser: ReasoningParser | None = None  # splits the text that streams
 
     @property
     def text(self) -> str:

@@ -56,7 +56,7 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
             return
         for op in ops:
             self._executor.queue(op)
-            if isinstance(op, wire.Gen | wire.Select):  # the ops behind it come later, as from a body that runs
+            if isinstance(op, wire.Gen | wire.Select):  # the ops after it come later, as from a body that runs
                 self._executor.pump()
         self._executor.is_last = last
         self._executor.pump()

@@ -76,7 +76,7 @@ class Mock:
     ) -> None:
         self.refuses = frozenset(refuses)
         if unknown := self.refuses - ALL:
-            raise ConfigError(f"refuses: there is nothing called {min(unknown)!r}; there are {', '.join(sorted(ALL))}")
+            raise ConfigError(f"refuses: unknown feature {min(unknown)!r}; choose from {', '.join(sorted(ALL))}")
         self.welcome = wire.Welcome(
             version=wire.VERSION, model="mock", max_context=1 << 31, chat=chat, images="image" not in self.refuses
         )

@@ -252,7 +252,7 @@ class Runtime(ServerBackend):
             options["model"] = str(named)
         if log_level is not None:
             if log_level not in _LOG_LEVELS:
-                raise ConfigError(f"log_level is {log_level!r}; it is one of {', '.join(_LOG_LEVELS)}")
+                raise ConfigError(f"log_level is {log_level!r}, but must be one of {', '.join(_LOG_LEVELS)}")
             options.setdefault("log", _LOG_LEVELS[log_level])
         options = translate(options)
         if isinstance(adapters := options.get("adapters"), Mapping):

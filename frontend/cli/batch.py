@@ -61,7 +61,7 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
         except OSError as e:
             raise ConfigError(f"{e}; the same command goes on where the batch was") from e
         if write is not None:
-            part = out.with_name(out.name + ".part")  # what has the name of the output is whole
+            part = out.with_name(out.name + ".part")  # so that a file with the name of the output is always whole
             try:
                 write(part, lambda: joined(read(), records))
                 part.replace(out)
@@ -116,7 +116,7 @@ class Items:
         self._kinds = {name: kind for name, kind in kinds.items() if kind in (int, float, bool)}
         self._read, self._columns = read, columns
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        self._others = None if takes_any else parameters.keys() - columns  # that no row may have, as the first has not
+        self._others = None if takes_any else parameters.keys() - columns  # no row may give these: the first does not
         self._n = sum(1 for _ in self)
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
         table.add_column("host")
     seconds = now["server"]["seconds"] - before["server"]["seconds"]
     for name, row in now["replicas"].items():
-        if not (row["engine"] and row["cache"]):  # it starts
+        if not (row["engine"] and row["cache"]):  # the engine is starting
             table.add_row(name, row["state"], *["-"] * 5, *([row.get("host", "")] if row.get("host", "") else []))
             continue
         engine, cache = row["engine"], row["cache"]

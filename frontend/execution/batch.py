@@ -33,8 +33,8 @@ OnError = Literal["raise", "return"]
 
 class BatchPlan(NamedTuple):
     """What a batch runs. start(i, limits): creates the run of item i. concurrency: the most programs at once; None:
-    MAX_IN_FLIGHT. limits: the arguments of BatchLimits. title: of the progress bar on stderr; None: no bar. bar: one
-    that is shown already, instead."""
+    MAX_IN_FLIGHT. limits: the arguments of BatchLimits. title: the title of the progress bar on stderr; None: no bar.
+    bar: a bar that is shown already, to be used instead."""
 
     n: int
     start: Callable[[int, BatchLimits], ProgramRun[Any]]

@@ -44,8 +44,8 @@ class BatchRecord(msgspec.Struct):
 class BatchFile(Sequence[BatchRecord]):
     """The records of finished items, by index. Also a sequence of them, read from the file one by one.
 
-    program: what the results follow from besides the items. ConfigError: the file cannot be opened, is not of a batch,
-    or another process has it open.
+    program: all that the results depend on besides the items, such as the program's name and its bound arguments.
+    ConfigError: the file cannot be opened, is not of a batch, or another process has it open.
     """
 
     def __init__(self, path: str | Path, program: Any = None) -> None:
@@ -58,7 +58,7 @@ class BatchFile(Sequence[BatchRecord]):
             raise ConfigError(f"checkpoint {path} is open in another process; name another file, or wait") from None
         except OSError as e:
             raise ConfigError(f"checkpoint {path} cannot be opened: {e.strerror}") from e
-        self._digests = array("I")  # of the items that had a record when the file was opened; 0: none
+        self._digests = array("I")  # by index: digest of an item that had a record when the file was opened; 0: none
         self._end = 0
         self._read()
         self._n_done = sum(map(bool, self._digests))
@@ -121,7 +121,7 @@ class BatchFile(Sequence[BatchRecord]):
         return int.from_bytes(blake2b(data, digest_size=4).digest(), "little") or 1
 
     def close(self) -> None:
-        """No more records are written; they can still be read."""
+        """Close the file for writing. Its records can still be read."""
         self._file.close()
         self._digests = array("I")
 
@@ -165,7 +165,7 @@ _DECODER = msgspec.json.Decoder(BatchRecord)
 
 
 def _put(numbers: array[int], index: int, number: int) -> None:
-    """numbers[index] = number; what is missing before it becomes 0."""
+    """Set numbers[index] to number. If the array is too short, fill it up with zeros first."""
     if (missing := index + 1 - len(numbers)) > 0:
         numbers.frombytes(bytes(missing * numbers.itemsize))
     numbers[index] = number
@@ -187,7 +187,7 @@ def run_to_file(
     """Run the items that the file has no record of, CHUNK at a time, so that memory does not grow with their number.
 
     arrange: makes the arguments of items, which are given by index. start: the run of a batch, see `Program.run_batch`.
-    title: of the progress bar, None: no bar. BatchError: items failed; RuntimeLost: the server is gone.
+    title: the title of the progress bar; None: no bar. BatchError: items failed; RuntimeLost: the server is gone.
     """
     n_failed, errors = 0, dict[int, BaseException]()
     total = len(items) if isinstance(items, Sized) else None

@@ -115,13 +115,13 @@ class ProgramRecord:
         return StateHandle(next(self._state_numbers), self._dropped, parent)
 
     def new_refs(self, n: int = 1) -> int:
-        """Reserve `n` consecutive value numbers; returns the first."""
+        """Reserve `n` consecutive value numbers and return the first of them."""
         with self._lock:
             self.n_refs += n
             return self.n_refs - n
 
     def new_marks(self, n: int = 1) -> int:
-        """Reserve `n` consecutive mark numbers; returns the first."""
+        """Reserve `n` consecutive mark numbers and return the first of them."""
         with self._lock:
             self._n_marks += n
             return self._n_marks - n

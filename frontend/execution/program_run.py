@@ -66,7 +66,7 @@ class ProgramRun(Generic[P]):
         batch: BatchLimits | None = None,
         index: int | None = None,
     ) -> None:
-        """index: of the batch item, from which the seed of the run is derived; None outside a batch."""
+        """index: the index of the batch item, from which the seed of the run is derived; None outside a batch."""
         self._body = body
         self.record = ProgramRecord(name, backend, options, batch)
         self.record.index = index

@@ -109,7 +109,8 @@ class Bar:
 
 @contextmanager
 def bar(title: str, total: int | None, console: Console | None = None) -> Iterator[Bar]:
-    """Show a progress bar while the block runs, on stderr or in the notebook. total: of the runs; None: unknown."""
+    """Show a progress bar while the block runs, on stderr or in the notebook. total: the number of runs; None:
+    unknown."""
     meter = Meter()
     columns = (
         progress.TextColumn("{task.description}"),
@@ -130,7 +131,7 @@ def bar(title: str, total: int | None, console: Console | None = None) -> Iterat
         return
     console = console or Console(stderr=True)
     if not console.is_terminal:
-        console.width = max(console.width, 120)  # of a file
+        console.width = max(console.width, 120)  # if stderr is a file
     with progress.Progress(*columns, console=console) as shown:
         yield Bar(meter, shown, shown.add_task(title, total=total), None if console.is_terminal else console)
 

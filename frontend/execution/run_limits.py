@@ -1,4 +1,5 @@
-"""Limits and urgency of batches, runs and gens. The client enforces the limits too, in case the server is gone."""
+"""Timeouts, token budgets, priorities and deadlines of batches, runs and gens. The client also enforces timeouts and
+budgets itself, in case the server no longer responds."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _batch_numbers = count()
 
 
 class LimitedRecord(Protocol):
-    """The part of a ProgramRecord that limits act on."""
+    """What the limits use of a ProgramRecord: its program, its token counters, and a way to stop it."""
 
     program: OpenProgram
     counters: list[Callable[[ValueFuture[wire.Value]], None]]

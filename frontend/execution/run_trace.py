@@ -13,8 +13,8 @@ from banyan.runtime.protocol.op_template import ProgramTemplate
 
 
 class TimeSpan(NamedTuple):
-    """Time that the client spent waiting for a value or running a tool. name: of the variable or tool. state: the
-    number of the branch; -1: none. error: what the wait or the tool raised, or ""."""
+    """Time that the client spent waiting for a value or running a tool. name: the name of the variable or tool. state:
+    the number of the branch; -1: none. error: what the wait or the tool raised, or ""."""
 
     kind: Literal["wait", "tool"]
     name: str

@@ -208,7 +208,7 @@ def gen(
     dtype        SGLang's int, float, bool and str (in quotes: letters and spaces)
 
     whitespace: of JSON: "spaced" ({"a": 1, "b": 2}), "compact" ({"a":1,"b":2}), "either" (one of these throughout; the
-    default) or "any". order: of optional properties: "schema" (as the schema lists them; the default), or "any" behind
+    default) or "any". order: of optional properties: "schema" (as the schema lists them; the default), or "any" after
     the required ones.
 
     retries: how often the model may try again if its text is not a valid object in spite of the constraint (a pydantic
@@ -407,7 +407,7 @@ def separate_reasoning(expr: Expression = NOTHING, model_type: str | None = None
     """
     marks = THINK_TAGS if model_type is None else REASONING_FORMATS.get(str(model_type).lower())
     if marks is None:
-        raise Unsupported(f"model_type {model_type!r} is not known; there are {', '.join(sorted(REASONING_FORMATS))}")
+        raise Unsupported(f"unknown model_type {model_type!r}; choose one of {', '.join(sorted(REASONING_FORMATS))}")
     if expr is NOTHING:
         return NOTHING
     flat = leaves(expr)

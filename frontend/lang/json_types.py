@@ -168,7 +168,7 @@ def _has_hooks(cls: type) -> bool:
 def _shown(one: Any) -> str:
     if isinstance(one, type):
         return one.__name__
-    return f"{next(iter(getattr(one, 'metadata', ())), one)!r:.80}"  # of a Field(), its first bound
+    return f"{next(iter(getattr(one, 'metadata', ())), one)!r:.80}"  # for a Field(), its first bound
 
 
 # ---- schemas ---------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str])
 
 
 def _place_in_union(info: Any) -> int:
-    """msgspec writes the types of a union in their order, but Structs behind the others, and None last."""
+    """msgspec writes the types of a union in their order, but Structs after all others, and None last."""
     while isinstance(info, inspect.Metadata):
         info = info.type
     is_struct = isinstance(info, inspect.StructType) and not info.array_like

@@ -48,8 +48,9 @@ class LazyValue(Expr):
     def __init__(
         self, record: ProgramRecord, handle: StateHandle, previous: LazyValue | None, name: str = "", line: str = ""
     ) -> None:
-        """handle: of the state. name: the variable, or "". line: where it was appended, "file.py:12". previous: the
-        lazy value before this one in the same state. If several values failed, the earliest error is reported."""
+        """handle: the handle of the state. name: the variable, or "". line: where it was appended, "file.py:12".
+        previous: the lazy value before this one in the same state. If several values failed, the earliest error is
+        reported."""
         self.record, self.number, self.name, self.line = record, record.new_refs(), name, line
         self.previous = previous
         self.deltas: Feed[wire.Delta] | None = None
@@ -99,7 +100,7 @@ class LazyValue(Expr):
         return ref
 
     def stream(self) -> None:
-        """Collect the text in `deltas` as it arrives. Must be called before the gen is sent."""
+        """Put the text into the feed `deltas` as it arrives from the backend. Must be called before the gen is sent."""
         deltas = self.deltas = Feed[wire.Delta]()
         callback = deltas.put if self.caller is None else self.caller.stream(deltas)
         if self.record.events is not None:

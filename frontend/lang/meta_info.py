@@ -39,8 +39,8 @@ def meta_of_sample(
 
 
 def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob] | None, with_text: bool) -> dict[str, Any]:
-    """The meta info of a gen while it streams. logprobs: of all tokens so far; None: not asked for. Prompt counts are
-    None until known."""
+    """The meta info of a gen while it streams. logprobs: those of all tokens so far; None: not asked for. Prompt counts
+    are None until known."""
     meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,

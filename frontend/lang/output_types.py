@@ -132,7 +132,7 @@ _DTYPES = {
 def _from_dtype(dtype: type | str) -> OutputType:
     name = dtype.__name__ if dtype in (int, float, bool, str) else dtype
     if not isinstance(name, str) or name not in _DTYPES:
-        raise BadProgram(f"dtype is {dtype!r}; it is one of int, float, bool, str. For any other type, write type=")
+        raise BadProgram(f"dtype is {dtype!r}, but must be one of int, float, bool, str; for any other type, use type=")
     return _DTYPES[name]
 
 

@@ -471,7 +471,8 @@ class AsyncProgram(Program[Args, R_co]):
 
 
 class _Items(NamedTuple):
-    """The arguments of each run, and the backend and options of all of them. indices: of the items in their batch."""
+    """The arguments of each run, and the backend and options of all of them. indices: the indices of the items in their
+    batch."""
 
     arguments: list[inspect.BoundArguments]
     backend: Backend

@@ -28,7 +28,8 @@ Texts: TypeAlias = str | Sequence[str]
 
 
 class ItemOptions(TypedDict, total=False):
-    """The options of the runs of a batch. Those that `run_batch` has for the whole batch are not among them."""
+    """Options that apply to each run of a batch. BatchOptions adds those that apply to the batch as a whole, such as
+    timeout and budget."""
 
     max_tokens: int | None
     max_new_tokens: int | None

@@ -64,7 +64,7 @@ class StateBase:
     )
 
     def __init__(self, record: ProgramRecord, handle: StateHandle, seed: int | None, transcript: Transcript) -> None:
-        """Created by programs and forks. seed: of the run or branch; None: its gens have random seeds."""
+        """Created by programs and forks. seed: that of the run or branch; None: its gens have random seeds."""
         self._record, self._handle, self._seed, self._transcript = record, handle, seed, transcript
         self._values: dict[str, Any] = {}
         self._names: Feed[str] = Feed()  # the variables as they are set, for readers that wait for one
@@ -86,7 +86,8 @@ class StateBase:
         return self._is_view and not self._record.ended.is_closed
 
     def _note_reader(self) -> None:
-        """Code that uses this object reads the state."""
+        """Called when this object is read. If the object belongs to code outside the body, record that the run has a
+        reader, so that no warning about an unread stream is logged."""
         self._record.has_reader |= self._is_view
 
     def _view(self, state_class: type[P]) -> P:
@@ -355,7 +356,9 @@ class StateBase:
                 raise self._record.error from None
             have = ", ".join(map(repr, self._values)) or "none"
             raise UnknownVariable(
-                f"there is no variable {name!r}; there are: {have}", program=self._record.name, line=source_line()
+                f"there is no variable {name!r}; the variables are: {have}",
+                program=self._record.name,
+                line=source_line(),
             ) from None
 
     @property

@@ -72,7 +72,7 @@ def complete(
 
 
 class ScoreResult(NamedTuple):
-    """scores: for each item, the probability of each label. prompt_tokens: of all items."""
+    """scores: for each item, the probability of each label. prompt_tokens: the prompt tokens of all items together."""
 
     scores: list[list[float]]
     prompt_tokens: int

@@ -10,7 +10,8 @@ from banyan.views.transcript import role_markers
 
 
 class TurnFormat(NamedTuple):
-    """What a model's chat template writes around turns, with the names of SGLang's ChatTemplate. name: of the model.
+    """What a model's chat template writes around turns, with the names of SGLang's ChatTemplate. name: the model's
+    name.
 
     A program does not need it: the server renders its turns, also where the template rewrites earlier ones.
     """

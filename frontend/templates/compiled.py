@@ -59,7 +59,8 @@ def compile(program: Program[Args, R]) -> Compiled[Args, R]:
 
 
 class ArgumentPlan(NamedTuple):
-    """How the arguments of a run are used. slots: those that are sent. key: of the template, made from all others."""
+    """How the arguments of a run are used. slots: the arguments that are sent. key: the key of the template, made from
+    all other arguments."""
 
     slots: dict[str, Any]
     key: tuple[Hashable, ...]
@@ -180,11 +181,12 @@ async def _awaited(value: Any) -> Any:
 def _checked_template(
     plain: Recording, recorded: Callable[..., Recording], values: Mapping[str, Any]
 ) -> RecordedTemplate:
-    """The template of a body, after a check that the body appends the same. Raises _Observed or Unsupported if a
-    template is not possible.
+    """Make a template from a recorded body, and check that it produces exactly what the body appends, both with the
+    run's own arguments and with unusual ones (PROBES). Raises _Observed if what is appended depends on an argument in a
+    way that a slot cannot express, and Unsupported if no template is possible.
 
     plain: the recording with the run's own arguments. recorded: a function that records the body with some arguments
-    changed. values: the arguments that get slots.
+    changed. values: the arguments that get slots, by name.
     """
     if plain.ended is not None:
         does = "awaits something" if plain.ended.what == AWAITED else "reads a generated value"

@@ -31,7 +31,8 @@ class RecordedTemplate:
     """The ops and variables of a recorded body. `write` adds them to new states, all of which are on one backend."""
 
     def __init__(self, recording: Recording, names: tuple[str, ...]) -> None:
-        """names: of the arguments that have slots. Unsupported: no template can do what the recorded body did."""
+        """names: the names of the arguments that have slots. Unsupported: no template can do what the recorded body
+        did."""
         if len(recording.programs) > 1:
             raise Unsupported(f"it calls another program, {recording.programs[1].name}")
         if recording.state._handle.number:
@@ -43,7 +44,7 @@ class RecordedTemplate:
             _check_value(value, self._state)
         forks = [op for op in self.shape.ops if isinstance(op, wire.Fork)]
         parents = {child: fork.state for fork in forks for child in fork.children}
-        self._parents = [parents[child] for child in sorted(parents)]  # of states 1, 2, ...
+        self._parents = [parents[child] for child in sorted(parents)]  # parents of states 1, 2, ...
         self._gen_paths, self._end_path = _seed_paths(self.shape.ops)
         self._refs = sorted(set(_lazy_values(self._state)), key=lambda ref: ref.number)
         self._number, self._process, self._define_lock = -1, os.getpid(), threading.Lock()
@@ -212,7 +213,9 @@ def _renumbered(refs: list[Any], by: int) -> list[Any]:
 
 
 def _seed_paths(ops: Sequence[wire.Op]) -> tuple[list[Path], Path]:
-    """(the seed path of each gen and select that has no seed of its own, the seed path of state 0 after all ops)."""
+    """Return two things: the seed paths of all gens and selects without an explicit seed, in op order, and the seed
+    path of the template's first state after all ops. A seed path lists the `mix` arguments that derive a seed from the
+    run's seed (see Path)."""
     found: list[Path] = []
     n_draws, paths = {0: 0}, dict[int, Path]({0: ()})
     for op in ops:

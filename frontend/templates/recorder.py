@@ -112,7 +112,7 @@ def _run_coroutine(body: CoroutineType[Any, Any, Any]) -> Any:
         body.send(None)
     except StopIteration as e:
         return e.value
-    assert body.cr_frame is not None  # it is suspended there
+    assert body.cr_frame is not None  # the coroutine is suspended there
     line = f"{Path(body.cr_code.co_filename).name}:{body.cr_frame.f_lineno}"
     with suppress(BaseException):  # what it raises while it is closed is not part of the recording
         body.close()

@@ -136,7 +136,7 @@ class Caller(ServerCallback):
         if call.error:
             return f"error: {call.error}", True
         if tool is None:
-            return f"error: there is no tool {call.name!r}; there are: {', '.join(self._tools.tools)}", True
+            return f"error: there is no tool {call.name!r}; the tools are: {', '.join(self._tools.tools)}", True
         try:
             arguments = tool.arguments(call.arguments)
         except ValueError as e:

@@ -20,7 +20,7 @@ N_THREADS = 8
 
 
 class ServerCallback:
-    """Answers the `Called` messages of one gen or select with `Results`, by user code on a thread of the pool."""
+    """Runs user code on a pool thread to answer the `Called` messages of one gen or select with `Results`."""
 
     def __init__(self, record: ProgramRecord, state: int, ref: int) -> None:
         """state, ref: the server's numbers of the gen's state and value."""

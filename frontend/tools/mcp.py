@@ -28,9 +28,9 @@ def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", 
     """The tools of an MCP server: `with bn.mcp(server) as tools:`, or `async with`, and inside `gen(tools=tools)`.
 
     server: a command, as one text or as a list, which is started and talks on its stdin and stdout; the URL of a server
-    with streamable HTTP; or a transport or server object for the package's own `mcp.Client`. env: more variables of
-    the command, which gets only PATH, HOME and the like of this process. prefix: of the tools' names. timeout: seconds
-    until the tools are known. The end of the block ends the connection, and a command that was started.
+    with streamable HTTP; or a transport or server object for the package's own `mcp.Client`. env: more variables of the
+    command, which gets only PATH, HOME and the like of this process. prefix: put before the tools' names. timeout:
+    seconds until the tools are known. The end of the block ends the connection, and a command that was started.
 
     ConfigError: the package `mcp` is missing. ConnectFailed: no connection, or no answer in time.
     """

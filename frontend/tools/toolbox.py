@@ -33,8 +33,8 @@ class Tool:
         description: str | None = None,
         schema: dict[str, Any] | None = None,
     ) -> None:
-        """schema: of the parameters, as one object. Without it, it follows from the type hints. With it, `func` checks
-        the arguments itself."""
+        """schema: the schema of the parameters, as one object. Without it, the schema follows from the type hints. With
+        it, `func` checks the arguments itself."""
         functools.update_wrapper(self, func)
         self.func = func
         self.name = str(name or getattr(func, "__name__", ""))

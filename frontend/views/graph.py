@@ -75,7 +75,7 @@ class Graph:
         trace = state._record.trace
         end = trace.ended or float("inf")
         sent = [message for message in trace.sent if message.at <= end]
-        if recording is not None and trace.sent:  # it never waits: what was flushed early belongs to the one message
+        if recording is not None and trace.sent:  # nothing waited: early flushes belong to the one message
             ops = [op for message in trace.sent for op in message.ops]
             sent = [Sent(trace.sent[0].at, ops, trace.sent[-1].why)] if ops else []
         self.name = state._record.name

@@ -88,7 +88,7 @@ def _read_branches(record: ProgramRecord, history: History) -> dict[int, wire.Va
         record.flush()
         deadline = time.monotonic() + READ_TIMEOUT
         for number, ref in refs.items():
-            with suppress(Exception):  # of one branch only
+            with suppress(Exception):  # only one branch could not be read
                 found[number] = record.program.future(ref).result(max(0.0, deadline - time.monotonic()))
     return found
 

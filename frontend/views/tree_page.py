@@ -157,7 +157,7 @@ def _drawing(root: TreeNode, n_cached: int) -> str:
 
 
 def _block(node: TreeNode, x: float, row: int, width: float, n_rows: int, n_cached: int) -> str:
-    """The block of a node. The sooner the node is evicted, the paler is its color."""
+    """The SVG rectangle of a node. A merely cached node (no state) is paler the sooner it will be evicted."""
     opacity = 0.9 if node.state else 0.35 + 0.5 * node.n_before / max(1, n_cached)
     y, height = row * ROW, n_rows * ROW - GAP
     facts = [f"{node.n_tokens:,} tokens, {node.n_pages or node.n_host:,} pages, {node.tier}"]

@@ -17,7 +17,7 @@ class Rows(NamedTuple):
     """One number per row, [n_rows] each."""
 
     temperature: Tensor  # float64; 0: the argmax
-    top_k: Tensor  # int64: keep so many of the best tokens; 0: all
+    top_k: Tensor  # int64: number of best tokens to keep; 0: all
     top_p: Tensor  # float64: keep the best tokens that have this share of what top_k kept; 1: all
     min_p: Tensor  # float64: keep tokens with at least this share of the best one's probability; 0: all
     seed: Tensor  # int64

@@ -27,7 +27,7 @@ def pack(
     compute on it, or oneDNN is faster.
 
     With `deterministic`, the library is used even if oneDNN is faster: it sums each row separately, in the order of its
-    columns, so a row has the same bits in any batch. dtype: of the rows, for a weight in few bits.
+    columns, so a row has the same bits in any batch. dtype: the dtype of the rows, for a weight in few bits.
     """
     library = build.library()
     if isinstance(weight, Grouped):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FLOAT4 = 5  # of native/grouped.h
+FLOAT4 = 5  # as in native/grouped.h
 """In place of a number of bits: 4 bits, floats (E2M1) whose doubles are the numbers"""
 
 

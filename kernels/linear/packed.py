@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from banyan.kernels.kv_layout import address
 from banyan.kernels.linear.grouped import FLOAT4, Grouped
 
-GROUP, COLUMNS = 32, 16  # of native/grouped.h
+GROUP, COLUMNS = 32, 16  # as in native/grouped.h
 HALF = 16
 _DOUBLES = 0, 1, 2, 3, 4, 6, 8, 12
 
@@ -23,7 +23,7 @@ class Packed(NamedTuple):
     panels: Tensor
     n_out: int
     n_in: int
-    dtype: torch.dtype  # of the rows it multiplies
+    dtype: torch.dtype  # dtype of the rows that the weight multiplies
     deterministic: bool = True  # a row of the product has the same bits in any batch
     n_bits: int = 0  # 0: those of dtype; or FLOAT4
     scale: Tensor | None = None  # float16 [panels, groups, 16]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LINEARS = ("qkv", "out", "gate_up", "down")  # of a layer, in this order
-MAX_PARTS = 3  # of a linear layer that is several projections: q, k and v
+LINEARS = ("qkv", "out", "gate_up", "down")  # the linear layers of a layer, in this order
+MAX_PARTS = 3  # parts of a linear layer that joins several projections: q, k and v
 MAX_RANK = 512  # MAX_RANK and LORA_ROWS of native/lora.h
 RANK_STEP = 4  # ranks are padded to a multiple
 _ROWS = 16
@@ -56,8 +56,8 @@ class AdaptedRows:
     def __init__(
         self, adapters: Sequence[AdapterWeights], rows: Sequence[Sequence[int]], kept: Sequence[int] | None = None
     ) -> None:
-        """rows: those of each adapter, ascending. kept: of all rows, ascending, those that the last layer computes;
-        None: all. `last` numbers the rows among these."""
+        """rows: the rows of each adapter, ascending. kept: the rows of the step that the last layer computes,
+        ascending; None: all. `last` has the adapters' rows as indexes into `kept`."""
         self.adapters, self._rows, self.last = adapters, rows, self
         if kept is not None:
             number = {row: i for i, row in enumerate(kept)}

@@ -12,7 +12,7 @@ Product = Callable[[Tensor, Tensor, None], Tensor]
 
 
 def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product = F.linear) -> None:
-    """Adds to each row of y [n_rows, n_out], in place, what its adapter gives for the row of x [n_rows, n_in].
+    """Adds to each row of y [n_rows, n_out], in place, the output of its adapter for the same row of x [n_rows, n_in].
 
     linear: index into LINEARS. product: computes matrix products.
     """

@@ -18,7 +18,7 @@ struct Gate {  // (clamped up + shift) * g * sigmoid(alpha * (g + cubic * g^3)),
 };
 
 struct Experts {  // one call; pointers to elements of one type
-    Weight gate_up, down;  // of the first expert; those of the others follow, in whole panels
+    Weight gate_up, down;  // weights of the first expert; those of the others follow, in whole panels
     Gate gate;
     int64_t n_experts, n, n_each;  // n rows, each through n_each experts
     const int64_t* index;          // [n, n_each]; numbers outside of 0 to n_experts - 1 stand for no expert

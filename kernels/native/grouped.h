@@ -31,7 +31,7 @@ constexpr int GROUP_BYTES(int bits) { return GROUP * COLUMNS / (bits == 8 ? 1 : 
 constexpr int PARTS = COLUMNS / W;      // vectors that hold a number per column
 constexpr int TILE = 16;                // rows that lie together
 constexpr int TASK = 64, TASK_ROWS = 64;  // columns and rows of a task
-constexpr int AHEAD_BYTES = 4096;       // of a panel, that are prefetched
+constexpr int AHEAD_BYTES = 4096;       // bytes of a panel that are prefetched
 
 struct GroupedWeight {
     const uint8_t* panels;
@@ -41,10 +41,10 @@ struct GroupedWeight {
     bool deterministic;               // a row has the same bits in any batch
 };
 
-// Rows in 8 bits: [tile of rows][group][row][32] numbers, and per [tile][group][row] what belongs to them.
+// Rows in 8 bits: [tile of rows][group][row][32] numbers, and their sums and scales per [tile][group][row].
 struct SmallRows {
     int8_t* numbers;
-    float *scale, *total;  // total: of the numbers, times their scale
+    float *scale, *total;  // total: the sum of the numbers, times their scale
     int32_t* offset;       // what the zero of the weight contributes to the dot product, negated
     int64_t n_groups, tile;
     int64_t at(int64_t row, int64_t group) const { return ((row / tile * n_groups) + group) * tile + row % tile; }
@@ -137,7 +137,7 @@ inline vi quad(const uint8_t* group, int i, int part) {  // the i-th 4 k of W co
     return BITS == FLOAT4 ? doubles(w) : w;
 }
 
-// sum: over a group; scale, minimum: of W columns; x_scale, x_total: of the row
+// sum: the dot products over a group; scale, minimum: those of W columns; x_scale, x_total: those of the row
 template <bool HAS_MIN>
 inline vf plus_group(vf c, vi sum, vf scale, vf minimum, float x_scale, float x_total) {
     c += (scale * x_scale) * __builtin_convertvector(sum, vf);
@@ -181,7 +181,7 @@ void few_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t
 // Many rows in Intel's AMX: panels are dequantised to bfloat16, so are the rows, and tiles of 16 rows, 32 k and 16 columns
 // are multiplied. (Tiles of int8 would have to be stored after each group, which takes longer than to multiply them.)
 constexpr int MIN_TILED = 12;         // rows from which this is faster (measured)
-constexpr int TILED_ROWS = 256;       // of a task
+constexpr int TILED_ROWS = 256;       // rows of a task
 constexpr int WIDE_GROUPS = 8;        // groups of a panel that are dequantised at a time
 constexpr int A_TILE = TILE * GROUP;  // numbers
 

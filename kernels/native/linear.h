@@ -197,7 +197,7 @@ void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64
     each_panel<MC>(bias, out, n, n_out, s_out, n_threads, make);
 }
 
-struct Weight {  // of a linear layer, in panels
+struct Weight {  // the weight of a linear layer, in panels
     const void *panels, *scale, *minimum, *factor, *bias;  // scale to factor: of a weight in few bits
     int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type, and always deterministic; or FLOAT4
 };

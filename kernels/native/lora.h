@@ -13,7 +13,7 @@ namespace {
 constexpr int MAX_RANK = 512, RANK_STEP = 4, MAX_PARTS = 3, N_LINEARS = 4;
 constexpr int LORA_ROWS = 16, LORA_COLUMNS = 256, USUAL_RANK = 16;
 
-struct LowRank {  // of some columns of a linear layer; rank 0: the adapter does not change them
+struct LowRank {  // an adapter's weights for some columns of a linear layer; rank 0: it does not change them
     const void *down, *up;  // [rank, n_in], [rank, n_out]
     int64_t rank, n_out, column;
 };

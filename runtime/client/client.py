@@ -211,7 +211,7 @@ class Client:
         if self._pid == os.getpid():
             done = threading.Event()
             drop = partial(self._loop.drop, self, "this client was closed", done)
-            self._loop.call(partial(self._loop.call, drop))  # behind the messages that queued calls send: Cancel
+            self._loop.call(partial(self._loop.call, drop))  # after the messages that queued calls send: Cancel
             if threading.current_thread() is not self._loop.thread:
                 done.wait(5.0)
 
@@ -300,7 +300,7 @@ class Client:
         for other in admitted:
             other.admitted()
         if self._is_for_durables and not self._programs:
-            self._loop.call(self._drop_if_unused)  # behind the messages that queued calls send: Cancel
+            self._loop.call(self._drop_if_unused)  # after the messages that queued calls send: Cancel
 
     def _drop_if_unused(self) -> None:
         if not self._programs:

@@ -87,7 +87,7 @@ def post_json(url: str, token: str, path: str, body: object, timeout: float = 30
 
 
 def _headers(kind: str, token: str) -> dict[str, str]:
-    """Those of a request with a body of this content type. token: the API key, or ""."""
+    """The headers of a request with a body of this content type. token: the API key, or ""."""
     return {"content-type": kind} | ({"authorization": f"Bearer {token}"} if token else {})
 
 

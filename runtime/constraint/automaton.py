@@ -2,9 +2,9 @@
 
 outlines_core builds one kind of index: a regex over a vocabulary. Over a vocabulary of the 256 bytes this is a plain,
 small DFA. Version 0.2.14 needs two workarounds. It returns the first match of an unanchored search, which loses the
-longer of two alternatives: so the pattern ends in `\\z`. And it drops everything behind a matching state and also
-builds the unanchored automaton, which explodes: so the pattern begins with a marker character that nothing else in it
-can match, and our automaton starts behind the marker.
+longer of two alternatives: so the pattern ends in `\\z`. And it drops everything after a matching state and also builds
+the unanchored automaton, which explodes: so the pattern begins with a marker character that nothing else in it can
+match, and our automaton starts after the marker.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _match(kind: re.Pattern[str], pattern: str, at: int) -> str:
 
 
 def _class_end(pattern: str, at: int) -> int:
-    """The index behind the character class that begins at `at`."""
+    """The index after the character class that begins at `at`."""
     if re.compile(r"\[\^?\]").match(pattern, at):
         raise ConstraintUnsupported("outlines_core: a character class that begins with ] is not supported")
     depth = 0

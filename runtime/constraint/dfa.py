@@ -82,7 +82,7 @@ class DfaConstraint:
 
     def forced(self, state: int) -> list[int]:
         """The canonical tokens of the bytes that must come next, up to the first place where a token could begin that
-        ends behind those bytes."""
+        ends after those bytes."""
         if state not in self._forced:
             run, path, at = bytearray(), list[int](), state
             while len(run) < _MAX_FORCED and not self.final[at] and len(b := np.flatnonzero(self.next[at] >= 0)) == 1:

@@ -22,7 +22,7 @@ class _StringSearch:
         self._max_tail = max(map(len, self.strings)) - 1
 
     def find(self, tail: bytes, new: bytes) -> bytes | None:
-        """If `new`, appended to `tail`, completes a string: the bytes behind the first one that is completed."""
+        """If `new`, appended to `tail`, completes a string: the bytes after the first one that is completed."""
         window = tail + new
         found = [(string, window.find(string, max(0, len(tail) - len(string) + 1))) for string in self.strings]
         end = min((at + len(string) for string, at in found if at >= 0), default=None)
@@ -34,7 +34,7 @@ class _StringSearch:
         return next((end for end in suffixes if any(string.startswith(end) for string in self.strings)), b"")
 
     def completing(self, tail: bytes, vocabulary: Vocabulary) -> list[int]:
-        """Tokens that complete a string behind `tail`."""
+        """Tokens that complete a string if they follow `tail`."""
         found = set()
         for string in self.strings:
             found.update(vocabulary.containing(string))
@@ -54,13 +54,14 @@ class TriggerState(NamedTuple):
 
 
 class TriggeredConstraint:
-    """A compiled value behind its triggers. stages: the searches that free text goes through, one after the other."""
+    """A compiled value, and the triggers that precede it. stages: the searches that free text goes through, one after
+    the other."""
 
     def __init__(self, spec: ConstraintSpec, value: CompiledConstraint, vocabulary: Vocabulary) -> None:
         self.value, self.scope, self.vocabulary = value, spec.scope, vocabulary
         self.stages = [_StringSearch(strings) for strings in ((spec.since,), spec.after) if strings != ("",)]
         self._forbidden: dict[tuple[int, bytes], list[int]] = {}
-        self._can_begin: dict[bytes, bool] = {b"": True}  # text behind a trigger -> whether a value can begin so
+        self._can_begin: dict[bytes, bool] = {b"": True}  # text after a trigger -> whether a value can begin so
 
     @property
     def n_bytes(self) -> int:

@@ -57,7 +57,7 @@ class Vocabulary:
 
     @cached_property
     def _blob(self) -> tuple[bytes, list[int]]:
-        """All spellings, each behind a separator, and the offset of each separator and of the end."""
+        """All spellings, each preceded by a separator, and the offset of each separator and of the end."""
         spelling = self.spelling[: self.n_vocab]
         starts = [0, *accumulate(len(_SEPARATOR) + len(spelled) for spelled in spelling)]
         return b"".join(_SEPARATOR + spelled for spelled in spelling), starts

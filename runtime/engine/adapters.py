@@ -23,8 +23,8 @@ class LoadedAdapters:
         self.leaving: set[bytes] = set()  # unloaded, and perhaps in use
 
     def load(self, directory: str, name: str) -> bytes:
-        """Load the adapter in a directory, and return its digest. Raises what `lora.read` raises, or OutOfMemory; the
-        message has the name."""
+        """Load the adapter in a directory, and return its digest. Raises OutOfMemory, or what `lora.read` raises, with
+        the adapter's name in the message."""
         try:
             digest, weights = lora.read(Path(directory), self._spec, self._device, getattr(torch, self._spec.dtype))
         except BanyanError as e:

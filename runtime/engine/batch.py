@@ -36,14 +36,14 @@ class Batch(NamedTuple):
     ids: Tensor  # int64 [n_rows]
     positions: Tensor  # int64 [n_rows]
     ragged: Ragged
-    rows: Tensor  # int64 [n_scored + n_sampled]: whose logits are needed
+    rows: Tensor  # int64 [n_scored + n_sampled]: the rows whose logits are needed
     targets: Tensor  # int64 [n_scored]: the tokens whose logprobs are requested
     scored: tuple[tuple[int, int, int], ...]  # (rid, number of targets, number of alternatives), in order
     sampled_for: tuple[Request | DraftPosition, ...]  # [n_sampled]
     deferred: DeferredTokens | None = None
     adapted: AdaptedRows | None = None  # the rows that use an adapter
     spans: tuple[Span, ...] = ()  # for models with a recurrent state: see `StatePool.begin`
-    state_copies: tuple[tuple[int, int], ...] = ()  # of slots, before the step
+    state_copies: tuple[tuple[int, int], ...] = ()  # (source slot, destination slot), copied before the step
     images: ImageInputs | None = None
 
     def sampling_logits(self, logits: Tensor) -> Tensor:
@@ -71,15 +71,16 @@ def assemble(
     """Concatenate the rows of a plan's works. Copies to a GPU are asynchronous.
 
     before: only for a plan made ahead: the requests that the step before it samples for, and the ids it samples.
-    adapters: by digest, those that requests may use.
-    chunk: of layers that attend in chunks; see `ragged`. row_id: in place of the ids of rows of images."""
+    adapters: the adapters that requests may use, by digest.
+    chunk: the chunk size of layers that attend in chunks; see `ragged`. row_id: the token id that stands in for rows of
+    images."""
     ids, targets = array("i"), array("i")
     rows, score_rows = list[int](), list[int]()
     scored: list[tuple[int, int, int]] = []
     sampled_for: list[Request | DraftPosition] = []
     deferred: list[tuple[int, int]] = []  # row, rid
     q_lens, kv_lens, pages = [], [], []
-    parents: list[list[int] | None] = []  # of rows, for drafts that branch
+    parents: list[list[int] | None] = []  # parents of draft rows, for drafts that branch
     adapted: dict[bytes, list[int]] = {}  # rows by adapter
     is_ahead = plan.is_ahead
     for request, lease, start, n_new, draws, score_at, n_scored, draft, above, _ in plan.works:

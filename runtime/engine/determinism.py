@@ -13,7 +13,7 @@ from banyan.kernels.ops import ragged
 from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.errors import ConfigError
 
-_N_TOKENS = 300  # more than a chunk of attention, and than any tile of rows
+_N_TOKENS = 300  # longer than an attention chunk and than any row tile
 
 _Part = tuple[Sequence[int], int, int]
 """Pages, and the first and end of the text's tokens to compute into them."""

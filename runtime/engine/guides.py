@@ -107,7 +107,7 @@ class Guides:
 
     @property
     def n_bytes(self) -> int:
-        """Of all cached constraints."""
+        """Bytes of all cached constraints."""
         return sum(compiled.n_bytes for compiled in self._cache.values())
 
     # ---- compile ---------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def takes_best(request: Request | DraftPosition) -> bool:
 
 
 def _take_best(requests: Sequence[Request | DraftPosition], best: Sequence[int], i: int) -> list[int]:
-    """Advance the guide of row i by the row's best token. Go on with the draft rows behind it, as long as each draft
+    """Advance the guide of row i by the row's best token. Go on with the draft rows after it, as long as each draft
     token is the best token of the row before. Returns the tokens that the masks allow; may stop before a token that
     ends the output."""
     request = requests[i]

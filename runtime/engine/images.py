@@ -20,11 +20,11 @@ from banyan.runtime.model.towers import ImageInputs, ImageSpan
 from banyan.runtime.protocol import wire
 
 CACHE_BYTES = 256 << 20
-"""Bytes of the images that no request holds."""
+"""The most bytes of images that are kept for later requests. A request also holds its own images."""
 
 
 class EngineImage:
-    """One image: pixels, until its rows are computed first; then embeddings."""
+    """One image: its pixels until its rows are computed for the first time, then its embeddings."""
 
     def __init__(self, arrays: Mapping[str, Tensor]) -> None:
         self._arrays = arrays
@@ -35,7 +35,7 @@ class EngineImage:
         return sum(one.nbytes for one in (*self._arrays.values(), *self._values))
 
     def values(self, tower: Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """What `ImageTower` makes of it."""
+        """The image's embeddings, which `tower` (see `ImageTower`) computes at the first call."""
         if not self._values:
             self._values, self._arrays = tower(self._arrays), {}
         return self._values
@@ -44,7 +44,7 @@ class EngineImage:
 class EngineImages:
     """The images that requests need, by digest; those that were used the longest ago are dropped.
 
-    spec: of the model; None: it takes no images. tower: see `ImageTower`. device: of the model."""
+    spec: how the model takes images; None: it takes none. tower: see `ImageTower`. device: the model's device."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class EngineImages:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """Bytes of all, and the most they may have."""
+        """The bytes of all images, and the most that they may take."""
         return self._n_bytes, CACHE_BYTES
 
     def add(self, pixels: wire.ImagePixels) -> None:
@@ -94,7 +94,8 @@ class EngineImages:
         return values
 
     def inputs(self, works: Sequence[Work], ragged: Ragged) -> ImageInputs | None:
-        """The rows of images in a step. None: there are none, and none before its rows. ragged: of the step."""
+        """The rows of images in a step, and the positions of its rows. None if the step needs neither. ragged: the
+        layout of the step's rows."""
         if self._spec is None or not any(work.request.run.images for work in works):
             return None
         rows: list[int] = []
@@ -133,8 +134,9 @@ class EngineImages:
 def grid_positions(images: Sequence[wire.ImageRows], positions: np.ndarray) -> np.ndarray:
     """Positions of three axes, int64 [3, n], of tokens at `positions` of a text (M-RoPE; Wang et al., Qwen2-VL, 2024).
 
-    The rows of an image have its time, line and column, from the position behind what is before it; what follows goes
-    on behind the largest of them. So positions follow from the images before a token, and nothing has to be stored."""
+    The positions of an image's rows are its time, line and column, counted from the first position after the text
+    before it. The text after the image continues after the largest of these. So positions follow from the images before
+    a token, and nothing has to be stored."""
     axes: np.ndarray = positions[None].repeat(3, 0)
     n_saved = 0
     for one in images:

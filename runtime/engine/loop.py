@@ -156,7 +156,8 @@ class EngineLoop:
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order
         self._last_end = 0.0  # of the last step, by the stopwatch
-        self._walks: dict[str, tuple[float, wire.Answer | None]] = {}  # question -> until when it has which answer
+        # kind of question (Ask.what) -> (time until which the answer is reused, the answer)
+        self._walks: dict[str, tuple[float, wire.Answer | None]] = {}
         self.answers: list[wire.Answer | wire.Pong | wire.WantImages] = []
         self.failed: list[wire.Failed] = []
         self._next_event: int | None = None  # from where the server does not know the tree's events; None: wants none

@@ -31,8 +31,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def warm_up(self, n_rows: int, n_running: int = 1) -> None:
-        """Run a prompt of n_rows tokens and a decode behind it, so that kernels are compiled and threads started before
-        the first request; and capture decodes of up to n_running requests. Writes to the first pages, which must hold
+        """Run a prompt of n_rows tokens and then a decode, so that kernels are compiled and threads started before the
+        first request; and capture decodes of up to n_running requests. Writes to the first pages, which must hold
         nothing."""
         page, device = self.store.page, self.store.device
         pages = [range(-(-(n_rows + 1) // page))]

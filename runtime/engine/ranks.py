@@ -36,7 +36,7 @@ T = TypeVar("T")
 COMMAND = (sys.executable, "-m", "banyan.runtime.engine.rank")
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE = 5.0
-"""Seconds after an error in a step in which the death of the rank that caused it shows."""
+"""After an error in a step, seconds to wait for the end of the rank that caused it to show."""
 
 
 class RankStart(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class Ranks:
     def __init__(self, config: Config, placement: ModelPlacement, threads: int, path: str) -> None:
         """Start them; they load their parts of the model at once. ConfigError: there are too few GPUs."""
         if placement.device == "cuda" and torch.cuda.device_count() < config.tp:
-            raise ConfigError(f"tp is {config.tp}, and each rank needs a GPU; torch sees {torch.cuda.device_count()}")
+            raise ConfigError(f"tp={config.tp} needs {config.tp} GPUs, but torch sees {torch.cuda.device_count()}")
         self._store_fd = os.memfd_create("banyan-ranks")
         self._peers: list[socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -41,7 +41,7 @@ class PendingSample(NamedTuple):
 
 @torch.inference_mode()
 def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> PendingSample:
-    """logits: float32 [n_scored + n_sampled, vocab], changed in place. masks: of the rows that sample."""
+    """logits: float32 [n_scored + n_sampled, vocab], changed in place. masks: the masks of the rows that sample."""
     scores = _scores(logits[: len(batch.targets)], batch) if batch.scored else None
     ids, chosen = (
         _choose(batch.sampling_logits(logits), batch.sampled_for, masks) if batch.sampled_for else (None, None)

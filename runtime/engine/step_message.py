@@ -90,7 +90,7 @@ class StepMessage(NamedTuple):
 
 
 def pack(changes: Ints, ragged: Ragged, n_wanted: int, numbers: Sequence[np.ndarray]) -> Ints:
-    """numbers: of StepMessage, in parts; () where they are shared."""
+    """numbers: `StepMessage.numbers`, as parts to be joined; () if they are shared on the device."""
     parts = [changes, np.array((n_wanted, bool(numbers))), *_pack_ragged(ragged), *numbers]
     n = sum(map(len, parts))
     return np.concatenate([np.array((n,)), *parts], dtype=np.int32, casting="same_kind")
@@ -115,7 +115,7 @@ def _pack_ragged(ragged: Ragged) -> list[np.ndarray]:
 
 
 def unpack(reader: Reader, device: torch.device) -> StepMessage:
-    """The part of the buffer behind the changes to KV."""
+    """Read the part of the buffer after the changes to KV."""
     n_wanted, has_numbers = reader.take(2).tolist()
     ragged = _unpack_ragged(reader, device)
     n_rows = len(ragged.slots)

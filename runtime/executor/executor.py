@@ -76,7 +76,7 @@ class ProgramObserver:
         """A gen or select has ended with an outcome."""
 
     def hold(self, program: Any, n_chars: int) -> None:
-        """The program holds so many more characters. May raise."""
+        """The program holds `n_chars` more characters. May raise."""
 
     def forked(self, program: Any, state: RunningState, children: tuple[int, ...]) -> None:
         """`state` is about to be forked. May raise."""
@@ -124,7 +124,7 @@ class Executor:
         """is_late: whether `pump` should return soon, although there is more to do."""
         self._generator, self._observer, self._is_late = generator, observer, is_late
         self._lock = nullcontext() if lock is None else lock
-        self._no_prompt = generator.prompt(self)  # of states that do not run yet, or will not run again
+        self._no_prompt = generator.prompt(self)  # the prompt of states that do not run yet, or will not run again
         self.states = {0: RunningState(0, generator.prompt(self), is_forked=True)}
         self.values: dict[int, str | BanyanError] = {}
         self.makers: dict[int, RunningState] = {}  # ref -> the state whose op makes it
@@ -159,7 +159,7 @@ class Executor:
     # ---- ops -------------------------------------------------------------------------------------------------------
 
     def queue(self, op: wire.Op) -> None:
-        """Add an op other than Use. BadProgram: it makes no sense behind the ops before it."""
+        """Add an op other than Use. BadProgram: it makes no sense after the ops before it."""
         with self._lock:
             state = self.states.get(op.state)
             if state is None:
@@ -177,10 +177,10 @@ class Executor:
                     state.children += children
                 case wire.Join(children=children):
                     if op.adopt and len(children) != 1:
-                        raise BadProgram(f"Join adopts {len(children)} states; a state goes on as one")
+                        raise BadProgram(f"Join adopts {len(children)} states, but a state can go on as only one")
                     for child in children:
                         if child not in self.states or child == op.state:
-                            raise BadProgram(f"Join names state {child}, which is itself or no Fork's before it")
+                            raise BadProgram(f"Join names state {child}, its own or one that no earlier Fork made")
                         join = PendingJoin(child, op.adopt)
                         self._enqueue(self.states[child], JoinPoint(join))
                         self._enqueue(state, join)
@@ -387,7 +387,7 @@ class Executor:
             self._observer.hold(self, len(value))
             part = value
         elif isinstance(part, wire.Arg):
-            raise BadProgram(f"argument {part.i} of a template stands outside of one")
+            raise BadProgram(f"argument {part.i} is used outside of a template")
         state.prompt.append_part(part)
         if isinstance(part, wire.TokenIds):  # its message had four bytes for each token
             self._observer.hold(self, len(state.prompt.pieces[-1].text))
@@ -423,7 +423,7 @@ class Executor:
         if op.mark is not None and op.mark not in state.marks:
             raise BadProgram(f"Read names mark {op.mark}, which no Mark of its state makes")
         if op.mark is not None and op.tokens:
-            raise BadProgram("Read has a mark and asks for tokens; tokens are of a whole state")
+            raise BadProgram("Read asks for tokens from a mark on, but can return tokens of a whole state only")
         start = 0 if op.mark is None else state.marks[op.mark]
         self.reading[state] = op
         self._needed.add(state.number)
@@ -469,7 +469,7 @@ class Executor:
     ) -> None:
         with self._lock:
             if generation.attempt is not attempt:
-                return  # it was stopped meanwhile
+                return  # the generation was stopped meanwhile
             generation.attempt = None
             self._follow(state, generation, generation.take(outcome))
         self.pump()
@@ -494,7 +494,7 @@ class Executor:
         self._ready.append(state)
 
     def _abort(self, generation: Generation) -> None:
-        """Its attempt, if one runs, is stopped outside of the lock."""
+        """Stop the attempt of a generation, if one runs, outside of the lock."""
         if generation.attempt is not None:
             self._stops.append(generation.attempt)
             generation.attempt = None
@@ -527,7 +527,7 @@ class Executor:
         self._fail(op, error)
 
     def _fail(self, op: QueuedOp, error: BanyanError) -> None:
-        """Pass `error` on to whoever waits for `op`."""
+        """Pass `error` on to all that wait for `op`."""
         match op:
             case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
                 self.values[ref] = error

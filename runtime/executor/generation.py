@@ -33,9 +33,9 @@ class Generation:
         self.attempt: Attempt | None = None
         self.called: wire.Called | None = None
         self.memo: Any = None
-        self._usage, self._times = wire.TokenUsage(), wire.Times()  # of all attempts so far
+        self._usage, self._times = wire.TokenUsage(), wire.Times()  # over all attempts so far
         self._rounds: tuple[wire.TokenUsage, ...] = ()  # the usage of each attempt so far
-        self._drafts: dict[str, tuple[int, int]] = {}  # of all attempts so far, as in wire.Sample
+        self._drafts: dict[str, tuple[int, int]] = {}  # over all attempts so far, as in wire.Sample
 
     def take(self, outcome: GenOutcome | BanyanError) -> NextStep:
         """The outcome of the current attempt."""
@@ -105,7 +105,7 @@ class ToolLoop(Generation):
 
     def __init__(self, op: wire.Gen, tools: wire.Tools, prompt: Prompt, order: tuple[int, ...]) -> None:
         if prompt.role != ASSISTANT:
-            raise BadProgram("a gen with tools stands in a turn of the assistant, where the model can call them")
+            raise BadProgram("a gen with tools must be in a turn of the assistant, where the model can call them")
         if op.sampling.n != 1:
             raise BadProgram(f"n is {op.sampling.n}; a gen with tools has one sample")
         super().__init__(op, prompt, order)

@@ -1,6 +1,6 @@
 """Selects one of several choices by their log-probabilities, with one of SGLang's three methods.
 
-Unlike there, a log-probability of exactly 0.0 counts like any other, and scoring begins behind the tokens that all
+Unlike there, a log-probability of exactly 0.0 counts like any other, and scoring begins after the tokens that all
 choices have in common, so that no choice is scored on the prompt.
 """
 
@@ -28,7 +28,7 @@ class SelectDecision(NamedTuple):
 
 
 def score_from(prompts: Sequence[bytes]) -> int:
-    """The index from which the choices' prompts (int32 ids) are scored: behind their longest common prefix, but so that
+    """The index from which the choices' prompts (int32 ids) are scored: after their longest common prefix, but so that
     each has at least one token there. BadProgram: there is no token before it."""
     start = min(len(commonprefix(prompts)), min(map(len, prompts)) - 4) // 4  # noqa: RUF071 (they are no paths)
     if start < 1:

@@ -99,12 +99,12 @@ class NoReplica(LookupError):
 
 
 class Replica:
-    """An engine.
+    """One engine, and the work queued on it.
 
-    bit: its number as a set of one. prompt: tokens of prompts that it has to compute. out: tokens of outputs. rows:
-    branches that will share its steps. n_groups: the groups that they belong to. resting: of the texts that have ended
-    there, how many are expected to go on soon. order: its place in the order of queued work: seconds, the number of the
-    last placement, and its own number.
+    bit: 1 << number, for bit sets of replicas. prompt, out: queued prompt and output tokens. rows: queued or running
+    branches. n_groups: number of placements that these branches belong to. resting: how many of the texts that ended
+    there are expected to go on soon. order: sort key: (estimated seconds of queued work, number of the last placement
+    that gave it work, replica number).
     """
 
     __slots__ = ("bit", "fingerprint", "n_groups", "name", "number", "order", "out", "prompt", "resting", "rows")

@@ -16,7 +16,7 @@ from collections import deque
 from typing import NamedTuple
 
 RUN = 10.0
-"""A replica is of no use for so many times the seconds of a start before it is removed."""
+"""A replica is removed after it was of no use for this many times the seconds of a start."""
 SPARE = 0.1
 """A replica is of no use if the queue of each other one would take this share of a start."""
 MISSES = 0.1
@@ -42,7 +42,7 @@ class FleetLoad(NamedTuple):
 
 
 class LoadScaler:
-    """Decides when to add and to remove a replica. least, most: replicas."""
+    """Decides when to add and to remove a replica. least, most: the least and the most replicas."""
 
     def __init__(self, least: int, most: int) -> None:
         self.least, self.most = least, most
@@ -53,7 +53,7 @@ class LoadScaler:
         self._removed, self._is_missed = -1e9, False  # when the last one was removed, and whether another came for it
 
     def started(self, seconds: float) -> None:
-        """A replica has started, and took so long."""
+        """A replica has started, which took `seconds`."""
         self.start_seconds = max(LEAST_START, seconds)
 
     def decide(self, now: float, load: FleetLoad) -> int:

@@ -36,12 +36,13 @@ def decode(body: bytes, kind: type[T]) -> T:
         raise HTTPError(400, text[:500], param=at[:200] or None) from None
     except (msgspec.DecodeError, ValueError, RecursionError) as e:
         reason = "it is nested too deeply" if isinstance(e, RecursionError) else str(e)[:200]
-        raise HTTPError(400, f"the body is no JSON: {reason}") from None
+        raise HTTPError(400, f"the body is not valid JSON: {reason}") from None
     return found
 
 
 def ignored(body: msgspec.Struct, names: Sequence[str]) -> dict[str, str]:
-    """A header with those of the names that `body` has, all of fields without effect here. Dots lead into parts."""
+    """A response header that names the fields without effect here that `body` has. names: all such fields; a dot leads
+    into a part."""
     given = [name for name in names if _has(body, name.split("."))]
     return {"x-banyan-ignored": ", ".join(given)} if given else {}
 

@@ -20,8 +20,8 @@ class Connection(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _n_header_bytes = 0  # that came while no headers were complete
-    _n_parsed = 0  # of them in complete lines
+    _n_header_bytes = 0  # bytes that came while the headers were not complete
+    _n_parsed = 0  # those of these bytes that are in complete lines
     _is_reading_headers = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -73,7 +73,7 @@ class Connection(HttpToolsProtocol):
         self._is_reading_headers = True
 
     def _count(self, n_bytes: int) -> None:
-        """The parser answers with 400 to an exception."""
+        """Count n_bytes of headers. Raises if there are too many; the parser answers an exception with status 400."""
         self._n_parsed += n_bytes
         if self._n_parsed > MAX_HEADERS:
             raise ValueError("the headers are too long")

@@ -22,7 +22,7 @@ BODY_SECONDS = 60.0
 """Seconds in which the whole body of a request must come."""
 
 Shape = Literal["openai", "anthropic"]
-"""Whose shape errors have."""
+"""Whether errors have the shape of OpenAI's or of Anthropic's API."""
 
 
 class Reply(NamedTuple):
@@ -31,7 +31,7 @@ class Reply(NamedTuple):
     body: bytes
     status: int = 200
     kind: str = "application/json"
-    """Its content type."""
+    """The content type of the body."""
     headers: Mapping[str, str] = {}
 
 
@@ -124,7 +124,7 @@ class Endpoint:
 
 
 async def _read_body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
-    """Raises HTTPError: it is too long or comes too slowly."""
+    """Read the body of a request. HTTPError: it is too long or comes too slowly."""
     too_long = HTTPError(413, f"the body has more than {MAX_BODY} bytes", code="request_too_large")
     if int(headers.get(b"content-length", b"0")) > MAX_BODY:
         raise too_long

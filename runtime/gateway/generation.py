@@ -82,7 +82,8 @@ def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
 def limits_of(
     request: HTTPRequest, priority: int | None, salt: str | None, *users: str | None
 ) -> wire.ProgramLimits | None:
-    """The limits of a program. salt: the client's own; users: of these the first counts, where they are isolated."""
+    """The limits of a program. salt: the one that the client gave. users: what the request says about its end user; if
+    users are isolated, the first that is given becomes part of the salt."""
     if request.gateway.isolates_users:
         salt = "/".join(filter(None, (salt, next(filter(None, users), None))))
     if not priority and not salt:

@@ -28,7 +28,7 @@ async def health(request: HTTPRequest) -> Reply:
 
 
 def _described(request: HTTPRequest, name: str) -> dict[str, Any]:
-    """The fields that OpenAI's clients read, and those that Anthropic's do. name: of the model or of an adapter."""
+    """The fields that OpenAI's clients and Anthropic's clients read. name: the name of the model or of an adapter."""
     base, started = request.gateway.model, datetime.fromtimestamp(_STARTED, UTC).isoformat()
     openai = {"id": name, "object": "model", "created": _STARTED, "owned_by": "banyan"}
     openai |= {} if name == base else {"parent": base}

@@ -41,7 +41,8 @@ class Keys:
             if not (found and name and len(name) <= 64 and name.isascii() and name.isprintable()):
                 raise ConfigError(f"{path}, line {n}: must be NAME:KEY, with a name of 1 to 64 ASCII characters")
             if not MIN_KEY <= len(key) <= MAX_KEY:
-                raise ConfigError(f"{path}, line {n}: a key of {len(key)} characters; {MIN_KEY} to {MAX_KEY} are right")
+                lengths = f"has {len(key)} characters, but must have {MIN_KEY} to {MAX_KEY}"
+                raise ConfigError(f"{path}, line {n}: the key {lengths}")
             if (digest := _digest(key.encode())) in names:
                 raise ConfigError(f"{path}, line {n}: this key is on an earlier line too")
             names[digest] = name

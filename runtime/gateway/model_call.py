@@ -50,7 +50,7 @@ class ModelCall:
     runs."""
 
     def __init__(self, mailbox: Mailbox, program: ProgramHandle, state: int | None = None) -> None:
-        """state: the one that is dropped in place of cancelling the program, which others use too."""
+        """state: if other calls use the program too, the state to drop in place of cancelling the program."""
         self._mailbox, self._program, self._state = mailbox, program, state
         self._arrived: list[Arrival] = []
         self._error: BanyanError | None = None

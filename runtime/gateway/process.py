@@ -46,7 +46,8 @@ def main(argv: list[str]) -> int:
 
 
 def _listen(config: HTTPConfig) -> socket.socket:
-    """ConfigError: it cannot listen there, or everybody could come in there."""
+    """Open the listening socket. ConfigError: the address is not available, or others could connect there without a
+    key."""
     host, port = address(config.address)
     try:
         (family, *_, where), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -80,8 +80,8 @@ def contents(content: str | list[ContentPart] | None, where: str) -> list[wire.P
 def image(url: str, where: str) -> wire.Image:
     """The image in a data URL. This server fetches nothing from elsewhere."""
     if (match := _DATA_URL.match(url)) is None:
-        raise HTTPError(400, "an image is a data URL, such as data:image/png;base64,...", param=where)
+        raise HTTPError(400, "an image must be a data URL, such as data:image/png;base64,...", param=where)
     try:
         return wire.Image(base64.b64decode(url[match.end() :], validate=True), match[1].lower())
     except binascii.Error as e:
-        raise HTTPError(400, f"the image is no base64: {e}", param=where) from None
+        raise HTTPError(400, f"the image is not valid base64: {e}", param=where) from None

@@ -35,13 +35,14 @@ def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) 
 
 
 def overridden(defaults: wire.Sampling, **given: Any) -> wire.Sampling:
-    """The parameters with those of `given` that are not None."""
+    """The parameters in `defaults`, each replaced by the one in `given` if that is not None."""
     return replace(defaults, **{name: value for name, value in given.items() if value is not None})
 
 
 def _biases(given: dict[str, float]) -> dict[int, float]:
     if wrong := [token[:40] for token in given if len(token) > 19 or not token.removeprefix("-").isdecimal()]:
-        raise HTTPError(400, f"logit_bias maps token ids to numbers; {wrong[:20]} are no ids", param="logit_bias")
+        text = f"logit_bias must map token ids to numbers, but {wrong[:20]} are not ids"
+        raise HTTPError(400, text, param="logit_bias")
     return {int(token): bias for token, bias in given.items()}
 
 

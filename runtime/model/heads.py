@@ -160,7 +160,8 @@ class Eagle3(Eagle):
 
 
 def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch.dtype) -> Medusa:
-    """Raises BadModel, or Unsupported if the head was made for another model."""
+    """The Medusa heads in the checkpoint `path`, on `device` in `dtype`. Raises BadModel if their tensors are missing,
+    and Unsupported if they were made for another model than `large`."""
     with _checkpoint(path) as weights:
         shapes = {name: stored.shape for name, stored in weights.tensors.items()}
         n_heads = 1 + max((int(name.split(".")[0]) for name in shapes if name[0].isdigit()), default=-1)
@@ -254,7 +255,7 @@ def _own_head(weights: Checkpoint, large: ModelSpec, device: torch.device, dtype
 
 
 def _layers_read(n_layers: int) -> tuple[int, ...]:
-    """Behind how many layers of the target model EAGLE-3 reads its hidden states."""
+    """The numbers of layers of the target model after which EAGLE-3 reads the hidden states."""
     return 2, n_layers // 2, n_layers - 3
 
 

@@ -35,8 +35,8 @@ _TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
 class ImageShape(msgspec.Struct, frozen=True, array_like=True):
-    """What decides the tokens of an image. height, width: of its grid of rows. n_down, n_across: the tiles that a large
-    image is cut into, besides the whole image; 0: it is not cut."""
+    """What decides the tokens of an image. height, width: the size of its grid of rows. n_down, n_across: the tiles
+    that a large image is cut into, besides the whole image; 0: it is not cut."""
 
     height: int
     width: int
@@ -56,7 +56,7 @@ class ImageSpec(msgspec.Struct, frozen=True):
     kind      the group of families that do it alike
     row_id    the id of a row of an image in transformers' prompts
     mark_id   the id that the chat template writes for an image
-    end_id    the id behind the rows of an image; -1: none
+    end_id    the id after the rows of an image; -1: none
     per_tile  rows of the image, or of each of its tiles; 0: they depend on its size
     merge     patches of the tower in each direction that become one row
     patch     pixels of the scaled image in each direction that become one row, where `shape` says them
@@ -72,7 +72,7 @@ class ImageSpec(msgspec.Struct, frozen=True):
 
     @property
     def has_grid_positions(self) -> bool:
-        """Rows of an image have positions of three axes, and what follows it goes on behind the largest (M-RoPE)."""
+        """Rows of an image have positions of three axes, and the text after it continues after the largest (M-RoPE)."""
         return self.kind == "qwen"
 
     @property
@@ -81,7 +81,7 @@ class ImageSpec(msgspec.Struct, frozen=True):
         return self.kind == "gemma3"
 
     def alone(self, mark: str) -> tuple[str, str]:
-        """What stands before and behind the mark of an image that is in no turn."""
+        """The texts before and after the mark of an image that is in no turn."""
         return ("<|vision_start|>", "<|vision_end|>") if self.kind == "qwen" else ("", "")
 
     def expand(self, shape: ImageShape, mark: str, end: str) -> Iterator[str | RowCount]:

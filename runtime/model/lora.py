@@ -61,7 +61,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 
 
 class Adapter(NamedTuple):
-    """digest: of all that its outputs depend on, beside the model; 16 bytes."""
+    """digest: a digest of all that the adapter's outputs depend on, besides the model; 16 bytes."""
 
     digest: bytes
     weights: AdapterWeights

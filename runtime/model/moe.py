@@ -3,7 +3,7 @@
 transformers 5 keeps the weights of a layer's experts in stacks (gate_up_proj and down_proj [n_experts, ...]), and says
 in fields of the module how they lie. The function between the two products is the module's `_apply_gate`: its results
 for a grid of numbers are compared with those of `Gate`, so no list of families is needed. Experts with another
-function, or with a norm behind them, stay in transformers' code.
+function, or with a norm after them, stay in transformers' code.
 """
 
 from __future__ import annotations

@@ -52,15 +52,16 @@ class Shard:
         options._timeout = TIMEOUT
         return dist.ProcessGroupGloo(store, self.rank, self.n_ranks, options)
 
-    # ---- what it has -----------------------------------------------------------------------------------------------
+    # ---- the part of this rank -------------------------------------------------------------------------------------
 
     def of(self, n: int, width: int = 1) -> slice:
-        """Its part of n heads of `width` numbers each; with fewer heads than ranks, one that several ranks have."""
+        """This rank's part of n heads of `width` numbers each. With fewer heads than ranks, several ranks have the same
+        part."""
         first, count = self.rank * n // self.n_ranks, max(1, n // self.n_ranks)
         return slice(first * width, (first + count) * width)
 
     def of_vocabulary(self, n: int) -> slice:
-        """Its part of n tokens; the last ranks may have fewer."""
+        """This rank's part of a vocabulary of n tokens. The last ranks may have fewer tokens."""
         each = -(-n // self.n_ranks)
         return slice(min(n, self.rank * each), min(n, (self.rank + 1) * each))
 
@@ -86,7 +87,8 @@ class Shard:
         return self.add(x.masked_fill_(~is_own[:, None], 0))
 
     def join(self, y: Tensor, n_vocab: int) -> Tensor:
-        """On rank 0 the logits [n, n_vocab], of which each rank gives its part; on the others what they gave."""
+        """Join the ranks' parts `y` of the logits. Returns the logits [n, n_vocab] on rank 0, and the padded `y` on the
+        others."""
         if not len(y):
             return y.new_empty(0, n_vocab)
         y = F.pad(y, (0, -(-n_vocab // self.n_ranks) - y.shape[1]))

@@ -3,7 +3,7 @@
 Such a layer of transformers' code reads and writes its state through a cache object. `pack_mixers` finds these modules
 (the *mixers*) by a run with a cache that records who asks, and puts a `RecurrentMixer` in the place of each. It calls
 the mixer with the rows of one request, or of several that have as many rows, and with their states. A step may also
-copy a request's state between two of its rows: then the mixer is called for the rows before, and for those behind.
+copy a request's state between two of its rows: then the mixer is called for the rows before, and for the rows after.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StatePool:
     def __init__(
         self, parts: Sequence[StatePart], n_slots: int, device: torch.device | str, is_stepwise: bool = False
     ) -> None:
-        """is_stepwise: the mixers compute several rows only from the first state on, so rows behind another state are
+        """is_stepwise: the mixers compute several rows only from the first state on, so rows after another state are
         computed one by one."""
         self.n_slots, self._size = n_slots, (size := slot_bytes(parts))
         try:
@@ -192,7 +192,7 @@ class RecurrentMixer(nn.Module):
 
 
 def _rows_of(value: Any, n_rows: int, call: _MixerCall) -> Any:
-    """Of tensors [1, n_rows, ...], the rows of a call: [n_requests, n, ...]."""
+    """The rows of a call from tensors [1, n_rows, ...], as [n_requests, n, ...]."""
     if isinstance(value, tuple):
         return tuple(_rows_of(one, n_rows, call) for one in value)
     if not isinstance(value, Tensor) or value.shape[:2] != (1, n_rows):
@@ -276,7 +276,7 @@ def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
 
 
 def _needs_steps(uses: Sequence[tuple[RecurrentMixer, _MixerUse]], pool: StatePool, n: int) -> bool:
-    """Whether a mixer is wrong for several rows behind a state. Compares n rows at once with two halves, and with the
+    """Whether a mixer is wrong for several rows after a state. Compares n rows at once with two halves, and with the
     second half row by row: rounding gives both errors of one size."""
     half = n // 2
 

@@ -137,7 +137,7 @@ def frequencies(rope: Rope, dim: int, max_context: int) -> tuple[Tensor, float]:
             is_long = max_context > rope.original_max_position_embeddings
             factors = torch.tensor(rope.long_factor if is_long else rope.short_factor)
             if factors.shape != inverse.shape:
-                raise BadModel(f"config.json: rope has {len(factors)} factors for {len(inverse)} pairs of dimensions")
+                raise BadModel(f"config.json: rope has {len(factors)} factors, but {len(inverse)} pairs of dimensions")
             return inverse / factors, _longrope_scale(rope)
         case Llama3():
             return _llama3(rope, inverse), 1.0

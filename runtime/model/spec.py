@@ -115,7 +115,7 @@ _FORMATS = {
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json of a model directory, whose weights are there. Reads only names of files otherwise.
+    """Read config.json of a model directory, and check that the directory can be run and has its weights.
 
     BadModel or Unsupported: the directory cannot be run. The message says what it holds and what to do.
     """

@@ -1,8 +1,8 @@
 """Images in models that transformers computes: the tower that reads them, and the rows that they have in a step.
 
-The embeddings of an image's rows take the place of those of their ids behind the model's embedding. DeepStack
-(Qwen3-VL) adds more vectors of the tower behind the first layers. In Gemma 3 the rows of an image attend to each other
-in both directions, which attention over pages does not know: these rows are computed here by torch."""
+After the embedding layer, the embeddings of an image's rows replace those of their ids. DeepStack (Qwen3-VL) adds more
+vectors of the tower after the first layers. In Gemma 3 the rows of an image attend to each other in both directions,
+which attention over pages does not know: these rows are computed here by torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from banyan.runtime.errors import Unsupported
 class ImageSpan(NamedTuple):
     """Rows of one image that attend to each other in both directions.
 
-    row, n: of the batch. start: the position of the first row in its text. first: of the first row of the image, which
-    may be computed already. pages: of the request."""
+    row, n: the first of these rows in the batch, and their number. start: the position of this row in its text. first:
+    the position of the image's first row, which may be computed already. pages: the request's pages."""
 
     row: int
     n: int
@@ -34,10 +34,10 @@ class ImageSpan(NamedTuple):
 class ImageInputs(NamedTuple):
     """The rows of images in a step.
 
-    rows       int64 [n]: of the batch, in ascending order
+    rows       int64 [n]: the rows in the batch, in ascending order
     values     [n, hidden]: in place of the embeddings of their ids
     deeper     for each of the first layers, [n, hidden] that is added to its output
-    positions  int64 [3, n_rows]: of all rows of the batch, where positions have three axes
+    positions  int64 [3, n_rows]: the positions of all rows of the batch, where they have three axes
     blocks     where attention is bidirectional
     """
 

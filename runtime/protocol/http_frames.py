@@ -1,4 +1,4 @@
-"""Messages of the socket as bodies of HTTP: each behind its length, 4 bytes in little-endian order."""
+"""Messages of the socket as bodies of HTTP: each preceded by its length, 4 bytes in little-endian order."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def unpack(body: bytes) -> list[bytes]:
     buffer = bytearray(body)
     found = take(buffer)
     if buffer:
-        raise BadMessage(f"the last {len(buffer)} bytes of the body are no whole message")
+        raise BadMessage(f"the last {len(buffer)} bytes of the body are not a whole message")
     return found

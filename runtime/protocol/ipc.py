@@ -33,7 +33,7 @@ MAX_SILENT = 30
 
 _RECEIVE_LIMIT = 64  # unread messages of one client in the server; more of them wait in the client
 _SEND_LIMIT = 100_000  # messages queued for a client that does not read; then it is disconnected
-_EVENT = struct.Struct("=Hi")  # of a `watch` socket: the kind, and its value
+_EVENT = struct.Struct("=Hi")  # an event of a `watch` socket: its kind and its value
 _PATH_LIMIT = 107  # bytes of a Unix socket's path, without the final NUL
 
 

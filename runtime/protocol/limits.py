@@ -22,7 +22,7 @@ MAX_IDS = 1 << 13
 MAX_ITEMS = 1 << 15
 """Texts of this number take 1.5 to 2 ms to decode."""
 MAX_READ = 1 << 23
-"""A text of so many characters takes 1 to 5 ms to send."""
+"""A text of this many characters takes 1 to 5 ms to send."""
 MAX_NAME = 256
 MAX_LINE = 512
 MAX_ROLE = 64

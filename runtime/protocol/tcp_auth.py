@@ -23,7 +23,7 @@ from banyan.runtime.protocol import ipc
 NAME = "server"
 _KEY_LENGTH = 40  # characters of a key in Z85 encoding
 _HEARTBEAT_MS = 1000  # heartbeats of libzmq, which detect a cable that was cut
-_TIMEOUT_MS = 5000  # without one for so long, the connection is closed
+_TIMEOUT_MS = 5000  # a connection without a heartbeat for this time is closed
 
 
 def make_keys(folder: Path, name: str = NAME) -> tuple[Path, Path]:

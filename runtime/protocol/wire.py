@@ -100,12 +100,12 @@ class BeginTurn(Wire, frozen=True, tag="begin"):
 
     role: Annotated[str, Meta(max_length=MAX_ROLE)]
     answers: WireToolCall | None = None
-    """Of a tool's turn: the call whose result it is; only its id and name count. The id has nine digits, as Mistral's
-    templates want it."""
+    """For a tool's turn, the call whose result the turn is. Only the call's id and name count. The id has nine digits,
+    as Mistral's templates want it."""
 
 
 class EndTurn(Wire, frozen=True, tag="end"):
-    """The open chat turn ends. calls: what an assistant's turn calls behind its text. The chat template writes them."""
+    """The open chat turn ends. calls: what an assistant's turn calls after its text. The chat template writes them."""
 
     calls: Annotated[tuple[WireToolCall, ...], Meta(max_length=MAX_RESULTS)] = ()
 
@@ -150,7 +150,7 @@ class ConstraintSpec(Wire, frozen=True):
     end: text that is forced directly after each value, such as "\\n</tool_call>".
     engine: "": llguidance, or the server's default for its kind. outlines_core takes regexes and choices without
     triggers; llguidance compiles those that are too complex for it.
-    order: of a JSON Schema's optional properties: as the schema lists them, or any order behind the required ones.
+    order: of a JSON Schema's optional properties: as the schema lists them, or any order after the required ones.
     is_checked: the client validates the value against the JSON Schema. Then keywords that cannot be enforced while it
     is generated are left out, and not refused.
     """
@@ -336,9 +336,9 @@ class Drop(Wire, frozen=True):
 
 
 class CacheHint(Wire, frozen=True):
-    """A hint about the KV of a state at this point; it changes no output. pin: evict it last for so many seconds, even
-    after the program ended; 0 removes a pin. steps: the program will use it again in about so many engine steps.
-    prefetch: copy its pages back from host memory now."""
+    """A hint about the KV of a state at this point; it changes no output. pin: seconds for which it is evicted last,
+    even after the program ended; 0 removes a pin. steps: about how many engine steps pass until the program uses it
+    again. prefetch: copy its pages back from host memory now."""
 
     state: Number
     pin: float | None = None
@@ -630,7 +630,7 @@ class Delta(Wire, frozen=True):
     """More text of a streaming gen. It contains whole characters only, and no text that a stop string may still cut.
 
     n_tokens: output tokens so far. is_thought: the text is reasoning (see Gen.reasoning). round: the turn or attempt of
-    a gen with tools or retries, from 0; with retries only the last one counts. logprobs: of the tokens since the
+    a gen with tools or retries, from 0; with retries only the last one counts. logprobs: those of the tokens since the
     previous Delta, if requested. n_prompt, n_cached: as in TokenUsage, for this round; 0: not known yet.
     """
 
@@ -709,8 +709,8 @@ class Pong(Wire, frozen=True):
 
 class ImageRows(Wire, frozen=True):
     """Tokens start .. start + n - 1 of a prompt are rows of an image, from its row `first` on. image: the digest of its
-    file. Their ids are negative and follow from the digest. height, width: of the grid of rows, where positions have
-    three axes."""
+    file. Their ids are negative and follow from the digest. height, width: the size of the grid of rows, where
+    positions have three axes."""
 
     start: int
     n: int
@@ -804,9 +804,9 @@ class ProgramEnded(Wire, frozen=True):
 
 class Hold(Wire, frozen=True):
     """Protect the cached part of a prefix from eviction. hold: the server's number for this hold; a new Hold with the
-    same number replaces the old one. steps: engine steps until the prefix is needed, about; < 0: unknown. seconds: pin
-    it for this long. prefetch: copy its pages back from host memory first, as far as there are pages that nobody
-    holds."""
+    same number replaces the old one. steps: about how many engine steps pass until the prefix is needed; < 0: unknown.
+    seconds: pin it for this long. prefetch: copy its pages back from host memory first, as far as there are pages that
+    nobody holds."""
 
     hold: int
     ids: bytes
@@ -823,7 +823,7 @@ class Release(Wire, frozen=True):
 
 
 class EvictFirst(Wire, frozen=True):
-    """Nothing will continue from the ids behind the first n_shared of this prefix. Evict them before anything else,
+    """Nothing will continue from the ids after the first n_shared of this prefix. Evict them before anything else,
     unless a request or a hold uses them."""
 
     ids: bytes
@@ -932,7 +932,8 @@ class Pull(Wire, frozen=True):
 
 
 class EndPull(Wire, frozen=True):
-    """The pull is over, for the engine that exports and for the one that reads. What it holds for it is free."""
+    """The pull is over, for the engine that exports and for the one that reads. Both free what they hold for the
+    pull."""
 
     pull: int
 
@@ -972,8 +973,8 @@ class WantImages(Wire, frozen=True):
 
 class Ready(Wire, frozen=True):
     """The engine has loaded its model and allocated its pages. page: slots of a page. report: lines for a person about
-    what was chosen. step_seconds: of the largest step, measured at start. weights: `weights.fingerprint`, for root
-    keys."""
+    what was chosen. step_seconds: the time of the largest step, measured at start. weights: `weights.fingerprint`, for
+    root keys."""
 
     n_pages: int
     page: int
@@ -989,7 +990,7 @@ class Ready(Wire, frozen=True):
     """None: its pages do not move to other engines."""
 
 
-# ---- server <-> engine host: behind an empty frame; a message of one frame is for the engine or from it ------------
+# ---- server <-> engine host: after an empty frame; a message of one frame is for the engine or from it -------------
 
 
 class HostHello(Wire, frozen=True):

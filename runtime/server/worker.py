@@ -124,9 +124,9 @@ class Server:
         self.roll: WeightsRoll | None = None
         self.scaler = LoadScaler(config.min_replicas, config.max_replicas) if config.max_replicas else None
         self._rolled_to = ""  # the model of the last change of weights
-        self._awaited: deque[Callable[[str], None]] = deque()  # those who wait for an engine that will join
-        self._standard = wire.Ready(0, 0, 0)  # what the engine told of itself that was ready last
-        self._addresses: dict[bytes, str] = {}  # of peers whose Hello waits
+        self._awaited: deque[Callable[[str], None]] = deque()  # callbacks of engines that have not joined yet
+        self._standard = wire.Ready(0, 0, 0)  # of the engine that became ready last
+        self._addresses: dict[bytes, str] = {}  # addresses of peers whose Hello waits
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
         self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
         self._waiting: dict[bytes, tuple[str, Tenant]] = {}  # clients that wait until the engine is ready: their names
@@ -368,7 +368,7 @@ class Server:
             try:
                 return work()
             except BanyanError as e:
-                return e.with_traceback(None)  # it holds all that the thread made, which the loop would have to free
+                return e.with_traceback(None)  # a traceback holds all objects of the thread, which the loop would free
             except Exception as e:  # `then` decides what it means
                 return e
 
@@ -679,7 +679,7 @@ class Server:
         return link
 
     def _change_engines(self, ask: wire.Ask, then: Callable[[str], None]) -> None:
-        """Add or drain an engine; see Questions. ConfigError: that cannot be."""
+        """Add or drain an engine; see Questions. ConfigError: that is not possible."""
         if self.roll is not None:
             raise ConfigError(f"the weights are being changed to {self.roll.model}; wait until all engines have them")
         if ask.what == "roll":
@@ -724,7 +724,7 @@ class Server:
         self._offload(OURSELVES, MAX_INLINE + 1, look, start)
 
     def _start_roll(self, directory: Path, then: Callable[[str], None]) -> None:
-        """Change the weights. ConfigError: that cannot be now."""
+        """Change the weights. ConfigError: that is not possible now."""
         before, model = self._rolled_to or str(self.directory), str(directory)
 
         def end(error: str) -> None:
@@ -886,8 +886,8 @@ class Server:
         self._welcome(ready)
 
     def _differs(self, ready: wire.Ready, before: bytes, is_rolled: bool) -> str:
-        """Why an engine cannot run the programs of those that run; "": it can. before: the weights of the engine whose
-        place it takes. is_rolled: it is the one whose weights change."""
+        """Why a new engine cannot run the programs of the running engines; "": it can. before: the weights of the
+        engine that it replaces. is_rolled: this engine's weights are being changed."""
         mine = self._standard
         if not is_rolled and ready.weights != (before or mine.weights):
             return "has other weights than those that run; its files were changed, or are another model's"

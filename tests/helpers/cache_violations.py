@@ -310,7 +310,7 @@ VIOLATIONS: list[tuple[Callable[[Scene], None], str]] = [  # and the message of 
     (lengthen_key, "of 5 tokens has 1 pages of 4"),
     (cut_key_inside_token, "whole tokens"),
     (start_node_inside_page, "does not begin at a border"),
-    (add_children_to_partial_page, "behind a page that is not full"),
+    (add_children_to_partial_page, "after a page that is not full"),
     (reverse_order_of_children, "the order of the children"),
     (clear_order_below_root, "the order of a root's children"),
     (store_child_under_wrong_key, "is not in its parent's table"),
@@ -342,7 +342,7 @@ VIOLATIONS: list[tuple[Callable[[Scene], None], str]] = [  # and the message of 
     (fill_page_from_two_leases, "two leases fill one page"),
     (change_source_page_of_copy, "reads another page than its source's"),
     (change_tokens_of_copy, "holds other tokens"),
-    (copy_from_node_outside_path, "not below its lease"),
+    (copy_from_node_outside_path, "not a descendant"),
     (copy_from_unlocked_source, "has no locked source"),
     (disable_filled_cache, "the cache is off"),
 ]

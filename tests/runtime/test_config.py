@@ -61,7 +61,7 @@ def test_every_option_has_a_help_text() -> None:
 def test_unknown_option_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="no option 'kv_memroy'; did you mean 'kv_memory'"):
         make(kv_memroy="1GB")
-    with pytest.raises(ConfigError, match="no option 'zzz'; there are model, device"):
+    with pytest.raises(ConfigError, match="no option 'zzz'; the options are model, device"):
         make(zzz=1)
     with pytest.raises(ConfigError, match=r"'kv_memroy'; did you mean 'kv_memory'\?\nthere is no option 'zzz'"):
         make(kv_memroy="1GB", zzz=1)

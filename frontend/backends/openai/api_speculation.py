@@ -149,8 +149,8 @@ def _mismatch(text: str, parts: Sequence[str | wire.Gen], why: str = "") -> str:
             rest = rest[len(_up_to(part.sampling.stop, rest)[0]) :]
     if not why:
         return ""
-    behind = f"behind {text[: len(text) - len(rest)][-40:]!r} " if len(rest) < len(text) else ""
+    place = f"after {text[: len(text) - len(rest)][-40:]!r} " if len(rest) < len(text) else ""
     return (
-        f"the model's turn is not the one that the program writes: {behind}it says {rest[:60]!r}, and {why}; show it "
+        f"the model's turn is not the one that the program writes: {place}it says {rest[:60]!r}, and {why}; show it "
         "the form in the prompt, or use a server that continues turns (extensions=['prefix'])"
     )

@@ -67,7 +67,8 @@ class _ApiProgram(LocalProgram):
         self._api = backend
 
     def limit(self, limits: wire.ProgramLimits) -> None:
-        """Unsupported: a priority or durability. The language enforces the other limits."""
+        """Raises Unsupported for a priority, a deadline or durability, which an API cannot provide. The frontend itself
+        enforces the timeout and the budget."""
         for name in ("priority", "deadline"):
             if getattr(limits, name):
                 raise Unsupported(f"{name}: an API decides itself which request goes first; leave it out")
@@ -113,7 +114,7 @@ class OpenAI:
     ) -> None:
         if unknown := set(extensions) - set(format.EXTENSIONS):
             have = ", ".join(format.EXTENSIONS)
-            raise ConfigError(f"extensions: there is none called {min(unknown)!r}; there are {have}")
+            raise ConfigError(f"unknown extension {min(unknown)!r}; choose from {have}")
         if max_in_flight < 1:
             raise ConfigError(f"max_in_flight is {max_in_flight}; it must be at least 1")
         self.model_name = model_name
@@ -219,7 +220,7 @@ class OpenAI:
 
     async def _create(self, request: dict[str, Any]) -> Any:
         client = self._connect().client
-        bounds.limits.set(bounds.AnswerLimits.of(request))  # of this task, which reads the response too
+        bounds.limits.set(bounds.AnswerLimits.of(request))  # limits for this task, which also reads the response
         endpoint = client.chat.completions if self.kind == "chat" else client.completions
         return await endpoint.create(model=self.model_name, **request)
 
@@ -262,7 +263,7 @@ class OpenAI:
 
 
 def _total_seconds(timeout: Any) -> float | None:
-    """How long a request may take in all. timeout: of a client of the openai package; None: no limit."""
+    """How long a request may take in all. timeout: the one of a client of the openai package; None: no limit."""
     seconds = getattr(timeout, "read", timeout)
     return None if seconds is None else bounds.SLOWEST * seconds
 
@@ -286,7 +287,7 @@ def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> 
     import openai
 
     async def look() -> tuple[Any, bool]:
-        """Its models, and whether it has the chat API: any answer but "not found" to an empty request."""
+        """The server's models, and whether it has the chat API: any answer but "not found" to an empty request."""
         async with make() as client, asyncio.timeout(_total_seconds(timeout)):
             models = (await client.models.list()).data
             try:

@@ -23,8 +23,8 @@ _END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")
 
 
 class AnswerLimits(NamedTuple):
-    """The most that one response may have. n_line: bytes of a line of a stream. n_chars: of all texts and arguments of
-    calls."""
+    """The most that one response may have. n_line: bytes of a line of a stream. n_chars: characters of all texts and
+    arguments of calls."""
 
     n_bytes: int = 16 << 20
     n_line: int = 16 << 20
@@ -56,7 +56,7 @@ class AnswerTooLarge(Exception):
 
 
 limits: ContextVar[AnswerLimits] = ContextVar("limits", default=AnswerLimits())  # noqa: B039 (it is frozen)
-"""Of the request that the present task makes."""
+"""The limits of the request that the present task makes."""
 
 
 def http_client() -> Any:
@@ -66,7 +66,7 @@ def http_client() -> Any:
 
     kind = openai.DefaultAsyncHttpxClient
     package = next(base.__module__.partition(".")[0] for base in kind.__mro__ if base.__name__ == "AsyncClient")
-    stream_type = sys.modules[package].AsyncByteStream  # of httpx or httpx2, by the version of `openai`
+    stream_type = sys.modules[package].AsyncByteStream  # in httpx or httpx2, by the version of `openai`
 
     class BoundedStream(stream_type):  # type: ignore[misc, valid-type]
         """The body of a response, counted."""

@@ -114,7 +114,7 @@ class _Question:
 
     def __init__(self) -> None:
         self.entry: TapeEntry | None = None
-        self.digest = Digest()  # of the prompt that the state keeps, which lacks refused outputs
+        self.digest = Digest()  # digest of the prompt that the state keeps, which lacks refused outputs
         self.round = 0
         self.attempt: _RecordedAttempt | None = None
         self.value: wire.Value | BaseException | None = None

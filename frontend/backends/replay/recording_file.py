@@ -58,11 +58,11 @@ class TapeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: tuple[Text, ...] = ()
     asked: wire.Gen | wire.Select
     answers: tuple[str, ...] = ()
-    """Of a gen with tools, which has an entry for each round: the results of the calls before this round."""
+    """For a gen with tools, which has an entry for each round: the results of the calls before this round."""
     calls: tuple[wire.WireToolCall, ...] = ()
     """The calls of this round."""
     refused: tuple[tuple[str, str], ...] = ()
-    """Of a gen with retries: the outputs that were refused, each with its correction."""
+    """For a gen with retries: the outputs that were refused, each with its correction."""
     samples: tuple[wire.Sample, ...] = ()
     usage: wire.TokenUsage = wire.TokenUsage()
     scores: wire.Scores | None = None

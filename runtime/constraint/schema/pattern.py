@@ -44,7 +44,7 @@ def _escape(pattern: str, at: int) -> tuple[str, int]:
 
 
 def _class(pattern: str, start: int) -> tuple[str, int]:
-    """The translated class that begins at `start`, and the index behind it."""
+    """The translated class that begins at `start`, and the index after it."""
     at, negated = start + 1, pattern[start + 1 : start + 2] == "^"
     at += negated
     items: list[str] = []

@@ -46,7 +46,7 @@ def rewrite(
 ) -> dict[str, Any]:
     """A schema for the compiler that allows only values that `schema` allows, and as many of them as possible.
 
-    order: "any" allows optional properties in any order, behind the required ones. A name may then be repeated.
+    order: "any" allows optional properties in any order, after the required ones. A name may then be repeated.
     is_checked: the finished value is validated. So a keyword that cannot be enforced while the value is generated is
     left out. is_loose: all keywords that must be rewritten are left out, and what the compiler may refuse.
 

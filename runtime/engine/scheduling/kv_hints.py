@@ -11,8 +11,8 @@ from banyan.runtime.protocol.wire import EvictFirst, Hold, Release
 KVHintOrder = Hold | Release | EvictFirst
 
 MAX_BYTES = 64 << 20
-"""Of the prefixes of all hints. A program's pins outlive it, so clients could add to them without end. Beyond it, the
-namespace whose hints have most bytes loses its oldest hints."""
+"""The most bytes of the prefixes of all hints. A program's pins outlive it, so clients could add to them without end.
+Beyond it, the namespace whose hints have most bytes loses its oldest hints."""
 ENTRY = 512
 """Bytes that a hint counts for besides its prefix."""
 
@@ -31,7 +31,7 @@ class KVHintReceiver:
 
     @property
     def n_bytes(self) -> int:
-        """Of the prefixes of all hints."""
+        """Bytes of the prefixes of all hints."""
         return sum(self._n_bytes.values())
 
     def take(self, order: KVHintOrder, now: float) -> None:

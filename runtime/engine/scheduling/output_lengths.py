@@ -36,7 +36,7 @@ class _LengthClass:
 
     def __init__(self) -> None:
         self._n, self._sum = [0.0] * _N_BINS, [0.0] * _N_BINS
-        self._n_from, self._sum_from = [0.0] * _N_BINS, [0.0] * _N_BINS  # of a bin and all above it
+        self._n_from, self._sum_from = [0.0] * _N_BINS, [0.0] * _N_BINS  # count and sum over a bin and all above it
 
     def note(self, n_out: int) -> None:
         if self._n_from[0] >= _MEMORY:

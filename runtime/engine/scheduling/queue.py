@@ -251,13 +251,13 @@ class Queue:
             self.order = PrefixOrder(n_matched)
         else:
             self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else QueueOrder()
-        self._clients: dict[int, ServiceAccount] = {}  # of those with requests here
-        self._absent: OrderedDict[int, int] = OrderedDict()  # client -> its tokens, of recent ones without requests
-        self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()  # of recent ones too
-        self._arrivals: OrderedDict[Request, None] = OrderedDict()  # that wait or are set aside, longest wait first
-        self._unstamped: list[Request] = []  # whose wait starts at the next `start_waits`
+        self._clients: dict[int, ServiceAccount] = {}  # accounts of clients with requests here
+        self._absent: OrderedDict[int, int] = OrderedDict()  # client -> its tokens; recent clients without requests
+        self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()  # recent ones too
+        self._arrivals: OrderedDict[Request, None] = OrderedDict()  # waiting or set aside; longest wait first
+        self._unstamped: list[Request] = []  # requests whose wait starts at the next `start_waits`
         self._usual_wait = 0.0
-        self.aged: Request | None = None  # the first, where it is first because of its wait
+        self.aged: Request | None = None  # the request that is first because it waited too long
         self._n_started = 0
         self._n = 0
 
@@ -295,7 +295,8 @@ class Queue:
                 self._absent.popitem(last=False)
 
     def end_program(self, client: int, serial: int) -> None:
-        """The program will send no more requests. If one is still here, its account stays until N_KNOWN others came."""
+        """The program will send no more requests. If one of its requests is still here, its account is kept until
+        N_KNOWN other programs came."""
         if (account := self._programs.get((client, serial))) is not None and not account.n_requests:
             del self._programs[client, serial]
 

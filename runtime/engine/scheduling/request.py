@@ -17,7 +17,7 @@ from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.protocol.wire import Run, TopLogprobs
 
 NO_TOKEN = -1  # in a Result: no token could be sampled, because the logits were NaN or all tokens were forbidden
-MAX_TREE = 64  # most rows of a work whose draft branches: a row's mask of ancestors has 64 bits
+MAX_TREE = 64  # most rows of a request whose draft branches: a row's mask of ancestors has 64 bits
 
 
 class ServiceAccount:
@@ -40,7 +40,8 @@ class Request:
     client: ServiceAccount
     program: ServiceAccount
     key: tuple[Any, ...]
-    """Its rank, set by the queue. The request with the larger rank is retracted first when pages are short."""
+    """The request's rank, set by the queue. The request with the larger rank is retracted first when pages are
+    short."""
 
     def __init__(self, run: Run, max_total: int, guide: Guide | None = None, end_ids: tuple[int, ...] = ()) -> None:
         """max_total: the n_total at which the length limit ends it. guide: the state of its constraint. end_ids: stop
@@ -58,7 +59,7 @@ class Request:
         self.turn = 0  # the last step in which it had a row and other decodes of its client had none
         self.is_waiting = False
         self.waiting_since = nan  # nan while it does not wait, and until the first plan after it was added
-        self.start_time = 0.0  # of its first step
+        self.start_time = 0.0  # time of the request's first step
         self.lease: Lease | None = None  # held while it runs
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
         self.fork_points: set[int] = set()  # positions where other texts leave its own; see `Scheduler._keep_states`
@@ -100,7 +101,7 @@ class Request:
         return self.lease.pages[i // page] * page + i % page
 
     def window_slot(self, i: int) -> int:
-        """The same in the pages of windowed layers."""
+        """The slot of the i-th token in the pages of windowed layers."""
         assert self.lease is not None
         assert self.lease.window is not None
         page = self.lease.cache.page
@@ -137,8 +138,8 @@ class Work(NamedTuple):
     """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease. draws: the
     last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob. draft: tokens
     computed after the last one, each of whose rows samples too. parents: for each draft token the index of the draft
-    token it follows, always a lower one, or -1 for the text; () where each follows the one before it. kept: (n, slot)
-    copies the recurrent state behind the first n of its tokens to a slot."""
+    token it follows, always a lower one, or -1 for the text; () where each follows the one before it. kept: for each
+    (n, slot), the recurrent state after the first n tokens of this step is copied to the slot."""
 
     request: Request
     lease: Lease
@@ -153,7 +154,8 @@ class Work(NamedTuple):
 
     @property
     def n_pending(self) -> int:
-        """1: the work samples a token from which the text may continue. 0: it samples none, or the last one."""
+        """1 if this step samples a token for the request from which the text may continue, 0 if it samples none or the
+        last."""
         return int(self.draws and self.request.n_total + 1 < self.request.max_total)
 
     @property
@@ -163,7 +165,7 @@ class Work(NamedTuple):
 
 
 def make_work(request: Request, n_new: int) -> Work:
-    """The work of computing a request's next n_new tokens."""
+    """A `Work` that computes a request's next n_new tokens."""
     assert request.lease is not None
     start = request.n_computed + request.n_inflight
     end = start + n_new
@@ -178,8 +180,8 @@ def make_work(request: Request, n_new: int) -> Work:
 class Plan(NamedTuple):
     """One step of the engine. The engine first executes `moves` (pages between device and host memory, in order), then
     `copies` (see `Lease.take_copies`) and `states` (source slot, destination slot, in order), then the forward pass of
-    `works`. is_ahead: the plan was made while the previous step was still running, so the first token of a work may be
-    one that is not sampled yet."""
+    `works`. is_ahead: the plan was made while the previous step was still running, so the first token of one of `works`
+    may not be sampled yet."""
 
     works: tuple[Work, ...]
     copies: tuple[tuple[int, int, int], ...] = ()

@@ -120,7 +120,9 @@ class Scheduler:
         self._step_time = StepTime()
         self._now = 0.0  # of the last plan
         self._n_taken = self._n_released = 0
-        self._blocked: tuple[Request, int] | None = None  # who found no pages, and the value of _n_released then
+        # The request that last could not start for lack of pages, and _n_released at that time. While other requests
+        # run, it is not tried again until _n_released changes.
+        self._blocked: tuple[Request, int] | None = None
         self.counts = dict.fromkeys(
             ("steps", "steps_ahead", "requests", "prompt_tokens", "cached_tokens", "computed_tokens",
              "generated_tokens", "forced_tokens", "retractions", "waits"), 0)  # fmt: skip

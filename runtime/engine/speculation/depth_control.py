@@ -39,13 +39,14 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 
 MAX_DEPTH = 64
 FIRST_RATE, FIRST_OTHER_RATE = 0.7, 0.2
-"""Initial acceptance rates: of a token, and of one that is an alternative to another drafter's."""
+"""FIRST_RATE: the initial acceptance rate of a token. FIRST_OTHER_RATE: that of a token that is an alternative to
+another drafter's."""
 TRUST = 1.0  # how many of the request's own tokens the rate of a kind is worth
 MEMORY, LONG_MEMORY = 0.9, 0.998
 """Factors by which a request's own record and a kind's record fade with each judged draft."""
 MAX_CREDIT = 4
-"""Most right tokens that count of one draft whose tokens are all uncertain. Otherwise one long draft would dominate the
-rate."""
+"""The most right tokens that one draft counts for, if all its tokens are uncertain. Otherwise one long draft would
+dominate the rate."""
 LEVELS = 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05  # thresholds that are tried
 MIN_SPEEDUP, MIN_MODEL_SPEEDUP = 1.03, 1.1  # see the module; a model's passes certainly cost, and gains are guesses
 MAX_MISSES = 4  # proposals in a row that were not worth computing, after which drafters are asked less often
@@ -85,13 +86,13 @@ class _DraftHistory:
         self.own = [AcceptanceRate() for _ in range(n_drafters)]
         self.counts = [[0, 0] for _ in range(n_drafters)]  # drafted, accepted
         self.n_misses = n_misses  # asks in a row that led to no draft
-        self.max_length = max_length  # of a draft whose tokens are all uncertain; set by how many were accepted
+        self.max_length = max_length  # most tokens of an all uncertain draft; follows from how many were accepted
         self.clear()
 
     def clear(self) -> None:
         self.chains: list[Chain] = []
         self.branches: list[DraftBranch] = []
-        self.drafters: Sequence[int] = ()  # of each token that is computed
+        self.drafters: Sequence[int] = ()  # the drafter of each draft token that is computed
 
 
 _Ask = tuple[_DraftHistory, Request, int]
@@ -103,8 +104,8 @@ class DepthController:
 
     def __init__(self, drafters: Sequence[Drafter] = (), jumps: bool = True, cost: Cost | None = None,
                  max_depth: int = MAX_DEPTH, max_tree: int = MAX_TREE) -> None:  # fmt: skip
-        """jumps: what a constraint forces is appended without sampling. max_depth: tokens of a draft. max_tree: rows of
-        a work whose draft branches."""
+        """jumps: what a constraint forces is appended without sampling. max_depth: the most tokens of a draft.
+        max_tree: the most rows of one request in a step, if its draft branches."""
         self.drafters, self.jumps, self.max_depth, self.max_tree = tuple(drafters), jumps, max_depth, max_tree
         self.cost = cost or Cost()
         self._histories: dict[int, _DraftHistory] = {}  # by rid
@@ -123,7 +124,7 @@ class DepthController:
     # ---- plan ------------------------------------------------------------------------------------------------------
 
     def add_drafts(self, works: list[Work], budget: int) -> None:
-        """Replace works that sample by ones with drafts, of at most `budget` tokens together."""
+        """Add drafts to the entries of `works` that sample a token, of at most `budget` tokens in all."""
         self._n_steps += 1
         for history in self.proposed.values():  # left over from a step that failed
             history.clear()
@@ -131,7 +132,7 @@ class DepthController:
         if not self.drafters or budget <= 0:
             return
         due, step = self._next_ask, self._n_steps
-        turns: list[tuple[int, _DraftHistory, int]] = []  # index of the work, history, most tokens
+        turns: list[tuple[int, _DraftHistory, int]] = []  # index in `works`, history, most draft tokens
         for i, work in enumerate(works):
             if work.draws and due.get(work.request.rid, 0) <= step and (n := self._max_tokens(work.request)):
                 turns.append((i, self._histories[work.request.rid], n))
@@ -283,11 +284,11 @@ class DepthController:
         return lengths
 
     def _add_draft(self, works: list[Work], i: int, history: _DraftHistory, lengths: Sequence[int], budget: int) -> int:
-        """Give a work its draft. Returns the number of draft tokens."""
+        """Add a draft to works[i], if the budget allows. Returns the number of draft tokens."""
         if not any(lengths):
             return 0
         if budget <= 0:
-            history.n_misses -= 1  # it would have been worth computing
+            history.n_misses -= 1  # the draft would have been worth computing
             return 0
         work = works[i]
         if work.n_new + sum(lengths) > self.max_tree:

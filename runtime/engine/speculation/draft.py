@@ -2,9 +2,9 @@
 
 A draft is a tree: each of its tokens follows another of them, or the text. One forward pass computes the last token of
 a request and all tokens of its draft; each draft token sees the text and its own ancestors, and the sampler samples
-from every row. A draft token is accepted where it is the one that was sampled behind its accepted parent. So each
-output token is one that the model sampled with the random number of its position: with a seed, outputs are the same
-with drafts and without.
+from every row. A draft token is accepted where it is the one that was sampled after its accepted parent. So each output
+token is one that the model sampled with the random number of its position: with a seed, outputs are the same with
+drafts and without.
 
 For one chain this is rejection sampling (Leviathan et al., Fast inference from transformers via speculative decoding,
 2023); for a tree, that of SpecInfer (Miao et al., 2024) with deterministic drafts. One uniform number per position is
@@ -30,8 +30,9 @@ class Proposal(NamedTuple):
 
 
 class Drafter:
-    """Proposes continuations of outputs. cost: only of a drafter that runs a model: seconds of one pass, by requests
-    and by rows to catch up with. Such a drafter is asked only where it pays. None: a proposal costs next to nothing."""
+    """Proposes continuations of outputs. cost: only for a drafter that runs a model: the seconds of one pass, by the
+    numbers of requests and of rows to catch up with. Such a drafter is asked only where it pays. None: a proposal costs
+    next to nothing."""
 
     name: str
     n_kinds: int
@@ -63,12 +64,13 @@ class Drafter:
         """The request has ended or failed. Perhaps nothing was ever proposed for it."""
 
     def kept(self) -> dict[str, tuple[int, int]]:
-        """What is kept of requests that have ended, by name: its bytes, about, and the most that it may have."""
+        """Memory that is kept after requests have ended, by name: (its approximate bytes, the most bytes it may
+        take)."""
         return {}
 
 
 class DraftPosition:
-    """A request as it would be behind a token of its draft. Has the fields of `Request` that the sampler reads."""
+    """A request as it would be after a token of its draft. Has the fields of `Request` that the sampler reads."""
 
     __slots__ = ("end_ids", "guide", "has_edits", "is_plain", "n_back", "n_out", "n_total", "rid", "run", "sampling",
                  "stop_ids", "token", "token_counts")  # fmt: skip
@@ -90,7 +92,7 @@ def draft_rows(draft: Sequence[int], parents: Sequence[int], request: Request) -
     if request.is_plain:
         return [request] * len(draft)  # the argmax, whatever its position
     out: list[Request | DraftPosition] = []
-    counts = [request.token_counts]  # at the last token, then behind each draft token
+    counts = [request.token_counts]  # after the last token of the text, then after each draft token
     depth = [0]
     for i, token in enumerate(draft):
         above = parents[i] + 1 if parents else i

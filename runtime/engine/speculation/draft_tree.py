@@ -17,9 +17,9 @@ SURE = 0.99  # upper bound of the probability of an uncertain token
 
 
 class Chain(NamedTuple):
-    """A proposal with probabilities. chance: that an uncertain token is right, given that those before it are. other:
-    that a token is right which is an alternative to a more likely one. is_first: the chain is its drafter's most likely
-    one. uncertain: see `draft.Proposal`."""
+    """A proposal with probabilities. chance: the probability that an uncertain token is right, given that those before
+    it are. other: the probability that a token is right which is an alternative to a more likely one. is_first: the
+    chain is its drafter's most likely one. uncertain: see `draft.Proposal`."""
 
     tokens: Sequence[int]
     drafter: int
@@ -107,7 +107,8 @@ def merge(chains: Sequence[Chain]) -> list[DraftBranch]:
 
 
 class DraftTokens(NamedTuple):
-    """A draft in the order in which it is computed. parents: as in `Work`. drafters: who proposed each token."""
+    """A draft in the order in which it is computed. parents: as in `Work`. drafters: the drafter that proposed each
+    token, by index."""
 
     tokens: array[int]
     parents: list[int]

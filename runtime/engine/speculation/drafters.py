@@ -29,7 +29,7 @@ DraftModel = load.Model | heads.Eagle | heads.Medusa
 
 class DraftSource(NamedTuple):
     """What `Config.draft_model` names, before its weights are read. kv_elements: numbers it stores per token. n_layers:
-    of the large model, that an early exit runs."""
+    how many layers of the large model an early exit runs."""
 
     path: Path
     kind: heads.Kind | Literal["early exit"]

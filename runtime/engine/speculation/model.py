@@ -1,9 +1,9 @@
 """The drafter that runs a smaller model with the same tokenizer.
 
 It runs as the large model does: batched over requests, and on the same pages, whose slots hold its tokens' KV in the
-pools of both models. But the small model is asked only where that pays, so it skips parts of the text. For each page it
-remembers a digest: of the text, from its start to the end of the page, whose KV the page holds. Missing KV is computed
-as a chunk when it is needed. Wrong KV would only make a bad draft.
+pools of both models. But the small model is asked only where that pays, so it skips parts of the text. For each page
+whose KV it has computed, it remembers a digest of the text from its start to the end of the page. Missing KV is
+computed as a chunk when it is needed. Wrong KV would only make a bad draft.
 
 Where tokens are sampled, it uses the random numbers of the same positions: where both models agree on the distribution,
 they agree on the token. For greedy requests it proposes its best tokens, and in place of the first ones its second
@@ -30,18 +30,18 @@ from banyan.runtime.model import heads
 from banyan.runtime.model.load import Model
 
 MAX_CATCH_UP = 512  # Most rows of one request per pass. A request that is further behind catches up over several steps.
-N_SECOND = 3  # at so many positions, the second best token is proposed too
+N_SECOND = 3  # number of positions at which the second best token is proposed too
 
 
 class _DraftText:
     """What the small model's pools hold for one request."""
 
     def __init__(self) -> None:
-        self.writer = 0  # its number among those that wrote slots; a new one for each lease
+        self.writer = 0  # the request's number as a writer of slots; a new one for each lease
         self.lease: Lease | None = None
-        self.digests = array("L", [0])  # of the text up to the end of each page that is known to be right
+        self.digests = array("L", [0])  # digests of the text up to the end of each page that is known to be right
         self.n_computed = 0  # tokens of its text that were computed at the last pass,
-        self.tail: Sequence[int] = ()  # and the proposed tokens computed behind them
+        self.tail: Sequence[int] = ()  # and the proposed tokens computed after them
         self.proposals: list[Proposal] = []
 
 
@@ -52,9 +52,9 @@ class _DraftTurn:
         self.request, self.n = request, n
         self.computed = list(request.ids[start : start + MAX_CATCH_UP])  # tokens from `start` on
         self.start, self.end = start, start + len(self.computed)
-        self.position: Request | DraftPosition = request  # behind the last draft token
+        self.position: Request | DraftPosition = request  # after the last draft token
         self.draft: list[int] = []
-        self.second_best: list[int] = []  # beside the first of them
+        self.second_best: list[int] = []  # the second best token at each of the first N_SECOND positions
 
 
 class ModelDrafter(Drafter):
@@ -66,11 +66,12 @@ class ModelDrafter(Drafter):
 
     def __init__(self, network: Model | heads.Eagle, kv: Sequence[tuple[Pool, Pool]], n_pages: int, page: int,
                  n_vocab: int, device: str, stopwatch: Callable[[], float]) -> None:  # fmt: skip
-        """kv: the network's pools, of as many pages. n_pages, page, n_vocab: of the large model. Ids from n_vocab on
-        are not proposed."""
+        """kv: the network's pools, with the same number of pages. n_pages, page, n_vocab: those of the large model. Ids
+        from n_vocab on are not proposed."""
         self._network, self._kv, self._n_vocab, self._stopwatch = network, kv, n_vocab, stopwatch
         self._device, self._page = torch.device(device), page
-        self._digests = array("L", bytes(8 * n_pages))  # of the text up to the page's end; 0: it is not complete
+        # By page: digest of the text up to the page's end; 0: the page is not complete.
+        self._digests = array("L", bytes(8 * n_pages))
         self._writers = array("L", bytes(8 * n_pages))
         self._texts: dict[int, _DraftText] = {}
         self._n_writers = 0
@@ -217,7 +218,7 @@ class ModelDrafter(Drafter):
 
 
 class EarlyExitDrafter(ModelDrafter):
-    """Runs the first layers of the large model, and its head behind them.
+    """Runs the first layers of the large model, and then its output head.
 
     It reads and writes KV in the large model's own pools: the first layers have computed the text already, and the
     large model overwrites the KV of draft tokens when it verifies them. After Elhoushi et al., LayerSkip: enabling

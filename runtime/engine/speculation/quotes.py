@@ -1,12 +1,12 @@
 """Learns which parts of a prompt an output quotes, so that a value can be drafted before its first token.
 
-At the start of a field n-grams do not help: behind `"city": "` other texts had other cities. But those cities came from
+At the start of a field n-grams do not help: after `"city": "` other texts had other cities. But those cities came from
 between "lives in" and ", is" of their prompts, and this prompt has its own city in that place. So for the tokens before
 a quote (the key), a rule keeps what was left and right of the quoted run in the prompt, as far as several texts agree
 on it. It is matched against the prompt of each request that reaches the same key. (Califf and Mooney, Bottom-up
 relational learning of pattern matching rules for information extraction, 2003.)
 
-A word starts with a space in prose and with none behind a quotation mark. Both are the same here: a *plain* text is a
+A word starts with a space in prose, but with none after a quotation mark. Both are the same here: a *plain* text is a
 string with one character per token, in which a token that begins with a space is replaced by the one without it, where
 there is one."""
 
@@ -27,10 +27,10 @@ N_KEY = 3
 the quotation mark the output already has it."""
 N_LEFT, N_RIGHT = 4, 3  # tokens of context that a rule keeps
 N_RULES, N_PLACES, N_NEXT = 8, 8, 3
-"""At most: rules per key; places in the prompt where a rule's context is tried; tokens kept of those that followed a
-quote."""
+"""N_RULES: most rules per key. N_PLACES: most places in the prompt where a rule's context is tried. N_NEXT: most tokens
+kept of those that followed a quote."""
 N_KEYS = 1 << 12  # most keys; beyond that the one that least recently learned a quote is evicted
-RULE_BYTES = 500  # of a rule, about, and of a key
+RULE_BYTES = 500  # approximate memory of one rule; a key takes about as much
 MAX_QUOTE = 32  # tokens of a quote
 N_NEAR, N_READ = 1024, 128
 """N_NEAR: tokens that are searched at the end of a prompt, and learned from at the start of an output. N_READ: most
@@ -47,8 +47,9 @@ FORESEEN = 0.8
 
 class _QuoteRule(NamedTuple):
     """lead: tokens between the key and the quote. left, right: plain context in the prompt. is_plain: the quote is
-    copied in its plain form. following: tokens that came after the quote, the latest first. weight: words in left and
-    right. last: the last quote, plain. has_right: a quote may contain `right`. is_shared: from several texts."""
+    copied in its plain form. following: tokens that came after the quote, the latest first. weight: number of words in
+    left and right. last: the last quote, plain. has_right: a quote may contain `right`. is_shared: from several
+    texts."""
 
     lead: array[int]
     left: str
@@ -95,7 +96,7 @@ class QuoteState:
 
     def __init__(self, request: Request) -> None:
         self.prompt = request.ids[max(0, request.n_prompt - N_NEAR) : request.n_prompt]
-        self.plain: str | None = None  # its plain form, once it is searched
+        self.plain: str | None = None  # the plain form of the prompt, once it is searched
         self.pending: Quote | None = None  # proposed, not judged yet
         self.has_guessed = self.has_quoted = False
 
@@ -113,7 +114,7 @@ class QuoteIndex:
     """The rules learned from all texts, separate for each namespace."""
 
     def __init__(self) -> None:
-        self._use = 2 * SELDOM  # the share of requests of which a quote was drafted; fades
+        self._use = 2 * SELDOM  # the share of requests for which a quote was drafted; fades
         self._n_texts = 0
         self._rules: OrderedDict[tuple[bytes, bytes], RuleSet] = OrderedDict()
         self._plain: npt.NDArray[np.int32] | None = None
@@ -196,7 +197,7 @@ class QuoteIndex:
             self._rules.popitem(last=False)
 
     def kept(self) -> tuple[int, int]:
-        """The bytes of all rules, about, and the most that they may have."""
+        """The approximate bytes of all rules, and the most that they may take."""
         n_rules = sum(len(rules.items) for rules in self._rules.values())
         return RULE_BYTES * (len(self._rules) + n_rules), RULE_BYTES * N_KEYS * (1 + N_RULES)
 
@@ -221,7 +222,7 @@ class QuoteIndex:
             uncertain.append(len(out) + quote.n_lead)
             out.extend(quote.tokens)
             n_in += guide.accept(quote.tokens)
-            del out[n_in:]  # a number's constraint accepts the digits and no word behind them
+            del out[n_in:]  # a number's constraint accepts the digits and no word after them
             if n_in <= uncertain[-1]:
                 del uncertain[-1]
                 break

@@ -1,4 +1,4 @@
-"""What a step costs: seconds by the numbers of requests and rows, fitted to measured steps."""
+"""Predicts the seconds that a step takes from its numbers of requests and rows. Fitted to measured steps."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ QUOTED = 2 * len(ORDERS)
 WEAK = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
 """Kinds of matches by n-grams shorter than the longest. A quote is more likely to be right than these."""
 N_TOKENS = 1 << 20  # most tokens of ended texts; beyond that the oldest are evicted
-TEXT_BYTES = 300  # that an ended text takes besides its tokens
-MIN_TOKENS = 32  # of an ended text, on average; of shorter ones fewer are kept because of TEXT_BYTES
-ENTRIES_PER_TOKEN = 8  # of the index: three lengths are indexed for the program and for everyone
-_N_BITS = 24  # of an index number: the position in the text. Tokens beyond 2^24 of a text are not indexed
+TEXT_BYTES = 300  # memory of an ended text besides its tokens
+MIN_TOKENS = 32  # if ended texts are shorter on average, fewer tokens are kept, because of TEXT_BYTES
+ENTRIES_PER_TOKEN = 8  # index entries: three lengths are indexed for the program and for everyone
+_N_BITS = 24  # lower bits of an index number: the position in the text. Tokens beyond 2^24 of a text are not indexed
 
 
 class _TreeText(NamedTuple):
@@ -64,7 +64,7 @@ class TreeDrafter(Drafter):
 
     def __init__(self, n_tokens: int = N_TOKENS) -> None:
         self._max_tokens = n_tokens
-        self.n_tokens = 0  # of ended texts
+        self.n_tokens = 0  # tokens of all ended texts
         self._index = NgramIndex(ORDERS, ENTRIES_PER_TOKEN * n_tokens)
         self._pieces: list[Piece] = []  # queued for the index
         self._n_pending = 0  # their tokens
@@ -100,7 +100,8 @@ class TreeDrafter(Drafter):
             source, at, reader.kind = self._find(request, reader)
         if state is not None and (source is None or reader.kind in WEAK):
             quotes, uncertain = self._quotes.propose(state, request, n, min_rate)
-            if quotes and (source is None or source[at : at + len(quotes)] != quotes):  # otherwise it knows more
+            # If the source begins with the quotes, it also knows what comes after them.
+            if quotes and (source is None or source[at : at + len(quotes)] != quotes):
                 source, at, reader.kind, reader.uncertain = quotes, 0, QUOTED, uncertain
         reader.source, reader.at, reader.n_seen = source, at, n_ids
         if source is None:
@@ -116,7 +117,7 @@ class TreeDrafter(Drafter):
     def end(self, request: Request) -> None:
         reader = self._readers.pop(request.rid, None)
         if reader is None:
-            if request.n_cached < 0:  # it never ran
+            if request.n_cached < 0:  # the request never ran
                 return
             reader = self._begin(request)
         self._queue(reader, request.ids)

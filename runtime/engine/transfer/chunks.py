@@ -25,14 +25,14 @@ _ASKED = struct.Struct("=16sQQQ")  # name and number of a buffer; offset and len
 _HANDSHAKE = 4096  # bytes of a message beyond its content; CURVE's own are below 1 KiB
 _POLL_MS = 500
 _HEARTBEAT_MS = 1000
-_LOST_MS = 5000  # without an answer for so long, the peer is gone
+_LOST_MS = 5000  # a peer without an answer for this time is gone
 
 
 class Chunks:
     """The transport. wake: an eventfd that becomes readable when a read has ended."""
 
     def __init__(self, host: str) -> None:
-        """host: of this machine, as other engines reach it: a name or an address."""
+        """host: the name or address under which other engines reach this machine."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._buffers: weakref.WeakValueDictionary[bytes, Buffer] = weakref.WeakValueDictionary()
         self._public, secret = zmq.curve_keypair()
@@ -91,7 +91,7 @@ class Chunks:
         socket.close(0)
 
     def _chunk(self, asked: bytes) -> bytes:
-        """The bytes that were asked for; b"": they are not there, or not any more."""
+        """The requested bytes; b"": this engine does not have them, or no longer has them."""
         if len(asked) != _ASKED.size:
             return b""
         name, number, offset, length = _ASKED.unpack(asked)
@@ -100,7 +100,7 @@ class Chunks:
             return b""
         try:
             chunk = bytes(buffer.memory[offset : offset + length])
-        except ValueError:  # it was closed
+        except ValueError:  # the buffer was closed
             return b""
         return chunk if buffer.number == number else b""
 

@@ -55,8 +55,8 @@ class RunsRequests(Protocol):
 
 
 class _Exporting:
-    """A pull at its source. until: the engine gives it up then. n_done: pages that are copied. buffer: set while
-    pages are copied, and until EndPull."""
+    """A pull, in the engine that sends the pages. until: the time at which the engine gives it up. n_done: pages that
+    are copied. buffer: set while pages are copied, and until EndPull."""
 
     def __init__(self, export: Export, until: float) -> None:
         self.export, self.until = export, until
@@ -69,7 +69,7 @@ class _Exporting:
 
 
 class _Importing:
-    """A pull at its puller. pages: those that are filled."""
+    """A pull, in the engine that receives the pages. pages: the pages to fill."""
 
     def __init__(
         self, pull: Pull, until: float, lease: Lease, read: TransferRead, pages: Sequence[int], first: int
@@ -82,7 +82,7 @@ class _Importing:
 
 
 class ExchangeCounts(NamedTuple):
-    """Since the start: tokens and bytes that left and came. Now: bytes of buffers."""
+    """Tokens and bytes that were sent and received since the start, and the present bytes of buffers."""
 
     exported_tokens: int = 0
     pulled_tokens: int = 0
@@ -102,8 +102,8 @@ class KVExchange:
         host: str = "",
         adapters: Container[bytes] = (),
     ) -> None:
-        """kv: the format of this engine's pages; None: they do not move. host: the name or address of this machine, as
-        engines on others reach it; "": there are none. adapters: digests of those that are loaded."""
+        """kv: the format of this engine's pages; None: they cannot be moved. host: the name or address of this machine,
+        as engines on others reach it; "": there are none. adapters: digests of the loaded adapters."""
         self.cache, self.runner, self.kv, self._scheduler, self._clock = cache, runner, kv, scheduler, clock
         self._adapters = adapters
         chunks = Chunks(host) if host and kv is not None else None
@@ -157,7 +157,7 @@ class KVExchange:
     def _begin_export(self, export: Export) -> None:
         one = self._exporting[export.pull] = _Exporting(export, self._clock() + export.seconds)
         if self.kv is None:
-            self._fail_export(one, "this engine's pages do not move")
+            self._fail_export(one, "this engine's pages cannot be moved to or from other engines")
         elif export.compute and (run := export.run).adapter and run.adapter not in self._adapters:
             self._fail_export(one, "its adapter is not loaded here")
         elif export.compute:
@@ -182,14 +182,14 @@ class KVExchange:
         n = self.cache.n_usable(run.ids, run.namespace, limit)
         n -= n % page
         if n <= one.export.first:
-            self._fail_export(one, f"{n} tokens are stored")
+            self._fail_export(one, f"only {n} tokens are stored, and the export begins at token {one.export.first}")
             return
         one.lease = lease = self.cache.open(run.ids[: 4 * n], run.namespace)
         self.runner.move(self.cache.take_moves())  # some may come from host memory
         n = lease.n_cached - lease.n_cached % page
         one.pages, one.n_tokens = lease.pages[one.export.first // page : n // page], n
         if not one.pages:
-            self._fail_export(one, f"{n} tokens are stored")
+            self._fail_export(one, f"only {n} tokens are stored, and the export begins at token {one.export.first}")
             return
         one.buffer = self.buffers.take(self.runner.store.export_bytes(len(one.pages)))
         one.memory = _tensor(one.buffer.memory)
@@ -201,12 +201,13 @@ class KVExchange:
     def _begin_import(self, pull: Pull) -> None:
         page, n = self.cache.page, len(pull.ids) // 4
         if self.kv is None:
-            raise TransferFailed("this engine's pages do not move")
+            raise TransferFailed("this engine's pages cannot be moved to or from other engines")
         if pull.kv != self.kv:
             ours, theirs = msgspec.structs.asdict(self.kv), msgspec.structs.asdict(pull.kv)
-            raise TransferFailed(f"other {', '.join(name for name in ours if ours[name] != theirs[name])}")
+            differing = ", ".join(name for name in ours if ours[name] != theirs[name])
+            raise TransferFailed(f"the engines differ in {differing}")
         if n % page or pull.first % page or not 0 <= pull.first < n:
-            raise TransferFailed(f"tokens {pull.first} .. {n} are no whole pages")
+            raise TransferFailed(f"tokens {pull.first} to {n} cannot be pulled: they must be whole pages")
         n_stored = self.cache.n_usable(pull.ids, pull.namespace, n)
         n_stored -= n_stored % page
         if n_stored == n:
@@ -214,14 +215,22 @@ class KVExchange:
             return
         lease = self.cache.open(pull.ids, pull.namespace, n_stored)
         try:
-            if lease.n_cached < pull.first or lease.n_cached % page:
-                raise TransferFailed(f"{lease.n_cached} tokens are stored, and the pages begin at {pull.first}")
+            if lease.n_cached < pull.first:
+                raise TransferFailed(
+                    f"the pulled pages begin at token {pull.first}, but this engine has only the first "
+                    f"{lease.n_cached} tokens"
+                )
+            if lease.n_cached % page:
+                raise TransferFailed(
+                    f"this engine has the first {lease.n_cached} tokens, which is not a whole number of pages of "
+                    f"{page} tokens"
+                )
             if not lease.grow(n):
                 raise TransferFailed("no pages are free")
             n_bytes = self.runner.store.export_bytes((n - pull.first) // page)
             ways = (way.read(place, n_bytes) for place in pull.places for way in self._transports)
             if (read := next(filter(None, ways), None)) is None:
-                raise TransferFailed("there is no way to the other engine")
+                raise TransferFailed("no transport of this engine reaches the other engine's buffer")
             self.runner.move(self.cache.take_moves())  # what was evicted goes to host memory
         except BaseException:
             lease.close()
@@ -302,7 +311,7 @@ class KVExchange:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def without_own(self, step: Step, failed: list[Failed]) -> Step:
-        """The report of a step without the requests of this file, which have ended if they are there."""
+        """Remove from the report of a step the requests that compute what is exported, and go on with their exports."""
         own = [finish for finish in step.finished if finish.rid >= FIRST_RID]
         for failure in [one for one in failed if one.program >= FIRST_RID]:
             failed.remove(failure)

@@ -2,8 +2,8 @@
 
 An engine copies pages into a buffer, and tells with `describe` where the buffer is. Its memory is registered once and
 used again: to fault in 112 MiB of new memory takes longer than all else (100 ms of CPU, where a copy takes 15). So a
-peer may still read a buffer when it is filled with other pages. A number at its start tells: the owner changes it
-before it writes, and a reader compares it after it has read (a seqlock).
+peer may still read a buffer when it is filled with other pages. To detect that, the owner changes a number at the
+buffer's start before it writes, and a reader compares the number after it has read (a seqlock).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TransferFailed(Exception):
 
 
 class Buffer:
-    """Registered memory. memory: what peers read. number: of its present content."""
+    """Registered memory. memory: what peers read. number: the number of its present content."""
 
     def __init__(self, n_bytes: int) -> None:
         self.name, self.number, self.unused_since = secrets.token_bytes(16), 0, 0.0
@@ -62,7 +62,7 @@ class Buffers:
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit: int = MAX_BUFFERS) -> None:
         self._clock, self._limit = clock, limit
         self._free: list[Buffer] = []
-        self.n_used = 0  # bytes of those that were taken
+        self.n_used = 0  # bytes of the buffers in use
 
     @property
     def n_bytes(self) -> int:
@@ -124,20 +124,21 @@ class Transport(Protocol):
         """Where peers find the present content of a buffer; "": they cannot read it in this way."""
 
     def read(self, place: str, n_bytes: int) -> TransferRead | None:
-        """Begin to read what a peer described; None: it is no place that this transport can reach. TransferFailed: it
-        is gone."""
+        """Begin to read the content that a peer described as `place`. None: this transport cannot reach that place.
+        TransferFailed: the content is gone."""
 
     def close(self) -> None: ...
 
 
 def this_host() -> str:
-    """Names the processes that can map each other's memory: the boot of this machine, and the PID namespace."""
+    """An identifier shared by all processes that can map each other's memory: this machine's boot id and the PID
+    namespace. If these cannot be read, a random one that no other process has."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return secrets.token_hex(16)  # then no other process has this name
+        return secrets.token_hex(16)
 
 
 class SharedMemory:

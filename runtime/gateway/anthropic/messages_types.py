@@ -151,7 +151,7 @@ class Metadata(Body):
 
 
 class CountRequest(Body, kw_only=True):
-    """The body of POST /v1/messages/count_tokens: what of a message decides its prompt."""
+    """The body of POST /v1/messages/count_tokens: the fields of a request that decide its prompt."""
 
     model: str
     messages: Annotated[list[MessageTurn], Meta(min_length=1)]
@@ -231,7 +231,8 @@ class MessageRequest(CountRequest, kw_only=True):
 PROMPT_IGNORED = ("output_config.effort", "messages.content.is_error", "messages.content.citations", "speed")
 MESSAGE_IGNORED = (*PROMPT_IGNORED, "service_tier", "inference_geo")
 THINKING_IGNORED = ("thinking.budget_tokens", "thinking.display")
-"""Fields without effect here; the last ones of a model that reasons."""
+"""Fields that have no effect here. Those of `thinking` are given for a model that reasons; any other model ignores all
+of `thinking`."""
 
 
 def _parts(blocks: Sequence[TextBlock | ImageBlock]) -> list[ContentPart]:
@@ -245,7 +246,7 @@ def _image(block: ImageBlock) -> ImagePart:
 
 
 def _turns(message: MessageTurn, where: str) -> list[ChatTurn]:
-    """One message: a turn for the result of each tool, and one for the rest."""
+    """Split one message into turns: one for each tool result, then one for everything else, if there is anything."""
     if isinstance(message.content, str):
         return [ChatTurn(role=message.role, content=message.content)]
     turns: list[ChatTurn] = []

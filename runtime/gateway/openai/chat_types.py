@@ -14,7 +14,7 @@ TokenId = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """Base of all parts of bodies: a field that is not known is an error."""
+    """Base class of request body types. Unknown fields are rejected."""
 
 
 class TextPart(Body, tag="text", tag_field="type"):
@@ -55,8 +55,8 @@ class ToolCallPart(Body):
 
 
 class ChatTurn(Body):
-    """One message of the conversation. reasoning_content, reasoning: of an assistant's earlier turn; models do not get
-    it again. parsed: what `parse` of the openai package adds."""
+    """One message of the conversation. reasoning_content, reasoning: the reasoning of an assistant's earlier turn;
+    models do not get it again. parsed: what `parse` of the openai package adds."""
 
     role: str
     content: str | list[ContentPart] | None = None

@@ -30,8 +30,8 @@ class ChoiceWriter(ABC):
     """Writes one response, whole or in chunks. What does not change in a chunk is encoded once."""
 
     def __init__(self, body: SamplingFields, name: str, kind: str, chunk_kind: str, text: bytes) -> None:
-        """name: how its id begins. kind, chunk_kind: `object` of the whole and of a chunk. text: the field of a choice
-        in a chunk with the output, where %s is text."""
+        """name: how the response's id begins. kind, chunk_kind: the field `object` of a whole response and of a chunk.
+        text: the JSON field that holds the output of a choice in a chunk, with %s in place of the text."""
         self._n = body.n or 1
         self._has_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         number = f"{name}-{uuid.uuid4().hex}"
@@ -51,22 +51,22 @@ class ChoiceWriter(ABC):
 
     @abstractmethod
     def _more(self, index: int, delta: wire.Delta) -> bytes:
-        """The event for more of it."""
+        """The event for more output of choice `index`."""
 
     @abstractmethod
     def _last(self, index: int, sample: wire.Sample) -> bytes:
-        """The events for its end."""
+        """The events for the end of choice `index`."""
 
     @abstractmethod
     def _output(self, index: int, value: wire.Value) -> dict[str, Any]:
-        """Its fields in a whole response, but for the finish reason."""
+        """The fields of choice `index` in a whole response, except the finish reason."""
 
     def _choice(self, index: int, output: Any, finish: str | None = None, logprobs: Any = None) -> bytes:
         tail = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":' + _encode(finish)
         return b"%s%d%s%s%s%s" % (self._prefix, index, self._field, _encode(output), tail, self._suffix)
 
     def _text(self, index: int, text: str) -> bytes:
-        """`_choice` for what most chunks have."""
+        """`_choice` for a chunk that has only text, as most have."""
         return b"%s%d%s%s%s" % (self._prefix, index, self._before, _encode(text), self._after)
 
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
@@ -81,7 +81,7 @@ class ChoiceWriter(ABC):
         return data + self._last(index, item.samples[0])
 
     def end(self) -> bytes:
-        """The events behind the last choice."""
+        """The events after the last choice."""
         if not self._has_usage:
             return DONE
         return event(self._chunk_head | {"choices": [], "usage": usage_of(self._usages, self._n)}) + DONE
@@ -112,8 +112,8 @@ def finish_reason(sample: wire.Sample) -> str:
 
 
 def usage_of(usages: Mapping[int, wire.TokenUsage], n: int) -> dict[str, Any]:
-    """The tokens of all choices. Each `n` choices share a prompt, which counts once: as the first one that ran read
-    it."""
+    """The tokens of all choices. Each `n` choices share a prompt, which counts once, with the cache hits of the choice
+    that ran first."""
     prompts: dict[int, tuple[int, int]] = {}
     for index, one in usages.items():
         n_prompt, n_cached = prompts.get(index // n, (one.prompt, one.cached))

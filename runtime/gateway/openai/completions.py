@@ -24,7 +24,7 @@ from banyan.runtime.protocol.limits import MAX_IDS
 
 MAX_PROMPTS = 1024
 MAX_TOKENS = 16
-"""Of a request that does not say how many, as with OpenAI."""
+"""max_tokens of a request that does not give it, as with OpenAI."""
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:
@@ -36,7 +36,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         raise HTTPError(400, "best_of is not supported; n outputs are n choices", param="best_of")
     prompts = [_parts(prompt) for prompt in _prompts(body.prompt)]
     if body.echo and body.logprobs is not None and body.stream:
-        raise HTTPError(400, "echo with logprobs goes without stream", param="echo")
+        raise HTTPError(400, "echo with logprobs cannot be combined with stream", param="echo")
     n = body.n or 1
     sampling = sampling_of(body, request.client.welcome.sampling, MAX_TOKENS)
     has_prompt_logprobs = bool(body.echo) and body.logprobs is not None
@@ -75,12 +75,12 @@ def _prompts(given: str | Sequence[str | TokenId | list[TokenId]]) -> Sequence[s
     if len(prompts) < len(given):  # one prompt of token ids
         ids = [one for one in given if isinstance(one, int)]
         if prompts:
-            raise HTTPError(400, "a prompt is a text or a list of token ids", param="prompt")
+            raise HTTPError(400, "a prompt must be a text or a list of token ids", param="prompt")
         return [ids]
     if not 0 < len(prompts) <= MAX_PROMPTS:
         raise HTTPError(400, f"a request has 1 to {MAX_PROMPTS} prompts", param="prompt")
     if [] in prompts:
-        raise HTTPError(400, "a prompt of token ids has at least one", param="prompt")
+        raise HTTPError(400, "a prompt of token ids must have at least one", param="prompt")
     return prompts
 
 
@@ -136,7 +136,7 @@ class CompletionWriter(ChoiceWriter):
         return {"text": self._prompts.get(index // self._n, "") + sample.text, "logprobs": self._logprobs(tokens, 0)}
 
     def _logprobs(self, tokens: Iterable[wire.TokenLogprob], offset: int) -> dict[str, Any] | None:
-        """Logprobs in the form of completions. offset: of the first token in the text."""
+        """Logprobs in the form of completions. offset: the place of the first token in the text."""
         if not self._has_logprobs:
             return None
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

@@ -18,8 +18,8 @@ MAX_STORED = 1024
 
 
 class Conversation(NamedTuple):
-    """A program that responses go on in. client: whose it is. writer: knows the calls so far. states, refs: the next
-    numbers."""
+    """A program that later responses can continue. client: the connection that the program belongs to. writer: knows
+    the calls so far. states, refs: the next free numbers."""
 
     client: Client
     program: ProgramHandle
@@ -35,11 +35,11 @@ class StoredResponse:
         self.tenant, self.payload, self.turns, self.instructions = tenant, payload, turns, instructions
         self.conversation: Conversation | None = None
         self.state = 0
-        """The state in the conversation that ends with the output."""
+        """The number of the conversation's state that ends with this output."""
         self.is_open = False
-        """The turn of the output has not ended there."""
+        """Whether the turn of the output is still open in `state`."""
         self.task: asyncio.Task[None] | None = None
-        """Of a response in the background."""
+        """The task of a response in the background."""
 
 
 class ResponseStore:

@@ -41,7 +41,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     body = decode(request.body, ResponseRequest)
     adapter = await adapter_of(request, body.model)
     if body.background and (body.stream or body.store is False):
-        raise HTTPError(400, "background goes neither with stream nor with store: false", param="background")
+        raise HTTPError(400, "background cannot be combined with stream or with store: false", param="background")
     run = ResponseRun(request, body, _previous(request, body), adapter)
     headers = ignored(
         body, RESPONSE_IGNORED if set(body.include or ()) <= {LOGPROBS} else (*RESPONSE_IGNORED, "include")
@@ -273,7 +273,7 @@ class ItemEvents:
 
     def __init__(self, output: list[dict[str, Any]], numbers: count[int], has_logprobs: bool) -> None:
         self._output, self._numbers, self._has_logprobs = output, numbers, has_logprobs
-        self._text = ""  # of the open item
+        self._text = ""  # text of the open item
         self._logprobs: list[Any] = []
 
     def _event(self, kind: str, **fields: Any) -> bytes:

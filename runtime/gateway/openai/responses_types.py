@@ -106,7 +106,7 @@ class ResponseStreamOptions(Body):
 
 
 class ResponsePrompt(Body, kw_only=True):
-    """What of a response decides its prompt; the body of POST /v1/responses/input_tokens."""
+    """The fields of a request for a response that decide its prompt; the body of POST /v1/responses/input_tokens."""
 
     model: str
     input: str | list[InputItem]
@@ -182,7 +182,7 @@ def turns_of(given: str | Sequence[InputItem]) -> list[ChatTurn]:
             continue
         if item.type == "function_call":
             if item.call_id is None or item.name is None:
-                raise HTTPError(400, "a function_call has a call_id and a name", param=where)
+                raise HTTPError(400, "a function_call must have a call_id and a name", param=where)
             call = ToolCallPart(
                 id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments or "{}")
             )
@@ -191,10 +191,10 @@ def turns_of(given: str | Sequence[InputItem]) -> list[ChatTurn]:
             turns[-1].tool_calls = [*(turns[-1].tool_calls or ()), call]
         elif item.type == "function_call_output":
             if item.call_id is None or item.output is None:
-                raise HTTPError(400, "a function_call_output has a call_id and an output", param=where)
+                raise HTTPError(400, "a function_call_output must have a call_id and an output", param=where)
             turns.append(ChatTurn(role="tool", content=_content(item.output), tool_call_id=item.call_id))
         elif item.role is None:
-            raise HTTPError(400, "a message has a role", param=f"{where}.role")
+            raise HTTPError(400, "a message must have a role", param=f"{where}.role")
         else:
             turns.append(ChatTurn(role=item.role, content=_content(item.content)))
     return turns

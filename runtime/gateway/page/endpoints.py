@@ -49,7 +49,7 @@ async def tree(request: HTTPRequest) -> Reply:
     """The largest nodes of the radix tree: `limit` of them, 100 without it."""
     given = parse_qs(request.query.decode("latin-1")).get("limit", ["100"])[0]
     if not given.isascii() or not given.isdecimal() or len(given) > 9:
-        raise HTTPError(400, "limit is a number", param="limit")
+        raise HTTPError(400, "limit must be a number", param="limit")
     return json_reply(await _ask(request, "tree", min(int(given), MAX_NODES)))
 
 

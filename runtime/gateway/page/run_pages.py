@@ -6,7 +6,7 @@ import secrets
 from typing import NamedTuple
 
 MAX_PAGES, MAX_BYTES = 100, 64 << 20
-"""Of all clients together; the oldest pages go first."""
+"""The most pages and bytes of all clients together; the oldest pages are dropped first."""
 
 
 class RunPage(NamedTuple):

@@ -39,7 +39,7 @@ async def go_on(request: HTTPRequest) -> Reply:
         for data in _messages(request):
             session.send(data)
     elif session.program is None:
-        raise HTTPError(400, f"this session takes {http_frames.KIND}")
+        raise HTTPError(400, f"this session takes bodies of the content type {http_frames.KIND} only")
     else:
         session.send(session.program.message(decode(request.body, ProgramRequest)))
     return json_reply({})

@@ -25,7 +25,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JSONProgram:
-    """Makes messages of requests. max_message: the bytes that the server takes at once."""
+    """Turns requests into messages. max_message: the bytes that the server takes at once."""
 
     def __init__(self, max_message: int) -> None:
         self._max_message = max_message
@@ -39,9 +39,9 @@ class JSONProgram:
         return self._has_failed or (self._is_last and not self._missing)
 
     def message(self, body: ProgramRequest) -> bytes:
-        """The Submit for a request. HTTPError: the program takes no more ops, or not these."""
+        """The Submit for a request. HTTPError: the program takes no more ops, or does not take these."""
         if self._is_last and not all(isinstance(op, wire.Results) for op in body.ops):
-            raise HTTPError(400, "the program has had its last ops", param="ops")
+            raise HTTPError(400, "an earlier request said `last`, so the program takes no more ops", param="ops")
         if any(isinstance(op, wire.Use) for op in body.ops):
             raise HTTPError(400, "a use needs a template, which only Banyan's own client defines", param="ops")
         limits = None if self._n_sent else body.limits

@@ -149,7 +149,7 @@ class Sessions:
         return session
 
     def end(self) -> None:
-        """The process is ending: so do the responses."""
+        """End all sessions, and with them their responses, because the process is ending."""
         for session in self._sessions.values():
             session.end()
 

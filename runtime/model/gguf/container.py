@@ -139,7 +139,7 @@ class _HeaderReader:
         return GgufHeader(metadata, tensors, self._at)
 
     def _tensor(self) -> tuple[str, Stored]:
-        """The offset is that from the first tensor; see `header`."""
+        """Read the name and the place of a tensor. Its offset counts from the start of the first tensor."""
         name = self._string()
         if (n_dimensions := self._number("I")) > _MAX_DIMENSIONS:
             raise BadModel(f"{self._file}: {name} has {n_dimensions} dimensions")

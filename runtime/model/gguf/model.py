@@ -186,12 +186,15 @@ def _check(config: dict[str, Any], own: dict[str, Any], tensors: dict[str, Store
     if missing := [field for field in sizes if not isinstance(config.get(field), int)]:
         raise BadModel(f"its metadata gives no {', '.join(missing)}")
     if not 0 < config["num_hidden_layers"] <= len(tensors):
-        raise BadModel(f"its metadata announces {config['num_hidden_layers']:,} layers for {len(tensors)} tensors")
+        n_layers = config["num_hidden_layers"]
+        raise BadModel(f"its metadata announces {n_layers:,} layers, but it has only {len(tensors)} tensors")
     if (embed := tensors.get("model.embed_tokens.weight")) is None or len(embed.shape) != 2:
         raise BadModel("it has no token_embd.weight")
     config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("head_dim", config["hidden_size"] // max(1, config["num_attention_heads"]))
     if own.get("rope.dimension_count", config["head_dim"]) != config["head_dim"]:
-        raise Unsupported(f"only {own['rope.dimension_count']} of {config['head_dim']} dimensions are rotated")
+        n_rotated = own["rope.dimension_count"]
+        raise Unsupported(f"only {n_rotated} of {config['head_dim']} dimensions are rotated, but all must be")
     if own.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
-        raise Unsupported(f"keys of {config['head_dim']} and values of {own['attention.value_length']} dimensions")
+        n_values = own["attention.value_length"]
+        raise Unsupported(f"keys have {config['head_dim']} dimensions, but values have {n_values}; they must be equal")

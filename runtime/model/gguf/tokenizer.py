@@ -40,7 +40,7 @@ _SPLITS = {
 }
 """tokenizer.ggml.pre -> the regex of a word; "": GPT-2's, "digits": GPT-2's with single digits."""
 _WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
-"""Of these, a word that is a token is not merged, and a begin-of-text token comes before every text."""
+"""With these, a word that is a token is not merged from parts, and a begin-of-text token comes before every text."""
 
 
 def _key(metadata: dict[str, Any], name: str, kind: type) -> Any:

@@ -8,5 +8,5 @@ names = ["draft", "pocket"]
 def path(name: str = "pocket") -> Path:
     """The folder of a shipped model, in Hugging Face format."""
     if name not in names:
-        raise ValueError(f"no shipped model is called {name!r}; there are {', '.join(names)}")
+        raise ValueError(f"unknown shipped model {name!r}; choose one of {', '.join(names)}")
     return Path(__file__).parent / "weights" / name

@@ -58,7 +58,8 @@ class Quantisation(msgspec.Struct, frozen=True):
 
 
 class PackedWeight(NamedTuple):
-    """The tensor that holds a layer's weight: its name below that of the layer, and safetensors' name of its dtype."""
+    """The tensor that stores a layer's weight. suffix: follows the layer's name in the tensor name. dtype: as
+    safetensors spells it."""
 
     suffix: str
     dtype: str
@@ -134,7 +135,8 @@ def _fits(target: str, module: str) -> bool:
 
 
 def _one_of(config: Mapping[str, Any], field: str, *known: Any, default: Any = None) -> Any:
-    """The value of a field, if it is one of those that are known; of texts in any case of letters."""
+    """The value of a field. Unsupported: it is none of the known ones, where texts are compared without regard to
+    case."""
     value = config.get(field, default)
     value = default if value is None else value.lower() if isinstance(value, str) else value
     if value not in known or isinstance(value, bool) != isinstance(known[0], bool):

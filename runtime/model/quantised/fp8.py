@@ -18,5 +18,8 @@ def read(layer: StoredLayer, scheme: Scheme) -> Tensor:
         return weight * scale.view(n_out, 1)
     rows, columns = map(min, scheme.block or (128, 128), (n_out, n_in))
     if scale.shape != (-(-n_out // rows), -(-n_in // columns)):
-        raise layer.broken(f"{list(scale.shape)} scales of {rows} x {columns} weights for {n_out} x {n_in}")
+        raise layer.broken(
+            f"its scales have shape {list(scale.shape)}, but there are {n_out} x {n_in} weights with a scale for each "
+            f"{rows} x {columns}"
+        )
     return weight * scale.repeat_interleave(rows, 0)[:n_out].repeat_interleave(columns, 1)[:, :n_in]

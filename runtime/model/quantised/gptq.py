@@ -20,7 +20,8 @@ def read(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
     index = layer.take("g_idx", dtype="I32")
     n_bits = 32 * n_words // max(1, index.numel())  # with `dynamic`, layers differ
     if n_bits not in (4, 8) or index.shape != (32 // n_bits * n_words,):
-        raise layer.broken(f"g_idx has shape {list(index.shape)} for {n_words} words of {scheme.n_bits} bits")
+        shape = f"{list(index.shape)}, which does not fit {n_words} words of {scheme.n_bits} bits"
+        raise layer.broken(f"g_idx has shape {shape}")
     per_word = 32 // n_bits
     numbers = unpack(layer.take("qweight", n_words, n_out, dtype="I32").T, n_bits)
     zero = unpack(layer.take("qzeros", n_groups, -(-n_out // per_word), dtype="I32"), n_bits)[:, :n_out].T

@@ -16,7 +16,7 @@ def read_packed(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
     n_out, n_words = layer.shape("weight_packed")
     rows, n_in = layer.take("weight_shape", 2, dtype="I64").tolist()
     if rows != n_out or -(-n_in // per_word) != n_words:
-        raise layer.broken(f"{n_out} rows of {n_words} words for a weight_shape of {[rows, n_in]}")
+        raise layer.broken(f"{n_out} rows of {n_words} words do not fit a weight_shape of {[rows, n_in]}")
     numbers = unpack(layer.take("weight_packed", n_out, n_words, dtype="I32"), n_bits)[:, :n_in]
     scale = layer.per_output("weight_scale", n_out).float()
     zero = index = None

@@ -45,7 +45,7 @@ class StoredLayer:
         if found.numel() == 1:
             return found.reshape(1, 1).expand(n_out, 1)
         if found.ndim not in (1, 2) or len(found) != n_out:
-            raise self.broken(f"{suffix} has shape {list(found.shape)} for {n_out} outputs")
+            raise self.broken(f"{suffix} has shape {list(found.shape)}, which does not fit {n_out} outputs")
         return found.view(n_out, -1)
 
     def finish(self) -> None:
@@ -85,9 +85,9 @@ def grouped(layer: StoredLayer, numbers: Tensor, scale: Tensor, zero: Tensor | N
     index = in_order if index is None else index.long()
     first, last = int(index.min()), int(index.max())
     if first < 0 or last >= n_groups or (index is in_order and last < n_groups - 1):
-        raise layer.broken(f"its inputs are in groups {first} to {last} of {n_groups}")
+        raise layer.broken(f"its inputs use groups {first} to {last}, but it has {n_groups} groups")
     if zero is not None and zero.shape != scale.shape:
-        raise layer.broken(f"there are {list(scale.shape)} scales and {list(zero.shape)} zero points")
+        raise layer.broken(f"its scales have shape {list(scale.shape)}, but its zero points {list(zero.shape)}")
     if n_in % n_groups or not torch.equal(index, torch.arange(n_in) // (n_in // n_groups)):
         offset = middle if zero is None else zero.float()[:, index]
         return (numbers.float() - offset) * scale[:, index]

@@ -89,5 +89,6 @@ def _experts(weights: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
     """gpt-oss's experts [n, n_in, n_out]."""
     blocks, scales = (weights.take(f"{name}{end}", dtype="U8") for end in EXPERTS)
     if blocks.ndim != 4 or blocks.shape[3] != 16 or scales.shape != blocks.shape[:3]:
-        raise BadModel(f"{name} has blocks of shape {list(blocks.shape)} and scales of shape {list(scales.shape)}")
+        shapes = f"{list(blocks.shape)}, which do not fit scales of shape {list(scales.shape)}"
+        raise BadModel(f"{name} has blocks of shape {shapes}")
     return fp4.read_experts(blocks, scales, dtype)

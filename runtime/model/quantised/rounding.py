@@ -11,14 +11,14 @@ from torch import Tensor
 from banyan.kernels.linear.grouped import Grouped
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
-_DAMPING = 0.01  # of the mean of the diagonal, as in the paper
+_DAMPING = 0.01  # a share of the mean of the diagonal, as in the paper
 _BLOCK = 64  # columns whose errors reach the columns after them in one product
 _POWERS = [i / 20 for i in range(20)]
 
 
 def rtn(weight: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
     """Rounds float32 `weight` [n_out, n_in] to the nearest numbers. group: inputs that share a scale, a divisor of
-    n_in. dtype: of the scales in the checkpoint, to which they are rounded first."""
+    n_in. dtype: the dtype of scales in the checkpoint, to which they are rounded first."""
     groups = weight.unfold(1, group, group)  # [n_out, n_groups, group]
     scale = _scale(groups, n_bits, dtype)
     return Grouped(_numbers(groups, scale[..., None], n_bits).flatten(1).to(torch.int8), scale, None, n_bits)

@@ -83,11 +83,11 @@ class ConstraintChecker:
         self._on_sockets_changed = on_sockets_changed
         self._engine = engine
         self._cache: OrderedDict[wire.ConstraintSpec, CachedResult] = OrderedDict()
-        self._n_chars = self._n_waiting_chars = 0  # of the cache, and of constraints that are being checked
+        self._n_chars = self._n_waiting_chars = 0  # characters in the cache, and in constraints that are being checked
         self._waiting: dict[int, Waiting] = {}
         self._by_spec: dict[wire.ConstraintSpec, int] = {}
         self._n_checks = self._n_starts = 0
-        self._n_deaths = 0  # of preflight processes, since the last result
+        self._n_deaths = 0  # deaths of preflight processes since the last result
         self._child: launch.ChildProcess | None = None
         self.sockets: tuple[zmq.Socket[bytes] | int, ...] = ()
 
@@ -162,7 +162,7 @@ class ConstraintChecker:
         self._on_sockets_changed()
 
     def _send(self, command: wire.SetVocabulary | wire.Check) -> None:
-        with contextlib.suppress(zmq.Again):  # it has died; `_life` will report it
+        with contextlib.suppress(zmq.Again):  # the process has died; `_life` will report it
             self._socket.send(wire.encode(command), zmq.NOBLOCK)
 
     def _handle(self, result: wire.CheckResult) -> None:
@@ -178,7 +178,7 @@ class ConstraintChecker:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The characters of all cached results, and the most they may have."""
+        """The characters of all cached results, and the most characters that they may have."""
         return self._n_chars, CACHE_CHARS
 
     def _finish(self, number: int, result: wire.ConstraintSpec | BanyanError) -> None:

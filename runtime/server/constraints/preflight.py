@@ -59,7 +59,7 @@ OUTLINES_SECONDS = 1.0
 """Time limit of outlines_core for one constraint. If it takes longer, llguidance compiles the constraint."""
 MAX_STDERR = 64 << 10
 MAX_CHECKS, MAX_GROWTH = 100, 32 << 20
-"""A child ends after so many constraints, or when it has so many bytes more in memory than at its start."""
+"""A child ends after MAX_CHECKS constraints, or when it has MAX_GROWTH bytes more in memory than at its start."""
 N_STEPS = 16
 """Random tokens that a child generates after compiling, because some limits of an engine show only in use."""
 
@@ -68,8 +68,8 @@ class PreflightProcess:
     """A child that tries constraints."""
 
     def __init__(self, pid: int, pipe: int, start: int, input_: int, stderr: int) -> None:
-        """pipe: gives its results, each behind its length. start: a byte written here starts a check, which the file
-        `input_` holds. stderr: a file with its stderr."""
+        """pipe: the child's results are read from it; each is preceded by its length. start: writing a byte here starts
+        the check that is in the file `input_`. stderr: the file that receives the child's stderr."""
         self.pid, self.pipe, self.files = pid, pipe, (pipe, start, input_, stderr)
         self.output, self.is_warm = b"", False
 
@@ -81,7 +81,7 @@ class PreflightProcess:
         _, start, input_, _ = self.files
         os.ftruncate(input_, 0)
         os.pwrite(input_, wire.encode(check), 0)
-        with contextlib.suppress(BrokenPipeError):  # it has ended; then `pipe` says so
+        with contextlib.suppress(BrokenPipeError):  # the child has ended, and `pipe` will show it
             os.write(start, b".")
 
 
@@ -95,7 +95,7 @@ class Preflight:
         self._engine = engine
         self._vocabulary: Vocabulary | BanyanError | None = None
         self._queues: dict[int, deque[wire.Check]] = {}  # by client; the first one is next
-        self._children: dict[int, PreflightProcess] = {}  # those with a check, by pipe
+        self._children: dict[int, PreflightProcess] = {}  # children with a check, by pipe
         self._idle: PreflightProcess | None = None
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)

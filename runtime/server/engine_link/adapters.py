@@ -9,18 +9,18 @@ from banyan.runtime.config import check_adapter_name
 from banyan.runtime.errors import BadProgram, ConfigError
 
 MAX_ADAPTERS = 1024
-"""The most that have a name at a time."""
+"""The most adapters that may have a name at the same time."""
 
 
 class NamedAdapter(NamedTuple):
-    """directory: where the engine reads it. digest: names it in a Run, and in root keys."""
+    """directory: where the engine reads the adapter. digest: stands for the adapter in a Run and in root keys."""
 
     directory: str
     digest: bytes
 
 
 class AdapterNames:
-    """Name -> adapter. They are those of the server: every tenant may use them."""
+    """The server's adapters by name. Every tenant may use them."""
 
     def __init__(self) -> None:
         self._adapters: dict[str, NamedAdapter] = {}
@@ -34,7 +34,7 @@ class AdapterNames:
 
     def _find(self, name: str) -> NamedAdapter:
         if name not in self._adapters:
-            there = f"there are {', '.join(self._adapters)}" if self._adapters else (
+            there = f"the adapters are {', '.join(self._adapters)}" if self._adapters else (
                 "this server has none; start it with --adapter NAME=DIR, or call load_adapter(name, directory)"
             )  # fmt: skip
             raise BadProgram(f"there is no adapter {name!r}; {there}")
@@ -52,8 +52,8 @@ class AdapterNames:
         self._adapters[name] = NamedAdapter(directory, digest)
 
     def remove(self, name: str) -> bytes:
-        """The digest of the adapter, which this name does not stand for any more; b"": another name does. BadProgram:
-        there is no such adapter."""
+        """Remove the name of an adapter. Returns the adapter's digest, or b"" if another name still stands for it.
+        BadProgram: there is no such adapter."""
         digest = self._find(name).digest
         del self._adapters[name]
         return b"" if any(other.digest == digest for other in self._adapters.values()) else digest

@@ -1,8 +1,8 @@
 """`banyan engine`: starts an engine for a server on another machine, and passes messages on.
 
 It connects to the server's socket for engines, encrypted, with a key that the server knows. The server says with which
-options an engine starts; what is of this machine (devices, threads, memory, paths) is given here. If the connection
-breaks, the engine ends, and the host joins anew with another engine.
+options an engine starts; the options about this machine (devices, threads, memory, paths) are given here. If the
+connection breaks, the engine ends, and the host joins anew with another engine.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class EngineHost:
                 if engine is not None and engine.socket in ready:
                     self._pass_reports(engine, dealer)
                 if engine is not None and engine.life in ready:
-                    self._pass_reports(engine, dealer, 1 << 30)  # those sent before it died
+                    self._pass_reports(engine, dealer, 1 << 30)  # reports that were sent before the engine died
                     self._report_death(engine, dealer)
                     deadline = time.monotonic() + CONNECT
                 if dealer in ready and not self._take_commands(dealer):
@@ -149,7 +149,7 @@ class EngineHost:
                 return True
             if len(frames) == 1:
                 if self._engine is not None:
-                    with contextlib.suppress(zmq.Again):  # it has died
+                    with contextlib.suppress(zmq.Again):  # the engine has died
                         self._engine.socket.send(frames[0], zmq.NOBLOCK)
                 continue
             match decoders.decode_host_command(frames[-1]):
@@ -168,7 +168,7 @@ class EngineHost:
     def _start_engine(self, start: wire.StartEngine) -> int:
         self._end_engine()
         theirs = msgspec.json.decode(start.config, type=Config)
-        # What is of the server's machine does not count here.
+        # Options about the server's machine do not apply here.
         base = {name: getattr(Config(), name) for name in configs.OWN if name not in ("model", "draft_model")}
         own = base | dict(self._own) | ({"model": start.model} if start.model else {})
         config = msgspec.structs.replace(theirs, replicas=1, prefill_replicas=0, **own)
@@ -206,8 +206,8 @@ class HostOptions(msgspec.Struct, frozen=True):
 
 
 def main(argv: list[str]) -> int:
-    """A host that a program starts. 0: the server needs it no more, or the parent has ended. 1: the server cannot use
-    it."""
+    """Run a host for a program that started this process. Returns 0 if the server needs the host no more or the parent
+    has ended, and 1 if the server cannot use it."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.engine_link.engine_host")
     parser.add_argument("--options", required=True, help="HostOptions as JSON")
     parser.add_argument("--key", required=True, type=Path, help="the file with its secret key")

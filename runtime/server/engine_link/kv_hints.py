@@ -30,7 +30,7 @@ OVERDUE_FACTOR = 8.0
 MIN_REST = 2.0
 """... but not before this many seconds."""
 MEMORY = 64
-"""An estimate covers roughly the last so many rests of a name: each new rest lowers the weight of the older ones."""
+"""An estimate covers roughly this number of last rests of a name: each new rest lowers the weight of the older ones."""
 LINKS = 1000
 """States above a dropped one that are looked at in one step."""
 MAX_NAMES, MAX_NAMESPACES = 1024, 64
@@ -53,7 +53,7 @@ class _RestEstimate:
         return self._numbers[0]
 
     def update(self, seconds: float | None) -> None:
-        """Add a rest that took so many seconds; None: the state did not continue."""
+        """Add a rest that took `seconds`; None: the state did not continue."""
         own, decay = self._numbers, 1 - 1 / MEMORY
         if seconds is not None:
             own[0] += (seconds - own[0]) / min(own[1] + 1, 8)
@@ -81,15 +81,15 @@ class _Fork:
 
 
 class _StateKV:
-    """The KV of one state. serial, name: of its program. namespace: of its last generation, and before it of its
-    program."""
+    """The KV of one state. serial, name: those of its program. namespace: that of its last generation, or of its
+    program before the first generation."""
 
     def __init__(
         self, serial: int, name: str, namespace: bytes, parent: _StateKV | None = None, fork: _Fork | None = None
     ) -> None:
         self.serial, self.name, self.namespace = serial, name, namespace
         self.parent, self.fork = parent, fork
-        self.prompt: bytes = b""  # of its last generation, int32 ids
+        self.prompt: bytes = b""  # the prompt of its last generation, int32 ids
         self.output: bytes | bytearray = b""
         self.n_running = 0
         self.n_branches = 0  # branches that are not dropped

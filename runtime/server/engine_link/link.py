@@ -30,13 +30,13 @@ SLOWER = 20
 """An engine counts as hung if it is silent for this many times the duration of the longest step at its start, and for
 `engine_timeout` seconds."""
 STOPPED = 2
-"""After so many heartbeats without an answer, an engine that was stopped by a signal (SIGSTOP) is killed."""
+"""Heartbeats without an answer after which an engine that was stopped by a signal (SIGSTOP) is killed."""
 
 
 def later_config(config: Config, ready: wire.Ready | None) -> Config:
-    """The options of an engine that starts while the server runs. It loads no adapters: the server names those that it
-    has now. ready: of an engine before it or beside it, if there are others: then the free memory says nothing about
-    the share of this one, and it gets as many pages."""
+    """The options of an engine that starts while the server runs. The options name no adapters: the server sends the
+    present ones later. ready: the Ready of an engine that runs beside the new one or did before it, if there is such an
+    engine. Then the new one gets the same number of pages, because the free memory says nothing about its share."""
     if ready is not None:
         n_tokens = max(1, config.replicas) * ready.n_pages * ready.page
         config = msgspec.structs.replace(config, kv_memory=f"{n_tokens} tokens")
@@ -49,7 +49,7 @@ class EngineProcess:
     socket   readable when the engine has sent something
     life     a file descriptor that is readable once the process has ended
 
-    path: the socket of whoever starts it; the engine's socket is beside it.
+    path: the socket of the process that starts the engine; the engine's socket is beside it.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class EngineConnection:
     """
 
     is_gone = False
-    model = ""  # in place of that of the configuration
+    model = ""  # the model that the engine loads in place of the configuration's
     host = ""
     pid = -1
     socket: zmq.Socket[bytes] | None = None
@@ -124,7 +124,7 @@ class EngineConnection:
         """Another engine takes over. Commands that the previous one did not receive are dropped."""
         self.ready: wire.Ready | None = None
         self._queued: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # commands, by kind and number
-        self._steps: Iterator[None] = iter(())  # what is left to do of the last report
+        self._steps: Iterator[None] = iter(())  # the steps that are left of handling the last report
         self.is_busy = self._is_listening = False
         self._n_silent = 0
         self._bad_report = ""
@@ -146,7 +146,7 @@ class EngineConnection:
         raise NotImplementedError
 
     def start(self) -> None:
-        """See that another engine takes the place of the one that has died."""
+        """Start, or wait for, an engine in place of the one that has died."""
         raise NotImplementedError
 
     def death(self) -> Death:
@@ -157,7 +157,7 @@ class EngineConnection:
         """Tell an engine on another machine that it is not needed any more, or that it cannot be used."""
 
     def refuse(self) -> None:
-        """Send no commands to the engine that has just told that it is ready."""
+        """Send no commands to the engine that has just reported that it is ready."""
         self.ready = None
 
     def close(self) -> None:
@@ -192,8 +192,8 @@ class EngineConnection:
     def receive(
         self, handle: Callable[[wire.EngineReport], Iterable[None]], is_late: Callable[[], bool] = lambda: False
     ) -> None:
-        """Do the steps of `handle` for each report that has arrived, at least one, until it is late; then the link
-        `is_busy`. If a report is invalid, the engine is killed."""
+        """Do the steps of `handle` for each report that has arrived: at least one step, and no more when it is late. If
+        steps are left, the link `is_busy`. If a report is invalid, the engine is killed."""
         while True:
             try:
                 for _ in self._steps:

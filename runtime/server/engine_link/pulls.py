@@ -2,7 +2,8 @@
 
 The source exports the pages of a prefix (wire.Export), the target takes them over (wire.Pull), and both are told that
 it is over (wire.EndPull). Requests that need the prefix wait for it. Whatever goes wrong, they are sent afterwards, and
-the engine computes what is not there. fleet/placement.py decides what is pulled, by what earlier pulls took.
+the engine computes what is not there. fleet/placement.py decides what is pulled, from the times that earlier pulls
+took.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class PendingPull:
     """One pull that is not over.
 
     run          the request whose prompt begins with the prefix
-    first, end   its tokens that move
-    seconds      that it may take, as its planner says; until: when it is given up
-    compute      the source computes them first
+    first, end   the tokens of the prefix to move
+    seconds      the time that was planned for the pull; until: when it is given up
+    compute      whether the source computes the tokens first
     waiting      by rid, what to call when it is over, however it ended; then: the same for those that are no requests
     """
 
@@ -51,17 +52,17 @@ class PendingPull:
         self.then: list[Callable[[], None]] = []
         self.started = self.exported = 0.0
         self.n_exported = 0
-        self.copying = 0.0  # seconds, of the source
+        self.copying = 0.0  # seconds in which the source copied the pages
 
     def serves(self, run: wire.Run) -> bool:
-        """Whether it brings at least one block of a request's prompt."""
+        """Whether the pull brings at least one block of a request's prompt."""
         n = 4 * (self.first + BLOCK)
         return run.namespace == self.run.namespace and len(run.ids) >= n and run.ids[:n] == self.run.ids[:n]
 
 
 class Pulls:
-    """All pulls. call_in: call_in(seconds, call) calls later; clock: its time. learned: gets what a pull took: the
-    seconds of waiting, and of copying for each token (0.0: not known)."""
+    """All pulls. call_in: call_in(seconds, call) makes a call later, by the time of `clock`. learned: called with what
+    a pull took: the seconds of waiting, and the seconds of copying for each token (0.0: not known)."""
 
     def __init__(
         self,
@@ -79,7 +80,8 @@ class Pulls:
         self, run: wire.Run, source: PullEnd, target: PullEnd, first: int, end: int, seconds: float,
         compute: bool = False,
     ) -> PendingPull | None:  # fmt: skip
-        """Begin a pull that takes at most so many seconds, or LEAST. None: these engines cannot."""
+        """Begin a pull that may take `seconds`, or LEAST if that is more. None: pages cannot move between these
+        engines."""
         if source.kv is None or source.kv != target.kv:
             return None
         self._n_begun += 1
@@ -93,7 +95,7 @@ class Pulls:
         return pull
 
     def _send_next(self) -> None:
-        """Begin those that wait, in order."""
+        """Begin the pulls that wait, in order."""
         for pull in list(self._queue):
             if self._may_begin(pull):
                 self._queue.remove(pull)
@@ -105,14 +107,15 @@ class Pulls:
                 pull.source.send(wire.Export(pull.number, run, pull.first, left, pull.compute))
 
     def _may_begin(self, pull: PendingPull) -> bool:
-        """Whether its source has few pulls, and no earlier one brings a part of its prefix to one of its engines."""
+        """Whether the source runs fewer than AT_ONCE pulls, and no earlier pull brings a part of the same prefix to the
+        source or the target."""
         return self._running[pull.source] < AT_ONCE and not any(
             other.number < pull.number and other.target in (pull.source, pull.target) and other.serves(pull.run)
             for other in self._pending.values()
         )
 
     def serving(self, run: wire.Run, target: PullEnd) -> PendingPull | None:
-        """The last pull that brings a part of a request's prompt to an engine; it ends after the others."""
+        """The last pull that brings a part of a request's prompt to an engine. It ends after all other such pulls."""
         found = (pull for pull in reversed(self._pending.values()) if pull.target is target and pull.serves(run))
         return next(found, None)
 
@@ -123,7 +126,7 @@ class Pulls:
             self._end(pull)
 
     def exported(self, report: wire.Exported) -> None:
-        """The source has made a copy, or cannot."""
+        """The source has made a copy, or reports that it cannot."""
         if (pull := self._pending.get(report.pull)) is None:
             return
         if not report.n_tokens:
@@ -177,7 +180,8 @@ class Pulls:
         self._send_next()
 
     def lost(self, route: PullEnd) -> None:
-        """An engine has died or left. Those who wait for a pull to it are told nothing: they are placed anew."""
+        """An engine has died or left. Requests that wait for a pull to it are not called: the caller places them
+        anew."""
         for pull in list(self._pending.values()):
             if route in (pull.source, pull.target):
                 self._n_failed += 1

@@ -42,8 +42,8 @@ class _OpenQuestion:
 
 
 class Questions:
-    """Questions that wait for the answers of engines. Those that are ready are asked; all of them about adapters, and
-    if none is ready.
+    """Questions that wait for the answers of engines. A question goes to the engines that are ready; one about adapters
+    goes to all engines, and so does any question if none is ready.
 
     engines: all of them. send: sends a message to a client. stats: returns what the server adds to the counters of the
     engines. info: returns the server's own data, given whether an operator asks. programs: makes an overview of the
@@ -159,7 +159,7 @@ class Questions:
         if ask.what == "load_adapter":
             before = self._adapters.digest(ask.name) if ask.name in self._adapters else b""
             ok, body = self._loaded(client, ask, answer)
-            if ok and self._adapters.digest(ask.name) != before:  # others died meanwhile, or have what the files were
+            if ok and self._adapters.digest(ask.name) != before:  # other engines died meanwhile, or loaded older files
                 others = [engine for engine in self._engines if engine.name not in answers]
                 self._forward(OURSELVES, ask, ask, others)
         if ok and ask.what == "stats":
@@ -192,9 +192,9 @@ class Questions:
     def _loaded(self, client: Client, ask: wire.Ask, answer: wire.Answer) -> tuple[bool, bytes]:
         """Give the name to an adapter that the engine has loaded. Returns what to answer."""
         if client == OURSELVES:
-            if ask.name not in self._adapters:  # it was unloaded meanwhile
+            if ask.name not in self._adapters:  # the adapter was unloaded meanwhile
                 return False, b""
-            if not answer.ok:  # its files are gone
+            if not answer.ok:  # the adapter's files are gone
                 self._adapters.remove(ask.name)
                 self._log(answer.body.decode())
                 return answer.ok, answer.body
@@ -254,7 +254,7 @@ class Questions:
 
 
 def _added(a: Any, b: Any) -> Any:
-    """The sum of two trees of numbers; of what is no number, the first."""
+    """The sum of two trees of numbers. Values that are not numbers are taken from the first."""
     if isinstance(a, dict):
         return {key: _added(a[key], b[key]) if key in a and key in b else a.get(key, b.get(key)) for key in a | b}
     if isinstance(a, list | tuple):

@@ -23,9 +23,9 @@ LAUNCHER = (sys.executable, "-m", "banyan.runtime.server.engine_link.ray_launche
 
 
 class LauncherOptions(msgspec.Struct, frozen=True):
-    """What the launcher needs. ray: the address of the cluster. port: of the server's socket for engines. key: the
-    secret key with which they join. own: options of config.OWN. n: engines to start. command: starts an engine, with
-    () as `banyan engine` does."""
+    """What the launcher needs. ray: the address of the cluster. port: the port of the server's socket for engines. key:
+    the secret key with which engines join. own: options of config.OWN. n: number of engines to start. command: starts
+    an engine, with () as `banyan engine` does."""
 
     ray: str
     port: int

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 MAX_DEATHS = 2
-"""A request is given up when it has crashed so many engines without a token in between."""
+"""A request is given up when it has crashed this many engines without a token in between."""
 MAX_LOST = 4
-"""A program is ended when so many of its requests were given up."""
+"""A program is ended when this many of its requests were given up."""
 MAX_BLAMED = 16
-"""A request is given up when it has crashed so many engines in all, also if it got tokens in between."""
+"""A request is given up when it has crashed this many engines in all, also if it got tokens in between."""
 MAX_KILLS = 8
-"""A request is given up when so many engines ended while they worked on it, for whatever reason, without a token in
+"""A request is given up when this many engines ended while they worked on it, for whatever reason, without a token in
 between."""
 
 
@@ -152,7 +152,7 @@ class Trials(Generic[S]):
             if self._is_living(suspect):
                 self._on_trial = suspect
                 self._run(suspect, is_trial=True)
-                if not self._is_living(suspect):  # it had all its tokens
+                if not self._is_living(suspect):  # the request had all its tokens
                     self._on_trial = None
         while self._on_trial is None and self._waiting and not self._is_pausing:
             if self._is_living(request := self._waiting.popleft()):

@@ -47,7 +47,7 @@ class RemoteLink(EngineConnection):
         self.identity = b""
         self._inbox: deque[bytes] = deque()
         self._death = LOST
-        self._n_kills = 0  # of the present engine
+        self._n_kills = 0  # kills of the present engine
         self._ahead = 0.0  # how far our clock is ahead of that of the host
         self.is_gone = True
         self.life = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -75,7 +75,7 @@ class RemoteLink(EngineConnection):
 
     def arrived(self, frames: list[bytes]) -> None:
         """Take a message of the host. Raises if it is invalid."""
-        if self.is_gone:  # it was dismissed
+        if self.is_gone:  # the host was dismissed
             return
         if len(frames) == 1:
             self._inbox.append(frames[0])
@@ -157,7 +157,7 @@ class RemoteLink(EngineConnection):
 
 
 class NewHost(NamedTuple):
-    """A host that has just come. name: of its key, and its address."""
+    """A host that has just connected. name: the name of its key, and its address."""
 
     identity: bytes
     name: str
@@ -180,7 +180,7 @@ class EngineHosts:
         tcp_auth.known_keys(self._keys)
         self._links: dict[bytes, RemoteLink] = {}
         self._n_refused, self._next_log = 0, 0.0
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # of its own: the keys of clients are not known
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # own context: keys of clients are not known here
         self._authenticator = ThreadAuthenticator(self._context)
         try:
             self._authenticator.start()

@@ -29,11 +29,11 @@ class ReplicaProcess:
         self.n_failed_starts = 0
         """Engines in a row that died before they were ready."""
         self.error: BanyanError | None = None
-        """What it said when it could not start."""
+        """The error with which the engine could not start."""
         self.is_rolled = False
-        """It is emptied to get other weights, and not to end."""
+        """Whether the engine is drained to get other weights, and not to end."""
         self.then: list[Then] = []
-        """Those who wait until it is ready or, if it is drained, gone."""
+        """Called when the engine is ready or, if it is drained, gone."""
 
     @property
     def state(self) -> str:
@@ -42,7 +42,7 @@ class ReplicaProcess:
         return "draining" if not self.route.is_open else "ready" if self.route.is_ready else "starting"
 
     def settle(self, error: str = "") -> None:
-        """Tell those who wait for it."""
+        """Call all of `then` with `error`."""
         waiting, self.then = self.then, []
         for then in waiting:
             then(error)
@@ -51,8 +51,8 @@ class ReplicaProcess:
 class Replicas:
     """All engines of a server.
 
-    start: start(name, is_first) starts an engine on this machine; is_first: with the server, and not later. n: how many
-    are started at once. late: the connection to an engine that comes later, where there is none yet.
+    start: start(name, is_first) starts an engine on this machine; is_first: with the server, and not later. n: number
+    of engines to start now. late: the connection to an engine that will join later.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Replicas:
         return replica
 
     def connect(self, requests: EngineRequests, vocabulary: wire.SetVocabulary) -> None:
-        """Give them a vocabulary and the requests. Called once, while they start."""
+        """Give all engines the vocabulary and the requests. Called once, while the engines start."""
         self._requests, self._vocabulary = requests, vocabulary
         for replica in self._replicas:
             self._connect(replica)
@@ -118,7 +118,7 @@ class Replicas:
         no other one takes programs."""
         replica = next((replica for replica in self._replicas if replica.name == name), None)
         if replica is None:
-            raise ConfigError(f"there is no engine {name!r}; there are {', '.join(one.name for one in self._replicas)}")
+            raise ConfigError(f"unknown engine {name!r}; choose one of {', '.join(one.name for one in self._replicas)}")
         others = (one for one in self._replicas if one is not replica and one.route.weights == replica.route.weights)
         if not any(other.route.is_open and other.route.is_ready for other in others):
             raise ConfigError(f"engine {name} is the only one that is ready; add another first")
@@ -128,7 +128,7 @@ class Replicas:
 
     @property
     def drained(self) -> list[ReplicaProcess]:
-        """Those to which nothing is left to do before they end."""
+        """The drained engines that have nothing left to do."""
         empty = (one for one in self._replicas if not one.route.is_open and one.route.is_empty)
         return [one for one in empty if not one.is_rolled]
 
@@ -147,12 +147,12 @@ class Replicas:
 
     @property
     def ready(self) -> wire.Ready | None:
-        """What a ready engine has told of itself; None: none is ready."""
+        """The Ready message of an engine that is ready; None: no engine is ready."""
         return next((one.link.ready for one in self._replicas if one.link.ready is not None), None)
 
     @property
     def is_busy(self) -> bool:
-        """Whether reports wait that have arrived already."""
+        """Whether reports have arrived that are not handled yet."""
         return any(replica.link.is_busy for replica in self._replicas)
 
     @property

@@ -40,7 +40,7 @@ class SchedulingInfo(NamedTuple):
     deadline: float = 0.0
     namespace: bytes = b""
     weights: bytes = b""
-    """The fingerprint of the weights that compute it; b"": any."""
+    """The fingerprint of the weights that compute the program; b"": any."""
 
 
 class StreamPiece(NamedTuple):
@@ -59,7 +59,7 @@ Listener: TypeAlias = Callable[[StreamPiece], None]
 
 
 class RequestRecord(Protocol):
-    """One request in the journal of a durable program: what it holds, and how more is written (JournalEntry)."""
+    """One request in the journal of a durable program: what the journal holds of it, and methods that record more."""
 
     seed: int
     ids: bytearray
@@ -145,7 +145,7 @@ class EngineRequest:
         """Ids in `run.stop_ids` whose text contains a stop string."""
         self.n_deaths = self.n_blamed = self.n_blamed_ever = 0  # see recovery.Suspect
         self.is_given = False
-        self.pull: PendingPull | None = None  # that it waits for
+        self.pull: PendingPull | None = None  # the pull that the request waits for
         self.record: RequestRecord | None = None
 
     @property
@@ -166,10 +166,10 @@ class EngineRequest:
 class EngineRequests:
     """All requests that run.
 
-    call_later: calls a function on the server's loop, after the current callback. on_end: called with each request
-    that ended without an error, before the request's own `done`. is_late: whether the callback should end soon.
-    call_in: calls a function on the loop in so many seconds. n_prefill: of the first engines, how many take prompts
-    only. max_bytes: of the prompts of a client's requests, each counted by itself, as an engine stores them.
+    call_later: calls a function on the server's loop, after the current callback. on_end: called with each request that
+    ended without an error, before the request's own `done`. is_late: whether the callback should end soon. call_in:
+    calls a function on the loop in so many seconds. n_prefill: how many of the first engines take prompts only.
+    max_bytes: the most that the prompts of a client's requests may take; each counts by itself, as an engine stores it.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class EngineRequests:
         n_prefill: int = 0,
         max_bytes: int = 1 << 30,
     ) -> None:
-        """row_id: of rows of images, in place of their own ids."""
+        """row_id: the token id that stands for rows of images in the place of their own ids."""
         self._tokenizer, self._n_vocabulary, self.clock = tokenizer, n_vocabulary, clock
         self._row_id = row_id
         self._call_later, self._on_end, self._is_late = call_later, on_end, is_late
@@ -196,7 +196,7 @@ class EngineRequests:
         self._max_bytes = max_bytes
         self._prompt_bytes = Counter[int]()  # by client
         self._dropped: deque[tuple[EngineRequest, bool]] = deque()
-        """Requests that nobody needs, and whether they were stopped and the engine does not know it yet."""
+        """Requests that nobody needs any more, each with whether the engine must still be told to stop it."""
         self._n_started = 0
 
     def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Route:
@@ -237,7 +237,7 @@ class EngineRequests:
         """Send a request to the engine. Calls `done` once, when the request has ended.
 
         ids: the prompt, int32. turn_ends: ids that end the output, unless eos is ignored. visible: special tokens that
-        the text contains. priority, deadline: of this request; None and 0.0: those of the owner.
+        the text contains. priority, deadline: those of this request; None and 0.0: those of the owner.
         adapter: the digest of the adapter that computes the request; b"": none. images, files: the rows of images in
         the prompt, and the images.
         """
@@ -303,7 +303,7 @@ class EngineRequests:
             request.route.trials.submit(request)
 
     def _waits(self, request: EngineRequest) -> bool:
-        """Whether a pull brings a part of its prompt. When that is over, the request is run."""
+        """Whether a pull brings a part of the request's prompt. When the pull is over, the request is run."""
         request.pull = pull = self.routes.pulls.serving(request.run, request.route)
         if pull is not None:
             pull.waiting[request.rid] = partial(self._end_wait, request)
@@ -378,7 +378,8 @@ class EngineRequests:
         self._go_on()
 
     def take(self, step: wire.Step, route: Route) -> Iterator[None]:
-        """Handle the report of one step of an engine, one request at a time. What is not its own is ignored."""
+        """Handle the report of one step of an engine, one request at a time. What the report says about other engines'
+        requests is ignored."""
         at = 0
         ids = memoryview(step.ids).cast("i")
         counts = memoryview(step.counts).cast("i")
@@ -403,7 +404,7 @@ class EngineRequests:
             route.trials.go_on()
 
     def refused(self, failed: wire.Failed, route: Route) -> None:
-        """An engine has refused a request. Ignored if it is not its own."""
+        """An engine has refused a request. Ignored if another engine has the request."""
         if (request := self._living.get(failed.program)) and request.route is route:
             self.fail(failed)
 
@@ -458,7 +459,8 @@ class EngineRequests:
         self._go_on()
 
     def _lose_pulls(self, route: Route) -> None:
-        """The engine has died or left. Those that wait for what it would have got are placed anew with its others."""
+        """The engine has died or left. End the pulls to it: the caller places its requests anew, also those that wait
+        for a pull."""
         for request in self._requests_of(route):
             request.pull = None
         self.routes.pulls.lost(route)
@@ -467,7 +469,8 @@ class EngineRequests:
         return [request for request in self._living.values() if request.route is route]
 
     def _move(self, request: EngineRequest) -> None:
-        """Place a request anew. It gets another number, so that what its engine still sends for it has no effect."""
+        """Place a request anew. The request gets another number, so that what its engine still sends for the old one
+        has no effect."""
         self._forget(request.rid)
         if request.is_given:
             request.route.send(wire.Abort(rid=request.rid))
@@ -482,7 +485,7 @@ class EngineRequests:
 
     def _run(self, request: EngineRequest, is_trial: bool) -> None:
         """Send the request, with the output it has so far. A trial generates one token."""
-        if request.text.matched is not None:  # it is complete, and only waited for the engine's usage numbers
+        if request.text.matched is not None:  # the request is complete, and only waited for the engine's usage numbers
             self._forget(request.rid)
             finish = wire.Finish(rid=request.rid, reason="abort", n_prompt=len(request.run.ids) // 4)
             self._guarded(self._end, request, finish)

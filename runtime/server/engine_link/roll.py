@@ -20,12 +20,12 @@ LOADING = b"loading"
 class WeightsRoll:
     """One change of weights.
 
-    model     the new one
-    starting  the engine that loads the new weights now; None: one is emptied
+    model     the new model
+    starting  the engine that loads the new weights now; None: an engine is being drained
 
-    n_on: returns how many programs run on weights with a fingerprint. restart: starts an engine in the place of one,
-    with a model. add: starts one more engine, with the new model. remove: ends one for good. before: the model before.
-    then: called at the end.
+    n_on: returns how many programs run on weights with a fingerprint. restart: starts an engine with a model in the
+    place of another. add: starts one more engine, with the new model. remove: ends an engine for good. before: the
+    model before the change. then: called at the end.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class WeightsRoll:
             raise ConfigError(
                 "an engine starts, waits for its machine or is drained; change the weights when all are ready"
             )
-        newest = requests.routes.weights  # others are there if an earlier change ended half-way
+        newest = requests.routes.weights  # some engines may have others already, if an earlier change stopped half-way
         self._left = sorted(replicas, key=lambda one: one.route.weights == newest)
-        self._old = b""  # the weights of the engine in hand
+        self._old = b""  # the weights of the engine that is being replaced
         if len(replicas) == 1:
             self._extra = self.starting = add(lambda error: None)
             self._extra.route.weights = LOADING
@@ -62,7 +62,7 @@ class WeightsRoll:
 
     def go_on(self) -> None:
         """Do what can be done now. Called whenever something may have changed."""
-        there = [*self._replicas]  # others were lost
+        there = [*self._replicas]  # replicas that are not in it were lost
         self._left = [one for one in self._left if one in there]
         self._emptying = self._emptying if self._emptying in there else None
         self.starting = self.starting if self.starting in there else None

@@ -32,11 +32,11 @@ from banyan.runtime.server.engine_link.pulls import Pulls
 from banyan.runtime.server.engine_link.recovery import Trials
 
 STEP = StepSeconds(0.0, 4e-5, 4e-5)
-"""Until an engine has told how long its steps take."""
+"""The seconds of a step, until an engine has reported its own."""
 N_DIGEST = 16
 """Bytes of a page's digest."""
 MEMORY = 64
-"""The expected length of an output covers roughly the last so many outputs."""
+"""The expected length of an output covers roughly this number of last outputs."""
 PROMPTS = b"prompts"
 """What stands before the fingerprint for engines that take prompts only."""
 PATIENCE = 4
@@ -59,7 +59,7 @@ class Route:
     is_ready   the engine has loaded its model
     is_open    it takes programs; False: it is drained
     is_prefill it computes prompts for the others, and programs only if there are no others
-    kv         the format of its pages; None: they do not move
+    kv         the format of its pages; None: they cannot be moved
     n_pulls    pulls from there that have not ended
     weights    the fingerprint of the engine's weights; b"": it has not told yet
     """
@@ -90,7 +90,7 @@ class PlacedProgram:
     branches    state -> its route, if that is not home
     forks       branch that has no request yet -> all branches of its fork
     booked      branch that was placed and has no request yet -> its work
-    routes       all that had requests of it
+    routes       all routes that had requests of the program
     n_given_up  requests that were given up
     """
 
@@ -118,9 +118,9 @@ class Routes:
         self._programs: dict[int, PlacedProgram] = {}  # by serial
         self._fleet = Fleet(STEP)
         self.pulls = Pulls(clock, call_in, self._fleet.pulled)
-        self._in_fleet: dict[Route, bytes] = {}  # -> its weights, behind PROMPTS if it takes prompts only
+        self._in_fleet: dict[Route, bytes] = {}  # -> its weights, preceded by PROMPTS if it takes prompts only
         self._booked: dict[int, BookedWork] = {}  # by rid
-        self.weights = b""  # those of programs that begin now
+        self.weights = b""  # the weights of programs that begin now
         self.counts_work = False
         """Whether the work of a single engine is counted too. Must be set before the first request."""
         self._n_out = float(MEMORY)  # expected tokens of an output
@@ -146,12 +146,12 @@ class Routes:
         return any(other.takes_programs for other in others)
 
     def measured(self, seconds: float, n_tokens: int) -> None:
-        """A step of so many tokens takes an engine so long."""
+        """A step of `n_tokens` tokens takes an engine `seconds`."""
         if seconds:
             self._fleet.step_time = StepSeconds(0.0, seconds / n_tokens, seconds / n_tokens)
 
     def heard(self, route: Route, news: wire.TreeEvents, page: int) -> Iterator[None]:
-        """What an engine has stored and evicted, in pages of so many tokens, one event at a time."""
+        """Take note of what an engine has stored and evicted, one event at a time. page: tokens of a page."""
         if news.is_all:
             self.lost(route)  # what was known of it; it comes back with the next placement
             self._join()
@@ -165,7 +165,7 @@ class Routes:
 
     @property
     def queued_seconds(self) -> float:
-        """Of work that was placed and is not done. A token counts as its part of the largest step."""
+        """Seconds of work that was placed and is not done. A token counts as its part of the largest step."""
         return self._fleet.queued_seconds
 
     def find(self, serial: int) -> PlacedProgram | None:
@@ -178,7 +178,7 @@ class Routes:
             placed.forks.update(dict.fromkeys(children, children))
 
     def place(self, run: wire.Run, weights: bytes = b"") -> Route:
-        """The route of a request. weights: of its program; b"": those of programs that begin now."""
+        """The route of a request. weights: those of its program; b"": those of programs that begin now."""
         if (placed := self._programs.get(run.order[0]) if run.order else None) is None:
             placed = PlacedProgram()
             if run.order:
@@ -217,7 +217,7 @@ class Routes:
         }
         for route, role in list(self._in_fleet.items()):
             if route.is_ready and not route.is_open and role == route.weights:
-                self._fleet.drain(route.name)  # others may pull from there
+                self._fleet.drain(route.name)  # other engines may still pull from it
             elif roles.get(route) != role:
                 self.lost(route)  # for the fleet: it has a trial, or another role
         for route, role in roles.items():
@@ -308,7 +308,7 @@ class Routes:
             self._fleet.computed(*booked, n_prompt=MAX_COUNT)
 
     def ended(self, rid: int, n_out: int) -> None:
-        """A request has ended, or leaves its route, with so many tokens."""
+        """A request has ended, or leaves its route, with `n_out` output tokens."""
         if (booked := self._booked.pop(rid, None)) is not None:
             self._fleet.end(*booked)
             self._n_out += (n_out - self._n_out) / MEMORY

@@ -51,7 +51,7 @@ class Timers:
         self._n_cancelled = 0
 
     def call(self, seconds: float, action: Callable[[], None]) -> Timer:
-        """Call `action` in so many seconds."""
+        """Call `action` after `seconds`."""
         timer = Timer(self, action)
         heappush(self._heap, (self.now() + seconds, next(self._numbers), timer))
         return timer

@@ -25,7 +25,7 @@ Client = bytes
 MIN_TOKEN = 16
 """Minimum length of a token in characters."""
 MAX_TOKEN = 4096
-"""Its maximum length. A longer one that a client gives is not even hashed."""
+"""Maximum length of a token in characters. If a client gives a longer one, it is not even hashed."""
 
 
 class Tenant(NamedTuple):
@@ -74,10 +74,9 @@ def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
     for n, words in lines:
         if len(words) not in (2, 3) or words[2:] not in ([], ["operator"]):
             raise ConfigError(f"{where}, line {n}: must be `TENANT TOKEN`, or `TENANT TOKEN operator`")
-        if len(words[1]) < MIN_TOKEN:
-            raise ConfigError(f"{where}, line {n}: a token of {len(words[1])} characters; {MIN_TOKEN} are the least")
-        if len(words[1]) > MAX_TOKEN:
-            raise ConfigError(f"{where}, line {n}: a token of {len(words[1])} characters; {MAX_TOKEN} are the most")
+        if not MIN_TOKEN <= len(words[1]) <= MAX_TOKEN:
+            lengths = f"has {len(words[1])} characters, but must have {MIN_TOKEN} to {MAX_TOKEN}"
+            raise ConfigError(f"{where}, line {n}: the token {lengths}")
         digest, is_operator = _digest(words[1]), len(words) == 3 or n_tenants == 1
         if any(token.digest == digest for token in tokens):
             raise ConfigError(f"{where}, line {n}: this token is on an earlier line too")
@@ -107,7 +106,8 @@ class Tenants:
     def __init__(self, tokens: Iterable[AccessToken] = (), isolates_connections: bool = False) -> None:
         """isolates_connections: each connection is a tenant of its own."""
         self._tokens = tuple(tokens)
-        self._known = {"", *(token.tenant.name for token in self._tokens)}  # others are named by operators
+        # An operator may also act for tenants that are not in this set.
+        self._known = {"", *(token.tenant.name for token in self._tokens)}
         self._isolates = isolates_connections
         self._of: dict[Client, Tenant] = {}
         self._names: dict[bytes, str] = {}

@@ -33,7 +33,7 @@ class QueuedWork(NamedTuple):
 
 
 class _ClientBacklog:
-    """What waits of one client. credit: seconds that it may use in this round; below 0: used in advance."""
+    """The waiting work of one client. credit: seconds that it may use in this round; below 0: used in advance."""
 
     __slots__ = ("credit", "items", "n_bytes")
 
@@ -69,7 +69,8 @@ class WorkQueue:
         self._until = self._times.clock() + SLICE
 
     def add(self, client: Client, work: QueuedWork | bytes) -> bool:
-        """Add work, or a message, behind what waits of the client. False: too many bytes of the client wait already."""
+        """Add work, or a message, at the end of the client's waiting work. False: too many bytes of the client wait
+        already."""
         own = self._clients.get(client)
         if own is None:
             own = self._clients[client] = _ClientBacklog()

@@ -47,7 +47,7 @@ class Delivery:
     def send(self, client: Client, message: wire.Delta | wire.Value | wire.Failed | wire.Called) -> None:
         """Send a message with the seq that `next` returned."""
         self._send(client, message)
-        self._n_sent[client, message.program] += 1  # behind it: a message that cannot be encoded takes no seq
+        self._n_sent[client, message.program] += 1  # after `send`: a message that cannot be encoded takes no seq
 
     def end(self, key: Key) -> None:
         """The program has ended."""

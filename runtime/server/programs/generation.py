@@ -179,7 +179,7 @@ class EngineGenerator:
         self.offload(program, n_chars, work, lambda read: then(_known_error(read)), has_images)
 
     def encode(self, program: RunningProgram, prompt: Prompt, then: Callable[[bytes], None]) -> None:
-        """Call `then` on the loop with the ids that a gen behind `prompt` would get; b"" if there are none yet."""
+        """Call `then` on the loop with the ids that a gen after `prompt` would get; b"" if there are none yet."""
         assert isinstance(prompt, PromptText)
         copy, owner = prompt.copy(), program.scheduling.namespace
 
@@ -235,7 +235,7 @@ class EngineAttempt(Attempt):
     """A gen or select as requests to the engine."""
 
     suffixes: Sequence[str] = ("",)
-    """Texts behind the prompt; there is a request for each."""
+    """Texts after the prompt; there is a request for each."""
 
     def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
         super().__init__(generation.op, generation.prompt, generation.round, done)
@@ -554,7 +554,7 @@ class ToolTurn(GenAttempt):
         if (tools.must_call or tools.only or tools.one_call) and not tools.ends_turn:
             raise BadProgram("must_call, only and one_call are for tools with ends_turn")
         if tools.ends_turn and (self.prompt.role != ASSISTANT or self.op.sampling.n != 1):
-            raise BadProgram("a gen with tools stands in a turn of the assistant, and has one sample")
+            raise BadProgram("a gen with tools must be in a turn of the assistant, and have one sample")
         self.prompt.tools = tools.specs
         # After reasoning, the constraint waits for the mark of the call. Otherwise the prompt has the mark already.
         self._begins_call = tools.must_call and not self._reasons()
@@ -656,7 +656,8 @@ class ToolTurn(GenAttempt):
 
 
 class SelectAttempt(EngineAttempt):
-    """A select: one request scores each choice behind the prompt, and one without it where the method compares both."""
+    """A select: one request scores each choice after the prompt, and another scores it without the prompt if the method
+    compares both."""
 
     op: wire.Select
 
@@ -736,8 +737,8 @@ def _check_tool(spec: str) -> str:
 
 
 def _usage(requests: Sequence[EngineRequest], n_shared: int) -> wire.TokenUsage:
-    """The tokens of all requests. The first `n_shared` tokens of their prompts are the same, and are counted once: as
-    the request read them that came first, and so found the fewest in the tree."""
+    """The tokens of all requests. The first `n_shared` tokens of their prompts are the same and are counted once, with
+    the cache hits of the request that came first, which found the fewest in the tree."""
     ends = [request.finish for request in requests if request.finish is not None]
     return wire.TokenUsage(
         prompt=n_shared + sum(max(0, end.n_prompt - n_shared) for end in ends),

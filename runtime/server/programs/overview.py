@@ -68,8 +68,8 @@ class Overview:
             self._ended.clear()
 
     def of(self, programs: Iterable[WatchedProgram]) -> Generator[None, None, dict[str, Any]]:
-        """The programs that run, those that are idle until their client sends more, and those that have ended: of each
-        kind the newest first. Describes one program in each step. programs: all that have not ended."""
+        """The programs that run, those that are idle until their client sends more, and those that have ended: the
+        newest first within each kind. Describes one program in each step. programs: all that have not ended."""
         self._asked = time.monotonic()
         rest, shown, counts = iter(list(programs)), list[WatchedProgram](), {"n_running": 0, "n_idle": 0}
         while some := list(islice(rest, SLICE)):

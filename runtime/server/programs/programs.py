@@ -136,7 +136,7 @@ class Programs(ProgramObserver):
                     if message.limits.durable:
                         self._make_durable(program, message.limits.durable)
             if program.is_last:
-                raise BadMessage(f"program {program.name!r} goes on after its last message")
+                raise BadMessage(f"program {program.name!r} got a message after its last one")
             program.is_queueing = True
             for data in message.ops:
                 op = _decode(data)

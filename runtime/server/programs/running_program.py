@@ -50,7 +50,7 @@ class RunningProgram(Executor):
         self.last = self.started
         """When its last gen or select ended: the client may hold the program for long after that."""
         self.is_paused = False
-        """Its `pump` has more to do, and goes on when its client has its turn."""
+        """The program's `pump` has more to do, and goes on when the client has its turn."""
         self.is_queueing = False
         """Ops of a message are being added; `pump` runs when all are."""
         self.journal: RequestJournal | None = None

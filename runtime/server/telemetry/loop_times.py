@@ -23,7 +23,7 @@ class LoopTimes:
         return {kind: own[0] for kind, own in self._longest.items()}
 
     def note(self, kind: str, seconds: float) -> None:
-        """A piece of work of this kind took so long."""
+        """A piece of work of this kind took `seconds`."""
         if seconds > (own := self._longest[kind])[0]:
             own[0] = seconds
 

@@ -78,11 +78,11 @@ class Metrics:
                 self._gap.observe((request.ended - request.first) / (n - 1))
 
     def program(self, seconds: float) -> None:
-        """Record a program that has ended after so many seconds."""
+        """Record a program that has ended after `seconds`."""
         self._program.observe(seconds)
 
     def step(self, n_requests: int) -> None:
-        """Record an engine step that produced tokens for so many requests."""
+        """Record an engine step that produced tokens for `n_requests` requests."""
         self._batch.observe(n_requests)
 
     def update(self, counters: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ class Goodput:
         self._count("tokens", n, is_good)
 
     def program(self, seconds: float) -> None:
-        """Count a program that has finished after so many seconds."""
+        """Count a program that has finished after `seconds`."""
         if self._program is not None:
             self._count("programs", 1, seconds <= self._program)
 

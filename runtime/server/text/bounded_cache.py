@@ -53,4 +53,4 @@ class BoundedCache(Generic[Value]):
             for key in [key for key in self._values if is_dropped(key)]:
                 self.size -= self._values.pop(key)[1]
             if not self._values:
-                self._values.clear()  # its table, which has grown with the most entries
+                self._values.clear()  # frees the table, which never shrinks by itself

@@ -64,7 +64,7 @@ class ChatMessage(NamedTuple):
         return 1 if isinstance(self.content, str) else sum(text is not None for text in self.content)
 
     def filled(self, texts: Iterator[str]) -> ChatMessage:
-        """The message with the next texts as those of its content."""
+        """The message with the next of `texts` in place of its content's texts."""
         if isinstance(self.content, str):
             return self._replace(content=next(texts))
         return self._replace(content=tuple(None if text is None else next(texts) for text in self.content))
@@ -123,7 +123,7 @@ class ChatTemplate:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The bytes of cached markers and tool specs, about, and the most they may have."""
+        """The approximate bytes of cached markers and tool specs, and the most that they may take."""
         return self._cache.kept
 
     def with_tools(self, specs: tuple[str, ...]) -> ChatTemplate:

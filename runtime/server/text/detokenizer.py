@@ -76,8 +76,8 @@ class Detokenizer:
         return rest
 
     def kept(self) -> tuple[int, int]:
-        """(tokens, characters) of the longest prefix of tokens whose text is wholly in `text`. Text behind it belongs
-        to a token that a stop has cut."""
+        """(tokens, characters) of the longest prefix of tokens whose text is wholly in `text`. Text after it belongs to
+        a token that a stop has cut."""
         return (self.n_tokens, self._length) if self.matched is None else self.fit(self._length)
 
     def fit(self, n_chars: int) -> tuple[int, int]:

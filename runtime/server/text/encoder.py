@@ -28,7 +28,8 @@ from banyan.runtime.errors import BadProgram, PromptTooLong, rust_panics_as
 COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.encoder")
 
 SECONDS, PER_CHARACTER = 2.0, 1e-5
-"""Time limit of one text in the process: in all, plus so much for each character. Usual texts take 1 us a character."""
+"""SECONDS + PER_CHARACTER * characters is the time limit of one text in the process. Usual texts take 1 us a
+character."""
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -182,7 +183,7 @@ class EncoderProcess:
             self._child = launch.ChildProcess([*COMMAND, "--fd", str(its.fileno())], pass_fds=(its.fileno(),))
         self._pipe = Connection(ours.detach())
         self._pipe.send_bytes(self._tokenizer)
-        self._pipe.recv_bytes()  # it is ready: its start is not part of the time of a text
+        self._pipe.recv_bytes()  # the child is ready: its start does not count as time of a text
 
     def _stop(self) -> None:
         if self._child is not None:

@@ -53,7 +53,8 @@ class ImageFile:
 
 class ImageTokens(NamedTuple):
     """What stands in a prompt in place of the mark of an image. parts: text with control tokens, and the ids (int32
-    bytes) of rows. shape: of its grid. file: the one that is kept for the engine; equal files are one."""
+    bytes) of rows. shape: the shape of the image's grid. file: the file that is kept for the engine; equal files are
+    kept once."""
 
     parts: tuple[str | bytes, ...]
     shape: ImageShape
@@ -85,7 +86,7 @@ class Images:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """Bytes of the pixels that are kept, and the most they may have."""
+        """The bytes of the pixels that are kept, and the most that they may take."""
         return self._pixels.kept
 
     def tokens(self, file: ImageFile) -> ImageTokens:
@@ -106,7 +107,8 @@ class Images:
         return ImageTokens(tuple(_filled(parts, ids)), known.shape, file)
 
     def _first_attempt(self, digest: bytes) -> int:
-        """Ids have 31 bits. Two images whose first ids were equal would share a row in the tree."""
+        """The first attempt (see _row_ids) at which no other image has the same first id. Ids have 31 bits, and two
+        images whose first ids were equal would share a row in the tree."""
         attempt = 0
         while self._digests.setdefault(_row_ids(digest, attempt, 1)[0], digest) != digest:
             attempt += 1

@@ -92,7 +92,7 @@ GAP = 500
 
 
 def _atom(piece: Piece | Atom) -> Atom:
-    """A piece that stands behind the last marker."""
+    """The atom of a piece that comes after the last marker."""
     assert not isinstance(piece, TurnStart | TurnEnd)
     return piece
 
@@ -119,7 +119,7 @@ def image_rows(runs: Iterable[TokenRun]) -> tuple[tuple[wire.ImageRows, ...], tu
 
 
 class EncodedPrompt(NamedTuple):
-    """The runs of a prompt that are known, and the atoms behind them that are still to be encoded."""
+    """The runs of a prompt that are known, and the atoms after them that are still to be encoded."""
 
     runs: tuple[TokenRun, ...]
     rest: tuple[Atom, ...]
@@ -164,10 +164,10 @@ def unpack(ids: bytes) -> list[int]:
 
 
 class _Head(NamedTuple):
-    """What is known of a prompt up to its last marker. Behind that, pieces are text as they stand.
+    """What is known of a prompt up to its last marker. After the last marker, pieces are text as they stand.
 
     n_pieces, tools: of what pieces, rendered with what tools. atoms: their `layout`. n_sealed: pieces of the prompt,
-    those behind `n_pieces` included, whose tokens are its runs; 0: the runs are to be compared with the text.
+    including those after `n_pieces`, whose tokens are its runs; 0: the runs are to be compared with the text.
     """
 
     n_pieces: int
@@ -188,14 +188,14 @@ class PromptText(Prompt):
     ) -> None:  # fmt: skip
         """tokenizer: for parts that are token ids. images: takes images; a text: why the model takes none."""
         self.images = images
-        self.n_images = self._n_sealed_images = 0  # of all pieces; of those with runs
+        self.n_images = self._n_sealed_images = 0  # in all pieces; in the pieces with runs
         self.pieces = pieces.copy() if isinstance(pieces, PieceList) else PieceList(pieces)
         self.runs, self.role, self._tokenizer = runs, role, tokenizer
         self.n_inherited = len(self.pieces)
         self.tools: tuple[str, ...] = ()
-        self._n_fixed = 0  # pieces up to the last marker: what is appended behind them changes nothing before it
+        self._n_fixed = 0  # pieces up to the last marker: what is appended after them changes nothing before it
         self._n_turns = self._n_gaps = 0  # for their work; a turn may count as several
-        self._n_chars = self._n_sealed_chars = 0  # of all pieces; of those with runs
+        self._n_chars = self._n_sealed_chars = 0  # in all pieces; in the pieces with runs
         self._head: _Head | None = None
 
     def copy(self) -> PromptText:
@@ -207,7 +207,8 @@ class PromptText(Prompt):
         return copied
 
     def learn(self, copy: PromptText, runs: tuple[TokenRun, ...] | None = None) -> None:
-        """Take over what a copy, to which nothing was appended, has found out. runs: of all its pieces."""
+        """Take over what a copy, to which nothing was appended, has found out. runs: the runs of all pieces of the
+        copy."""
         self.runs, self._head = copy.runs, copy._head
         if runs is not None:
             self.runs, self._n_sealed_chars, self._n_sealed_images = runs, copy._n_chars, copy.n_images
@@ -236,7 +237,7 @@ class PromptText(Prompt):
                 return  # not even text between turns
             case _:
                 if self.role is None and self._n_turns and self._n_fixed == len(self.pieces):
-                    self._n_fixed += 1  # the first text behind a turn decides how the turns are rendered
+                    self._n_fixed += 1  # the first text after a turn decides how the turns are rendered
                     self._n_gaps += 1
                 self._n_chars += len(piece.text)
                 self.n_images += isinstance(piece, ImagePiece)
@@ -270,7 +271,7 @@ class PromptText(Prompt):
         for piece in outcome.pieces or (TextSpan(outcome.text),):
             self.append(piece)
 
-    append_calls = append_output  # its pieces end the turn
+    append_calls = append_output  # the pieces of the outcome end the turn
 
     def append_results(self, calls: Sequence[wire.WireToolCall], texts: Sequence[str]) -> None:
         for call, text in zip(calls, texts, strict=True):
@@ -289,7 +290,7 @@ class PromptText(Prompt):
 
     @property
     def work(self) -> int:
-        """The work of `prompt` and of the encoding behind it, in characters to encode."""
+        """The work of `prompt` and of the encoding that follows it, in characters to encode."""
         n_sealed = 0 if self._head is None else self._head.n_sealed
         new = self._n_chars - self._n_sealed_chars + PIECE * (len(self.pieces) - n_sealed)
         new += IMAGE * (self.n_images - self._n_sealed_images)
@@ -379,7 +380,7 @@ class PromptText(Prompt):
         if start and isinstance(self.pieces[start - 1], TurnEnd) and template is not None:
             roles = tuple(turn.shape for turn in _turns(self.pieces[:start])[0])
             end, last = template.ending(roles, now), (template.markers(roles, None, now) or ("",))[-1]
-            before = before.removesuffix(last) + end  # what stands behind the last turn alone goes when another follows
+            before = before.removesuffix(last) + end  # the template ends only the last turn with `last`
             text += end if start > len(self.pieces) - len(rest) else ""
         n = len(before)
         if not whole.startswith(before):  # the template rewrote what stood before `start`
@@ -439,7 +440,8 @@ class _TurnLayout(NamedTuple):
         return [self.atoms] if len(stretches) == 1 else [atoms for atoms in stretches if atoms]
 
     def content(self, texts: Iterator[str]) -> str | tuple[str | None, ...]:
-        """As that of a message, with the next of `texts` for each of its own."""
+        """The turn's content in the form of ChatMessage.content, with the next of `texts` in place of each of its
+        texts."""
         if not self.images:
             return next(texts)
         found: list[str | None] = []
@@ -517,7 +519,7 @@ def _joined(atoms: Iterable[Atom]) -> str:
 
 
 def _alone(pieces: Iterable[Piece | Atom]) -> list[Atom]:
-    """Atoms behind the last marker, or outside of turns."""
+    """The atoms of pieces after the last marker, or outside of turns."""
     found: list[Atom] = []
     for piece in pieces:
         if isinstance(piece, ImagePiece):
@@ -549,7 +551,7 @@ def _with_images(atoms: list[Atom], images: Sequence[ImagePiece]) -> list[Atom]:
 
 
 def _turns(pieces: Iterable[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool]:
-    """(turns, text behind the last turn, whether the last turn is open)"""
+    """(turns, text after the last turn, whether the last turn is open)"""
     turns: list[_TurnLayout] = []
     loose: list[Atom] = []
     is_open = False
@@ -571,7 +573,8 @@ def _turns(pieces: Iterable[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool
 def _align(
     rendered: str, markers: tuple[str, ...], turns: Sequence[_TurnLayout], contents: Sequence[str], tokenizer: Tokenizer
 ) -> list[Atom] | None:
-    """`rendered` as markers and contents in turn; contents may be stripped, or escaped for JSON. None: it is not that.
+    """`rendered` as markers and contents in turn; contents may be stripped, or escaped for JSON. None: `rendered` has
+    another form.
 
     contents: what the template writes for each turn, or each of its texts. The atoms keep the tokens of outputs.
     """
@@ -695,9 +698,9 @@ def _interleave(
     template: ChatTemplate,
     now: datetime,
 ) -> list[Atom]:
-    """Markers, contents, and the text between turns: behind the end of one turn and before the start of the next."""
+    """Markers, contents, and the text between turns: after the end of one turn and before the start of the next."""
     if any(turn.images and not turn.texts for turn in turns):
-        raise BadProgram("with text between turns, a turn with an image has some text too")
+        raise BadProgram("where there is text between turns, a turn with an image must have some text too")
     roles = tuple(t.shape for t in turns)
     after_gap = [k for k, turn in enumerate(turns) if turn.gap and k]
     ends = dict(zip(after_gap, template.endings(roles, after_gap, now), strict=True))

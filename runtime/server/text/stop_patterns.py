@@ -20,7 +20,7 @@ REACH = 4096
 
 MAX_PATTERNS, MAX_LENGTH, MAX_STEPS = 16, 1000, 1000
 ALLOWANCE, PER_SEARCH = 0.25, 1e-4
-"""Seconds of CPU time for the patterns of one output: in all, plus so much for each search. RE2 searches 4,096
+"""Seconds of CPU time for the patterns of one output: ALLOWANCE, plus PER_SEARCH for each search. RE2 searches 4,096
 characters in 6 us, and in 10 ms at worst for a pattern with MAX_STEPS (one core of an AMD EPYC)."""
 
 _OPTIONS = re2.Options()
@@ -65,7 +65,7 @@ class Patterns:
         return bool(self._patterns)
 
     def first_end(self, text: str, n_old: int, is_whole: bool) -> tuple[int, str] | None:
-        """(end, pattern) of the first match that ends behind the first `n_old` characters.
+        """(end, pattern) of the first match that ends after the first `n_old` characters.
 
         The text up to each character is searched in turn, so the result does not depend on how the text was split into
         pieces. is_whole: `text` starts where the output does; otherwise its first character is only context.

@@ -63,8 +63,9 @@ class StopStrings:
         return following
 
     def walk(self, state: int, text: str, search: bool) -> tuple[int, int, str | None]:
-        """(the state after the text, its characters up to there, the longest stop that ends there). Ends at the first
-        stop if `search`; None: there is none."""
+        """Follow the text from `state`, up to its first stop if `search`, else to its end. Returns (the state there,
+        the number of characters up to there, the longest stop that ends there or None). Without `search` no stop is
+        returned."""
         if state == self.START and self._next[state].keys().isdisjoint(text):  # usual, and ten times as fast
             return state, len(text), None
         for n, character in enumerate(text, 1):

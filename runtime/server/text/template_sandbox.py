@@ -74,7 +74,7 @@ _spending = _Spending()
 
 @contextmanager
 def budget(units: int) -> Iterator[None]:
-    """What this thread renders inside may take so many units; BudgetSpent."""
+    """Inside, what this thread renders may take at most `units`. BudgetSpent: it takes more."""
     before, _spending.left = _spending.left, units
     try:
         yield
@@ -154,7 +154,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=_paid)
         self.filters["tojson"] = _to_json
         self.filters = {name: _limited(name, one) for name, one in self.filters.items()}
-        self.filters |= {"weighed": _weighed, "counted": _counted}  # of _Generator
+        self.filters |= {"weighed": _weighed, "counted": _counted}  # used by _Generator
         self.tests |= {name: _limited_test(name, one) for name, one in self.tests.items() if name in _COMPARING}
         self.globals["raise_exception"] = _refuse
         del self.globals["lipsum"]
@@ -164,7 +164,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno, environment=self)
 
         for loop in source.find_all(nodes.For):
-            if loop.test is not None:  # it looks at items for which no block is entered
+            if loop.test is not None:  # the test also looks at items for which no block is entered
                 loop.iter = paid(loop.iter, "counted")
         for pair in source.find_all(nodes.Pair):
             if not isinstance(pair.key, nodes.Const):
@@ -344,7 +344,7 @@ def _checked_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str,
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A filter that pays."""
     is_free = name in _FREE
-    at = 1 if hasattr(function, "jinja_pass_arg") else 0  # of the value, behind the context or the environment
+    at = 1 if hasattr(function, "jinja_pass_arg") else 0  # the value follows a context or an environment
 
     @functools.wraps(function)
     def limited(*args: Any, **kwargs: Any) -> Any:

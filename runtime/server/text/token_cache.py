@@ -26,13 +26,13 @@ LONG = 256
 """Minimum length in characters of a beginning that is cached."""
 
 MARGIN = 32
-"""Characters at the end of a beginning that are tokenised again, together with the text behind them."""
+"""Characters at the end of a beginning that are tokenised again, together with the text after them."""
 
 MAX_BORDERS = 4
 """Beginnings of one piece that are looked up and cached: the longest ones."""
 
 STEP = 2048
-"""A text that grows has borders each so many characters. The last one is cached."""
+"""A text that grows has a border after each STEP characters. The last one is cached."""
 
 
 class CachedIds(NamedTuple):
@@ -46,7 +46,7 @@ class TokenCache:
     """Ids of pieces of text. encode: Tokenizer's, with an option `offsets`. Thread-safe.
 
     Only for tokenizers that split text into words and encode each word by itself, so that the ids of the words before a
-    space do not depend on the text behind it. If a whole piece is one word, no beginning of it is cached.
+    space do not depend on the text after it. If a whole piece is one word, no beginning of it is cached.
     """
 
     def __init__(self, encode: Callable[..., EncodedText]) -> None:
@@ -81,7 +81,7 @@ class TokenCache:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The bytes of all cached texts and their ids, about, and the most they may have."""
+        """The approximate bytes of all cached texts and their ids, and the most that they may take."""
         return self._cache.kept
 
     def _put(self, owner: bytes, is_whole: bool, text: str, cached: CachedIds) -> None:

@@ -223,7 +223,7 @@ class Tokenizer:
         return STOP + (len(self.spelling) if self._vocabulary is None else 0)
 
     def kept(self) -> dict[str, tuple[int, int]]:
-        """What each cache holds: its bytes, about, and the most that it may have."""
+        """For each cache, its approximate bytes and the most that it may take."""
         token_ids = {} if self._cache is None else {"token_ids": self._cache.kept}
         return token_ids | {"stop_ids": self._stop_ids.kept}
 
@@ -243,7 +243,7 @@ class Tokenizer:
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     def _raw(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
-        """What the library makes of a text; see Encoder.encode. BadProgram: it fails or takes too long."""
+        """The library's encoding of a text; see Encoder.encode. BadProgram: it fails or takes too long."""
         try:
             return self._encoder.encode(text, special, offsets)
         except PromptTooLong:

@@ -74,7 +74,7 @@ class Form(NamedTuple):
         """A constraint that applies from the mark of a call on; None if calls do not begin with a mark in the text.
 
         since: the end of the model's reasoning, if it has any. is_strict: arguments match the tool's parameters;
-        otherwise they are any object. scope: as in ConstraintSpec; "at_once": the output begins behind the mark.
+        otherwise they are any object. scope: as in ConstraintSpec; "at_once": the output begins after the mark.
         """
         if self.name is None and (not self.split or self.is_hidden):
             return None

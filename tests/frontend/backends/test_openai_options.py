@@ -188,7 +188,7 @@ def test_timeout_raises_deadline_exceeded(serve: Any, fake: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("construct", "message"),
     [
-        (lambda: bn.OpenAI("m", api_key="x", extensions=["top_x"]), "none called 'top_x'"),
+        (lambda: bn.OpenAI("m", api_key="x", extensions=["top_x"]), "unknown extension 'top_x'"),
         (lambda: bn.OpenAI("m", api_key="x", max_in_flight=0), "at least 1"),
         (lambda: bn.OpenAI("m", api_key="x", colour="red"), "colour"),
         (lambda: bn.OpenAI("m", api_key="x", chat_template="vicuna"), "'vicuna' is not known"),
@@ -327,5 +327,5 @@ def test_mock_refuses_streams() -> None:
 
 
 def test_unknown_name_in_refuses_raises() -> None:
-    with pytest.raises(bn.ConfigError, match=r"there is nothing called 'top_q'; there are .*top_p"):
+    with pytest.raises(bn.ConfigError, match=r"unknown feature 'top_q'; choose from .*top_p"):
         bn.Mock("a", refuses={"top_q"})

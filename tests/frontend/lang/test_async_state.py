@@ -90,7 +90,7 @@ def test_async_state_has_messages_variables_and_branches(run_loop: Any, slow_moc
     async def main() -> None:
         state = await program()
         assert "own" in state
-        with pytest.raises(bn.UnknownVariable, match="'c'; there are: 'a', 'block', 'b', 'own'"):
+        with pytest.raises(bn.UnknownVariable, match="'c'; the variables are: 'a', 'block', 'b', 'own'"):
             state["c"]
         with pytest.raises(bn.UnknownVariable):
             await state.value("c")

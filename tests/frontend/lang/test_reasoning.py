@@ -163,7 +163,7 @@ def test_an_answer_without_reasoning_loses_its_marks(name: str, output: str) -> 
 
 def test_unknown_model_and_unnamed_gen_are_refused() -> None:
     for name in ("gpt-5", "response_template"):  # SGLang reads the second one's marks off the tokenizer
-        with pytest.raises(bn.Unsupported, match=rf"'{name}' is not known; there are .*qwen3"):
+        with pytest.raises(bn.Unsupported, match=rf"unknown model_type '{name}'; choose one of .*qwen3"):
             bn.separate_reasoning(bn.gen("x"), name)
     with pytest.raises(bn.BadProgram, match="a gen that has a name"):
         bn.separate_reasoning("text")

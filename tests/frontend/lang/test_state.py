@@ -231,7 +231,9 @@ def test_unknown_variable_error_lists_the_known_ones(mock: bn.Mock) -> None:
         s += bn.gen("ans")
 
     state = program.run()
-    with pytest.raises(bn.UnknownVariable, match=r"'answer'; there are: 'ans' \[program program, test_state.py:\d+\]"):
+    with pytest.raises(
+        bn.UnknownVariable, match=r"'answer'; the variables are: 'ans' \[program program, test_state.py:\d+\]"
+    ):
         state["answer"]
     with pytest.raises(KeyError):
         state.get_meta_info("answer")

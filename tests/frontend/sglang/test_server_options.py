@@ -37,7 +37,7 @@ def test_all_refused_options_are_named_at_once() -> None:
         "dp_size=2 is not supported, only 1: a server has one engine, on one machine",
         "mem_fraction_static is SGLang's; here it is kv_memory= (`banyan serve --help` has its values)",
         "random_seed is SGLang's, and not needed here: each run has its own seed: prog.run(..., seed=1)",
-        f"there is no option 'nonsense'; there are {', '.join(Config.__struct_fields__)}",
+        f"there is no option 'nonsense'; the options are {', '.join(Config.__struct_fields__)}",
         "load_format='dummy' is not supported, only 'auto' or 'safetensors': weights are read from safetensors",
     ]
     with pytest.raises(sgl.ConfigError, match="context_length and context are the same"):

@@ -226,7 +226,7 @@ async def fail_async(kind: str) -> str:
         ({"fail_async": {"kind": "value"}}, "error: ValueError: no luck"),
         ({"fail_async": {"kind": "time"}}, "error: TimeoutError"),
         ({"fail_async": {"kind": "cancel"}}, "error: fail_async was cancelled"),
-        ({"nothing": {}}, "error: there is no tool 'nothing'; there are: fail, fail_async"),
+        ({"nothing": {}}, "error: there is no tool 'nothing'; the tools are: fail, fail_async"),
         ({"fail": {}}, "error: the arguments of fail are not valid: Object missing required field `kind`"),
     ],
 )

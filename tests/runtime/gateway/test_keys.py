@@ -14,7 +14,7 @@ from banyan.runtime.gateway.keys import Keys
     ("text", "mode", "message"),
     [
         ("ann:key-of-ann-0123456789", 0o644, "others may read"),
-        ("ann:short", 0o600, "line 1: a key of 5 characters"),
+        ("ann:short", 0o600, "line 1: the key has 5 characters"),
         ("ann", 0o600, "line 1: must be NAME:KEY"),
         ("# nobody", 0o600, "holds no API keys"),
         ("a:key-of-ann-0123456789\nb:key-of-ann-0123456789", 0o600, "line 2: this key is on an earlier line"),

@@ -109,5 +109,5 @@ def test_unknown_or_invalid_setting_is_named(scaling, error, message):
 
 def test_longrope_with_too_few_factors_raises_bad_model():
     short = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "factor": 2.0}
-    with pytest.raises(BadModel, match="1 factors for 32 pairs"):
+    with pytest.raises(BadModel, match="1 factors, but 32 pairs"):
         frequencies(parse_rope({"rope_scaling": short, "max_position_embeddings": 64}), 64, 64)

@@ -81,7 +81,7 @@ def test_deviating_turn_is_requested_again(serve: Any, fake: ModuleType) -> None
 def test_repeated_deviation_raises_with_its_position(serve: Any, fake: ModuleType) -> None:
     api, backend = serve(lambda path, body: fake.chat(CARD.replace("Job:", "Trade:")))
     state = card.run(backend=backend)
-    with pytest.raises(bn.BadOutput, match=r"behind 'Name: Ada.*May 4.n' it says 'Trade: pilot") as raised:
+    with pytest.raises(bn.BadOutput, match=r"after 'Name: Ada.*May 4.n' it says 'Trade: pilot") as raised:
         state["job"]
     assert raised.value.gen == "job"
     assert (state["name"], len(api.bodies)) == (" Ada", 3)

@@ -203,7 +203,7 @@ def test_seconds_of_pulls_are_learned(engines: Engines) -> None:
 def test_ways_that_do_not_exist_are_used_less(engines: Engines) -> None:
     engines.fork()
     engines.answer(0)
-    engines.answer(1, n_tokens=0, why="there is no way to the other engine")
+    engines.answer(1, n_tokens=0, why="no transport of this engine reaches the other engine's buffer")
     learned = engines.requests.routes._fleet.pull_time
     assert learned is not None
     assert learned.wait > 0

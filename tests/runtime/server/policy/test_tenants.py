@@ -71,7 +71,7 @@ def test_unknown_adapter_is_refused_by_name(bench: Any) -> None:
     b.adapters.add("songs", "/songs", b"digest")
     b.submit(wire.Append(0, ("a",)), wire.Gen(0, 0, adapter="poems"), wire.Select(0, 1, ("x", "y"), adapter="poems"))
     assert b.failed(0).code == b.failed(1).code == "bad_program"
-    assert b.failed(0).message == "there is no adapter 'poems'; there are songs"
+    assert b.failed(0).message == "there is no adapter 'poems'; the adapters are songs"
     b.submit(wire.Append(0, ("a",)), wire.Select(0, 1, ("x", "y"), adapter="poems"), program=1)
     assert b.failed(1, program=1).code == "bad_program"
     assert not b.engine.runs
@@ -155,7 +155,7 @@ def real(
         ("ann", "line 1: must be `TENANT TOKEN`"),
         (f"ann {ANN} king", "line 1: must be"),
         (f"ann {ANN} operator too", "line 1: must be"),
-        ("ann short", "line 1: a token of 5 characters"),
+        ("ann short", "line 1: the token has 5 characters"),
         (f"ann {ANN}\n\nbob {ANN}", "line 3: this token is on an earlier line too"),
     ],
 )

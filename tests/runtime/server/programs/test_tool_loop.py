@@ -202,7 +202,7 @@ def test_running_turn_can_be_dropped(bench: Any, greedy: Sampler) -> None:
 @pytest.mark.parametrize(
     ("ops", "message"),
     [
-        ((Append(0, ("plain",)), Gen(0, 0, tools=TOOLS)), "stands in a turn of the assistant"),
+        ((Append(0, ("plain",)), Gen(0, 0, tools=TOOLS)), "must be in a turn of the assistant"),
         ((ASK, Gen(0, 0, wire.Sampling(n=2), tools=TOOLS)), "n is 2"),
         ((ASK, Gen(0, 0, tools=wire.Tools(("{}",)))), "the spec of a tool is"),
         ((ASK, Gen(0, 0, tools=wire.Tools(("{" * 9999,)))), "the spec of a tool is"),
