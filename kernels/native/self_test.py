@@ -72,7 +72,8 @@ def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype
     shapes = (hidden, (heads + 2 * kv_heads) * dim), (heads * dim, hidden), (hidden, 2 * mid), (mid, hidden)
     batch = ragged([1, 3], [9, 6], [[0], [1]], 16)
     for kind, n_bits, most in ((dtype, 0, 3 * tolerance), (torch.int8, 8, 0.1), (torch.float8_e4m3fn, 4, 0.2)):
-        x, (cos, sin, *turn) = _randn(generator, dtype, 4, hidden), torch.randn(4, 4, 6, generator=generator)
+        x, angles = _randn(generator, dtype, 4, hidden), torch.randn(4, 4, 6, generator=generator)
+        cos, sin, turn = angles[0], angles[1], (angles[2], angles[3])
         h, total = torch.zeros(4, hidden, dtype=torch.float64), x.double()
         weights, kv = [], []
         for window, first in ((0, 0), (4, 1)):

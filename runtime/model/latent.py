@@ -24,14 +24,15 @@ class Absorbed(nn.Module):
         """linear: latent -> n_heads * (part of a key + value)."""
         super().__init__()
         by_head = linear.weight.data.view(n_heads, -1, linear.in_features)
-        keys, values = by_head.split([by_head.shape[1] - v_dim, v_dim], 1)
+        keys, values = by_head[:, :-v_dim], by_head[:, -v_dim:]
         self.keys = nn.Parameter(keys.contiguous(), requires_grad=False)  # [n_heads, part of a key, latent]
         self.values = nn.Parameter(values.transpose(1, 2).contiguous(), requires_grad=False)  # [n_heads, latent, value]
 
     def queries(self, query: Tensor) -> Tensor:
         """Queries for latents and the rotated part: [1, n_heads, n_rows, head] -> [1, n_heads, n_rows, latent + rotated
         part]."""
-        plain, rotated = query.split([self.keys.shape[1], query.shape[3] - self.keys.shape[1]], 3)
+        n_plain = self.keys.shape[1]
+        plain, rotated = query[..., :n_plain], query[..., n_plain:]
         return torch.cat([torch.bmm(plain[0], self.keys)[None], rotated], 3)
 
     def outputs(self, sums: Tensor) -> Tensor:
@@ -55,12 +56,12 @@ def has_latents(model_class: type) -> bool:
 def absorb(model: nn.Module) -> None:
     """Let the layers of a model attend to latents."""
     module: Any
+    over_latents = cache(_over_latents)
     for module in model.modules():
         if hasattr(module, "expand_kv"):
             module.kv_b_proj = Absorbed(module.kv_b_proj, module.num_heads, module.v_head_dim)
-            module.__class__ = _over_latents(type(module))
+            module.__class__ = over_latents(module.__class__)
 
 
-@cache
 def _over_latents(attention: type) -> type:
     return type(attention.__name__, (_OverLatents, attention), {})
