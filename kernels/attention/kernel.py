@@ -323,16 +323,13 @@ def _narrow_tile(dim: int, amd: bool, ampere: bool, large: bool) -> Tile:
 
 def _latent_tile(arch: str, dtype: torch.dtype, kind: int, *, large: bool) -> Tile:
     """The tile for latents of up to 512 numbers."""
-    amd, ampere = arch.startswith("gfx"), arch.startswith("sm_8")
     if arch == "interpreter":
         return Tile(32 if large else 16, 32, 4, 1)
     if dtype == torch.float32:
         return Tile(16, 16, 8, 1)
-    if amd:
+    if arch.startswith("gfx"):
         return Tile(32 if large else 16, 16, 4, 1)
-    if ampere or kind or not large:
-        return Tile(32 if large else 16, 32, 8 if large else 4, 2)
-    return Tile(64, 32, 8, 2)
+    return Tile(32 if large else 16, 32, 8 if large or kind else 4, 2)
 
 
 def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: AttentionOptions) -> Tensor:
