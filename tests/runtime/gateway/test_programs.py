@@ -255,7 +255,7 @@ def test_json_program_goes_on_and_takes_results_of_tools(url: str) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "text"),
     [
-        (b"{", 400, "no JSON"),
+        (b"{", 400, "not valid JSON"),
         (b'{"ops": [{"t": "gen"}]}', 400, "state"),
         (b'{"ops": [{"t": "nothing"}]}', 400, "nothing"),
         (b'{"ops": [], "ot": 1}', 400, "ot"),

@@ -226,4 +226,4 @@ def test_lookup_is_fast_in_a_million_tokens(fake: ModuleType) -> None:
                 r.extend((token,))
                 drafter.propose(r, 8)
             best = min(best, (time.thread_time() - start) / 64)
-        assert best < 20e-6, (drafter.name, best)
+        assert best < 200e-6, (drafter.name, best)  # 10 to 30 us; a lookup that reads all texts takes milliseconds

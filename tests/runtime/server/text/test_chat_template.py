@@ -294,7 +294,7 @@ def test_hostile_template_fails_fast(source: str) -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:
         tracemalloc.stop()
-    assert time.thread_time() - started < 5
+    assert time.thread_time() - started < 30  # it takes 1 to 8 s, most of them tracemalloc's; without limits minutes
 
 
 def test_template_that_is_hostile_to_long_conversations_fails_on_those_alone() -> None:
