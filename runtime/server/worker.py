@@ -95,6 +95,7 @@ ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
 LEVELS = ("quiet", "info", "debug")
 
 _M_ARENA_MAX = -8
+_M_MXFAST = 1
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
@@ -965,6 +966,7 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     sys.setswitchinterval(SWITCH)
     with contextlib.suppress(AttributeError, OSError):  # another libc
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # malloc_trim leaves the ends of arenas of other threads
+        ctypes.CDLL(None).mallopt(_M_MXFAST, 0)  # else one large free() joins all small chunks that threads have freed
     server: Server | None = None
     try:
         server = Server(_read_config(args.config), args.alive_fd, args.ready_fd, args.private, engine)
