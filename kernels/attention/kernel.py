@@ -357,7 +357,9 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
     assert v_group or k.dtype == v.dtype, f"{k.dtype}, {v.dtype}: one dtype for both pools, or values of 4 bits"
     assert kind or q.dtype == k.dtype, f"{q.dtype}, {k.dtype}: queries and pools are of one dtype, or pools of 8 bits"
     assert q.stride(2) == k.stride(3) == 1, "rows must be contiguous"
-    assert first_q is None or first_q.stride() == q.stride(), "q and first_q differ in strides"
+    if first_q is not None:
+        strides = zip(q.stride(), first_q.stride(), q.shape, strict=True)
+        assert all(ours == theirs for ours, theirs, n in strides if n > 1), "q and first_q differ in strides"
     assert v_group or k.stride() == v.stride(), "K and V pools differ in strides"
     out = torch.empty((n_rows, n_heads, v_dim), dtype=q.dtype, device=q.device)
     if not n_rows:
