@@ -392,9 +392,9 @@ def check_adapter_name(name: str) -> None:
 
 
 DRAFTERS = ("tree", "ngram", "model", "grammar")
-EARLY_EXIT = "layers:"
-"""Before the number of layers, in a `draft_model` that names the first layers of the model itself."""
 """The names of the drafters, in the order in which the engine asks them."""
+EARLY_EXIT = "layers:"
+"""The prefix of a `draft_model` that names the first layers of the model itself; their number follows."""
 
 
 def drafters(speculate: str, draft_model: str = "") -> tuple[str, ...]:
@@ -525,7 +525,7 @@ def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlac
     if shares or not model.window:
         return 0
     n = -(-(model.window + tokens_ahead(config, placement.device)) // config.page) + 2  # as `WindowPages.need`
-    n -= -model.n_first // config.page
+    n += -(-model.n_first // config.page)
     return n if n < -(-placement.context // config.page) else 0
 
 
