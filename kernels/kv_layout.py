@@ -67,7 +67,7 @@ def kv_pools(
     latent_dim: int = 0,
 ) -> list[tuple[Pool, Pool]]:  # fmt: skip
     """Uninitialised pools of keys and of values for n layers, see `stacked`. dtypes: of keys, and of values.
-    latent_dim: values are so many first numbers of keys; 0: they have pools of their own."""
+    latent_dim: values are the first latent_dim numbers of keys; 0: they have pools of their own."""
     keys, values = dtypes
     if latent_dim:
         return [(pool, values_of(pool, latent_dim)) for pool in stacked(n, shape, keys, device)]

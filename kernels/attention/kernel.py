@@ -9,7 +9,7 @@ Page ids are loaded one block ahead: Triton does not pipeline a load whose addre
 iteration, so K and V would be single-buffered with any number of stages.
 
 Latent attention is a variant of this kernel: a block of latents is loaded once, as keys and as values, and a score is
-the sum of two products, over the latent and over ROTATED numbers behind it. Its heads all read the same key. They are
+the sum of two products, over the latent and over the ROTATED numbers after it. All heads read the same key. They are
 split among programs, because sums of 512 numbers for 128 heads would not fit into registers.
 """
 
@@ -130,8 +130,8 @@ def _attend(
     SINKS: tl.constexpr,
     ALL_MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes one item for one KV head. The tile has the item's rows times the heads of the group. ROTATED: numbers of
-    a key behind the DIM that are its value too; 0: values are stored."""
+    """Computes one item for one KV head. The tile has the item's rows times the heads of the group. ROTATED: how
+    many numbers of a key follow the DIM that are its value too; 0: values are stored."""
     i_item, i_head = tl.program_id(0), tl.program_id(1)
     p_item = p_items + i_item.to(tl.int64) * 8
     first, n_rows, request = tl.load(p_item), tl.load(p_item + 1), tl.load(p_item + 2)

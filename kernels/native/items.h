@@ -12,7 +12,7 @@ namespace {
 constexpr int BLOCK = 64;      // keys
 constexpr int STREAMS = 8;     // of keys, and of values, that are read in turns
 constexpr int MAX_ROWS = 256;  // per task: tokens times query heads
-constexpr int MAX_DIM = 576;  // as of latents with the part of a key that is rotated
+constexpr int MAX_DIM = 576;  // DeepSeek's latent of 512 numbers, and 64 that are rotated
 
 struct Call {  // one call of attention; pointers to elements of one type
     const void *q, *first_q, *k, *v;  // first_q: as q, for the first keys of texts; or null

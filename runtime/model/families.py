@@ -142,7 +142,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     windows: tuple[int, ...] = ()  # of each layer: how many tokens a token attends to, 0: all; (): all layers to all
     n_first: int = 0  # tokens at the beginning of a text that all its tokens attend to, in front of the window
     images: ImageSpec | None = None  # how it takes images; None: it takes none
-    latent_dim: int = 0  # of latent attention: values are so many first numbers of the one key; 0: they are stored
+    latent_dim: int = 0  # latent attention: values are the first latent_dim numbers of the one key; 0: they are stored
 
     @property
     def kind(self) -> str:
