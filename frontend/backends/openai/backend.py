@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -210,10 +211,16 @@ class OpenAI:
             return responses.outcome(await self._create(request), self.kind)
         chunks = await self._create(request)
         reader = responses.ResponseReader(self.kind)
-        async for chunk in chunks:
-            if text := reader.take(chunk):
-                job.deliver(text)
-        return reader.outcome()
+        try:
+            async for chunk in chunks:
+                if text := reader.take(chunk):
+                    job.deliver(text)
+            return reader.outcome()
+        finally:
+            await chunks.close()
+            with contextlib.suppress(Exception):  # an earlier error is the one to report
+                async for _ in chunks:  # what was buffered; the stream's generators, which form a cycle, end here too
+                    pass
 
     async def _select(self, job: Job, requests: list[dict[str, Any]]) -> GenOutcome:
         return responses.chosen(job, [await self._create(request) for request in requests], self.kind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -73,17 +74,22 @@ def http_client() -> Any:
 
         def __init__(self, stream: Any, has_lines: bool) -> None:
             self._stream, self._has_lines = stream, has_lines
+            self._is_closed = False
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             counter = BodyCounter(limits.get(), self._has_lines)
-            async for data in self._stream:
-                try:
-                    counter.count(data)
-                except AnswerTooLarge as e:
-                    raise openai.OpenAIError(str(e)) from e  # after its own errors the package does not retry
-                yield data
+            async with aclosing(aiter(self._stream)) as parts:  # its generators leave those open that they read
+                async for data in parts:
+                    try:
+                        counter.count(data)
+                    except AnswerTooLarge as e:
+                        raise openai.OpenAIError(str(e)) from e  # after its own errors the package does not retry
+                    yield data
+                    if self._is_closed:
+                        return
 
         async def aclose(self) -> None:
+            self._is_closed = True
             await self._stream.aclose()
 
     async def bound(response: Any) -> None:

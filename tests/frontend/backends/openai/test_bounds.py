@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -9,6 +10,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
+from types import AsyncGeneratorType
 from typing import Any
 
 import pytest
@@ -116,6 +118,28 @@ def test_endless_answer_is_an_error(hostile: Any, case: str) -> None:
     assert server.url in raised.value.message
     assert server.n_requests == 1, "it is not asked again"
     assert server.n_sent < 16 * MIB, "with what lies in the buffers of the sockets"
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if CASES[case][1]])
+def test_stream_that_was_given_up_leaves_no_generator(hostile: Any, case: str) -> None:
+    """Python's garbage collector would end it in any thread, even while the thread of the requests runs it."""
+    answer, stream, error = CASES[case]
+    _, backend = hostile(answer)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(ProgramError, match=error):
+            run(backend, stream)
+        started = time.monotonic()
+        while (n_left := sum(map(is_open, gc.get_objects()))) and time.monotonic() < started + 5:
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+    assert n_left == 0
+
+
+def is_open(value: object) -> bool:
+    return isinstance(value, AsyncGeneratorType) and value.ag_frame is not None
 
 
 def test_endless_headers_are_an_error(hostile: Any) -> None:
