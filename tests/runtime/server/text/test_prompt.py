@@ -31,17 +31,15 @@ NOW = datetime(2024, 1, 1)
 
 
 def growth(work: Callable[[int], object], n: int) -> float:
-    """CPU time of `work(2 * n)` in that of `work(n)`."""
+    """CPU time of `work(4 * n)` in that of `work(n)`: near 4 where it is linear, near 16 where it is quadratic."""
 
     def cost(n: int) -> float:
-        times = []
-        for _ in range(3):
-            started = time.thread_time()
-            work(n)
-            times.append(time.thread_time() - started)
-        return min(times)
+        started = time.thread_time()
+        work(n)
+        return time.thread_time() - started
 
-    return cost(2 * n) / cost(n)
+    costs = [(cost(n), cost(4 * n)) for _ in range(5)]
+    return min(large for _, large in costs) / min(small for small, _ in costs)
 
 
 TRIM = (
@@ -410,7 +408,7 @@ def test_work_is_linear_in_the_turns(words: Tokenizer, gap: str, roles: Callable
         prompt.read(words, ChatTemplate(TRIM, {}), NOW, 3)
 
     work(10)
-    assert growth(work, 200) < 3
+    assert growth(work, 100) < 8
 
 
 def test_work_is_linear_in_the_calls_of_tools(words: Tokenizer) -> None:
@@ -429,7 +427,7 @@ def test_work_is_linear_in_the_calls_of_tools(words: Tokenizer) -> None:
         prompt.prompt(words, template, NOW).encode(words)
 
     work(10)
-    assert growth(work, 100) < 3
+    assert growth(work, 50) < 8
 
 
 def test_work_is_linear_in_the_pieces_of_a_turn(words: Tokenizer) -> None:
@@ -440,7 +438,7 @@ def test_work_is_linear_in_the_pieces_of_a_turn(words: Tokenizer) -> None:
             prompt.append(TextSpan("jumps <|im_end|> over"))
         prompt.prompt(words, None, NOW).encode(words)
 
-    assert growth(work, 500) < 3
+    assert growth(work, 250) < 8
 
 
 def test_gens_of_one_turn_look_at_new_text_only(words: Tokenizer) -> None:
