@@ -28,7 +28,10 @@ class Rule(NamedTuple):
 RUNTIME = "banyan.runtime"
 PROTOCOL = f"{RUNTIME}.protocol"
 CORE = (
-    *(f"{RUNTIME}.{name}" for name in ("config", "errors", "future", "reasoning", "server_metrics", "waiting")),
+    *(
+        f"{RUNTIME}.{name}"
+        for name in ("config", "errors", "future", "malloc", "reasoning", "server_metrics", "waiting")
+    ),
     *(
         f"{PROTOCOL}.{name}"
         for name in ("http_frames", "limits", "op_template", "reasoning_formats", "roles", "text_forms", "wire")

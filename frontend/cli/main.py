@@ -468,7 +468,9 @@ def _run(options: argparse.Namespace) -> int:
 
 def _batch(options: argparse.Namespace) -> int:
     from banyan.cli import batch
+    from banyan.runtime.malloc import MallocOption, mallopt
 
+    mallopt(MallocOption.ARENA_MAX, 1)  # else the arenas of many threads grow: 1.12 x in 100,000 items
     run = batch.prepare(options.program, options.rows, options.out)
     with backend(options) as runtime:
         return run(runtime, options.concurrency)

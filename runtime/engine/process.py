@@ -35,6 +35,7 @@ from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.ranks import ParallelRunner, PoolSize, Ranks
 from banyan.runtime.engine.speculation import drafters
 from banyan.runtime.errors import BanyanError, Unsupported
+from banyan.runtime.malloc import MallocOption, mallopt
 from banyan.runtime.model import load, spec, weights
 from banyan.runtime.model.parallel import Shard, sharded
 from banyan.runtime.model.size import least_bytes, measure, tensors_of
@@ -55,7 +56,6 @@ from banyan.runtime.protocol.wire import (
 PATIENCE = 2.0
 """Seconds of warming up a GPU after which a Notice says that kernels are compiled."""
 _PR_SET_PDEATHSIG = 1
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAX_ORDERS = 256  # taken before the first step: about 3 ms
 _ORDERS_SECONDS = 0.0005
 """CPU time for orders between two steps, in which requests that run wait; half of it to receive them."""
@@ -183,10 +183,8 @@ def settle() -> None:
     gc.enable()  # off since the process started (__main__.py)
     # glibc returns large buffers to the kernel and faults them in again in the next step: a cumsum of 64 x 8192 float64
     # then takes 6.4 ms, and 0.5 ms where memory is kept (one core of an AMD EPYC, torch 2.13).
-    with contextlib.suppress(AttributeError, OSError):  # another libc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 1 << 30)
-        mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    mallopt(MallocOption.MMAP_THRESHOLD, 1 << 30)
+    mallopt(MallocOption.TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 class ServerLink:

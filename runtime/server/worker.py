@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import os
 import shutil
@@ -29,10 +28,11 @@ from typing import Any, Literal
 import msgspec
 import zmq
 
-from banyan.runtime import launch
+from banyan.runtime import launch, malloc
 from banyan.runtime.config import Config, check, parse_bytes, tcp
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
 from banyan.runtime.fleet.scaling import FleetLoad, LoadScaler
+from banyan.runtime.malloc import MallocOption, mallopt
 from banyan.runtime.model.images import image_spec
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
@@ -93,10 +93,6 @@ ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
 """How an Acknowledge begins: all but the number of its program."""
 
 LEVELS = ("quiet", "info", "debug")
-
-_M_ARENA_MAX = -8
-_M_MXFAST = 1
-_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 class Peer:
@@ -551,7 +547,7 @@ class Server:
             gc.freeze()  # caches that are there now are not looked at again
         if self._has_free_memory and not self.work:  # all that the client had is freed
             self._has_free_memory = False
-            self._threads.submit(trim_memory)
+            self._threads.submit(malloc.trim)
         self._end_drained()
         self._roll_on()
         if self.scaler is not None and self.roll is None:
@@ -964,9 +960,8 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     args = parser.parse_args(argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH)
-    with contextlib.suppress(AttributeError, OSError):  # another libc
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)  # malloc_trim leaves the ends of arenas of other threads
-        ctypes.CDLL(None).mallopt(_M_MXFAST, 0)  # else one large free() joins all small chunks that threads have freed
+    mallopt(MallocOption.ARENA_MAX, 1)  # trimming leaves the ends of arenas of other threads
+    mallopt(MallocOption.MXFAST, 0)  # else one large free() joins all small chunks that threads have freed
     server: Server | None = None
     try:
         server = Server(_read_config(args.config), args.alive_fd, args.ready_fd, args.private, engine)
@@ -983,13 +978,6 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
             print(f"banyan: {e.message}", file=sys.stderr, flush=True)
         return 1
     return 0
-
-
-def trim_memory() -> None:
-    """Give the memory that malloc holds free back to the system, where the C library can (glibc). It takes about 0.1 ms
-    for each MiB, in which other threads may have to wait for malloc."""
-    if _malloc_trim is not None:
-        _malloc_trim(0)
 
 
 def _decode(data: bytes) -> wire.SlicedMessage:

@@ -24,7 +24,7 @@ import tokenizers
 import zmq
 
 import wire_fuzz
-from banyan.runtime import config, launch
+from banyan.runtime import config, launch, malloc
 from banyan.runtime.client import client
 from banyan.runtime.engine import process
 from banyan.runtime.engine.scheduling import validate
@@ -121,7 +121,7 @@ class Fuzz:
                 self.sessions[-1].append(event)
                 yield event
             gc.collect()
-            worker.trim_memory()  # as the server does when no client is left
+            malloc.trim()  # as the server does when no client is left
             self.resident.append(psutil.Process().memory_info().rss / 2**20)
             if self.n_sent >= self._n:
                 return
