@@ -115,6 +115,18 @@ def quantized_kv(run: Run) -> None:
         run.row(f"decode {n} x {context}, {kind} KV", "us", 1e6 * ours, 1e6 * wide, f"{str(run.dtype)[6:]} KV", target)
 
 
+def latents(run: Run, roof: dict[str, float]) -> None:
+    """Decodes over DeepSeek's latents: with 16 heads (V2 Lite) memory is the bound, with 128 (V3) it is not."""
+    n, context, (dim, latent_dim) = run.size(64, 2), run.size(4096, 40), ((576, 512), (48, 32))[run.is_dry]
+    for n_heads in run.some((16, 128)):
+        paged = work.assign_pages(work.alone(n, context))
+        case = work.Attend(paged, (n_heads, 1), dim, run.dtype, run.device, latent_dim)
+        name = f"decode {n} x {context}, latents, {n_heads} heads"
+        ours = compare(run, name, case, {})
+        run.row(name, "GB/s", case.n_bytes / ours / 1e9, roof["copy"] / 1e9, "ceiling: copy", "", True)
+        run.row(name, "TFLOP/s", case.n_flops / ours / 1e12, roof["matrix"] / 1e12, "ceiling: matrix product", "", True)
+
+
 def chunks(run: Run, roof: dict[str, float]) -> None:
     for n, context in run.some(((2048, 0), (2048, 8192), (512, 512), (16, 2048))):
         n, context = run.size(n, 20), run.size(context, 17)
@@ -401,6 +413,7 @@ def attention(run: Run, roof: dict[str, float]) -> None:
     shared_reads(run)
     chunks(run, roof)
     quantized_kv(run)
+    latents(run, roof)
 
 
 RUN: dict[str, Callable[[Run, dict[str, float]], None]] = {

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from banyan.kernels import ops
 from banyan.kernels.attention.ragged import Ragged, ragged
+from banyan.kernels.kv_layout import is_latent, values_of
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.model import decoder, families
 from banyan.runtime.model.spec import ModelSpec
@@ -121,26 +122,36 @@ def thoughts(root: int, level: int, own: int, width: int = 4) -> list[Text]:
 
 
 class Attend:
-    """One attention call on random numbers, by our kernel and by others."""
+    """One attention call on random numbers, by our kernel and by others. latent_dim: values are so many first numbers
+    of the keys; 0: they are stored."""
 
     def __init__(
-        self, paged: PagedTexts, heads: tuple[int, int], dim: int, dtype: torch.dtype, device: torch.device
+        self,
+        paged: PagedTexts,
+        heads: tuple[int, int],
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        latent_dim: int = 0,
     ) -> None:
         self.paged, self.heads, self.dim = paged, heads, dim
         self.batch = paged.batch(device)
         self.q = torch.randn(sum(paged.q_lens), heads[0], dim, device=device, dtype=dtype)
         self.k, self.v = (torch.randn(paged.n_pages, PAGE, heads[1], dim, device=device, dtype=dtype) for _ in range(2))
+        if latent_dim:
+            self.v = values_of(self.k, latent_dim)
         self.scale = dim**-0.5
 
     @property
     def n_bytes(self) -> int:
         """Bytes of K and V, counted once per request."""
-        return 2 * sum(self.paged.kv_lens) * self.heads[1] * self.dim * self.k.element_size()
+        n_stored = self.dim if is_latent(self.k, self.v) else 2 * self.dim
+        return sum(self.paged.kv_lens) * self.heads[1] * n_stored * self.k.element_size()
 
     @property
     def n_flops(self) -> int:
         pairs = sum(q * kv - q * (q - 1) // 2 for q, kv in zip(self.paged.q_lens, self.paged.kv_lens, strict=True))
-        return 4 * self.heads[0] * self.dim * pairs
+        return 2 * self.heads[0] * (self.dim + self.v.shape[3]) * pairs
 
     def ours(self, batch: Ragged | None = None, pools: tuple[Any, Any] | None = None) -> Tensor:
         return ops.attention(self.q, *(pools or (self.k, self.v)), batch or self.batch, scale=self.scale)

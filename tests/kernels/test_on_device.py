@@ -67,6 +67,15 @@ def test_long_reads_agree(options: dict, device: str) -> None:
     check(attention_case(1, [1, 1, 64], [5000, 17, 3000], heads=(8, 2), device=device, **options))
 
 
+@pytest.mark.parametrize("n_heads", [16, 128])
+@pytest.mark.parametrize("kv", ["", "fp8"])
+def test_latents_agree(n_heads: int, kv: str, device: str) -> None:
+    shape = {"heads": (n_heads, 1), "dim": 576, "latent_dim": 512, "dtype": torch.bfloat16, "kv": kv}
+    check(attention_case(2, [1, 1, 20], [600, 17, 90], device=device, **shape))
+    trees = random_trees(3, [9, 1])
+    check(attention_case(4, [9, 1], [100, 40], parents=trees, device=device, **shape))
+
+
 @pytest.mark.parametrize("heads", [(8, 2), (16, 1)])
 def test_window_over_a_tree_of_many_tiles(heads: tuple[int, int], device: str) -> None:
     """A row near the root may follow a deep row, and its window starts at an earlier key."""
