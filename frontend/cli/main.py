@@ -62,7 +62,7 @@ SIZE_EXAMPLES = """  banyan size smol --memory 2GB --context 8k --concurrent 16
   banyan size Qwen/Qwen3-0.6B --device cuda --memory 24GB --context 32k --kv int8 --weight-dtype int4"""
 _SIZE_FLAGS = {
     "--kv": "kv_dtype", "--weight-dtype": "weight_dtype", "--dtype": "dtype", "--device": "device", "--page": "page",
-    "--kv-memory": "kv_memory", "--draft-model": "draft_model",
+    "--kv-memory": "kv_memory", "--draft-model": "draft_model", "--window": "window", "--sinks": "sinks",
 }  # fmt: skip
 """flag of `banyan size` -> option of a runtime"""
 _JOIN = "connect to the server that listens there, instead of starting a private one"
@@ -183,11 +183,8 @@ def _parser() -> Parser:
     sizes.add_argument("--concurrent", type=_positive, default=1, metavar="N", help=text)
     sizes.add_argument("--tp", type=_positive, default=1, metavar="N", help="devices that share the model (default: 1)")
     for flag, name in _SIZE_FLAGS.items():
-        field = typing.get_args(typing.get_type_hints(Config, include_extras=True)[name])
-        choices = typing.get_args(field[0]) or None
-        kind = int if field[0] is int else str
-        sizes.add_argument(flag, dest=name, type=kind, choices=choices, default=argparse.SUPPRESS, help=field[1],
-                           metavar=None if choices else _METAVARS.get(name, "N"))  # fmt: skip
+        kind, text = typing.get_args(typing.get_type_hints(Config, include_extras=True)[name])
+        sizes.add_argument(flag, dest=name, default=argparse.SUPPRESS, help=text, **_values(name, kind))
     sizes.add_argument("--json", action="store_true", help="print one line of JSON, in bytes and tokens")
     text = "write a model in 4 or 8 bits, and say what that costs in perplexity"
     quantise = add("quantise", _quantise, text, QUANTISE_EXAMPLES, " MODEL OUT --text FILE")
@@ -299,16 +296,21 @@ def _add_config(parser: Parser, socket_help: str = "", only: Sequence[str] = (),
             arguments: dict[str, Any] = {"dest": name, "help": text, "default": own.get(name, argparse.SUPPRESS)}
             if kind is bool:
                 arguments["action"] = argparse.BooleanOptionalAction
-            elif typing.get_origin(kind) is typing.Literal:
-                arguments["choices"] = typing.get_args(kind)
-            else:  # `int | None` is parsed as int
-                arguments["type"] = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
-                arguments["metavar"] = _METAVARS.get(name, "N")
+            else:
+                arguments |= _values(name, kind)
             group.add_argument(f"--{name.replace('_', '-')}", **arguments)
     if not only:
         parser.add_argument_group(
             "limits of one message, the same for all servers", "\n".join(map(str, MESSAGE_LIMITS))
         )
+
+
+def _values(name: str, kind: Any) -> dict[str, Any]:
+    """The arguments of `add_argument` that say which values a field of Config takes. `int | None` is parsed as int."""
+    if typing.get_origin(kind) is typing.Literal:
+        return {"choices": typing.get_args(kind)}
+    known = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
+    return {"type": known, "metavar": _METAVARS.get(name, "N")}
 
 
 def _adapter(text: str) -> tuple[str, str]:

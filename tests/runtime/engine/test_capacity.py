@@ -139,3 +139,12 @@ def test_the_command_prints_the_same_figures(capsys: pytest.CaptureFixture[str])
     assert main([*command, *options]) == 0
     shown = capsys.readouterr().out
     assert "4 layers x 2 KV heads x (64 B of K + 4 B of scales + 64 B of V + 4 B of scales) = 1,088 B" in shown
+
+
+def test_the_command_plans_attention_sinks(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["size", "pocket", "--memory", "1GB", "--context", "9k", "--window", "256", "--sinks", "2", "--json"]
+    assert main(command) == 0
+    shown = bn.Capacity(**json.loads(capsys.readouterr().out))
+    assert shown == bn.size("pocket", "1GB", "9k", window=256, sinks=2)
+    assert shown.context == 9216
+    assert shown.n_fitting > 0
