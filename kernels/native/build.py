@@ -7,6 +7,7 @@ logged and plain torch is used. ctypes calls the plain C ABI, at 0.3 us per call
 """
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -14,7 +15,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -56,19 +58,37 @@ def load(compiler: str, folder: Path, check: Callable[[ctypes.CDLL], None] = sel
     """Loads the library from `folder`; builds and checks it first if it is not there.
 
     Raises CalledProcessError if the compiler fails, AssertionError if `check` fails, OSError if the library cannot be
-    loaded. Several processes may build at the same time: each renames its own finished file.
+    loaded. Of several processes, one builds and the others wait for it.
     """
     path = folder / f"ops-{_key(compiler)}.so"
     if not path.exists():
-        _log.info("compiling the CPU kernels for this machine with %s, once; this takes about 20 s", compiler)
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            built = Path(scratch) / path.name
-            command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
-            check(_declare(ctypes.CDLL(str(built))))
-            built.rename(path)
+        with _lock(folder):
+            if not path.exists():
+                _build(compiler, path, check)
     return _declare(ctypes.CDLL(str(path)))
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """An flock of the folder. The kernel releases it when the process ends in any way."""
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # NFS locks no folders: there, each process builds, and renames its own finished file
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def _build(compiler: str, path: Path, check: Callable[[ctypes.CDLL], None]) -> None:
+    _log.info("compiling the CPU kernels for this machine with %s, once; this takes about 20 s", compiler)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        built = Path(scratch) / path.name
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        check(_declare(ctypes.CDLL(str(built))))
+        built.rename(path)
 
 
 def _key(compiler: str) -> str:

@@ -4,6 +4,8 @@ import logging
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,22 @@ _run = subprocess.run
 
 def _version_only(command: list[str], run_other: object, **options: object) -> object:
     return _run(command, **options) if "--version" in command else run_other(command)
+
+
+@pytest.mark.usefixtures("native")
+def test_one_of_several_builds_and_the_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (built,) = build.cache_folder().glob(f"ops-{build._key(COMPILER)}.so")
+    builds: list[str] = []
+
+    def copy(command: list[str], **options: object) -> None:
+        builds.append(command[-1])
+        time.sleep(0.3)
+        shutil.copy(built, command[-1])
+
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, copy, **options))
+    with ThreadPoolExecutor(3) as threads:  # a lock of a folder is one of an open file, so threads are like processes
+        list(threads.map(lambda _: build.load(COMPILER, tmp_path, check=lambda library: None), range(3)))
+    assert len(builds) == 1
 
 
 LIBRARY_IN_THREADS = """

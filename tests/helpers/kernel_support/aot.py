@@ -1,7 +1,7 @@
 """Compiles the kernels of a Triton launcher ahead of time, without a GPU, and reads their resource usage.
 
-Registers, stack, spills, shared memory and instruction counts come from the compilers in the Triton wheel (3.6 to 3.9;
-CUDA and HIP targets). A launcher runs unchanged on tensors of device "meta", which have no memory. Each launch becomes
+Registers, stack, shared memory and instruction counts come from the compilers in the Triton wheel (3.6 to 3.9; CUDA and
+HIP targets). A launcher runs unchanged on tensors of device "meta", which have no memory. Each launch becomes
 a compilation with the specialisation of the real launch (divisibility by 16, integers equal to one, constants, warps,
 stages). The launcher must not read values of tensors. TRITON_INTERPRET must be unset.
 """
@@ -45,14 +45,14 @@ class CompiledKernel(NamedTuple):
     target: str
     seconds: float
     registers: int  # per thread
-    spilled: int  # bytes per thread, or stack (CUDA); scratch counts as spilled (HIP)
+    spilled: int  # bytes of stack per thread (CUDA), or spilled and scratch (HIP)
     shared: int  # bytes per program
-    counts: dict[str, int]  # instructions of interest in the binary
+    counts: dict[str, int]  # instructions of interest
     warps: int  # of a program
 
     def check(self) -> None:
         """Fails if the kernel spills, or needs more shared memory than the target has."""
-        assert self.spilled <= (0 if IS_TUNED else 48), f"{self.kernel} on {self.target} spills {self.spilled} B"
+        assert self.spilled <= (0 if IS_TUNED else 40), f"{self.kernel} on {self.target} spills {self.spilled} B"
         limit = SHARED_LIMIT[self.target]
         assert self.shared <= limit, f"{self.kernel} on {self.target} takes {self.shared} B shared, limit {limit}"
 
@@ -128,17 +128,16 @@ def _read_cuda(binary: Any) -> tuple[int, int, int, dict[str, int]]:
         file.write(binary.asm["cubin"])
         file.flush()
         usage = subprocess.run([_CUOBJDUMP, "-res-usage", file.name], capture_output=True, text=True, check=True)
-        code = subprocess.run([_CUOBJDUMP, "-sass", file.name], capture_output=True, text=True, check=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout + usage.stderr)
     assert found, "no resource usage in the binary"
+    # One instruction of PTX is one of the binary, and to disassemble a binary takes 0.7 s of CPU time, however small.
     patterns = {
-        "spill": r"\b(?:LDL|STL)\b",
-        "hgmma": r"\bHGMMA\b",  # Hopper's tensor cores
-        "hmma": r"\bHMMA\b",  # Ampere's
-        "async copy": r"\bLDGSTS\b",
+        "hgmma": r"\bwgmma\.mma_async\b",  # Hopper's tensor cores
+        "hmma": r"\bmma\.sync\b",  # Ampere's
+        "async copy": r"\bcp\.async\.c[ag]\b",
     }
-    counts = {name: len(re.findall(pattern, code)) for name, pattern in patterns.items()}
-    return int(found[1]), int(found[2]) + counts["spill"], binary.metadata.shared, counts
+    counts = {name: len(re.findall(pattern, binary.asm["ptx"])) for name, pattern in patterns.items()}
+    return int(found[1]), int(found[2]), binary.metadata.shared, counts
 
 
 def _read_hip(binary: Any) -> tuple[int, int, int, dict[str, int]]:

@@ -66,7 +66,7 @@ def test_option_in_each_kind_of_batch(batch: str, options: dict) -> None:
 )
 @pytest.mark.usefixtures("splits")
 def test_split_reads_are_merged(options: dict) -> None:
-    case = attention_case(2, [1, 1, 40], [200, 5, 110], dim=16, **options)
+    case = attention_case(2, [1, 1, 20], [130, 5, 70], dim=16, **options)
     check(case)
     (*_, merges, n_partials) = next(iter(case.ragged.plans.values()))
     assert len(merges) > 1
