@@ -141,7 +141,7 @@ class Figures(NamedTuple):
 
     hits: the share of the prompts' tokens that were cached; of_oracle: relative to one cache that is infinite. forks:
     mean seconds of programs that fork; all: of all, without waits. ttft, ttft_p99: seconds to a request's first token.
-    busy: the share of the engines' time, until the last arrival. us: microseconds of a placement, the median.
+    busy: the share of the engines' time, until the last arrival. us: microseconds of CPU of a placement, the median.
     """
 
     hits: float
@@ -224,9 +224,9 @@ class FleetRun:
         else:
             assert parent is not None
             n_trunk, trunk = parent.n_prompt + parent.n_out, parent.digests
-        before = time.perf_counter()
+        before = time.thread_time()  # of the CPU, so that other processes do not count
         engines = self._policy.place(requests, trunk, n_trunk)
-        self._placing.append(time.perf_counter() - before)
+        self._placing.append(time.thread_time() - before)
         for request, number in zip(requests, engines, strict=True):
             request.engine, request.started = number, now
             engine = self._engines[number]
