@@ -1,7 +1,8 @@
 """The file of a batch that can be interrupted: a JSON line for each finished item.
 
 A line is written when its item has finished, so the file says what is left to run. A process that is killed leaves at
-most one torn line, which the next one cuts off. So each item has one line in the end. Memory holds 2 bytes an item.
+most one torn line, which the next one cuts off. So each item has one line in the end. For the items that have a line at
+the start, memory holds 4 bytes each, until the batch has passed them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class BatchFile(Sequence[BatchRecord]):
             raise ConfigError(f"checkpoint {path} is open in another process; name another file, or wait") from None
         except OSError as e:
             raise ConfigError(f"checkpoint {path} cannot be opened: {e.strerror}") from e
-        self._digests = array("H")  # by index: of an item that had a record when the file was opened; 0: none
+        self._digests = array("I")  # by index: of an item that had a record when the file was opened; 0: none
         self._end = 0
         self._read()
         self._n_done = sum(map(bool, self._digests))
@@ -77,15 +78,18 @@ class BatchFile(Sequence[BatchRecord]):
                     raise ConfigError(
                         f"line {number} of {self.path} is no record of a batch ({e}); name another file as checkpoint"
                     ) from None
-                _put(self._digests, record.index, _short(record.item))
+                _put(self._digests, record.index, record.item)
                 self._end += len(line)
 
     def has(self, index: int, item: Any) -> bool:
-        """Whether the item had a record when the file was opened. ConfigError: its record is of other arguments, or of
-        another program."""
-        if index >= len(self._digests) or not self._digests[index]:
+        """Whether the item had a record when the file was opened. To be asked in the order of the items. ConfigError:
+        its record is of other arguments, or of another program."""
+        if index >= len(self._digests):
+            self._digests = array("I")  # no later item had one
             return False
-        if self._digests[index] != _short(self._digest(item)):
+        if not self._digests[index]:
+            return False
+        if self._digests[index] != self._digest(item):
             raise ConfigError(
                 f"item {index} is not the one that {self.path} has a record of, or the program is another; "
                 "name another file as checkpoint"
@@ -123,7 +127,7 @@ class BatchFile(Sequence[BatchRecord]):
     def close(self) -> None:
         """Close the file for writing. Its records can still be read."""
         self._file.close()
-        self._digests = array("H")
+        self._digests = array("I")
 
     @cached_property
     def _places(self) -> array[int]:
@@ -169,11 +173,6 @@ def _put(numbers: array[int], index: int, number: int) -> None:
     if (missing := index + 1 - len(numbers)) > 0:
         numbers.frombytes(bytes(missing * numbers.itemsize))
     numbers[index] = number
-
-
-def _short(digest: int) -> int:
-    """16 bits of a digest, never 0. They miss one of 65,536 changed items, but not a file of other items."""
-    return digest & 0xFFFF or 1
 
 
 def _kind(value: Any) -> str:

@@ -234,3 +234,17 @@ def test_memory_does_not_grow_with_the_items(mock: bn.Mock, tmp_path: Path, monk
         assert peak(3000) < few + (10 << 20), "3,000 results are 30 MB"
     finally:
         tracemalloc.stop()
+
+
+def test_records_of_passed_items_take_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "b.jsonl"
+    path.write_bytes(b"".join(b'{"index":%d,"item":1,"values":{}}\n' % i for i in range(50_000)))
+    tracemalloc.start()
+    try:
+        file = BatchFile(path)
+        before = tracemalloc.get_traced_memory()[0]
+        assert not file.has(50_000, ())
+        assert before - tracemalloc.get_traced_memory()[0] > 190_000
+    finally:
+        tracemalloc.stop()
+    file.close()
