@@ -287,7 +287,8 @@ class EngineLoop:
         if step is not None:
             plan, batch, start, _, pending = step
             assert pending is not None
-            self._record_in_flight()  # other requests may have been taken meanwhile
+            if self.plans_ahead:  # other requests were taken meanwhile
+                self._record_in_flight()
             try:
                 result = pending.read()
             except Exception as e:

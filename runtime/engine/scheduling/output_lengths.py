@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import accumulate
+from collections.abc import Collection
 from typing import NamedTuple
 
 _MEMORY = 512  # outputs of a class after which all earlier ones count half
@@ -32,23 +31,22 @@ class OutputLengths:
 
 
 class _LengthClass:
-    """A histogram of lengths with four bins per octave: counts and sums, and both cumulated from above."""
+    """A histogram of lengths with four bins per octave: the count and the sum of outputs in each bin or above it."""
 
     def __init__(self) -> None:
         self._n, self._sum = [0.0] * _N_BINS, [0.0] * _N_BINS
-        self._n_from, self._sum_from = [0.0] * _N_BINS, [0.0] * _N_BINS  # count and sum over a bin and all above it
 
     def note(self, n_out: int) -> None:
-        if self._n_from[0] >= _MEMORY:
+        if self._n[0] >= _MEMORY:
             self._n, self._sum = [n / 2 for n in self._n], [s / 2 for s in self._sum]
-        self._n[_bin(n_out)] += 1
-        self._sum[_bin(n_out)] += n_out
-        self._n_from, self._sum_from = ([*accumulate(reversed(x))][::-1] for x in (self._n, self._sum))
+        for i in range(_bin(n_out) + 1):
+            self._n[i] += 1
+            self._sum[i] += n_out
 
     def mean_above(self, n_out: int) -> float:
         """The mean of lengths in bins above n_out's; 0.0 if there are none."""
         i = _bin(n_out) + 1
-        return self._sum_from[i] / self._n_from[i] if i < _N_BINS and self._n_from[i] else 0.0
+        return self._sum[i] / self._n[i] if i < _N_BINS and self._n[i] else 0.0
 
 
 def _bin(n: int) -> int:
@@ -65,9 +63,14 @@ class Growth(NamedTuple):
     n_own: int
 
 
-def peak(requests: Iterable[Growth], page: int) -> int:
+def peak(requests: Collection[Growth], page: int, enough: int = 0) -> int:
     """The most pages that the requests will claim beyond those that ended requests have returned by then. Just before a
-    request with t tokens left ends, all requests that have not ended have grown by t tokens."""
+    request with t tokens left ends, all requests that have not ended have grown by t tokens.
+
+    enough: where an upper bound, that no request returns pages, is at most so many pages, returns this bound."""
+    most = sum([max(0, n_left - n_room) for n_left, n_room, _ in requests]) / page + len(requests) / 2
+    if most <= enough:
+        return int(most)
     by_end = sorted(requests)
     n, room, freed, n_pages = len(by_end), sum(g.n_room for g in by_end), 0, 0.0
     for n_left, n_room, n_own in by_end:

@@ -267,6 +267,11 @@ class Queue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self.order)
 
+    @property
+    def n_clients(self) -> int:
+        """How many clients have requests that are registered."""
+        return len(self._clients)
+
     def register(self, request: Request, arrival: int) -> None:
         """Give a new request its accounts and its rank."""
         run = request.run

@@ -74,19 +74,22 @@ class Request:
         # Its next token is the argmax of its row, and nothing else is needed.
         self.is_plain = not (self.has_edits or s.temperature or s.logprobs or guide)
         # How often each token of the text occurs in the output. None without penalties.
-        tokens = (i for i in self.ids if i >= 0)  # without the rows of images
-        self.token_counts: dict[int, int] | None = dict.fromkeys(tokens, 0) if has_penalties else None
-        self._count(self.ids[self.n_prompt :])
+        self.token_counts: dict[int, int] | None = None
+        if has_penalties:
+            self.token_counts = dict.fromkeys((i for i in self.ids if i >= 0), 0)  # without the rows of images
+            self._count(self.ids[self.n_prompt :])
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append output tokens."""
         self.ids.extend(tokens)
-        self._count(tokens)
+        if self.token_counts is not None:
+            self._count(tokens)
 
     def _count(self, tokens: Sequence[int]) -> None:
-        if (counts := self.token_counts) is not None:
-            for token in tokens:
-                counts[token] = counts.get(token, 0) + 1
+        counts = self.token_counts
+        assert counts is not None
+        for token in tokens:
+            counts[token] = counts.get(token, 0) + 1
 
     @property
     def pages(self) -> list[int]:
@@ -166,15 +169,16 @@ class Work(NamedTuple):
 
 def make_work(request: Request, n_new: int) -> Work:
     """A `Work` that computes a request's next n_new tokens."""
-    assert request.lease is not None
+    lease, score_from = request.lease, request.run.score_from
+    assert lease is not None
     start = request.n_computed + request.n_inflight
     end = start + n_new
-    draws = end == request.n_total + request.n_pending < request.max_total
-    if request.run.score_from < 0:
-        return Work(request, request.lease, start, n_new, draws)
-    score_at = request.run.score_from + len(request.scores)
+    draws = end == len(request.ids) + request.n_pending < request.max_total
+    if score_from < 0:
+        return Work(request, lease, start, n_new, draws)
+    score_at = score_from + len(request.scores)
     n_scored = max(0, min(end + 1, request.n_prompt) - score_at)
-    return Work(request, request.lease, start, n_new, draws, score_at, n_scored)
+    return Work(request, lease, start, n_new, draws, score_at, n_scored)
 
 
 class Plan(NamedTuple):

@@ -62,7 +62,7 @@ class PromptRows:
     n_beside  rows for clients that were served over QUANTUM tokens more than another client that decodes in the step:
               for a client's decodes and the prompts of all. They cost less than the fixed part of a step, so the
               time between two tokens of the other client at most doubles
-    decodes   the works of the step that decode
+    decodes   the works of the step that decode; () if all requests are of one client
     has_whole_images  a work that reaches into an image goes on to its end, beyond the budget
     """
 
@@ -176,10 +176,12 @@ class Scheduler:
         evicts and retracts. Counts move in `commit`."""
         if self.cache.quarantined and not self.running:
             self.cache.readmit()  # otherwise a request alone might not fit
-        n_decoding = sum(request.n_computed >= request.n_submitted for request in self.running)
-        n_reserved = min(self.drafting.expected_tokens(n_decoding), self.limits.step_tokens // 4)
+        n_reserved = 0
+        if self.drafting.drafters:
+            n_decoding = sum(request.n_computed >= request.n_submitted for request in self.running)
+            n_reserved = min(self.drafting.expected_tokens(n_decoding), self.limits.step_tokens // 4)
         works, copies = self._plan_works(now, n_reserved)
-        n_rows = sum(work.n_new for work in works)
+        n_rows = sum([work.n_new for work in works])
         self._step_time.note(now, n_rows)
         self.drafting.add_drafts(works, self.limits.step_tokens - n_rows)
         states: list[tuple[int, int]] = []
@@ -245,15 +247,17 @@ class Scheduler:
         decodes: list[Request] = []
         chunks: list[Request] = []
         for request in tuple(self.running):
-            if request.lease is None or not self._grow(request):  # retracted by an earlier one, or now
-                continue
+            lease = request.lease
+            if lease is None or not (lease.grow(request.n_total) or self._make_room(request)):
+                continue  # retracted by an earlier one, or now
             if (n_left := request.n_left) > 1:
                 chunks.append(request)
             elif n_left:
                 decodes.append(request)
         works = [make_work(request, 1) for request in self._in_turn(decodes, n_beside)]
         budget = max(self.limits.step_tokens - len(works) - n_reserved, 0)
-        rows = PromptRows(budget, n_beside, tuple(works), self.limits.has_whole_images)
+        decoding = tuple(works) if self.waiting.n_clients > 1 else ()  # a client alone shares with no other
+        rows = PromptRows(budget, n_beside, decoding, self.limits.has_whole_images)
         for request in chunks:
             if request.lease is not None and rows.left(request):
                 works.append(rows.take(request))
@@ -262,7 +266,7 @@ class Scheduler:
     def _in_turn(self, decodes: list[Request], n_beside: int) -> list[Request]:
         """The decodes that get a row of this step. Beside another client, a client gets n_beside rows, or as many as
         the client with the fewest decodes, so one with many does not hold up the others. Its decodes take turns."""
-        if len(decodes) <= n_beside or len(clients := _by_client(decodes)) == 1:
+        if len(decodes) <= n_beside or self.waiting.n_clients == 1 or len(clients := _by_client(decodes)) == 1:
             return decodes
         n_rows = max(n_beside, min(map(len, clients.values())))
         left_out: set[Request] = set()
@@ -274,16 +278,16 @@ class Scheduler:
                     request.turn = self.counts["steps"]
         return [request for request in decodes if request not in left_out]
 
-    def _grow(self, request: Request) -> bool:
-        """Claim pages for all tokens of a running request. Retracts requests of a later rank for that, and finally the
-        request itself; then returns False."""
-        assert request.lease is not None
-        while not request.lease.grow(request.n_total):
-            last = self.running[-1]
+    def _make_room(self, request: Request) -> bool:
+        """Claim pages for all tokens of a running request, when there are too few. Retracts requests of a later rank
+        until there are enough, and finally the request itself; then returns False."""
+        while (last := self.running[-1]) is not request:
             self._retract(last)
-            if last is request:
-                return False
-        return True
+            assert request.lease is not None
+            if request.lease.grow(request.n_total):
+                return True
+        self._retract(request)
+        return False
 
     def _start_waiting(self, works: list[Work], rows: PromptRows, now: float) -> list[tuple[int, int, int]]:
         """Start waiting requests in the queue's order while there are rows, places and pages. If the first cannot
@@ -322,10 +326,12 @@ class Scheduler:
                 expected = [self._growth(r, r.lease) for r in running if r.lease]
                 in_windows = self._window_growth(running)
             expected.append(self._growth(request, lease))
-            is_short = running and FORESIGHT * peak(expected, self.cache.page) > self.cache.n_available
+            n_available = self.cache.n_available
+            is_short = running and FORESIGHT * peak(expected, self.cache.page, n_available) > n_available
             if running and (window := self.cache.window) is not None:
                 more = [*in_windows, *self._window_growth([request], lease)]
-                is_short = is_short or FORESIGHT * peak(more, self.cache.page) > window.n_available
+                n_available = window.n_available
+                is_short = is_short or FORESIGHT * peak(more, self.cache.page, n_available) > n_available
             if is_short or not lease.grow(request.n_total):
                 lease.close()
                 if self._preempt_for(request, works, started):
@@ -333,7 +339,8 @@ class Scheduler:
                     continue
                 self._blocked = request, self._n_released
                 break
-            expected[-1] = self._growth(request, lease)  # its first pages are claimed
+            n_room = lease.n_slots - request.n_total  # its first pages are claimed
+            expected[-1] = expected[-1]._replace(n_room=n_room)
             in_windows += self._window_growth([request], lease)
             self._start(request, lease, now)
             started.append(request)
@@ -466,15 +473,16 @@ class Scheduler:
         """Apply a plan's result. Tokens and counts change here and nowhere else."""
         self.counts["steps"] += 1
         self.counts["steps_ahead"] += plan.is_ahead
-        ids = iter(result.ids)
+        ids, n_computed = iter(result.ids), 0
         for request, lease, _, n_new, draws, _, n_scored, draft, parents, _ in plan.works:
-            sampled = [next(ids) for _ in range(1 + len(draft))] if draws else []
+            sampled = list(islice(ids, 1 + len(draft))) if draws else []
             if request.lease is not lease:  # not `Work.is_current`: it ended in the step before, or was retracted
                 continue
             request.n_computed += n_new
-            request.client.n_served += n_new + len(draft)
-            request.program.n_served += n_new + len(draft)
-            self.counts["computed_tokens"] += n_new
+            n_rows = n_new + len(draft)
+            request.client.n_served += n_rows
+            request.program.n_served += n_rows
+            n_computed += n_new
             if n_scored:
                 request.scores.extend(result.scores[request.rid])
                 request.tops += result.tops.get(request.rid, ())
@@ -483,49 +491,50 @@ class Scheduler:
                 if request.n_computed == request.n_total:
                     self._finish(request, "length")
                 continue
-            path, tokens = accept_path(draft, parents, sampled)
+            path: Sequence[int] = ()  # of accepted draft tokens
+            if draft:
+                path, sampled = accept_path(draft, parents, sampled)
+                self.moves += slot_moves(request, parents, path)
             if self.drafting.proposed:
-                self.drafting.judge(request, tokens, path)
-            self.moves += slot_moves(request, parents, path)
+                self.drafting.judge(request, sampled, path)
             tops = result.logprobs.get(request.rid, ())
-            self._append_sampled(request, tokens, [tops[at] for at in (0, *(1 + i for i in path))] if tops else ())
+            self._append_sampled(request, sampled, [tops[at] for at in (0, *(1 + i for i in path))] if tops else ())
             if request.lease is not None:
                 self._publish(request)
                 if draft:
                     request.lease.shrink(request.n_total)
+        self.counts["computed_tokens"] += n_computed
 
     def _append_sampled(self, request: Request, sampled: Sequence[int], tops: Sequence[TopLogprobs]) -> None:
         """Append sampled tokens up to a stop. All but the last were drafted, and have been computed."""
-        stops = request.stop_ids
-        stop = next((i for i, token in enumerate(sampled) if token in stops or token == NO_TOKEN), len(sampled))
-        n = stop if request.guide is None else request.guide.accept(sampled[:stop])
-        n_drafted = min(n, len(sampled) - 1)
-        request.drafted.extend(range(request.n_out, request.n_out + n_drafted))
-        request.n_computed += n_drafted
-        self.counts["computed_tokens"] += n_drafted
-        self._append(request, sampled[:n])
+        stops, guide, n_sampled, stop = request.stop_ids, request.guide, len(sampled), 0
+        while stop < n_sampled and sampled[stop] not in stops and sampled[stop] != NO_TOKEN:
+            stop += 1
+        n = stop if guide is None else guide.accept(sampled[:stop])
+        if n_drafted := min(n, n_sampled - 1):
+            request.drafted.extend(range(request.n_out, request.n_out + n_drafted))
+            request.n_computed += n_drafted
+            self.counts["computed_tokens"] += n_drafted
+        request.extend(sampled[:n])
+        self._report.tokens(request, sampled[:n])
         self._report.logprobs(request, tops[:n])
-        if n == len(sampled):
+        if guide is not None and n == n_sampled:
             self._append_forced(request)
-        if n and self._finish_if_complete(request):
+        if (n and self._finish_if_complete(request)) or n == n_sampled:
             return
-        if n < stop or (stop < len(sampled) and sampled[stop] == NO_TOKEN):
+        if n < stop or sampled[stop] == NO_TOKEN:
             self._end_without_token(request)
-        elif stop < len(sampled):
+        else:
             self._finish(request, "stop", sampled[stop])
-
-    def _append(self, request: Request, tokens: Sequence[int]) -> None:
-        """Add output tokens to the request and to the next report."""
-        request.extend(tokens)
-        self._report.tokens(request, tokens)
 
     def _append_forced(self, request: Request) -> None:
         """Append the tokens that the constraint forces; the next step computes them as one chunk. With logprobs each
         token is sampled instead, so that the model gives it a probability."""
-        guide, room = request.guide, request.max_total - request.n_total
-        if guide is None or room <= 0 or request.sampling.logprobs or request.sampling.max_tokens == 0:
+        guide = request.guide
+        if guide is None or not self.drafting.jumps:
             return
-        if not self.drafting.jumps:
+        room = request.max_total - request.n_total
+        if room <= 0 or request.sampling.logprobs or request.sampling.max_tokens == 0:
             return
         forced = guide.forced_tokens(room)
         stop = next((i for i, token in enumerate(forced) if token in request.stop_ids), len(forced))
@@ -533,15 +542,14 @@ class Scheduler:
         request.drafted.extend(range(request.n_out, request.n_out + n))
         request.n_forced += n
         self.counts["forced_tokens"] += n
-        self._append(request, forced[:n])
+        request.extend(forced[:n])
+        self._report.tokens(request, forced[:n])
 
     def _finish_if_complete(self, request: Request) -> bool:
         """Finish a request whose output is complete (nothing can follow) or has reached its maximum length."""
         if request.guide is not None and request.guide.must_stop:
             self._finish(request, "stop")
-        elif request.n_out >= request.sampling.max_tokens > 0 or (
-            request.n_total == request.max_total and request.n_out
-        ):
+        elif request.n_total == request.max_total and request.n_out:
             self._finish(request, "length")
         else:
             return False
@@ -686,14 +694,15 @@ class StepReport:
         """Add output tokens, which the request already has."""
         if not tokens:
             return
-        if request.n_out == len(tokens):
-            self._cached[request.rid] = max(request.n_cached, 0)
+        n, rid = len(tokens), request.rid
+        if request.n_out == n:
+            self._cached[rid] = max(request.n_cached, 0)
         self._ids.extend(tokens)
-        if self._rids and self._rids[-1] == request.rid:
-            self._n_new[-1] += len(tokens)
+        if self._rids and self._rids[-1] == rid:
+            self._n_new[-1] += n
         else:
-            self._rids.append(request.rid)
-            self._n_new.append(len(tokens))
+            self._rids.append(rid)
+            self._n_new.append(n)
 
     def logprobs(self, request: Request, tops: Sequence[TopLogprobs]) -> None:
         """Add the logprobs of a request's latest tokens; empty where they were not requested."""

@@ -32,7 +32,7 @@ def admit(run: Run, limits: EngineLimits, n_pages: int, page: int) -> int:
     ids, s = np.frombuffer(run.ids, np.int32), run.sampling
     if not len(ids):
         raise BadProgram("the prompt is empty; a model needs at least one token to continue from")
-    if (np.frombuffer(run.stop_ids, np.int32) < 0).any():
+    if run.stop_ids and np.frombuffer(run.stop_ids, np.int32).min() < 0:
         raise BadMessage("stop_ids has a negative id")
     if not 0 <= run.n_done < len(ids):
         raise BadMessage(f"n_done is {run.n_done}; it must be in 0 .. {len(ids) - 1}")

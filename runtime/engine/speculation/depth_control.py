@@ -176,15 +176,15 @@ class DepthController:
 
     def _max_tokens(self, request: Request) -> int:
         """How many tokens may be proposed for the request. 0: no drafter is asked."""
+        n = min(self.max_depth, request.max_total - request.n_total - 1)
+        if n <= 0:
+            return 0
         rid, is_rare = request.rid, self._hit_rate < RARE_HITS
         max_pause = 2 * MAX_PAUSE if is_rare else MAX_PAUSE
         history = self._histories.get(rid)
         if history is None:
             n_misses = max_pause.bit_length() if is_rare else 0
             history = self._histories[rid] = _DraftHistory(len(self.drafters), self.max_depth, n_misses)
-        n = min(self.max_depth, request.max_total - request.n_total - 1)
-        if n <= 0:
-            return 0
         history.n_misses += 1
         if history.n_misses > MAX_MISSES:
             self._next_ask[rid] = self._n_steps + 1 + min(1 << history.n_misses - 1, max_pause)

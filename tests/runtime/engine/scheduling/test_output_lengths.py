@@ -59,6 +59,16 @@ def test_peak_matches_a_step_by_step_simulation(seed: int) -> None:
     assert peak(growths, page) == pytest.approx(simulated(growths, page), abs=1 + len(growths))
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_bound_is_compared_with_enough_pages_as_the_peak_is(seed: int) -> None:
+    rng = random.Random(seed)
+    page = rng.choice([1, 4, 16])
+    growths = [Growth(rng.randrange(50), rng.randrange(-40, page), rng.randrange(4)) for _ in range(rng.randrange(16))]
+    exact = peak(growths, page)
+    for enough in range(2 * exact + 20):
+        assert (peak(growths, page, enough) > enough) == (exact > enough)
+
+
 def test_peak_includes_prompts_without_pages() -> None:
     assert peak([Growth(0, -160, 0)], 16) == 10
     assert peak([], 16) == 0
