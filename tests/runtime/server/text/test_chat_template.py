@@ -286,12 +286,21 @@ HOSTILE = {
     ],
 )
 def test_hostile_template_fails_fast(source: str) -> None:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from here on; tracemalloc takes 10 times as long
+    has_peak = reset_peak()
     before, started = resident("VmRSS"), time.thread_time()
     with pytest.raises((BadModel, BadProgram)):
         ChatTemplate(source, {}).render([ChatMessage("user", "a")])
-    assert resident("VmHWM") - before < 64 << 20
+    assert not has_peak or resident("VmHWM") - before < 64 << 20
     assert time.thread_time() - started < 10  # it takes less than 1 s; without limits minutes
+
+
+def reset_peak() -> bool:
+    """Let the peak of memory be that from here on. tracemalloc takes 10 times as long. False: this kernel cannot."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 def resident(field: str) -> int:
