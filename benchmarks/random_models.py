@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ SYLLABLES = [c + v for c in CONSONANTS for v in VOWELS]
 def words(vocabulary: int) -> list[str]:
     """The words of a model with a vocabulary of this size, each with its leading space."""
     n = vocabulary - 256 - len(SPECIAL) - 2 * len(SYLLABLES) - len(SYLLABLES) ** 2
-    return [f" {a}{b}{c}" for c in SYLLABLES for a in SYLLABLES for b in SYLLABLES][:n]
+    return list(islice((f" {a}{b}{c}" for c in SYLLABLES for a in SYLLABLES for b in SYLLABLES), n))
 
 
 def _tokenizer(size: int) -> Tokenizer:

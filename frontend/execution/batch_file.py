@@ -22,7 +22,6 @@ import msgspec
 from banyan.execution.batch import BatchRun, OnError, bar
 from banyan.execution.program_run import with_state
 from banyan.lang.state import State
-from banyan.runtime import malloc
 from banyan.runtime.errors import BatchError, ConfigError, RuntimeLost
 
 if TYPE_CHECKING:
@@ -86,9 +85,7 @@ class BatchFile(Sequence[BatchRecord]):
         """Whether the item had a record when the file was opened. To be asked in the order of the items. ConfigError:
         its record is of other arguments, or of another program."""
         if index >= len(self._digests):
-            if self._digests:  # no later item had one
-                self._digests = array("I")
-                malloc.trim()
+            self._digests = array("I")  # no later item had one
             return False
         if not self._digests[index]:
             return False
