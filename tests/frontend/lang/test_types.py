@@ -29,7 +29,7 @@ def test_checkers_know_every_option() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_mypy_reports_exactly_the_wrong_calls(tmp_path: Path) -> None:
     config = tmp_path / "mypy.ini"  # a user's: nothing in it says where the package is
     config.write_text("[mypy]\nstrict = True\n")
