@@ -122,8 +122,8 @@ def thoughts(root: int, level: int, own: int, width: int = 4) -> list[Text]:
 
 
 class Attend:
-    """One attention call on random numbers, by our kernel and by others. latent_dim: values are so many first numbers
-    of the keys; 0: they are stored."""
+    """One attention call on random numbers, by our kernel and by others. latent_dim: values are the first latent_dim
+    numbers of the keys; 0: they are stored."""
 
     def __init__(
         self,

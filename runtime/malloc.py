@@ -28,7 +28,7 @@ def mallopt(option: MallocOption, value: int) -> None:
         _mallopt(option, value)
 
 
-def trim() -> None:
+def malloc_trim() -> None:
     """Give the memory that malloc holds free back to the system. It takes about 0.1 ms for each MiB, in which other
     threads may have to wait for malloc."""
     if _malloc_trim is not None:

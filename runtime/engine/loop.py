@@ -287,7 +287,7 @@ class EngineLoop:
         if step is not None:
             plan, batch, start, _, pending = step
             assert pending is not None
-            if self.plans_ahead:  # other requests were taken meanwhile
+            if self.plans_ahead:  # other requests may have been taken meanwhile
                 self._record_in_flight()
             try:
                 result = pending.read()

@@ -28,11 +28,11 @@ from typing import Any, Literal
 import msgspec
 import zmq
 
-from banyan.runtime import launch, malloc
+from banyan.runtime import launch
 from banyan.runtime.config import Config, check, parse_bytes, tcp
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
 from banyan.runtime.fleet.scaling import FleetLoad, LoadScaler
-from banyan.runtime.malloc import MallocOption, mallopt
+from banyan.runtime.malloc import MallocOption, malloc_trim, mallopt
 from banyan.runtime.model.images import image_spec
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
@@ -547,7 +547,7 @@ class Server:
             gc.freeze()  # caches that are there now are not looked at again
         if self._has_free_memory and not self.work:  # all that the client had is freed
             self._has_free_memory = False
-            self._threads.submit(malloc.trim)
+            self._threads.submit(malloc_trim)
         self._end_drained()
         self._roll_on()
         if self.scaler is not None and self.roll is None:

@@ -24,11 +24,12 @@ import tokenizers
 import zmq
 
 import wire_fuzz
-from banyan.runtime import config, launch, malloc
+from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.engine import process
 from banyan.runtime.engine.scheduling import validate
 from banyan.runtime.errors import BanyanError
+from banyan.runtime.malloc import malloc_trim
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server import worker
 from server_in_process import NEIGHBOUR, Event, ServerInProcess, Violation, shortest
@@ -121,7 +122,7 @@ class Fuzz:
                 self.sessions[-1].append(event)
                 yield event
             gc.collect()
-            malloc.trim()  # as the server does when no client is left
+            malloc_trim()  # as the server does when no client is left
             self.resident.append(psutil.Process().memory_info().rss / 2**20)
             if self.n_sent >= self._n:
                 return

@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from banyan.radix_cache.cache import Cache
-from banyan.runtime import config, malloc
+from banyan.runtime import config
 from banyan.runtime.engine.scheduling import kv_hints as received_hints
 from banyan.runtime.engine.scheduling import queue
 from banyan.runtime.engine.scheduling.output_lengths import OutputLengths
@@ -26,6 +26,7 @@ from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation import quotes
 from banyan.runtime.engine.speculation.tree import MAX_PENDING, MIN_TOKENS, TEXT_BYTES, TreeDrafter
 from banyan.runtime.errors import ProgramError
+from banyan.runtime.malloc import malloc_trim
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link import kv_hints as sent_hints
 from banyan.runtime.server.engine_link.link import EngineLink
@@ -78,7 +79,7 @@ def test_memory_that_malloc_holds_free_is_given_back() -> None:
     texts = [bytearray(b"x" * 10_000) for _ in range(4000)]
     del texts[1::2], texts[1::2], texts[1::2]  # free memory between what lives
     n = resident() - before
-    malloc.trim()
+    malloc_trim()
     assert resident() - before < 0.5 * n
     assert len(texts) == 500
 

@@ -217,8 +217,8 @@ class OpenAI:
                     job.deliver(text)
             return reader.outcome()
         finally:
-            await chunks.close()
             with contextlib.suppress(Exception):  # an earlier error is the one to report
+                await chunks.close()
                 async for _ in chunks:  # what was buffered; the stream's generators, which form a cycle, end here too
                     pass
 

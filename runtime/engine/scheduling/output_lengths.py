@@ -67,7 +67,8 @@ def peak(requests: Collection[Growth], page: int, enough: int = 0) -> int:
     """The most pages that the requests will claim beyond those that ended requests have returned by then. Just before a
     request with t tokens left ends, all requests that have not ended have grown by t tokens.
 
-    enough: where an upper bound, that no request returns pages, is at most so many pages, returns this bound."""
+    enough: if an upper bound on the peak is at most this many pages, the bound is returned, which takes less time. It
+    assumes that no request returns pages."""
     most = sum([max(0, n_left - n_room) for n_left, n_room, _ in requests]) / page + len(requests) / 2
     if most <= enough:
         return int(most)

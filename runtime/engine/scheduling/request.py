@@ -77,19 +77,13 @@ class Request:
         self.token_counts: dict[int, int] | None = None
         if has_penalties:
             self.token_counts = dict.fromkeys((i for i in self.ids if i >= 0), 0)  # without the rows of images
-            self._count(self.ids[self.n_prompt :])
+            _count(self.token_counts, self.ids[self.n_prompt :])
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append output tokens."""
         self.ids.extend(tokens)
         if self.token_counts is not None:
-            self._count(tokens)
-
-    def _count(self, tokens: Sequence[int]) -> None:
-        counts = self.token_counts
-        assert counts is not None
-        for token in tokens:
-            counts[token] = counts.get(token, 0) + 1
+            _count(self.token_counts, tokens)
 
     @property
     def pages(self) -> list[int]:
@@ -135,6 +129,11 @@ class Request:
     def n_left(self) -> int:
         """Tokens that no step has computed or is computing. 0: the step in flight is the request's last."""
         return len(self.ids) + self.n_pending - self.n_computed - self.n_inflight
+
+
+def _count(counts: dict[int, int], tokens: Sequence[int]) -> None:
+    for token in tokens:
+        counts[token] = counts.get(token, 0) + 1
 
 
 class Work(NamedTuple):

@@ -63,7 +63,7 @@ def attention_case(
     """A batch over scattered pages. Every slot that no request owns is NaN, also page 0 (the table's padding).
 
     heads         (n_heads, n_kv_heads)
-    latent_dim    values are so many first numbers of keys; 0: they are stored
+    latent_dim    values are the first latent_dim numbers of keys; 0: they are stored
     kv            a key of `kv_layout.KV_KINDS`: K and V are quantised to it
     shared_pages  all requests share so many first pages, and every second one half as many more; but only pages that
                   are full before a request's own rows

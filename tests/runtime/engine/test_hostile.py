@@ -30,7 +30,7 @@ def bench(module_at: Callable[[Path], ModuleType], tiny_model: Callable[..., Pat
 
 @pytest.fixture(scope="module")
 def desk(hostile: ModuleType, bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    yield from hostile.busy_driver(bench.tokenizer, tmp_path_factory.mktemp("d") / "s")
+    yield from hostile.patient_driver(bench.tokenizer, tmp_path_factory.mktemp("d") / "s")
 
 
 def delay(bench: Any, constraints: list[ConstraintSpec]) -> int:

@@ -54,15 +54,6 @@ sys.exit(preflight.main(sys.argv[1:]))
 """A preflight in which all children are fast, however busy the machine is."""
 
 
-BUSY_PREFLIGHT = """
-import os, sys
-from banyan.runtime.server.constraints import preflight
-os.setpriority = lambda *_: None
-sys.exit(preflight.main(sys.argv[1:]))
-"""
-"""A preflight whose children keep their priority: on a busy machine a slow one would else need more than TIME_LIMIT."""
-
-
 class CheckerDriver:
     """A ConstraintChecker, polled by hand."""
 
@@ -108,13 +99,13 @@ class CheckerDriver:
 
 @pytest.fixture(scope="module")
 def shared(words: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckerDriver]:
-    """A driver for costly constraints, with BUSY_PREFLIGHT."""
-    yield from busy_driver(words, tmp_path_factory.mktemp("d") / "s")
+    """A driver for costly constraints: on a busy machine, one of low priority would need more than TIME_LIMIT."""
+    yield from patient_driver(words, tmp_path_factory.mktemp("d") / "s")
 
 
-def busy_driver(words: Tokenizer, path: Path) -> Iterator[CheckerDriver]:
+def patient_driver(words: Tokenizer, path: Path) -> Iterator[CheckerDriver]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", BUSY_PREFLIGHT))
+        patch.setattr(constraint_checker, "PREFLIGHT", (sys.executable, "-c", PATIENT_PREFLIGHT))
         driver = CheckerDriver(words, path)
         driver.ask(ConstraintSpec("regex", "warm"))
     yield driver

@@ -291,7 +291,7 @@ def test_hostile_template_fails_fast(source: str) -> None:
     with pytest.raises((BadModel, BadProgram)):
         ChatTemplate(source, {}).render([ChatMessage("user", "a")])
     assert not has_peak or resident("VmHWM") - before < 64 << 20
-    assert time.thread_time() - started < 10  # it takes less than 1 s; without limits minutes
+    assert time.thread_time() - started < 5  # it takes less than 1 s; without limits minutes
 
 
 def reset_peak() -> bool:
