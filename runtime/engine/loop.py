@@ -26,6 +26,7 @@ from banyan.runtime.engine.batch import Batch, assemble
 from banyan.runtime.engine.cuda_graphs import Graphs, cuda_capture
 from banyan.runtime.engine.determinism import check_determinism
 from banyan.runtime.engine.guides import Guides
+from banyan.runtime.engine.hardware import n_cores
 from banyan.runtime.engine.images import EngineImages
 from banyan.runtime.engine.kv_pool import KVPool, kv_format, open_file
 from banyan.runtime.engine.model_runner import ModelRunner, use_threads
@@ -158,7 +159,7 @@ class EngineLoop:
         self._last_end = 0.0  # of the last step, by the stopwatch
         # kind of question (Ask.what) -> (time until which the answer is reused, the answer)
         self._walks: dict[str, tuple[float, wire.Answer | None]] = {}
-        self.answers: list[wire.Answer | wire.Pong | wire.WantImages] = []
+        self.answers: list[wire.Answer | wire.EnginePong | wire.WantImages] = []
         self.failed: list[wire.Failed] = []
         self._next_event: int | None = None  # from where the server does not know the tree's events; None: wants none
 
@@ -173,7 +174,8 @@ class EngineLoop:
             decisions += (f"adapters: {', '.join(self.adapters.names)}; {self.adapters.n_bytes / 2**20:.1f} MiB",)
         adapters, kv = self.adapters.names, self.exchange.kv
         layout = f"{resolved.dtype}, KV {self.config.kv_dtype}"
-        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, adapters, layout, kv)
+        threads, cores = (resolved.threads * self.config.tp, n_cores()) if self.device.type == "cpu" else (0, 0)
+        return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, adapters, threads, cores, layout, kv)
 
     def warm_up(self) -> None:
         """Run steps before the first request: compiles kernels, starts threads, and measures the largest step."""
@@ -349,7 +351,7 @@ class EngineLoop:
         match order:
             case wire.Ping():
                 self.exchange.trim()
-                self.answers.append(wire.Pong())
+                self.answers.append(wire.EnginePong(*self.scheduler.step_seconds))
             case wire.Ask(what="tree" | "check"):
                 self.answers.append(self._answer_by_walk(order))
             case wire.Ask():

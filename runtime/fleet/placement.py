@@ -14,6 +14,10 @@ computes once, and the number of groups of others there. So a replica with the p
 there takes longer than the prefill elsewhere, and a hot prefix spreads by itself. There is no threshold to tune: the
 parameters are the measured times of a step.
 
+Engines on one machine may share its cores: 4 engines of one thread on 2 cores. Where more threads have work than there
+are cores, what one engine computes delays all, and another engine at work makes the steps of each longer. So a fork is
+split over fewer engines there, and fewer of them compute the same prefix.
+
 Between two turns of its conversations a replica would seem to be free, and get those of others, whose prefixes it
 lacks. So texts that have ended count as work of their replica, as far as such texts have gone on soon.
 """
@@ -98,18 +102,42 @@ class NoReplica(LookupError):
     """No replica takes new programs with these weights."""
 
 
+class CoreShare(NamedTuple):
+    """What an engine uses of a machine's cores, which other engines may use too. machine: its name. threads: of a
+    step. n_cores: of the machine."""
+
+    machine: str
+    threads: int
+    n_cores: int
+
+
+class Machine:
+    """A machine whose cores engines share. n_busy: threads of those that have work. n_groups: as in Replica, of all its
+    replicas."""
+
+    __slots__ = ("n_busy", "n_cores", "n_groups")
+
+    def __init__(self, n_cores: int) -> None:
+        self.n_cores = n_cores
+        self.n_busy = self.n_groups = 0
+
+
 class Replica:
     """One engine, and the work queued on it.
 
-    bit: 1 << number, for bit sets of replicas. prompt, out: queued prompt and output tokens. rows: queued or running
-    branches. n_groups: number of placements that these branches belong to. resting: how many of the texts that ended
-    there are expected to go on soon. order: sort key: (estimated seconds of queued work, number of the last placement
-    that gave it work, replica number).
+    machine: None: it shares no cores, as on a GPU. threads: of a step. bit: 1 << number, for bit sets of replicas.
+    prompt, out: queued prompt and output tokens. rows: queued or running branches. n_groups: number of placements that
+    these branches belong to. resting: how many of the texts that ended there are expected to go on soon. order: sort
+    key: (estimated seconds of queued work, number of the last placement that gave it work, replica number).
     """
 
-    __slots__ = ("bit", "fingerprint", "n_groups", "name", "number", "order", "out", "prompt", "resting", "rows")
+    __slots__ = (
+        *("bit", "fingerprint", "machine", "n_groups", "name", "number", "order", "out", "prompt", "resting", "rows"),
+        "threads",
+    )
 
-    def __init__(self, name: str, number: int, fingerprint: bytes) -> None:
+    def __init__(self, name: str, number: int, fingerprint: bytes, machine: Machine | None, threads: int) -> None:
+        self.machine, self.threads = machine, threads
         self.name, self.number, self.bit, self.fingerprint = name, number, 1 << number, fingerprint
         self.prompt = self.out = self.rows = self.n_groups = 0
         self.resting = 0.0
@@ -163,12 +191,16 @@ class Fleet:
         self._there: dict[bytes, int] = {}  # weights -> all replicas, also those that are drained
         self._order: dict[bytes, list[tuple[float, int, int]]] = {}  # weights -> their `order`, sorted
         self._n_replicas = self._n_placed = 0
+        self._machines: dict[str, Machine] = {}
         self._resting: OrderedDict[bytes, tuple[Replica, float]] = OrderedDict()  # text -> where; its part of `resting`
         self._share = 0.5  # of the texts that rest, those that go on
 
-    def add(self, name: str, fingerprint: bytes) -> None:
-        """A replica, empty, has joined."""
-        replica = Replica(name, self._n_replicas, fingerprint)
+    def add(self, name: str, fingerprint: bytes, cores: CoreShare | None = None) -> None:
+        """A replica, empty, has joined. cores: None: it shares none."""
+        machine, threads = None, 0
+        if cores is not None:
+            machine, threads = self._machines.setdefault(cores.machine, Machine(cores.n_cores)), cores.threads
+        replica = Replica(name, self._n_replicas, fingerprint, machine, threads)
         self._n_replicas += 1  # numbers are not used twice, so that the index need not be searched for those that left
         self._replicas[name] = self._by_number[replica.number] = replica
         self._open[fingerprint] = self._open.get(fingerprint, 0) | replica.bit
@@ -239,11 +271,19 @@ class Fleet:
                         back = one.resting if n_branches == 1 else 0.0
                         decodes = min(one.out, one.rows * n_steps) + back * n_steps
                         ahead = prompt * one.prompt + trunk + decode * decodes
-                        delayed = OTHERS * (one.n_groups + back)
-                        found.append((ahead + (delayed + LATER) * trunk, delayed, ahead, placed, number))
+                        delayed, more = OTHERS * (one.n_groups + back), trunk
+                        if (machine := one.machine) is not None:
+                            n_more = 0 if one.rows else one.threads
+                            if machine.n_busy + n_more > machine.n_cores:
+                                part = one.threads / machine.n_cores  # of the machine's work in a second
+                                delayed += OTHERS * part * (machine.n_groups - one.n_groups)
+                                more += fixed * n_steps if n_more else 0.0
+                        found.append((ahead + (delayed + LATER) * more, delayed, ahead, placed, number))
             each = own * -(-n_branches // k)
             groups = sorted([(base + delayed * each, *rest) for base, delayed, *rest in found])[:k]
             ends = fixed * n_steps + each + max([group[1] for group in groups])
+            if self._machines:
+                ends *= self._stretch([group[3] for group in groups])
             cost = ends + sum([group[0] - group[1] for group in groups])
             if len(groups) < k or cost >= best:
                 break  # nor would more groups be better
@@ -251,6 +291,15 @@ class Fleet:
             n_new = 2 * k  # so that there are 2 k candidates of each kind
             k *= 2
         return self._book(demand, chosen, source)
+
+    def _stretch(self, numbers: Sequence[int]) -> float:
+        """How many times as long a step takes if these replicas have work too, where more threads than cores do."""
+        n_busy: dict[Machine, int] = {}
+        for number in numbers:
+            one = self._by_number[number]
+            if (machine := one.machine) is not None:
+                n_busy[machine] = n_busy.get(machine, machine.n_busy) + (0 if one.rows else one.threads)
+        return max([1.0, *(n / machine.n_cores for machine, n in n_busy.items())])
 
     def _source(self, demand: Demand) -> _Source | None:
         """The replica from which others could pull most of a trunk. What it has queued comes first: its copies are made
@@ -345,7 +394,7 @@ class Fleet:
             made.replicas += [replica.name] * n
             made.n_open[replica] = n
             self._add(replica, sum(prompts) + missing, sum(outs), n)
-            replica.n_groups += 1
+            self._add_groups(replica, 1)
             bits |= replica.bit
         self.index.stored(bits, demand.digests)
         return made
@@ -379,14 +428,22 @@ class Fleet:
                 prompt, out = placement.left[i]
                 self._add(replica, -prompt, -out, -1)
                 placement.n_open[replica] -= 1
-                replica.n_groups -= not placement.n_open[replica]
+                if not placement.n_open[replica]:
+                    self._add_groups(replica, -1)
                 if placement.text:
                     self._rest(placement.text, replica)
+
+    def _add_groups(self, replica: Replica, n: int) -> None:
+        replica.n_groups += n
+        if replica.machine is not None:
+            replica.machine.n_groups += n
 
     def _add(self, replica: Replica, prompt: int, out: int, rows: int) -> None:
         """Change a replica's queued work. Of two with equal work, the one that got work longest ago is first."""
         replica.prompt += prompt
         replica.out += out
+        if (machine := replica.machine) is not None:
+            machine.n_busy += replica.threads * ((replica.rows + rows > 0) - (replica.rows > 0))
         replica.rows += rows
         before = replica.order
         seconds = self.step_time.prompt * replica.prompt + self.step_time.decode * replica.out

@@ -8,7 +8,7 @@ have a default, so that peers of different releases understand each other. Token
     server -> client   Welcome, Delta, Called, Value, Failed, Answer, Pong
     server -> engine   SetVocabulary, Listen, Run, Abort, ProgramEnded, Hold, Release, EvictFirst, Ask, Ping,
                        ImagePixels, Export, Pull, EndPull
-    engine -> server   Notice, Ready, Step, TreeEvents, Failed, Answer, Pong, WantImages, Exported, Pulled
+    engine -> server   Notice, Ready, Step, TreeEvents, Failed, Answer, EnginePong, WantImages, Exported, Pulled
     engine host        HostHello, EngineStarted, EngineEnded to the server; StartEngine, EndEngine, Dismiss, Ping to it
 
 The client numbers its programs, and within a program states (running prompts; 0 is the first one and forks make more)
@@ -859,6 +859,14 @@ class Finish(Wire, frozen=True):
     drafts: dict[str, tuple[int, int]] = {}
 
 
+class EnginePong(Wire, frozen=True):
+    """The engine's reply to a Ping. Seconds of a step, fixed and for each row, as learned from the last ones; 0.0: from
+    too few."""
+
+    fixed: float = 0.0
+    row: float = 0.0
+
+
 class Step(Wire, frozen=True):
     """The output of one engine step. rids: int64 `bytes`, the requests that got tokens. counts: int32, how many each.
     ids: int32, the tokens of all, in that order. logprobs: rid -> one entry per new token, where requested. finished:
@@ -984,6 +992,10 @@ class Ready(Wire, frozen=True):
     weights: bytes = b""
     adapters: dict[str, bytes] = {}
     """Name -> digest, of those in the configuration."""
+    threads: int = 0
+    """Of a step, over all its processes; 0: it computes on a GPU."""
+    n_cores: int = 0
+    """Of its machine."""
     layout: str = ""
     """The dtypes of what the model computes and of KV. Engines of one server have the same."""
     kv: KVFormat | None = None
@@ -1065,7 +1077,7 @@ EngineCommand = (
     Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Listen | Ping | ImagePixels
     | Export | Pull | EndPull
 )  # fmt: skip
-EngineReport = Ready | Step | TreeEvents | Failed | Answer | Pong | Notice | WantImages | Exported | Pulled
+EngineReport = Ready | Step | TreeEvents | Failed | Answer | EnginePong | Notice | WantImages | Exported | Pulled
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoders raise on invalid bytes. Invalid UTF-8 is a ValueError, deep nesting a RecursionError."""

@@ -31,6 +31,7 @@ import zmq
 from banyan.runtime import launch
 from banyan.runtime.config import Config, check, parse_bytes, tcp
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
+from banyan.runtime.fleet.placement import CoreShare
 from banyan.runtime.fleet.scaling import FleetLoad, LoadScaler
 from banyan.runtime.malloc import MallocOption, malloc_trim, mallopt
 from banyan.runtime.model.images import image_spec
@@ -808,6 +809,8 @@ class Server:
                     self._call_soon(self._end_drained)  # not now: its link is being read
                     self._call_soon(self._roll_on)
                 return self.requests.take(report, replica.route)
+            case wire.EnginePong():
+                self.requests.routes.measured(report.fixed, report.row)
             case wire.TreeEvents() if replica.link.ready is not None:
                 return self.requests.routes.heard(replica.route, report, replica.link.ready.page)
             case wire.Failed(program=-1):
@@ -862,13 +865,14 @@ class Server:
         if self.scaler is not None and replica.link.n_starts == 1:
             self.scaler.started(time.monotonic() - replica.began)
         replica.route.weights = ready.weights
+        replica.route.cores = CoreShare(replica.link.host, ready.threads, ready.n_cores) if ready.threads else None
         if is_rolled or not others:
             self.tenants.set_weights(ready.weights)
             self.requests.routes.weights, self._standard = ready.weights, ready
         for name, digest in ready.adapters.items():
             self.adapters.add(name, self.config.adapters[name], digest)
         self.programs.generator.set_context(ready.max_context)
-        self.requests.routes.measured(ready.step_seconds, self.config.step_tokens)
+        self.requests.routes.measured(0.0, ready.step_seconds / self.config.step_tokens)
         of = f"engine {replica.name}: " if len(self.replicas) > 1 else ""
         for line in ready.report:
             self._log("info", of + line)

@@ -113,6 +113,11 @@ class StepTime:
         self._last = (now, n_rows) if n_rows else None
 
     @property
+    def seconds(self) -> tuple[float, float]:
+        """Of a step, fixed and for each row; (0.0, 0.0): from too few steps."""
+        return (self._cost.step(0, 0), self._cost.per_row) if self._cost.is_warm else (0.0, 0.0)
+
+    @property
     def free_rows(self) -> float:
         """How many rows cost as much as the fixed part of a step. Below that, one more row costs next to nothing."""
         return max(1.0, min(self._cost.step(0, 0) / self._cost.per_row, 1000.0))

@@ -130,6 +130,11 @@ class Scheduler:
         self._report = StepReport()
 
     @property
+    def step_seconds(self) -> tuple[float, float]:
+        """See `StepTime.seconds`."""
+        return self._step_time.seconds
+
+    @property
     def is_idle(self) -> bool:
         """Whether a plan would be empty."""
         return len(self.requests) == len(self.lacking)

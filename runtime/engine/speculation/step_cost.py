@@ -23,6 +23,11 @@ class Cost:
         self._sums = (0.0,) * 9  # the weighted sums that `_fit` needs
 
     @property
+    def is_warm(self) -> bool:
+        """Whether it is fitted to enough steps."""
+        return self._n > WARM
+
+    @property
     def per_row(self) -> float:
         """Seconds of one extra row."""
         return self._theta[2]
@@ -35,7 +40,7 @@ class Cost:
     def note(self, n_requests: int, n_extra: int, seconds: float) -> None:
         """Add a measured step."""
         self._n_plain += not n_extra
-        if seconds <= 0 or (not n_extra and self._n_plain % SELDOM and self._n > WARM):
+        if seconds <= 0 or (not n_extra and self._n_plain % SELDOM and self.is_warm):
             return
         if not self._n:
             a, b, c = self._prior

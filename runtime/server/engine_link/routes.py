@@ -19,6 +19,7 @@ from typing import Any
 from banyan.runtime.fleet.index import BLOCK, block_digests, blocks_of
 from banyan.runtime.fleet.placement import (
     Branch,
+    CoreShare,
     Demand,
     Fleet,
     PlannedPull,
@@ -60,6 +61,7 @@ class Route:
     is_open    it takes programs; False: it is drained
     is_prefill it computes prompts for the others, and programs only if there are no others
     kv         the format of its pages; None: they cannot be moved
+    cores      what its engine uses of a machine's cores; None: it computes on a GPU
     n_pulls    pulls from there that have not ended
     weights    the fingerprint of the engine's weights; b"": it has not told yet
     """
@@ -71,6 +73,7 @@ class Route:
         self.n_running = self.n_pulls = 0
         self.is_ready = self.is_open = True
         self.kv: wire.KVFormat | None = None
+        self.cores: CoreShare | None = None
         self.weights = b""
 
     @property
@@ -145,10 +148,10 @@ class Routes:
         others = (other for other in self.all if other is not route and other.weights == route.weights)
         return any(other.takes_programs for other in others)
 
-    def measured(self, seconds: float, n_tokens: int) -> None:
-        """A step of `n_tokens` tokens takes an engine `seconds`."""
-        if seconds:
-            self._fleet.step_time = StepSeconds(0.0, seconds / n_tokens, seconds / n_tokens)
+    def measured(self, fixed: float, row: float) -> None:
+        """A step takes an engine so many seconds, fixed and for each row. row: 0.0: it does not know yet."""
+        if row:
+            self._fleet.step_time = StepSeconds(fixed, row, row)
 
     def heard(self, route: Route, news: wire.TreeEvents, page: int) -> Iterator[None]:
         """Take note of what an engine has stored and evicted, one event at a time. page: tokens of a page."""
@@ -222,7 +225,7 @@ class Routes:
                 self.lost(route)  # for the fleet: it has a trial, or another role
         for route, role in roles.items():
             if route not in self._in_fleet:
-                self._fleet.add(route.name, role)
+                self._fleet.add(route.name, role, route.cores)
                 self._in_fleet[route] = role
         if self._fleet.pull_time is None and sum(route.kv is not None for route in self.all) > 1:
             self._fleet.pull_time = PullSeconds()

@@ -16,7 +16,7 @@ import pytest
 from banyan.runtime.engine.guides import Guided
 from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.protocol.flight_record import LOOP
-from banyan.runtime.protocol.wire import Abort, Ask, ConstraintSpec, Ping, Pong, Sampling
+from banyan.runtime.protocol.wire import Abort, Ask, ConstraintSpec, EnginePong, Ping, Sampling
 from corruption import corrupt_node_key, lease_a_page_twice
 
 LONG = Sampling(temperature=0.0, max_tokens=40)
@@ -269,7 +269,7 @@ def test_commands_are_read_and_reports_sent_during_a_step(fake: ModuleType, late
     box = late.play(fake.engine(n_pages=40, page=4, max_running=5), commands)
     assert box.outputs == {rid: fake.greedy(prompt, 8) for rid, prompt in prompts.items()}
     assert not box.failed
-    assert sum(isinstance(other, Pong) for other in box.others) == 12
+    assert sum(isinstance(other, EnginePong) for other in box.others) == 12
     assert box.sent_at[0] == 3, "the first report is sent once steps two and three are launched"
     assert box.sent_at == sorted(box.sent_at)
 

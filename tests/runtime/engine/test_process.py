@@ -20,6 +20,7 @@ import zmq
 
 from banyan.runtime import config as configs
 from banyan.runtime.engine import process
+from banyan.runtime.engine.hardware import n_cores
 from banyan.runtime.protocol.decoders import decode_report
 from banyan.runtime.protocol.wire import (
     Abort,
@@ -164,6 +165,7 @@ def test_engine_serves_answers_and_exits_with_its_parent(
         assert ready.page == 16
         assert ready.n_pages * 16 * 2 * 2 * 2 * 16 * 4 <= 8 << 20  # layers, K and V, heads, dim, bytes
         assert any("threads" in line for line in ready.report)
+        assert (ready.threads, ready.n_cores) == (1, n_cores())
 
         ids: dict[int, list[int]] = {}
         finished = set()

@@ -10,6 +10,7 @@ from banyan.radix_cache.cache import Cache
 from banyan.runtime.fleet.index import BLOCK, PrefixIndex, block_digests, blocks_of
 from banyan.runtime.fleet.placement import (
     Branch,
+    CoreShare,
     Demand,
     Fleet,
     NoReplica,
@@ -29,10 +30,10 @@ def text(n: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(4 * n)
 
 
-def fleet(n: int) -> Fleet:
+def fleet(n: int, cores: CoreShare | None = None) -> Fleet:
     made = Fleet(StepSeconds(1e-3, 4e-5, 1e-4))
     for i in range(n):
-        made.add(f"r{i}", WEIGHTS)
+        made.add(f"r{i}", WEIGHTS, cores)
     return made
 
 
@@ -133,6 +134,46 @@ def test_a_fork_splits_when_it_ends_sooner() -> None:
     for seed in range(8):
         busy.place(demand(text(1000, seed)))
     assert len(used(busy.place(demand(text(20_000), n=16, n_out=20)))) == 1, "the trunks would delay others"
+
+
+@pytest.mark.parametrize(("n_cores", "most"), [(1, 1), (2, 2), (4, 4)])
+def test_a_fork_is_split_over_as_many_engines_as_cores(n_cores: int, most: int) -> None:
+    replicas = fleet(4, CoreShare("", 1, n_cores))
+    assert len(used(replicas.place(demand(text(100), 32)))) == most
+
+
+def test_engines_on_other_machines_share_no_cores() -> None:
+    replicas = fleet(0)
+    for i in range(4):
+        replicas.add(f"r{i}", WEIGHTS, CoreShare(f"machine {i}", 1, 1))
+    assert len(used(replicas.place(demand(text(100), 32)))) == 4
+
+
+@pytest.mark.parametrize(("n_cores", "n_used"), [(4, 4), (1, 1)])
+def test_a_prefix_is_computed_again_only_where_that_delays_no_others(n_cores: int, n_used: int) -> None:
+    """Each of 16 programs on four engines is short, and has the same prefix."""
+    replicas = fleet(4, CoreShare("", 1, n_cores))
+    placed = [replicas.place(demand(text(1000), n_out=100)) for _ in range(16)]
+    assert len({one.home for one in placed}) == n_used
+
+
+def test_cores_are_free_when_work_has_ended() -> None:
+    rng, replicas = random.Random(0), fleet(4, CoreShare("", 1, 2))
+    placed: list[ProgramPlacement] = []
+    for k in range(300):
+        if placed and rng.random() < 0.5:
+            one = placed.pop(rng.randrange(len(placed)))
+            replicas.end(one, rng.choice([None, rng.randrange(len(one.replicas))]))
+            replicas.end(one)
+        else:
+            placed.append(replicas.place(demand(text(200, k), rng.choice([1, 4, 32]))))
+        if k == 200:
+            replicas.remove("r3")
+    for one in placed:
+        replicas.end(one)
+    (machine,) = {replica.machine for replica in replicas._replicas.values()}
+    assert machine is not None
+    assert (machine.n_busy, machine.n_groups) == (0, 0)
 
 
 def test_branches_may_end_one_by_one() -> None:

@@ -73,7 +73,7 @@ class FakeEngine:
             case wire.Hold() | wire.Release() | wire.EvictFirst():
                 self.steered.append(command)
             case wire.Ping():
-                self.reports.append(wire.Pong())
+                self.reports.append(wire.EnginePong())
             case wire.Ask(id=number, what="tree"):
                 self.reports.append(wire.Answer(id=number, ok=True, body=b'{"nodes": []}'))
             case wire.Ask(id=number, what="load_adapter", name=name):

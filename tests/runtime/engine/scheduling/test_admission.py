@@ -115,11 +115,14 @@ def test_program_that_ends_while_running_leaves_no_reservation() -> None:
 def test_step_time_is_fitted_to_measurements(fixed: float, row: float) -> None:
     rng, step_time, now = random.Random(0), StepTime(), 5.0
     assert step_time.free_rows == FIRST_ROWS
+    assert step_time.seconds == (0.0, 0.0)
     for _ in range(300):
         n = rng.choice([1, 4, 16, 64, 512])
         step_time.note(now, n)
         now += (fixed + n * row) * rng.uniform(0.9, 1.1)
     assert step_time.free_rows == pytest.approx(fixed / row, rel=0.5)
+    for n in (1, 512):
+        assert step_time.seconds[0] + n * step_time.seconds[1] == pytest.approx(fixed + n * row, rel=0.25)
 
 
 def test_idle_time_does_not_count_as_step_time() -> None:

@@ -37,7 +37,7 @@ class Engines:
         self.routes = [self.requests.add_engine(self._taker(k), str(k)) for k in range(n)]
         for route in self.routes:
             route.kv = KV
-        self.requests.routes.measured(1.0, 100)  # slow enough that a pull of a block is worth its while
+        self.requests.routes.measured(0.0, 0.01)  # slow enough that a pull of a block is worth its while
 
     def _taker(self, k: int) -> Callable[[wire.EngineCommand], None]:
         def take(command: wire.EngineCommand) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from banyan.radix_cache.digests import prefix_digests
+from banyan.runtime.fleet.placement import CoreShare
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, CacheHint, Fork, Gen, Join
 from banyan.runtime.server.engine_link.recovery import Death
@@ -74,6 +75,19 @@ def test_programs_are_spread_and_stay_where_they_are(pair: Pair, greedy: Sampler
     pair.run()
     homes = [{run.order[0] for run in engine.runs} for engine in pair.engines]
     assert not homes[0] & homes[1]
+
+
+@pytest.mark.parametrize(("n_cores", "running"), [(2, [4, 4]), (1, [8, 0])])
+def test_engines_that_share_a_core_share_no_fork(pair: Pair, greedy: Sampler, n_cores: int, running: list[int]) -> None:
+    for route in pair.routes:
+        route.cores = CoreShare("", 1, n_cores)
+    pair.bench.requests.routes.measured(1e-3, 4e-5)  # as an engine learned it
+    states = tuple(range(1, 9))
+    pair.bench.submit(
+        Append(0, ("p",)), Fork(0, states), *(Gen(state, state, greedy(max_tokens=40)) for state in states), last=True
+    )
+    assert sorted(pair.running(), reverse=True) == running
+    pair.run()
 
 
 def test_what_an_engine_that_died_had_goes_on_elsewhere(pair: Pair, greedy: Sampler) -> None:
