@@ -81,7 +81,7 @@ def test_tags_and_version_are_fixed() -> None:
     assert sorted(cls.__struct_config__.tag for cls in MESSAGES if cls is not wire.Wire) == [
         "abort", "acknowledge", "answer", "append", "arg", "ask", "begin", "cachehint", "called", "cancel",
         "chatmarkers", "check", "checkresult", "constraintspec", "define", "define", "delta", "dismiss",
-        "drop", "end", "endengine", "endpull", "engineended", "enginestarted", "evictfirst", "export",
+        "drop", "end", "endengine", "endpull", "engineended", "enginepong", "enginestarted", "evictfirst", "export",
         "exported", "failed", "finish", "fork", "gen", "hello", "hold", "hosthello", "ids", "image", "imagepixels",
         "imagerows", "join", "kvformat", "listen", "mark", "notice", "ping", "pixelarray", "pong",
         "programended", "programlimits", "pull", "pulled", "raw", "read", "ready", "reasoning", "ref",
