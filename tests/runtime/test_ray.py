@@ -29,7 +29,7 @@ def cluster() -> Any:
     made.shutdown()
 
 
-def test_values_after_kills_a_drain_and_a_join_through_ray_equal_those_of_calm_engines(
+def test_values_after_kills_drains_and_joins_through_ray_equal_those_of_calm_engines(
     native: object, cluster: str
 ) -> None:
     options = config.make(
@@ -39,7 +39,7 @@ def test_values_after_kills_a_drain_and_a_join_through_ray_equal_those_of_calm_e
     server = launch.start(options, timeout=600)
     try:
         with closing(client.connect(server.socket, timeout=60)) as c:
-            disturb(c, 2, n_kills=4, n_drains=1, n_joins=1, add=lambda: c.ask("add", 300))
+            disturb(c, 2, n_kills=10, n_drains=5, n_joins=5, add=lambda: c.ask("add", 300))
             assert {engine["host"].split()[0] for engine in c.ask("info")["replicas"].values()} == {"ray"}
     finally:
         server.close()
