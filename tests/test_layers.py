@@ -331,18 +331,17 @@ def run_in_new_process(code: str) -> str:
 HEAVY = ("torch", "triton", "transformers", "outlines", "numpy", "ray", "rich")
 
 
-def test_import_banyan_is_fast_and_loads_no_heavy_package() -> None:
+def test_import_banyan_loads_few_modules_and_no_heavy_package() -> None:
+    """`benchmarks/language.py` measures the time."""
     code = f"""
-import sys, time
-start = time.process_time()
+import sys
 import banyan
 for name in banyan.__all__: getattr(banyan, name)
-spent = time.process_time() - start
-print(spent, *(name for name in {HEAVY} if name in sys.modules))
+print(len(sys.modules), *(name for name in {HEAVY} if name in sys.modules))
 """
-    best = min((run_in_new_process(code).split() for _ in range(3)), key=lambda words: float(words[0]))
-    assert best[1:] == [], "`import banyan` loaded heavy packages"
-    assert float(best[0]) < 0.3, "`import banyan` must take less than 300 ms of CPU time"
+    n_modules, *heavy = run_in_new_process(code).split()
+    assert not heavy, "`import banyan` loaded heavy packages"
+    assert int(n_modules) < 350, "`import banyan` loads modules that it need not"
 
 
 @pytest.mark.parametrize("module", ["banyan.radix_cache", "banyan.runtime.protocol.wire", "banyan.kernels.ops"])

@@ -29,23 +29,22 @@ import msgspec
 import zmq
 
 from banyan.runtime import launch
-from banyan.runtime.config import Config, check, parse_bytes, tcp
+from banyan.runtime.config import Config, parse_bytes, tcp
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
 from banyan.runtime.fleet.placement import CoreShare
-from banyan.runtime.fleet.scaling import FleetLoad, LoadScaler
 from banyan.runtime.malloc import MallocOption, malloc_trim, mallopt
 from banyan.runtime.model.images import image_spec
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
 from banyan.runtime.server.engine_link.adapters import AdapterNames
+from banyan.runtime.server.engine_link.changes import EngineChanges
 from banyan.runtime.server.engine_link.link import EngineLink, later_config
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.ray_engines import RayEngines
 from banyan.runtime.server.engine_link.remote import EngineHosts, NewHost, RemoteLink
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
-from banyan.runtime.server.engine_link.roll import WeightsRoll
 from banyan.runtime.server.listeners import Listeners
 from banyan.runtime.server.policy import quota
 from banyan.runtime.server.policy.fair_threads import FairThreads
@@ -119,10 +118,6 @@ class Server:
         if config.bind and not self.tenants.asks_for_token:
             raise ConfigError(f"bind is {config.bind}, and anybody could come in there; say who may, with token_file")
         self._peers: dict[bytes, Peer] = {}
-        self.roll: WeightsRoll | None = None
-        self.scaler = LoadScaler(config.min_replicas, config.max_replicas) if config.max_replicas else None
-        self._rolled_to = ""  # the model of the last change of weights
-        self._awaited: deque[Callable[[str], None]] = deque()  # callbacks of engines that have not joined yet
         self._standard = wire.Ready(0, 0, 0)  # of the engine that became ready last
         self._addresses: dict[bytes, str] = {}  # addresses of peers whose Hello waits
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
@@ -202,7 +197,7 @@ class Server:
             n_prefill=self.config.prefill_replicas,
             max_bytes=self.config.max_client,
         )
-        self.requests.routes.counts_work = self.scaler is not None
+        self.requests.routes.counts_work = bool(self.config.max_replicas)
         vocabulary = self.tokenizer.vocabulary()
         self.replicas.connect(self.requests, vocabulary)
         self.constraints = ConstraintChecker(
@@ -243,10 +238,25 @@ class Server:
             programs=self.programs.overview,
             check=lambda: self.programs.check(self.requests),
             on_counters=self.observer.counters,
-            change=self._change_engines,
+            change=lambda ask, then: self.changes.change(ask, then),
             offload=self._offload,
             adapters=self.adapters,
             log=partial(self._log, "quiet"),
+        )
+        self.changes = EngineChanges(
+            self.config,
+            self.directory,
+            self.replicas,
+            self.requests,
+            self.questions,
+            ray=self.ray,
+            counts=self.observer.goodput.counts,
+            n_on=self.programs.n_on,
+            on_sockets=self._make_poller,
+            find_weights=self._find_weights,
+            on_weights=self._has_weights,
+            offload=partial(self._offload, OURSELVES, MAX_INLINE + 1),
+            log=self._log,
         )
         self.chat = generator.with_call_format(template.chat_markers()) if template else None
 
@@ -549,10 +559,8 @@ class Server:
         if self._has_free_memory and not self.work:  # all that the client had is freed
             self._has_free_memory = False
             self._threads.submit(malloc_trim)
-        self._end_drained()
-        self._roll_on()
-        if self.scaler is not None and self.roll is None:
-            self._scale(self.scaler)
+        self.changes.go_on()
+        self.changes.scale()
         for replica in self.replicas:
             replica.link.heartbeat()
         if self.observer.wants_counters and self.replicas.ready is not None:
@@ -617,13 +625,12 @@ class Server:
         config = msgspec.structs.replace(self.config, model=str(self.directory))
         if name != "0" and config.host_file:
             config = msgspec.structs.replace(config, host_file=f"{config.host_file}.{name}")
-        if self._rolled_to:
-            config = msgspec.structs.replace(config, model=self._rolled_to)
         command = self._engine if name == "0" else (*self._engine, "--replica", name)
         host = tcp(self.config.engines_at)[0] if self.config.engines_at else ""
         if host and host not in ANY_HOST:
             command = (*command, "--host", f"[{host}]" if ":" in host else host)
         if not is_first:
+            config = msgspec.structs.replace(config, model=self.replicas.model or config.model)
             config = later_config(
                 msgspec.structs.replace(config, replicas=max(1, config.replicas)), self.replicas.ready
             )
@@ -641,9 +648,7 @@ class Server:
                 metrics="", traces="", replicas=1,
             )  # fmt: skip
 
-        link = RemoteLink(hosts.send, options, self.config.engine_timeout)
-        link.model = self._rolled_to
-        return link
+        return RemoteLink(hosts.send, options, self.config.engine_timeout)
 
     def _listen_to_hosts(self, hosts: EngineHosts, ready: Mapping[Any, int]) -> None:
         if any(source in ready for source in hosts.sockets):
@@ -664,150 +669,22 @@ class Server:
         links = (replica.link for replica in self.replicas)
         link = next((link for link in links if isinstance(link, RemoteLink) and link.is_gone), None)
         if link is None:
+            link = self._remote_link()
+            link.model = self.replicas.model
             try:
-                replica = self.replicas.join(link := self._remote_link())
+                self.changes.join(link)
             except ConfigError as e:
                 raise ConnectFailed(e.message) from e
-            self.questions.reload_adapters(replica)
-            self._make_poller()
-            if self._awaited:
-                replica.then.append(self._awaited.popleft())
         link.attach(new.identity, new.name, new.hello.clock)
         self._log("info", f"an engine of {new.name} joined")
         return link
-
-    def _change_engines(self, ask: wire.Ask, then: Callable[[str], None]) -> None:
-        """Add or drain an engine; see Questions. ConfigError: that is not possible."""
-        if self.roll is not None:
-            raise ConfigError(f"the weights are being changed to {self.roll.model}; wait until all engines have them")
-        if ask.what == "roll":
-            self._look_at_weights(ask.path, then)
-        elif ask.what == "add" and self.ray is not None:
-            self._awaited.append(then)
-            self.ray.add()
-        elif ask.what == "add":
-            check(msgspec.structs.replace(self.config, replicas=len(self.replicas) + 1))
-            replica = self.replicas.add(then)
-            self._log("info", f"engine {replica.name} is added")
-            self.questions.reload_adapters(replica)
-            self._make_poller()
-        else:
-            self.replicas.drain(ask.name, then)
-            self._log("info", f"engine {ask.name} is drained")
-            self._end_drained()
-
-    def _look_at_weights(self, model: str, then: Callable[[str], None]) -> None:
-        """Find the new model, on a thread, and change the weights to it. then: gets an error, or "" at the end."""
-
-        def look() -> Path:
-            directory = resolve(model)
-            new, now = Files.read(directory), Files.read(self.directory)
-            is_same = (new.tokenizer, new.template) == (now.tokenizer, now.template)
-            if not (is_same and same_tokenizer(directory, self.directory)):
-                raise ConfigError(
-                    f"{model} has another tokenizer or chat template than {self.name}; start another server"
-                )
-            return directory
-
-        def start(found: Path | Exception) -> None:
-            try:
-                if isinstance(found, Exception):
-                    raise found
-                if self.roll is not None:
-                    raise ConfigError(f"the weights are being changed to {self.roll.model}")
-                self._start_roll(found, then)
-            except Exception as e:
-                then(e.message if isinstance(e, BanyanError) else repr(e))
-
-        self._offload(OURSELVES, MAX_INLINE + 1, look, start)
-
-    def _start_roll(self, directory: Path, then: Callable[[str], None]) -> None:
-        """Change the weights. ConfigError: that is not possible now."""
-        before, model = self._rolled_to or str(self.directory), str(directory)
-
-        def end(error: str) -> None:
-            if not error:
-                self.directory, self.name = directory, name_of(directory)
-            self.roll = None
-            self._rolled_to = before if error else model
-            self._log("info", f"the weights are not changed: {error}" if error else f"all engines have {model}")
-            then(error)
-
-        def restart(replica: ReplicaProcess, model: str) -> None:
-            replica.link.model = model
-            replica.link.start()
-            self._make_poller()
-            self.questions.reload_adapters(replica)
-
-        def add(then: Callable[[str], None]) -> ReplicaProcess:
-            if self.config.replicas == 0 or self.ray is not None:
-                raise ConfigError("there is one engine, on another machine; have another join first")
-            replica = self.replicas.add(then)
-            self._make_poller()
-            self.questions.reload_adapters(replica)
-            return replica
-
-        self._rolled_to = model
-        try:
-            self.roll = WeightsRoll(
-                self.replicas, self.requests, model, before, end, restart=restart, add=add, remove=self._remove,
-                n_on=self.programs.n_on,
-            )  # fmt: skip
-        except BaseException:
-            self._rolled_to = "" if before == str(self.directory) else before
-            raise
-        self._log("info", f"the weights are being changed to {model}")
-
-    def _roll_on(self) -> None:
-        if self.roll is not None:
-            self.roll.go_on()
-
-    def _scale(self, scaler: LoadScaler) -> None:
-        """Add or remove an engine, if the load asks for it."""
-        counts = self.observer.goodput.counts
-        n_done = counts["requests"] + counts["programs"]
-        takers = [one for one in self.replicas if one.route.is_open and one.route.is_ready]
-        n_coming = sum(one.route.is_open and not one.route.is_ready for one in self.replicas) + len(self._awaited)
-        n_good = counts["good_requests"] + counts["good_programs"]
-        queued = self.requests.routes.queued_seconds
-        load = FleetLoad(len(takers), n_coming, queued, n_done, n_done - n_good)
-        change = scaler.decide(time.monotonic(), load)
-        if not change:
-            return
-
-        def then(error: str) -> None:
-            if error:
-                self._log("quiet", f"the number of engines is not changed: {error}")
-
-        try:
-            if change > 0:
-                self._log("info", f"{queued:.1f} s of work are queued for {len(takers)} engines; adding one")
-                self._change_engines(wire.Ask(0, "add"), then)
-            else:
-                least = min(takers, key=lambda one: one.route.n_running)
-                self._log("info", f"engine {least.name} was of no use; it ends")
-                self.replicas.drain(least.name, then)
-                self._end_drained()
-        except BanyanError as e:
-            then(e.message)
-
-    def _end_drained(self) -> None:
-        for replica in self.replicas.drained:
-            self._remove(replica)
-
-    def _remove(self, replica: ReplicaProcess, error: str = "") -> None:
-        self._log("info", f"engine {replica.name} is gone")
-        self.replicas.remove(replica, error)
-        self.questions.fail(replica.name, f"engine {replica.name} is gone")
-        self._make_poller()
 
     def _handle_report(self, replica: ReplicaProcess, report: wire.EngineReport) -> Iterable[None]:
         match report:
             case wire.Step():
                 self.observer.step(report)
                 if report.finished and not replica.route.is_open:
-                    self._call_soon(self._end_drained)  # not now: its link is being read
-                    self._call_soon(self._roll_on)
+                    self._call_soon(self.changes.go_on)  # not now: its link is being read
                 return self.requests.take(report, replica.route)
             case wire.EnginePong():
                 self.requests.routes.measured(report.fixed, report.row)
@@ -835,8 +712,7 @@ class Server:
             case wire.Pulled():
                 self.requests.routes.pulls.pulled(report)
                 if not all(one.route.is_open for one in self.replicas):
-                    self._call_soon(self._end_drained)
-                    self._call_soon(self._roll_on)
+                    self._call_soon(self.changes.go_on)
         return ()
 
     def _send_pixels(self, replica: ReplicaProcess, pid: int, pixels: wire.ImagePixels | Exception) -> None:
@@ -848,22 +724,22 @@ class Server:
 
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
         others = [one for one in self.replicas if one is not replica and one.route.is_ready]
-        is_rolled = self.roll is not None and replica is self.roll.starting
+        roll = self.changes.roll
+        is_rolled = roll is not None and replica is roll.starting
         is_needed = others or (isinstance(replica.link, RemoteLink) and len(self.programs))
         if is_needed and (why := self._differs(ready, replica.route.weights, is_rolled)):
             why = f"engine {replica.name} {why}"
             self._log("quiet", why)
             replica.link.refuse()
-            if is_rolled and self.roll is not None:
-                self._call_soon(partial(self.roll.fail, why))
+            if is_rolled and roll is not None:
+                self._call_soon(partial(roll.fail, why))
             elif len(self.replicas) == 1 and isinstance(replica.link, RemoteLink):
                 replica.link.give_up(why)  # programs wait for another
             else:
-                self._call_soon(partial(self._remove, replica, why))
+                self._call_soon(partial(self.changes.remove, replica, why))
             return
         replica.n_failed_starts, replica.route.is_ready, replica.route.kv = 0, True, ready.kv
-        if self.scaler is not None and replica.link.n_starts == 1:
-            self.scaler.started(time.monotonic() - replica.began)
+        self.changes.started(replica)
         replica.route.weights = ready.weights
         replica.route.cores = CoreShare(replica.link.host, ready.threads, ready.n_cores) if ready.threads else None
         if is_rolled or not others:
@@ -883,7 +759,7 @@ class Server:
             for one in self.replicas:
                 one.link.listen()
         replica.settle()
-        self._roll_on()
+        self.changes.go_on()
         self._welcome(ready)
 
     def _differs(self, ready: wire.Ready, before: bytes, is_rolled: bool) -> str:
@@ -896,6 +772,19 @@ class Server:
             if (its := getattr(ready, what)) != (ours := getattr(mine, what)):
                 return f"has another {what} than those that run: {its}, not {ours}"
         return ""
+
+    def _find_weights(self, model: str) -> Path:
+        """The directory of a model that can take the place of this one. Runs on a thread. Raises if it cannot."""
+        directory = resolve(model)
+        new, now = Files.read(directory), Files.read(self.directory)
+        is_same = (new.tokenizer, new.template) == (now.tokenizer, now.template)
+        if not (is_same and same_tokenizer(directory, self.directory)):
+            raise ConfigError(f"{model} has another tokenizer or chat template than {self.name}; start another server")
+        return directory
+
+    def _has_weights(self, directory: Path) -> None:
+        """All engines have the weights of another model."""
+        self.directory, self.name = directory, name_of(directory)
 
     def _report_start(self, lines: tuple[str, ...]) -> None:
         """Tell the process that waits for this server that it has started. Later calls do nothing."""
@@ -921,8 +810,8 @@ class Server:
         lost = EngineLost(f"the engine process{whose} died ({death.how}){why}")
         self.questions.fail(replica.name, lost.message)
         is_hopeless = replica.n_failed_starts >= MAX_FAILED_STARTS
-        if is_hopeless and self.roll is not None and replica is self.roll.starting:
-            self.roll.fail(lost.message)
+        if is_hopeless and (roll := self.changes.roll) is not None and replica is roll.starting:
+            roll.fail(lost.message)
             return
         if isinstance(link, RemoteLink):
             others = (one for one in self.replicas if one is not replica and one.route.is_open)
@@ -930,7 +819,7 @@ class Server:
             if (link.is_gone or is_hopeless) and has_others:
                 self._log("quiet", lost.message)
                 self.requests.replay(replica.route, death)
-                self._remove(replica, lost.message)
+                self.changes.remove(replica, lost.message)
                 return
             if is_hopeless:
                 link.dismiss(lost.message)
@@ -942,7 +831,7 @@ class Server:
             return
         elif is_hopeless:
             self._log("quiet", f"{lost.message}; no other is started in place of engine {replica.name}")
-            self._remove(replica, lost.message)
+            self.changes.remove(replica, lost.message)
             return
         replica.error = None
         self._log("quiet", f"{lost.message}; {'waiting for' if link.is_gone else 'starting'} another")
@@ -950,7 +839,7 @@ class Server:
         self._make_poller()
         self.questions.reload_adapters(replica)
         self.requests.replay(replica.route, death)
-        self._end_drained()
+        self.changes.go_on()
 
 
 def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:

@@ -51,6 +51,8 @@ class ReplicaProcess:
 class Replicas:
     """All engines of a server.
 
+    model  the one that engines load which start now; "": that of the configuration
+
     start: start(name, is_first) starts an engine on this machine; is_first: with the server, and not later. n: number
     of engines to start now. late: the connection to an engine that will join later.
     """
@@ -61,6 +63,7 @@ class Replicas:
         self._start = start
         self._replicas: list[ReplicaProcess] = []
         self._n_made = self._n_starts_before = 0
+        self.model = ""
         try:
             for _ in range(n):
                 self._make(lambda name: start(name, True))
