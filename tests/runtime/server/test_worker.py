@@ -284,22 +284,17 @@ def test_text_that_cannot_be_encoded_fails_only_its_program(
         server.close()
 
 
-def test_server_starts_fast_without_heavy_packages() -> None:
+def test_server_loads_few_modules_and_no_heavy_package() -> None:
+    """An import of this many takes 0.2 to 0.4 s."""
     code = (
-        "import time, sys; t = time.process_time(); import banyan.runtime.server.worker; "
-        "print(time.process_time() - t); "
+        "import sys; import banyan.runtime.server.worker; print(len(sys.modules)); "
         "print(sorted({'asyncio', 'huggingface_hub', 'numpy', 'outlines', 'torch', 'transformers', 'triton'} "
         "& set(sys.modules)))"
     )
-    times = []
-    for _ in range(3):
-        out = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-        ).stdout
-        seconds, heavy = out.splitlines()
-        assert heavy == "[]"
-        times.append(float(seconds))
-    assert min(times) < 0.4
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    n_modules, heavy = out.splitlines()
+    assert heavy == "[]"
+    assert int(n_modules) < 420, "the server loads modules that it need not"
 
 
 @pytest.mark.parametrize(
