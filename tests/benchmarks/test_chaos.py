@@ -52,7 +52,7 @@ def test_cpu_time_of_a_step_is_independent_of_the_queue(load: ModuleType, has_tu
     assert many < 2 * few
 
 
-@pytest.mark.parametrize(("n_first", "n_last"), [(400, 650), pytest.param(500, 2000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("n_first", "n_last"), [(300, 450), pytest.param(500, 2000, marks=pytest.mark.long)])
 def test_memory_of_the_loop_does_not_grow(
     load: ModuleType, monkeypatch: pytest.MonkeyPatch, n_first: int, n_last: int
 ) -> None:

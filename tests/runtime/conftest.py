@@ -115,7 +115,19 @@ def join_shared(serve_once: Callable[..., launch.ServerProcess]) -> Iterator[Cal
 
 def _leave(c: client.Client) -> None:
     c.close()
-    with closing(client.connect(c.path)) as other:
+    _wait_until_empty(c.path)
+
+
+@pytest.fixture
+def shared_socket(serve_once: Callable[..., launch.ServerProcess]) -> Iterator[Path]:
+    """The socket of a server shared by the module, with no options. Each test must leave it empty."""
+    path = serve_once().socket
+    yield path
+    _wait_until_empty(path)
+
+
+def _wait_until_empty(path: Path) -> None:
+    with closing(client.connect(path)) as other:
 
         def stats() -> dict[str, Any]:
             server_stats: dict[str, Any] = other.ask("stats")["server"]

@@ -30,8 +30,8 @@ def test_texts_under_faults_equal_those_of_a_calm_run(storm: ModuleType, tiny_mo
         assert len(set(undisturbed.texts)) > 40
         assert not any(text.startswith(storm.ERROR) for texts in undisturbed.texts for text in texts)
         assert (undisturbed.n_starts, undisturbed.left) == (0, {})
-        faults = storm.Faults(kills=2, stops=1, vanishing=1)
+        faults = storm.Faults(kills=1, stops=1, vanishing=1)
         disturbed = storm.run(server, 48, faults)
         assert disturbed.texts == undisturbed.texts
-        assert disturbed.n_starts >= 3
+        assert disturbed.n_starts >= 2
         assert disturbed.left == {}

@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -275,8 +276,9 @@ def check_mask_logits(seed: int, dtype: torch.dtype, device: str) -> None:
     which = torch.tensor([chance.randrange(-1, n_masks) for _ in range(n)], dtype=torch.int32)
     allowed = torch.ones(n, n_vocab, dtype=torch.bool)
     for row, mask in enumerate(which.tolist()):
-        for token in range(n_vocab if mask >= 0 else 0):
-            allowed[row, token] = bool(masks[mask, token >> 5] >> (token & 31) & 1)
+        if mask >= 0:
+            bits = np.unpackbits(masks[mask].numpy().view(np.uint8), bitorder="little")
+            allowed[row] = torch.from_numpy(bits[:n_vocab]).bool()
     logits = torch.randn(n, n_vocab + 3).to(device, dtype)[:, :n_vocab]
     forbidden = (~allowed).to(device)
     logits[forbidden] = float("nan")

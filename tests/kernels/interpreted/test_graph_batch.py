@@ -48,7 +48,11 @@ def attend(case: Case, fixed: GraphBatch) -> Tensor:
     return kernel.attention(padded(case.q), case.k_pool, case.v_pool, fixed.ragged, options)[:n]
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 20}, {"window": 20, "first": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 20, "first": 4}, pytest.param({"window": 20}, marks=pytest.mark.long)],
+    ids=str,
+)
 def test_graph_batch_accepts_other_batches(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7], **options)

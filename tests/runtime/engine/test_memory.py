@@ -66,7 +66,7 @@ def growth(n_first: int, n_last: int) -> float:
 
 def test_memory_growth_over_a_few_steps_is_small() -> None:
     """Output-length statistics and numpy's small-block cache still fill here."""
-    assert growth(600, 1500) < 50
+    assert growth(300, 700) < 50
 
 
 @pytest.mark.long

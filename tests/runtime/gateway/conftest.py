@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
 
 import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
+
+if TYPE_CHECKING:
+    import anthropic  # which takes a second of CPU time
 
 KEYS = "# who may come in\nann:key-of-ann-0123456789\nann:other-key-of-ann-0123\nbob:key-of-bob-0123456789\n"
 
@@ -82,6 +84,8 @@ def openai_client(url: str) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="session")
 def anthropic_client(url: str) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, _strict_response_validation=True) as found:
         yield found
 

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import anthropic
 import openai
 import pydantic
 import pytest
 
 from raw_http import connect, encode, exchange, post, status
 from waits import wait_until
+
+if TYPE_CHECKING:
+    import anthropic  # which takes a second of CPU time
 
 PAGE = Path(__file__).parents[3] / "docs" / "http-compatibility.md"
 
@@ -127,6 +129,8 @@ def case(file: str, *names: str, differs: bool = False) -> Callable[[Check], Che
 
 def refused(call: Callable[[], Any], param: str | None = None) -> str:
     """The message of the error 400. param: the field that it names."""
+    import anthropic
+
     with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as raised:
         call()
     if isinstance(raised.value, openai.BadRequestError):

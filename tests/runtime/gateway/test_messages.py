@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pydantic
 import pytest
 
 from raw_http import post
 from waits import wait_until
+
+if TYPE_CHECKING:
+    import anthropic  # which takes a second of CPU time
 
 QUESTION: Any = [{"role": "user", "content": "Hi, who are you?"}]
 ANSWER = "I am the Banyan pocket model, a very small language model."
@@ -100,6 +102,8 @@ ADA: Any = [
 
 
 def test_types_are_parsed_and_tools_are_run(anthropic_client: anthropic.Anthropic) -> None:
+    import anthropic
+
     found = anthropic_client.messages.parse(model="pocket", max_tokens=60, messages=ADA, output_format=Person, **GREEDY)
     assert found.parsed_output == Person(name="Ada Stone", age=41, city="Lisbon")
     with anthropic_client.messages.stream(
@@ -131,6 +135,8 @@ def test_models_and_raw_responses(anthropic_client: anthropic.Anthropic) -> None
 
 
 def test_asynchronous_client(url: str) -> None:
+    import anthropic
+
     async def ask() -> tuple[str, str]:
         async with anthropic.AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
             whole = await client.messages.create(model="pocket", max_tokens=40, messages=QUESTION, **GREEDY)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -53,6 +52,8 @@ def test_reasoning_is_apart_from_the_answer(url: str) -> None:
             kinds = [one.type for one in stream]
             assert stream.get_final_response().usage.output_tokens_details.reasoning_tokens == n_tokens
         assert kinds.index("response.reasoning_text.done") < kinds.index("response.output_text.delta")
+
+    import anthropic
 
     with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude:
         options = {"model": model, "messages": QUESTION, "max_tokens": 50}

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from PIL import Image
@@ -103,6 +102,8 @@ def test_openai_and_anthropic_take_images(served: Served) -> None:
         assert answer.choices[0].message.content == served.expected(CAT, "what?")
         assert answer.usage is not None
         assert answer.usage.prompt_tokens > 16
+    import anthropic
+
     with anthropic.Anthropic(base_url=served.gateway.url, api_key="none", max_retries=0) as two:
         source: Any = {"type": "base64", "media_type": "image/png", "data": data}
         message = two.messages.create(

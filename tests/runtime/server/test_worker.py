@@ -56,14 +56,13 @@ class Peer:
 
 
 @pytest.fixture
-def peer(serve: Serve) -> Iterator[Callable[..., Peer]]:
-    """`peer()`: a new client of the test's server."""
+def peer(shared_socket: Path) -> Iterator[Callable[..., Peer]]:
+    """`peer()`: a new client of the module's server."""
     context: Any = zmq.Context()
-    server = serve()
     peers: list[Peer] = []
 
     def make(**options: Any) -> Peer:
-        peers.append(Peer(context, server.socket, **options))
+        peers.append(Peer(context, shared_socket, **options))
         return peers[-1]
 
     yield make

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,7 @@ from banyan.runtime.engine.speculation import drafters
 from banyan.runtime.errors import ConfigError, Unsupported
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.protocol.wire import Abort, Run, Sampling
+from forms import short_form
 
 GREEDY = Sampling(temperature=0.0, max_tokens=20)
 SAMPLINGS = {
@@ -52,13 +54,16 @@ def engine(large: Model, small: Model | None, n_pages: int = 0, **options: Any) 
     return EngineLoop(config, large, resolved, stopwatch=lambda: 0.0, draft_model=small)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("is_itself", [True, False], ids=["itself", "another"])
+@pytest.mark.parametrize(
+    ("draft", "page", "name"),
+    short_form(
+        product(["itself", "another"], [1, 16], SAMPLINGS), lambda draft, page, name: page == 16 or name == "sampled"
+    ),
+)
 def test_outputs_with_a_draft_model_match_outputs_without(
-    fake: ModuleType, large: Model, other: Model, sampling: Sampling, page: int, is_itself: bool
+    fake: ModuleType, large: Model, other: Model, name: str, page: int, draft: str
 ) -> None:
-    runs = fake.forked_runs(6, sampling)
+    runs, is_itself = fake.forked_runs(6, SAMPLINGS[name]), draft == "itself"
     plain = fake.drive(engine(large, None, page=page), runs)
     e = engine(large, large if is_itself else other, page=page)
     fake.always_draft(e)
