@@ -13,7 +13,8 @@ READY := $(VENV)/.ready
 WORKERS := 3
 # One line of output per test file and a summary; a test's own threads are not multiplied by torch's. Bytecode is kept, also
 # where the shell forbids it: without it, each worker and each server that a test starts compiles all of our modules.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
+# numpy would ask for huge pages for the drafters' index of 64 MB: each test's engine would have all of it cleared.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 NUMPY_MADVISE_HUGEPAGE=0 $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 
 # The first interpreter that runs, is new enough and can make a virtual environment.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3 python; do \

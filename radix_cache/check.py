@@ -44,6 +44,11 @@ def _must(holds: bool, what: str) -> None:
         raise Corrupt(what)
 
 
+def _is_each_once(numbers: list[int], n: int) -> bool:
+    """Whether the numbers are 0 .. n, each once, in any order. Sorting takes a tenth of the time of counting."""
+    return sorted(numbers) == list(range(n))
+
+
 def _name(node: Node) -> str:
     return f"node at {node.start} of {len(node.key) // 4} tokens"
 
@@ -63,11 +68,13 @@ def _check_pages(cache: Cache, nodes: list[Node]) -> None:
     tree, free = cache.tree, cache.pool.free
     leased = [page for lease in cache.leases for page in private(lease)]
     cached = [page for node in nodes for page in node.pages]
-    owners = Counter(free) + Counter(leased) + Counter(cached) + Counter(cache.quarantined)
-    for page in {*range(cache.n_pages), *owners}:
-        if owners[page] != 1 or not 0 <= page < cache.n_pages:
-            where = f"free {free.count(page)}, leased {leased.count(page)}, in the tree {cached.count(page)} times"
-            raise Corrupt(f"page {page} of {cache.n_pages} does not have exactly one owner: {where}")
+    owned = [*free, *leased, *cached, *cache.quarantined]
+    if not _is_each_once(owned, cache.n_pages):
+        owners = Counter(owned)
+        known = range(cache.n_pages)
+        page = next(page for page in {*known, *owners} if owners[page] != 1 or page not in known)
+        where = f"free {free.count(page)}, leased {leased.count(page)}, in the tree {cached.count(page)} times"
+        raise Corrupt(f"page {page} of {cache.n_pages} does not have exactly one owner: {where}")
     evictable = sum(len(node.pages) for node in nodes if not node.n_locks)
     held = sum(len(node.pages) for node in nodes if node.n_holds and not node.n_locks)
     for name, counter, n in (
@@ -128,8 +135,8 @@ def _check_states(cache: Cache, nodes: list[Node]) -> None:
     if states is None:
         _must(not in_tree and not leased, "there is a recurrent state, but no slots")
         return
-    owners = Counter([*states.free, *leased, *in_tree])
-    _must(owners == Counter(range(states.n_slots)), "a slot of recurrent state does not have exactly one owner")
+    is_owned = _is_each_once([*states.free, *leased, *in_tree], states.n_slots)
+    _must(is_owned, "a slot of recurrent state does not have exactly one owner")
     for node in nodes:
         _must(all(states.nodes.get(slot) is node for slot in node.states.values()), f"{_name(node)} is not listed")
         _must(all(node.start < position <= node.end for position in node.states), f"{_name(node)} has another's state")
@@ -144,8 +151,8 @@ def _check_windows(cache: Cache, window: WindowPages, nodes: list[Node]) -> None
     users = Counter(own for lease in cache.leases if lease.window is not None for own in lease.window.held)
     known = {own for own, *_ in in_tree}
     _must(len(known) == len(in_tree), "a page of windowed layers is of two nodes")
-    owners = Counter([*window.free, *(known | users.keys())])
-    _must(owners == Counter(range(window.n_slots)), "a page of windowed layers is free and in use, or neither")
+    is_owned = _is_each_once([*window.free, *(known | users.keys())], window.n_slots)
+    _must(is_owned, "a page of windowed layers is free and in use, or neither")
     _must(all(n == users[own] for own, n in enumerate(window.n_users)), "the users of a page are counted wrongly")
     idle = Counter([*window.passed, *window.unused])
     _must(idle == Counter(known - users.keys()), "the unused pages of nodes are not listed as such")
@@ -202,8 +209,8 @@ def _check_host(cache: Cache, nodes: list[Node]) -> None:
     if host is None:
         _must(not any(node.host for node in nodes), "a node is in host memory, but there is none")
         return
-    owners = Counter([*host.free, *(page for node in nodes for page in node.host)])
-    _must(owners == Counter(range(host.n_pages)), "a page of host memory does not have exactly one owner")
+    is_owned = _is_each_once([*host.free, *(page for node in nodes for page in node.host)], host.n_pages)
+    _must(is_owned, "a page of host memory does not have exactly one owner")
     _must(host.copies.keys() == {node for node in nodes if node.host and node.pages}, "a copy is not listed as one")
     place = {node: i for i, node in enumerate(_queued(host.queue))}
     only_here = {node for node in nodes if not node.pages and not node.n_locks}

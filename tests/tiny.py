@@ -7,6 +7,7 @@ oracle. Tests use both through the fixtures in tests/conftest.py.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -245,9 +246,15 @@ def reference_logits(model: Any, ids: list[int]) -> Any:
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
 
 
-def reference_greedy(model: Any, prompt: list[int], n: int) -> list[int]:
-    """Return `n` greedy tokens after `prompt`; each step recomputes everything."""
-    ids = list(prompt)
-    for _ in range(n):
-        ids.append(int(reference_logits(model, ids)[-1].argmax()))
-    return ids[len(prompt) :]
+def reference_greedy(model: Any, prompt: Sequence[int], n: int, draft: Sequence[int] = ()) -> list[int]:
+    """Return `n` greedy tokens after `prompt`.
+
+    Each pass recomputes everything, and goes on to the first wrong token of `draft`: if none is, one pass proves it.
+    """
+    out: list[int] = []
+    while len(out) < n:
+        guess = draft[len(out) : n - 1] if out == list(draft[: len(out)]) else []
+        top = reference_logits(model, [*prompt, *out, *guess])[-1 - len(guess) :].argmax(-1).tolist()
+        n_right = next((k for k, token in enumerate(guess) if token != top[k]), len(guess))
+        out += top[: n_right + 1]
+    return out

@@ -163,10 +163,10 @@ def test_q_can_be_a_view_of_a_wider_tensor() -> None:
     short_form(
         product(
             [torch.float32, torch.bfloat16],
-            [{}, {"window": 50, "softcap": 5.0, "sinks": torch.ones(4), "first": 4}],
+            [{}, {"window": 20, "softcap": 5.0, "sinks": torch.ones(4), "first": 4}],
             [1, 6],
         ),
-        lambda dtype, options, n_batches: dtype == torch.float32 and bool(options) and n_batches == 1,
+        lambda dtype, options, n_batches: dtype == torch.float32 and n_batches == 1,
     ),
     ids=str,
 )

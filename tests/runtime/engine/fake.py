@@ -33,10 +33,18 @@ VOCAB = 50
 GREEDY = Sampling(temperature=0.0, max_tokens=8)
 
 
+_TOKENS = np.arange(1, VOCAB + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+
+
 def logits_after(ids: Sequence[int]) -> np.ndarray:
     """float32 [VOCAB]: the fake model's logits after `ids`, peaked enough for sampling filters to matter."""
-    h = zlib.crc32(int32(ids))
-    x = (np.arange(1, VOCAB + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(h)
+    return _logits([int32(ids)])[0]
+
+
+def _logits(texts: Sequence[bytes]) -> np.ndarray:
+    """float32 [texts, VOCAB]: the logits after each text, of int32 ids."""
+    hashes = np.array([zlib.crc32(text) for text in texts], np.uint64)[:, None]
+    x = _TOKENS ^ hashes
     x = (x ^ (x >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
     return (((x >> np.uint64(40)).astype(np.float64) / 2**24) * 6).astype(np.float32)
 
@@ -68,23 +76,27 @@ class FakeModel:
         k = kv[0][0]
         pool, page = k.view(-1, 2), k.shape[1]
         pool[ragged.slots] = torch.stack([ids, positions], 1).float()
-        out, owner = [], np.repeat(np.arange(len(ragged.q_lens)), ragged.q_lens)
+        texts, owner = [], np.repeat(np.arange(len(ragged.q_lens)), ragged.q_lens).tolist()
+        last, tables, written = positions.tolist(), ragged.page_table.numpy(), pool.numpy()
+        offsets, places = np.arange(page), np.arange(max(last, default=0) + 1, dtype=np.float32)
+        slots_of: dict[int, np.ndarray] = {}  # by request
         for row in rows.tolist():
-            at = visible_slots(ragged, row, int(owner[row]))
-            slots = ragged.page_table[owner[row]].numpy()[at // page] * page + at % page
-            at = np.arange(int(positions[row]) + 1)  # a draft branch is stored in other slots
-            read = pool[slots].numpy()
-            assert (read[:, 1] == at).all(), "a slot holds another position's token"
-            out.append(logits_after(read[:, 0].astype(np.int64).tolist()))
-        return torch.from_numpy(np.array(out, np.float32).reshape(-1, VOCAB))
+            request = owner[row]
+            if request not in slots_of:
+                slots_of[request] = (tables[request][:, None] * page + offsets).ravel()
+            read = written[slots_of[request][visible_slots(ragged, row, request)]]
+            own = places[: last[row] + 1]  # a draft branch is stored in other slots
+            assert np.array_equal(read[:, 1], own), "a slot holds another position's token"
+            texts.append(read[:, 0].astype(np.int32).tobytes())
+        return torch.from_numpy(_logits(texts))
 
 
-def visible_slots(ragged: Any, row: int, request: int) -> np.ndarray:
+def visible_slots(ragged: Any, row: int, request: int) -> slice | np.ndarray:
     """Indices of the request's slots that `row` attends to."""
     last = int(ragged.kv_lens[request]) - int(ragged.q_start[request + 1]) + row
-    at = np.arange(last + 1)
     if ragged.ancestors is None:
-        return at
+        return slice(last + 1)
+    at = np.arange(last + 1)
     bit = at - (ragged.kv_lens[request] - 64)
     return at[(bit < 0) | (int(ragged.ancestors[row]) >> np.maximum(bit, 0) & 1 == 1)]
 

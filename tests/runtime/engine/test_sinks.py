@@ -50,13 +50,13 @@ class Streaming:
 
     @torch.no_grad()
     def __call__(self, input_ids: Tensor, use_cache: bool) -> SimpleNamespace:
-        """The logits of the last token. What is known of the longest prefix is not computed again."""
+        """The logits of all tokens. What is known of the longest prefix is not computed again."""
         assert not use_cache
         ids = tuple(input_ids[0].tolist())
         n = next(n for n in range(len(ids), -1, -1) if ids[:n] in self.known)
         for end in range(n + 1, len(ids) + 1):
             self.known[ids[:end]] = self.step(ids[end - 1], self.known[ids[: end - 1]][0])
-        return SimpleNamespace(logits=self.known[ids][1][None])
+        return SimpleNamespace(logits=torch.cat([self.known[ids[:end]][1] for end in range(1, len(ids) + 1)])[None])
 
     def step(self, token: int, before: list[tuple[Tensor, Tensor]]) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """The keys and values of each layer behind a token, and its logits [1, vocab]."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import socket
+import ssl
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from itertools import chain, repeat
+from pathlib import Path
 from types import AsyncGeneratorType
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 
 import banyan as bn
 from banyan.backends.openai.backend import served
-from banyan.backends.openai.bounds import MAX_EVENT_LINES, AnswerLimits, BodyCounter
+from banyan.backends.openai.bounds import MAX_EVENT_LINES, AnswerLimits, BodyCounter, http_client
 from banyan.runtime.errors import BanyanError, ConnectFailed, DeadlineExceeded, ProgramError, RuntimeLost
 
 pytest.importorskip("openai")
@@ -211,3 +213,23 @@ def test_lines_and_events_may_arrive_in_any_pieces() -> None:
         counter = BodyCounter(AnswerLimits(n_line=16))
         for i in range(0, len(data), n):
             counter.count(data[i : i + n])
+
+
+def test_clients_share_the_certificates_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    reads: list[Any] = []
+    load = ssl.SSLContext.load_verify_locations
+
+    def load_noted(context: ssl.SSLContext, *args: Any, **named: Any) -> None:
+        reads.append(named or args)
+        load(context, *args, **named)
+
+    http_client()
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", load_noted)
+    http_client()
+    assert not reads
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+    with pytest.raises(FileNotFoundError):
+        http_client()
