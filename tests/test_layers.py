@@ -180,6 +180,7 @@ EXCEPTIONS = {
         ("ray", *(f"ray.{name}" for name in ("exceptions", "util.placement_group", "util.scheduling_strategies"))),
         "an extra; a process of its own, with --ray",
     ),
+    f"{RUNTIME}.engine.transfer.nixl": {"nixl._api": "an extra, loaded with --kv-transfer nixl"},
     f"{RUNTIME}.server.worker": {
         f"{RUNTIME}.model.spec": "a hub id is resolved before the engine starts",
         f"{RUNTIME}.model.images": "how the model takes images; without torch",

@@ -152,7 +152,7 @@ class EngineLoop:
         self.kv_hints = KVHintReceiver(self.cache)
         kv = kv_format(config, resolved, self.spec, fingerprint) if self.model.has_whole_pages else None
         loaded = self.adapters.weights
-        self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock, host, loaded)
+        self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock, host, loaded, config.kv_transfer)
 
         self.step_seconds = 0.0  # of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order

@@ -31,7 +31,7 @@ VALUES = {
     "bind": "tcp://127.0.0.1:7100", "curve_key": "server.key_secret", "draft_model": "org/small",
     "engines_at": "tcp://127.0.0.1:7200", "engine_keys": "engines", "ray": "auto", "min_replicas": 2, "max_replicas": 3,
     "sampling_defaults": "openai", "tp": 2, "adapters": {"poems": "/adapters/poems"},
-    "prefill_replicas": 1, "window": 512, "sinks": 8,
+    "prefill_replicas": 1, "window": 512, "sinks": 8, "kv_transfer": "nixl",
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def test_every_option_is_accepted_and_round_trips_as_json(name: str) -> None:
     joins, scales = ("engines_at", "engine_keys", "curve_key"), ("min_replicas", "max_replicas", "replicas")
     needed = (
         {"host_file": ("host_memory",), "bind": ("curve_key",), "curve_key": ("bind",)}
-        | {"prefill_replicas": ("replicas",), "sinks": ("window",)}
+        | {"prefill_replicas": ("replicas",), "sinks": ("window",), "kv_transfer": ("ray",)}
         | dict.fromkeys(joins[:2], joins)
         | dict.fromkeys(scales[:2], scales)
     )

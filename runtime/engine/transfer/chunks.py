@@ -69,6 +69,9 @@ class Chunks:
         self._reads.add(read)
         return read
 
+    def trim(self) -> None:
+        """A read's memory is freed with it."""
+
     def close(self) -> None:
         self._is_closing = True
         for read in list(self._reads):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from banyan.radix_cache.cache import Cache, Lease
 from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.transfer.chunks import Chunks
+from banyan.runtime.engine.transfer.nixl import Nixl
 from banyan.runtime.engine.transfer.transport import (
     Buffer,
     Buffers,
@@ -101,14 +102,18 @@ class KVExchange:
         clock: Callable[[], float] = time.monotonic,
         host: str = "",
         adapters: Container[bytes] = (),
+        transfer: Literal["tcp", "nixl"] = "tcp",
     ) -> None:
         """kv: the format of this engine's pages; None: they cannot be moved. host: the name or address of this machine,
-        as engines on others reach it; "": there are none. adapters: digests of the loaded adapters."""
+        as engines on others reach it; "": there are none. adapters: digests of the loaded adapters. transfer: see
+        `Config.kv_transfer`."""
         self.cache, self.runner, self.kv, self._scheduler, self._clock = cache, runner, kv, scheduler, clock
         self._adapters = adapters
         chunks = Chunks(host) if host and kv is not None else None
         self._memory = SharedMemory(clock)
-        self._transports: tuple[Transport, ...] = (self._memory, *([chunks] if chunks is not None else []))
+        nixl = Nixl(chunks.wake) if chunks is not None and transfer == "nixl" else None
+        ways: tuple[Transport | None, ...] = (self._memory, nixl, chunks)  # the best first
+        self._transports = tuple(way for way in ways if way is not None)
         self.wake = chunks.wake if chunks is not None else None  # readable when something has arrived
         self.buffers = Buffers(clock)
         self._exporting: dict[int, _Exporting] = {}
@@ -355,7 +360,8 @@ class KVExchange:
     def trim(self) -> None:
         """Free memory that was not used for long. Called about once a second."""
         self.buffers.trim()
-        self._memory.trim()
+        for way in self._transports:
+            way.trim()
 
     def close(self) -> None:
         for number in [*self._exporting]:

@@ -9,6 +9,7 @@ buffer's start before it writes, and a reader compares the number after it has r
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import secrets
@@ -31,8 +32,14 @@ class TransferFailed(Exception):
     """The bytes did not arrive, or are not those that were exported. The prefix is computed instead."""
 
 
+def head(name: bytes, number: int) -> bytes:
+    """How a buffer begins."""
+    return _HEAD.pack(name, number)
+
+
 class Buffer:
-    """Registered memory. memory: what peers read. number: the number of its present content."""
+    """Registered memory. memory: what peers read. number: the number of its present content. address: of its head, in
+    this process. before_close: called before the memory goes."""
 
     def __init__(self, n_bytes: int) -> None:
         self.name, self.number, self.unused_since = secrets.token_bytes(16), 0, 0.0
@@ -41,15 +48,23 @@ class Buffer:
         os.ftruncate(self.fd, HEADER + self.n_bytes)
         self._map = mmap.mmap(self.fd, HEADER + self.n_bytes)
         self.memory = memoryview(self._map)[HEADER:]
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self.before_close: Callable[[], object] = lambda: None
         self.reuse()
+
+    @property
+    def head(self) -> bytes:
+        """What is there of `head` now."""
+        return self._map[: _HEAD.size]
 
     def reuse(self) -> None:
         """Give notice that other content follows. What peers read from now on, they discard."""
         self.number += 1
-        _HEAD.pack_into(self._map, 0, self.name, self.number)
+        self._map[: _HEAD.size] = head(self.name, self.number)
 
     def close(self) -> None:
         self.reuse()
+        self.before_close()
         os.close(self.fd)
         with contextlib.suppress(BufferError):  # a tensor over it still exists; the map ends with it
             self.memory.release()
@@ -127,6 +142,9 @@ class Transport(Protocol):
         """Begin to read the content that a peer described as `place`. None: this transport cannot reach that place.
         TransferFailed: the content is gone."""
 
+    def trim(self) -> None:
+        """Free what was not used for long."""
+
     def close(self) -> None: ...
 
 
@@ -160,7 +178,7 @@ class SharedMemory:
         mapped = self._open(int(pid), int(fd), name)
         if len(mapped) < HEADER + n_bytes:
             raise TransferFailed(f"the buffer has {len(mapped) - HEADER} bytes, and {n_bytes} were exported")
-        return _MappedRead(mapped, _HEAD.pack(bytes.fromhex(name), int(number)), n_bytes)
+        return _MappedRead(mapped, head(bytes.fromhex(name), int(number)), n_bytes)
 
     def _open(self, pid: int, fd: int, name: str) -> mmap.mmap:
         if name in self._maps:

@@ -81,7 +81,7 @@ def test_completion_prints_code_for_the_shell(shell: str, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("banyan serve --kv", {"--kv-memory", "--kv-dtype"}),
+        ("banyan serve --kv", {"--kv-memory", "--kv-dtype", "--kv-transfer"}),
         ("banyan serve --device c", {"cpu", "cuda"}),
         ("banyan chat poc", {"pocket"}),
     ],
@@ -119,7 +119,7 @@ def test_each_flag_sets_its_option() -> None:
     argv += " --bind tcp://10.0.0.1:7100 --curve-key k --durable-bytes 1GiB --slo ttft=1s --traces console"
     argv += " --weight-dtype int8 --kv-dtype int8 --deterministic --draft-model d --sampling-defaults openai"
     argv += " --state-memory 2GiB --adapter a=/x --adapter b=/y=z --tp 1 --min-replicas 2 --max-replicas 4"
-    argv += " --prefill-replicas 1 --engines-at tcp://10.0.0.1:7200 --engine-keys e"
+    argv += " --prefill-replicas 1 --engines-at tcp://10.0.0.1:7200 --engine-keys e --kv-transfer nixl"
     assert make(**parse("serve", "--ray", "auto")).ray == "auto"
     assert make(**parse("serve", "--tp", "2")).tp == 2
     assert make(**parse("serve", "--window", "64", "--sinks", "2")) == Config(log="info", window=64, sinks=2)
@@ -145,6 +145,7 @@ def test_each_flag_sets_its_option() -> None:
         max_replicas=4,
         engines_at="tcp://10.0.0.1:7200",
         engine_keys="e",
+        kv_transfer="nixl",
         threads=2,
         engine_timeout=7.0,
         constraint_bytes=999,

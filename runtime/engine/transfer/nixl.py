@@ -1,0 +1,150 @@
+"""Buffers read by NIXL, NVIDIA's library for moving tensors: by RDMA where the network has it, else over TCP.
+
+UCX, on which NIXL builds, does not encrypt. Whoever reaches an engine and knows its metadata may read its buffers, so
+this transport is for networks in which only engines are. A buffer and all that is read are registered once and used
+again, as in transport.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from base64 import b64decode, b64encode
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from banyan.runtime.engine.transfer.transport import HEADER, Buffer, Buffers, TransferFailed, TransferRead, head
+from banyan.runtime.errors import ConfigError
+
+POLL = 0.0005
+"""Seconds between two looks at a transfer."""
+
+
+class Nixl:
+    """The transport."""
+
+    def __init__(self, wake: int) -> None:
+        """wake: an eventfd that becomes readable when a read has ended. ConfigError: NIXL is not installed."""
+        try:
+            from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
+        except ImportError as e:
+            raise ConfigError(f"kv_transfer is nixl, which is not installed ({e}); pip install 'banyan[nixl]'") from e
+        logging.getLogger("nixl").setLevel(logging.WARNING)
+        sync = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+        self.agent = nixl_agent(secrets.token_hex(16), nixl_agent_config(backends=["UCX"], sync_mode=sync))
+        self.wake = wake
+        self._targets, self._lock = Buffers(), threading.Lock()
+        self._registered: weakref.WeakKeyDictionary[Buffer, bytes] = weakref.WeakKeyDictionary()  # -> its metadata
+        self._reads: weakref.WeakSet[_NixlRead] = weakref.WeakSet()
+
+    def describe(self, buffer: Buffer) -> str:
+        metadata = b64encode(self._register(buffer)).decode()
+        return f"nixl {metadata} {buffer.address} {buffer.name.hex()} {buffer.number}"
+
+    def _register(self, buffer: Buffer) -> bytes:
+        if buffer not in self._registered:
+            memory = self.agent.register_memory([(buffer.address, HEADER + buffer.n_bytes, 0, "")], "DRAM")
+            self._registered[buffer] = self.agent.get_partial_agent_metadata(memory, inc_conn_info=True)
+            buffer.before_close = partial(self.agent.deregister_memory, memory)
+        return self._registered[buffer]
+
+    def read(self, place: str, n_bytes: int) -> TransferRead | None:
+        kind, *words = place.split(" ")
+        if kind != "nixl" or len(words) != 4:
+            return None
+        metadata, address, name, number = words
+        try:
+            peer = self.agent.add_remote_agent(b64decode(metadata))
+        except Exception as e:  # NIXL's errors have no base of their own
+            raise TransferFailed(f"NIXL does not reach the other engine: {e!r}") from e
+        with self._lock:
+            target = self._targets.take(n_bytes)
+        self._register(target)
+        expected = head(bytes.fromhex(name), int(number))
+        read = _NixlRead(self, peer, int(address), expected, target, n_bytes)
+        self._reads.add(read)
+        return read
+
+    def give(self, target: Buffer) -> None:
+        """Take back the memory of a read that has ended."""
+        with self._lock:
+            self._targets.give(target)
+
+    def trim(self) -> None:
+        """Free the memory of reads that was not used for long."""
+        with self._lock:
+            self._targets.trim()
+
+    def close(self) -> None:
+        for read in list(self._reads):
+            read.close()
+            read.thread.join()
+        self._targets.close()
+
+
+class _NixlRead:
+    """Reads a buffer, on a thread of its own, which waits for NIXL."""
+
+    def __init__(
+        self, nixl: Nixl, peer: str | bytes, address: int, expected: bytes, target: Buffer, n_bytes: int
+    ) -> None:
+        """expected: how the buffer begins while it has the content that was described."""
+        self._nixl, self._peer, self._address, self._expected = nixl, peer, address, expected
+        self._target, self._n_bytes = target, n_bytes
+        self._lock = threading.Lock()
+        self._is_closed = self._has_ended = False
+        self._error = ""
+        self.thread = threading.Thread(target=self._run, name="banyan-kv-nixl", daemon=True)
+        self.thread.start()
+
+    def poll(self) -> memoryview | None:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._nixl.wake)
+        if self._error:
+            raise TransferFailed(self._error)
+        return self._target.memory[: self._n_bytes] if self._has_ended else None
+
+    def confirm(self) -> None:
+        """What arrived is a copy, and was confirmed before its use."""
+
+    def close(self) -> None:
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+            if is_first and self._has_ended:
+                self._nixl.give(self._target)
+
+    def _run(self) -> None:
+        try:
+            for n_bytes in (HEADER + self._n_bytes, HEADER):  # the second time, the number behind the content
+                self._fetch(n_bytes)
+                if self._target.head != self._expected and not self._is_closed:
+                    raise TransferFailed("the buffer was filled with other pages meanwhile")
+        except Exception as e:  # NIXL's errors have no base of their own
+            self._error = str(e) if isinstance(e, TransferFailed) else f"NIXL could not read the other engine: {e!r}"
+        with self._lock:
+            self._has_ended = True
+            if self._is_closed:
+                self._nixl.give(self._target)
+        os.eventfd_write(self._nixl.wake, 1)
+
+    def _fetch(self, n_bytes: int) -> None:
+        """Read the first n_bytes of the buffer, or until this read is closed."""
+        agent = self._nixl.agent
+        here, there = (
+            agent.get_xfer_descs([(address, n_bytes, 0)], "DRAM") for address in (self._target.address, self._address)
+        )
+        transfer: Any = agent.initialize_xfer("READ", here, there, self._peer)
+        try:
+            state = agent.transfer(transfer)
+            while state == "PROC" and not self._is_closed:
+                time.sleep(POLL)
+                state = agent.check_xfer_state(transfer)
+        finally:
+            transfer.release()
+        if state == "ERR":
+            raise TransferFailed("the other engine is gone, or its buffer")
