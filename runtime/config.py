@@ -236,7 +236,8 @@ class Hardware(msgspec.Struct, frozen=True):
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a Config that can be "auto" or depend on the machine, with their values here. n_pages: KV pages on
     the device. n_window_pages: KV pages of windowed layers; 0: these have no pages of their own. state_memory: bytes
-    for recurrent states; 0: the model has none. n_host: KV pages in host memory.
+    for recurrent states; 0: the model has none. n_host: KV pages in host memory. threads: of a process. all_threads: of
+    all processes of an engine.
     decisions: lines for the log that say what was chosen."""
 
     device: Literal["cpu", "cuda"]
@@ -247,6 +248,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     state_memory: int = 0
     n_host: int = 0
     threads: int
+    all_threads: int = 0
     decisions: tuple[str, ...]
 
 
@@ -638,6 +640,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         state_memory=found.state_bytes,
         n_host=n_host,
         threads=threads,
+        all_threads=threads * config.tp,
         decisions=tuple(decisions),
     )
 

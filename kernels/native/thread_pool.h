@@ -3,7 +3,8 @@
 // OpenMP ends each loop with a barrier of all threads: if another program occupies a core, every call waits for that
 // core. A decode step of 1 ms took 290 ms that way, and takes 12 ms this way (medians; 2 threads on 2 cores at a load of
 // 12). Here the caller takes tasks like the other threads and returns when all tasks are done; it does not wait for
-// threads that took none. So a forked child, which has no other threads, does not hang either.
+// threads that took none. A forked child has no other threads, and gets a pool of its own: in the old one a thread may
+// have held the mutex, or been about to leave the condition variable, when the process forked.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <pthread.h>
 #include <system_error>
 #include <thread>
 
@@ -19,8 +21,9 @@ namespace {
 class ThreadPool {
   public:
     static ThreadPool& instance() {
-        static ThreadPool* pool = new ThreadPool;  // never destroyed: its threads may sleep in it at exit
-        return *pool;
+        static const int renewed = pthread_atfork(nullptr, nullptr, [] { current() = new ThreadPool; });
+        (void)renewed;
+        return *current();
     }
 
     // Calls task(i) for each i < n_tasks, in the caller and up to n_threads - 1 other threads.
@@ -51,6 +54,11 @@ class ThreadPool {
     // state: generation (odd: a job is open), 32 bits; threads that may join, 16 bits; threads that have joined, 16 bits
     static constexpr uint64_t IN = 0xFFFF;
     static constexpr int SPINS = 2000;  // tens of microseconds: the time between two ops of a step
+
+    static ThreadPool*& current() {
+        static ThreadPool* pool = new ThreadPool;  // never destroyed: its threads may sleep in it at exit
+        return pool;
+    }
 
     std::mutex one_at_a_time, sleep;
     std::condition_variable wake;

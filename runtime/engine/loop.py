@@ -174,7 +174,7 @@ class EngineLoop:
             decisions += (f"adapters: {', '.join(self.adapters.names)}; {self.adapters.n_bytes / 2**20:.1f} MiB",)
         adapters, kv = self.adapters.names, self.exchange.kv
         layout = f"{resolved.dtype}, KV {self.config.kv_dtype}"
-        threads, cores = (resolved.threads * self.config.tp, n_cores()) if self.device.type == "cpu" else (0, 0)
+        threads, cores = (resolved.all_threads, n_cores()) if self.device.type == "cpu" else (0, 0)
         return wire.Ready(*sizes, decisions, self.step_seconds, self._fingerprint, adapters, threads, cores, layout, kv)
 
     def warm_up(self) -> None:

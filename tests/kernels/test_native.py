@@ -142,6 +142,33 @@ def test_worker_threads_serve_concurrent_callers_and_a_forked_child() -> None:
     subprocess.run([sys.executable, "-c", LIBRARY_IN_THREADS], check=True, timeout=300)
 
 
+FORKS = """
+import os, signal, sys, time
+import torch
+from banyan.kernels import ops
+from banyan.kernels.native import threads as counts
+
+counts.PRODUCT_WORK = 0
+torch.set_num_threads(4)
+x, packed = torch.randn(3, 40), ops.pack(torch.randn(900, 40))
+for k in range(200):
+    ops.linear(x, packed)
+    until = time.perf_counter() + k % 30 * 5e-6  # the threads go to sleep about now
+    while time.perf_counter() < until: pass
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        for _ in range(3): ops.linear(x, packed)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]: sys.exit(f"child {k} hung")
+"""
+
+
+@pytest.mark.usefixtures("native")
+def test_forked_child_does_not_wait_for_threads_that_it_lacks() -> None:
+    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=100)
+
+
 @pytest.mark.usefixtures("native")
 def test_why_not_deterministic_names_the_reason() -> None:
     assert dispatch_report.why_not_deterministic("cpu", torch.float32, 64) == ""
