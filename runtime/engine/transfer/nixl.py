@@ -120,7 +120,7 @@ class _NixlRead:
 
     def _run(self) -> None:
         try:
-            for n_bytes in (HEADER + self._n_bytes, HEADER):  # the second time, the number behind the content
+            for n_bytes in (HEADER + self._n_bytes, HEADER):  # the head again: it changes before the content does
                 self._fetch(n_bytes)
                 if self._target.head != self._expected and not self._is_closed:
                     raise TransferFailed("the buffer was filled with other pages meanwhile")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 import zmq
+from transfer_reads import all_of
 
 from banyan.runtime.engine.transfer import chunks
 from banyan.runtime.engine.transfer.chunks import CHUNK, Chunks
-from banyan.runtime.engine.transfer.transport import Buffer, Buffers, SharedMemory, TransferFailed, TransferRead
-from waits import wait_until
+from banyan.runtime.engine.transfer.transport import Buffer, Buffers, SharedMemory, TransferFailed
 
 
 @pytest.fixture
@@ -22,21 +22,6 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Chunks, Chunks]]:
     for one in found:
         one.close()
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("banyan-kv")]
-
-
-@pytest.fixture
-def buffer() -> Iterator[Buffer]:
-    buffer = Buffer(2 * CHUNK + 5)
-    buffer.memory[:] = bytes(k % 251 for k in range(4096)) * (len(buffer.memory) // 4096)
-    yield buffer
-    buffer.close()
-
-
-def all_of(read: TransferRead | None) -> bytes:
-    assert read is not None
-    found: list[memoryview] = []
-    wait_until(lambda: bool(found) or ((got := read.poll()) is not None and not found.append(got)), "the bytes")
-    return bytes(found[0])
 
 
 @pytest.mark.parametrize("n", [1, CHUNK, 2 * CHUNK + 5])

@@ -10,11 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from transfer_reads import all_of
 
 from banyan.runtime.engine.transfer import nixl
 from banyan.runtime.engine.transfer.exchange import KVExchange
 from banyan.runtime.engine.transfer.nixl import Nixl
-from banyan.runtime.engine.transfer.transport import Buffer, TransferFailed, TransferRead
+from banyan.runtime.engine.transfer.transport import Buffer, TransferFailed
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.protocol.wire import EndPull, Export, Exported, Pull, Pulled
 from waits import wait_until
@@ -46,24 +47,6 @@ def ends() -> Iterator[tuple[Nixl, Nixl]]:
         one.close()
         assert not one._targets.n_used
     os.close(wake)
-
-
-@pytest.fixture
-def buffer() -> Iterator[Buffer]:
-    buffer = Buffer(3 * MIB)
-    buffer.memory[:] = bytes(k % 251 for k in range(4096)) * (len(buffer.memory) // 4096)
-    yield buffer
-    buffer.close()
-
-
-def all_of(read: TransferRead | None) -> bytes:
-    assert read is not None
-    found: list[memoryview] = []
-    try:
-        wait_until(lambda: bool(found) or ((got := read.poll()) is not None and not found.append(got)), "the bytes")
-        return bytes(found[0])
-    finally:
-        read.close()
 
 
 @pytest.mark.long
