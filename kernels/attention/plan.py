@@ -5,6 +5,7 @@ below it: an item then holds rows of several requests, and each of these rows me
 Juravsky et al., 2024; the choice by cost follows FastTree, Pan et al., 2025).
 """
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -117,12 +118,16 @@ def plan(
     deterministic  each item reads at most CHUNK keys and starts at a multiple of CHUNK. Then the order in which a row's
                    sum is computed depends only on the row's position and window, not on the batch
     """
+    is_plain = not window and not deterministic
+    if is_plain and not shared and max(q_lens, default=0) == min(q_lens, default=0) == 1:
+        longest = max(kv_lens)
+        if n_processors == 1 or longest < 2 * _split_size(sum(kv_lens), programs[0], n_processors):
+            return _decodes(kv_lens)
     first_rows = [0, *itertools.accumulate(q_lens)]
     align = CHUNK if deterministic else ALIGN
     if deterministic:
         shared = [Subtree(requests, n_keys // CHUNK * CHUNK) for requests, n_keys in shared]
     begins, small, large = _share(q_lens, kv_lens, first_rows, tiles, window, first, align, shared, merge_keys)
-    is_plain = not window and not deterministic
     for request, (q_len, kv_len, begin) in enumerate(zip(q_lens, kv_lens, begins, strict=True)):
         if q_len == 1 and is_plain:  # the general case below gives the same in twice the time; most rows are decodes
             small.append(((first_rows[request],), request, begin, kv_len, kv_len - 1, kv_len - MAX_DRAFT, begin > 0, 0))
@@ -218,8 +223,7 @@ def _share(
 def _split(items: list[_Item], n_programs: int, n_processors: int) -> list[_Item]:
     """Splits long reads if there are too few items for all processors. Sorts the longest read first."""
     if n_processors > 1:
-        n_keys = sum([item[3] - item[2] for item in items])
-        size = max(MIN_SPLIT, n_keys * n_programs // (WAVES * n_processors))
+        size = _split_size(sum([item[3] - item[2] for item in items]), n_programs, n_processors)
         cut: list[_Item] = []
         for item in items:
             n_splits = (item[3] - item[2]) // size
@@ -237,6 +241,28 @@ def _split(items: list[_Item], n_programs: int, n_processors: int) -> list[_Item
         items = cut
     items.sort(key=lambda item: item[3] - item[2], reverse=True)
     return items
+
+
+def _split_size(n_keys: int, n_programs: int, n_processors: int) -> int:
+    """The least number of keys of an item, where items that read n_keys in all are split."""
+    return max(MIN_SPLIT, n_keys * n_programs // (WAVES * n_processors))
+
+
+def _decodes(kv_lens: Sequence[int]) -> AttentionPlan:
+    """What the general case gives for decodes that share nothing, without a window and without splits: most steps."""
+    small: list[int] = []
+    for i in sorted(range(len(kv_lens)), key=kv_lens.__getitem__, reverse=True):
+        end = kv_lens[i]
+        small += (i, 1, i, 0, end, end - 1, end - MAX_DRAFT, 0)
+    return AttentionPlan(np.array(small, np.int32).reshape(-1, 8), *_rows_alone(len(kv_lens)), 0)
+
+
+@functools.lru_cache(256)
+def _rows_alone(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The other tables of `_decodes`."""
+    rows = np.full((n, 2), -1, np.int32)
+    rows[:, 0] = np.arange(n)
+    return np.empty((0, 8), np.int32), rows, np.empty((0, 4), np.int32)
 
 
 def _chunks(items: list[_Item]) -> list[_Item]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, islice
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -73,9 +74,9 @@ def _choose(
         if masks is not None:
             mask_logits(logits, *masks)
         rows = logits.numpy()
-        best = rows.argmax(-1)
-        if np.isfinite(rows[np.arange(len(rows)), best]).all():  # the greedy path of a CPU: few calls
-            return None, lambda: (best.tolist(), {})
+        best: list[int] = rows.argmax(-1).tolist()
+        if all(isfinite(row[i]) for row, i in zip(rows, best, strict=True)):  # the greedy path of a CPU: few calls
+            return None, lambda: (best, {})
     with_logprobs = [i for i, r in enumerate(requests) if r.sampling.logprobs]
     at = to_device(np.array(with_logprobs, np.int64), logits.device)
     own = logits[at].log_softmax(-1) if with_logprobs else None

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from banyan.kernels import ops
 from banyan.kernels.linear.grouped import Grouped, concatenate, quantise
@@ -58,6 +57,33 @@ class FeatureStore(NamedTuple):
     fuse: Linear | None = None
 
 
+MAX_KEPT = 1 << 15
+"""Positions whose rotations are kept: 16 MB with heads of 128."""
+
+
+class Rotations:
+    """cos and sin of the angles by which rope rotates at a position, times the scale. On a CPU they are kept: their few
+    numbers take less time than eight calls into torch, which are 12 % of a decode step's Python."""
+
+    def __init__(self, frequencies: Tensor, scale: float) -> None:
+        """frequencies: [n], of a head's pairs of numbers."""
+        self._frequencies, self._scale = frequencies, scale
+        self._kept = torch.empty(0, len(frequencies)), torch.empty(0, len(frequencies))
+
+    def __call__(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [n_rows, n] each. All positions are below `end`."""
+        if not positions.is_cpu or end > MAX_KEPT:
+            return self._at(positions)
+        if end > len(self._kept[0]):
+            self._kept = self._at(torch.arange(1 << (end - 1).bit_length()))
+        cos, sin = self._kept
+        return cos.index_select(0, positions), sin.index_select(0, positions)
+
+    def _at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions[:, None].to(self._frequencies.dtype) * self._frequencies
+        return angles.cos().float() * self._scale, angles.sin().float() * self._scale
+
+
 class Decoder:
     """A loaded dense model; implements `load.Model`."""
 
@@ -69,6 +95,7 @@ class Decoder:
         self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
         self.eps = spec.dense.rms_norm_eps
         self.frequencies, self.rope_scale = rope  # [head_dim / 2], on cos and sin
+        self._rotations = Rotations(*rope)
         self.farthest = layers[0].window + layers[0].first - 1 if layers[0].first else 0  # distance of a first token
         self.shard = shard
         self.features: FeatureStore | None = None  # set where a draft head needs them
@@ -82,14 +109,11 @@ class Decoder:
         """Whether the native CPU library computes the matrix products. Then torch has no large op left."""
         return isinstance(self.head.weight, ops.Packed)
 
-    @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]],
                 rows: Tensor, adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
-        real = self.frequencies.dtype
-        angles = positions[:, None].to(real) * self.frequencies  # [n_rows, head_dim / 2]
-        cos_sin = angles.cos().float() * self.rope_scale, angles.sin().float() * self.rope_scale
+        cos_sin = self._rotations(positions, max(ragged.kv_lens))
         x = (
-            F.embedding(ids, self.embed)
+            self.embed.index_select(0, ids)
             if self.shard is None
             else self.shard.embed(ids, self.embed, self.spec.vocab_size)
         )  # [n_rows, hidden]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from banyan.kernels.attention import plan
-from banyan.kernels.attention.plan import AttentionPlan, Tiles
+from banyan.kernels.attention.plan import AttentionPlan, Subtree, Tiles
 
 lengths = st.one_of(st.integers(0, 40), st.integers(0, 5000))
 PAGE = 16
@@ -110,6 +110,21 @@ def check_reads(
     assert not merged
     used = [part for _, part in work.rows.tolist() if part >= 0]
     assert sorted(used) == list(range(work.n_partials))
+
+
+@given(
+    st.lists(st.integers(1, 3000), min_size=1, max_size=20), st.sampled_from((1, 2, 8, 132)), st.sampled_from((1, 4))
+)
+def test_short_way_for_decodes_gives_the_plan_of_the_general_case(
+    kv_lens: list[int], n_processors: int, n_programs: int
+) -> None:
+    def found(shared: list[Subtree]) -> AttentionPlan:
+        q_lens, tiles, programs = [1] * len(kv_lens), Tiles(1, 4, 8, 5), (n_programs, 2)
+        return plan.plan(q_lens, kv_lens, tiles=tiles, programs=programs, n_processors=n_processors, shared=shared)
+
+    general = found([Subtree((0,), 0)])  # shares nothing, but with subtrees the short way is not taken
+    for short, long in zip(found([]), general, strict=True):
+        np.testing.assert_array_equal(short, long, strict=True)
 
 
 def test_subtree_is_shared_above_the_threshold() -> None:

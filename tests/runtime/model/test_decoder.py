@@ -11,7 +11,7 @@ from banyan.kernels.dispatch_report import why_not_deterministic
 from banyan.kernels.kv_layout import KV_KINDS, parts, stacked
 from banyan.kernels.ops import ragged
 from banyan.runtime.errors import ConfigError
-from banyan.runtime.model.decoder import Decoder
+from banyan.runtime.model.decoder import MAX_KEPT, Decoder, Rotations
 from banyan.runtime.model.load import load
 
 LONG = {"original_max_position_embeddings": 64}
@@ -290,3 +290,14 @@ def test_unsupported_model_is_not_fused(tiny_model):
         half = [tuple(torch.zeros(2, 3, 16, 2, 16, dtype=torch.float16)) for _ in model.layers]
         assert not model.fused.bind(half)
         assert not model.fused.bind(half[:1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_kept_rotations_are_the_computed_ones(dtype: torch.dtype) -> None:
+    frequencies = torch.linspace(1.0, 1e-4, 12, dtype=dtype)
+    kept = Rotations(frequencies, 1.25)
+    for positions in ([4, 0, 4], [70, 3], [MAX_KEPT - 1, 1], [MAX_KEPT, 5], [2]):
+        cos, sin = kept(torch.tensor(positions), max(positions) + 1)
+        angles = torch.tensor(positions, dtype=dtype)[:, None] * frequencies
+        torch.testing.assert_close(cos, 1.25 * angles.cos().float())
+        torch.testing.assert_close(sin, 1.25 * angles.sin().float())
