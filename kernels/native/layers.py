@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -165,34 +165,36 @@ class Layers:
         adapted: AdaptedRows | None, wanted: Tensor | None = None, logits: Tensor | None = None,
         kept: Mapping[int, Tensor] = NONE_KEPT, turn: Turn = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        n = len(x)
-        parts = [n * width for width in self.widths]
-        buffers = x.new_empty(sum(parts))
-        h, *others = torch.split(buffers, parts)
-        h.zero_()
+        n, hidden = x.shape
+        starts = [0, *accumulate([n * width for width in self.widths])]  # of h, qkv, q, ... in `buffers`
+        buffers = x.new_empty(starts.pop())
+        h = buffers[: n * hidden].zero_()
+        first, n_bytes = buffers.data_ptr(), x.element_size()
         plans = [self._plan(ragged, *seen) for seen in self.seen]
-        n_last = n
+        n_last, last_plan = n, self._layers[-1].plan
         if last is not None:
             n_last, w = len(last), self._weights[-1]
             tail = ragged.seen_in(w.window).tail
             assert tail is not None
+            last_plan = len(plans)
             plans.append(self._plan(tail, w.window, w.first))
         plan_array = (_AttentionPlan * len(plans))(*(plan for plan, _ in plans))
-        last_plan = len(self.seen) if last is not None else self._layers[-1].plan
-        first_q = None if turn is None else torch.empty_like(others[1])
-        tensors = (x, h, *others, *cos_sin, first_q, *(turn or (None, None)), last)
+        first_q = None if turn is None else x.new_empty(n * self.widths[2])
+        tensors = (*cos_sin, first_q, *(turn or (None, None)), last)
         n_half = cos_sin[0].shape[1]
         sizes = (n, n_last, last_plan, *self.sizes, n_half, threads.ROW_NUMBERS, threads.PRODUCT_WORK)
-        call = _Pass(*map(address, tensors), *sizes, self.eps, threads.n_max())
+        places = (first + n_bytes * start for start in starts)
+        call = _Pass(x.data_ptr(), *places, *map(address, tensors), *sizes, self.eps, threads.n_max())
         if adapted is not None:
             call.low_rank = adapted.table.ctypes.data
             call.adapted, call.last_adapted = adapted.native, adapted.last.native
         if wanted is not None and logits is not None:
-            picked = x.new_empty(2, len(wanted), x.shape[1])
+            picked = x.new_empty(2 * len(logits) * hidden)
             call.logits, call.norm = address(logits), address(self._head.norm)
-            call.wanted_x, call.wanted_h = map(address, picked)
+            call.wanted_x = picked.data_ptr()
+            call.wanted_h = picked.data_ptr() + n_bytes * len(logits) * hidden
             call.wanted = None if last is not None else address(wanted)
-            call.n_wanted, call.head = len(wanted), self._head_weight
+            call.n_wanted, call.head = len(logits), self._head_weight
         for start, end in pairwise((0, *sorted(kept), len(self._layers))):
             if kept:
                 call.last_plan = self._layers[end - 1].plan
@@ -202,7 +204,7 @@ class Layers:
             )  # fmt: skip
             if end in kept:
                 torch.add(x, h.view_as(x), out=kept[end])
-        return h.view(n, -1)[:n_last], x[:n_last]
+        return h.view_as(x)[:n_last], x[:n_last]
 
     def _plan(self, ragged: Ragged, window: int, first: int) -> tuple[_AttentionPlan, Tensor]:
         """Attention with one window and first keys, and the buffer of its partial results."""
