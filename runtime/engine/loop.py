@@ -179,9 +179,15 @@ class EngineLoop:
 
     def warm_up(self) -> None:
         """Run steps before the first request: compiles kernels, starts threads, and measures the largest step."""
-        n_rows = min(self.config.step_tokens, self.resolved.context - 1)
+        n_rows, n_running = min(self.config.step_tokens, self.resolved.context - 1), self.config.max_running
+        if self.device.type == "cuda":  # to compile kernels and capture graphs takes much longer than a step
+            self.model.warm_up(n_rows, n_running)
+            n_running = 1
+            torch.cuda.synchronize()
         before = time.monotonic()
-        self.model.warm_up(n_rows, self.config.max_running)
+        self.model.warm_up(n_rows, n_running)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         self.step_seconds = time.monotonic() - before
         for drafter in self.drafting.drafters:
             drafter.warm_up(n_rows)
