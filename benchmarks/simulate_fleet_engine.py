@@ -34,22 +34,40 @@ class Request:
     digests     of the blocks of its whole text, prompt and output; prompt: of its prompt
     n_prompt    tokens of the prompt; n_own: those behind its parent's text, or behind the program's trunk
     n_out       tokens of the output
-    wait        seconds between the end of its parent and its start: a tool or a user
-    children    start when it has ended; together they are a fork
+    children    start when it has ended; together they are a fork. Their parent is this request
+    turn        waits for its end
     """
 
     __slots__ = ("children", "digests", "engine", "n_out", "n_own", "n_prompt", "number", "parent", "placed", "program",
-                 "prompt", "started", "wait")  # fmt: skip
+                 "prompt", "started", "turn")  # fmt: skip
 
-    def __init__(self, program: int, digests: list[bytes], n_prompt: int, n_own: int, n_out: int, wait: float) -> None:
-        self.program, self.digests, self.wait = program, digests, wait
+    def __init__(self, program: int, digests: list[bytes], n_prompt: int, n_own: int, n_out: int) -> None:
+        self.program, self.digests = program, digests
         self.prompt = digests[: n_prompt // BLOCK]
         self.n_prompt, self.n_own, self.n_out = n_prompt, n_own, n_out
         self.children: list[Request] = []
         self.parent: Request | None = None
+        self.turn: Turn | None = None
         self.number = 0
         self.engine, self.started = -1, 0.0
         self.placed: object = None
+
+
+class Turn:
+    """Requests that a client starts together, behind one trunk.
+
+    program    the number of its program
+    wait       seconds after all that it waits for until it begins: a tool or a user
+    n_before   what it waits for: ends of requests, and the beginning of the turn before it. 0: it begins the program
+    then       a turn that begins after this one, but maybe before the end of this one
+    """
+
+    __slots__ = ("n_before", "program", "requests", "then", "wait")
+
+    def __init__(self, program: int, wait: float, n_before: int) -> None:
+        self.program, self.wait, self.n_before = program, wait, n_before
+        self.requests: list[Request] = []
+        self.then: Turn | None = None
 
 
 class VirtualEngine:

@@ -29,7 +29,7 @@ class Ours:
 
     def place(self, requests: list[Request], trunk: list[bytes], n_trunk: int) -> list[int]:
         parent = requests[0].parent
-        if parent is not None and not requests[0].wait and self._sees == "all":  # was placed with its parent
+        if parent is not None and self._sees == "all":  # was placed with its parent
             for request in requests:
                 request.placed = parent.placed
             return [parent.engine] * len(requests)
@@ -41,7 +41,7 @@ class Ours:
 
     def _branch(self, request: Request) -> Branch:
         """What a request and all that starts with its end computes."""
-        if self._sees != "all" or not request.children or request.children[0].wait:
+        if self._sees != "all" or not request.children:
             return Branch(request.n_own, request.n_out, request.n_out)
         below = [self._branch(child) for child in request.children]
         return Branch(
@@ -61,8 +61,7 @@ class Ours:
             self._fleet.end(placement, i)
             return
         key = id(placement), i
-        is_open = bool(request.children) and not request.children[0].wait
-        left = self._n_left.pop(key, 1) - 1 + (len(request.children) if is_open else 0)
+        left = self._n_left.pop(key, 1) - 1 + len(request.children)
         if left:
             self._n_left[key] = left
         else:
