@@ -31,9 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from report import Report, correct, parser
 from simulate_fleet_engine import Size
 from simulate_fleet_policies import Gate, LeastLoaded, Ours, Preble, RoundRobin, SGLang
-from simulate_fleet_recording import Recording, recorded
+from simulate_fleet_recording import PAGE, Recording, recorded
 from simulate_fleet_work import Figures, FleetRun, Policy, programs
 
+from banyan.runtime.fleet.index import BLOCK
 from banyan.runtime.fleet.placement import StepSeconds
 
 POCKET, H100 = StepSeconds(9.7e-4, 4e-5, 1e-4), StepSeconds(8e-3, 2.5e-5, 3e-5)
@@ -47,11 +48,11 @@ LOWER = {"forks": "time of a fork program", "ttft_p99": "TTFT p99"}
 """Figures that are compared."""
 
 
-def policies(n: int, step_time: StepSeconds) -> dict[str, dict[str, Callable[[], Policy]]]:
+def policies(n: int, step_time: StepSeconds, page: int = BLOCK) -> dict[str, dict[str, Callable[[], Policy]]]:
     """Name -> its settings. n: engines."""
     return {
-        "ours": {"": partial(Ours, n, step_time)},
-        "ours, without the DAG": {"": partial(Ours, n, step_time, "next")},
+        "ours": {"": partial(Ours, n, step_time, page)},
+        "ours, without the DAG": {"": partial(Ours, n, step_time, page, "next")},
         "round robin": {"": partial(RoundRobin, n)},
         "least loaded": {"": partial(LeastLoaded, n)},
         "SGLang's router": {
@@ -89,14 +90,15 @@ def simulate(
     print(f"{f'{n} replicas':36}{heads}")
     for seed in seeds:
         if recording is None:
-            work = programs(seed, PER_REPLICA * n, rate * n, n, step_time.fixed)
+            work, page = programs(seed, PER_REPLICA * n, rate * n, n, step_time.fixed), BLOCK
         else:
-            work = recorded(recording, seed, PER_REPLICA * n, rate * n)
-        for name, settings in policies(n, step_time).items():
+            work, page = recorded(recording, seed, PER_REPLICA * n, rate * n), PAGE
+        size = Size(Size().n_pages * BLOCK // page)
+        for name, settings in policies(n, step_time, page).items():
             for setting, policy in settings.items():
                 if run is not None and setting not in run[name]:
                     continue
-                figures = FleetRun(work, policy(), n, Size(), step_time).figures()
+                figures = FleetRun(work, policy(), n, size, step_time).figures()
                 found.setdefault(name, {}).setdefault(setting, []).append(figures)
                 cells = "".join(f"{figure:9.3f}" for figure in figures)
                 print(f"{f'{name} {setting}':36}{cells}", flush=True)

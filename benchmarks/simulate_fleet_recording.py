@@ -19,6 +19,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from simulate_fleet_engine import Request, Turn
 from simulate_fleet_work import Library, SimulatedProgram, digests_of, n_common, numbered
 
+PAGE = 16
+"""Tokens of a page of KV, as in the engine. With the longer prompts of the defined programs, 64 is fine enough."""
+
 
 class Generated(NamedTuple):
     """One request as its client saw it. sent, answered: when, in seconds. ids: the tokens of its prompt and its output,
@@ -163,7 +166,7 @@ def _redrawn(
 
     texts = [text(one.text) for one in program.requests]
     requests = [
-        Request(number, digests_of(text, known), one.n_prompt, 0, one.n_out)
+        Request(number, digests_of(text, known, PAGE), one.n_prompt, 0, one.n_out, PAGE)
         for one, text in zip(program.requests, texts, strict=True)
     ]
     befores = [0, *(n_ended for n_ended, _ in program.turns)]

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from serving_work import Call, Source, agents, chat, few_shot, long_context, tree_of_thought
 from simulate_fleet_engine import Request, Size, Turn, VirtualEngine, n_known
 
-from banyan.runtime.fleet.index import BLOCK, block_digests
+from banyan.radix_cache.digests import prefix_digests
+from banyan.runtime.fleet.index import BLOCK
 from banyan.runtime.fleet.placement import StepSeconds
 
 LONG = 1000
@@ -127,8 +128,9 @@ def programs(seed: int, n: int, rate: float, n_texts: int, step: float) -> list[
     return numbered(found)
 
 
-def digests_of(text: str, known: dict[bytes, bytes]) -> list[bytes]:
-    return [known.setdefault(one, one) for one in block_digests(b"", text.encode("utf-32-le"))]
+def digests_of(text: str, known: dict[bytes, bytes], page: int = BLOCK) -> list[bytes]:
+    digests = prefix_digests(b"", text.encode("utf-32-le"), 0, 4 * page)
+    return [known.setdefault(one, one) for one in digests[1:]]
 
 
 def numbered(work: list[SimulatedProgram]) -> list[SimulatedProgram]:
@@ -162,7 +164,7 @@ class Policy(Protocol):
 
     def ended(self, request: Request) -> None: ...
 
-    def stored(self, engine: int, digests: list[bytes]) -> None: ...
+    def stored(self, engine: int, digests: list[bytes], first: int) -> None: ...
 
     def removed(self, engine: int, digests: list[bytes]) -> None: ...
 
@@ -263,7 +265,7 @@ class FleetRun:
 
     def _start(self, requests: list[Request], now: float) -> None:
         n_trunk = requests[0].n_prompt - requests[0].n_own
-        trunk = requests[0].digests[: n_trunk // BLOCK]
+        trunk = requests[0].digests[: n_trunk // requests[0].page]
         before = time.thread_time()  # of the CPU, so that other processes do not count
         engines = self._policy.place(requests, trunk, n_trunk)
         self._placing.append(time.thread_time() - before)
@@ -286,7 +288,7 @@ class FleetRun:
             self._ttft.append(now - request.started)
             self._n_prompt += request.n_prompt
             self._n_computed += n_computed
-            self._n_oracle += min(BLOCK * min(n_before, len(request.prompt)), request.n_prompt - 1)
+            self._n_oracle += min(request.page * min(n_before, len(request.prompt)), request.n_prompt - 1)
 
     def _ended(self, request: Request, now: float) -> None:
         self._policy.ended(request)

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 import banyan as bn
-from banyan.runtime.fleet.index import BLOCK
 from banyan.runtime.fleet.placement import StepSeconds
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -28,17 +27,17 @@ def fleet(module_at: Callable[[Path], ModuleType]) -> ModuleType:
 class Ends:
     """An engine, and when its requests got their first token and ended."""
 
-    def __init__(self, modules: Any, n_blocks: int = 100, max_running: int = 64) -> None:
+    def __init__(self, modules: Any, n_pages: int = 100, max_running: int = 64) -> None:
         self.first: dict[int, tuple[float, int]] = {}
         self.ended: dict[int, float] = {}
         self.removed: list[bytes] = []
         self.engine = modules.VirtualEngine(
             0,
-            modules.Size(n_blocks, max_running, 512),
+            modules.Size(n_pages, max_running, 512),
             TIME,
             lambda request, now, n: self.first.update({request.number: (now, n)}),
             lambda request, now: self.ended.update({request.number: now}),
-            lambda engine, digests: None,
+            lambda engine, digests, first: None,
             lambda engine, digests: self.removed.extend(digests),
         )
 
@@ -73,7 +72,7 @@ def test_an_engine_shares_steps_and_finds_prefixes(modules: Any) -> None:
 
 
 def test_an_engine_evicts_the_longest_unused_blocks_and_runs_so_many(modules: Any) -> None:
-    small = Ends(modules, n_blocks=10, max_running=1)
+    small = Ends(modules, n_pages=10, max_running=1)
     texts = ["a", "b", "a", "c"]
     small.run(*(modules.Request(0, blocks(text, 4), 256, 256, 5) for text in texts))
     assert [n for _, n in small.first.values()] == [256, 256, 1, 256]
@@ -106,7 +105,7 @@ def recording(fleet: ModuleType) -> Any:
     return sys.modules["simulate_fleet_recording"]
 
 
-SYSTEM = tuple(range(200))
+SYSTEM, PAGE = tuple(range(200)), 16
 
 
 def agent(module: Any, question: int) -> list[Any]:
@@ -177,12 +176,12 @@ def test_programs_are_drawn_with_the_same_common_and_new_private_text(fleet: Mod
     for i, program in enumerate(work):
         assert program.is_fork is (program.kind == "tree")
         requests = list(requests_of(program))
-        n_first = 300 // BLOCK if program.is_fork else 200 // BLOCK
+        n_first = 300 // PAGE if program.is_fork else 200 // PAGE
         for one in requests:
             for other in requests:
                 assert n_common(one.digests, other.digests) >= n_first, "of one program"
             for other in (one for program in work[:i] for one in requests_of(program)):
-                assert n_common(one.digests, other.digests) == 200 // BLOCK, "of two programs"
+                assert n_common(one.digests, other.digests) == 200 // PAGE, "of two programs"
     turns = next(program.turns for program in work if program.kind == "tree")
     assert [len(turn.requests) for turn in turns] == [3, 2, 2]
     assert [turn.wait for turn in turns] == [0.0, 0.25, 0.125]
@@ -201,7 +200,7 @@ def test_a_turn_begins_when_all_that_it_waits_for_has_ended(fleet: ModuleType, s
     """With one program at a time, in whatever order its requests end."""
     small = msgspec.structs.replace(small, runs=small.runs[2:])
     work = fleet.recorded(small, 0, 4, 1e-3)
-    run = fleet.FleetRun(work, fleet.Ours(3, TIME), 3, fleet.Size(), TIME)
+    run = fleet.FleetRun(work, fleet.Ours(3, TIME, PAGE), 3, fleet.Size(), TIME)
     ended: list[tuple[Any, float]] = []
     end = run._ended
     run._ended = lambda request, now: (ended.append((request, now)), end(request, now))
@@ -224,7 +223,7 @@ def test_all_recorded_programs_end_under_each_policy(
     path: Path | None, fleet: ModuleType, recording: Any, small: Any
 ) -> None:
     work = fleet.recorded(small if path is None else recording.Recording.read(path), 0, 24, 40.0)
-    for settings in fleet.policies(4, fleet.POCKET).values():
+    for settings in fleet.policies(4, fleet.POCKET, PAGE).values():
         run = fleet.FleetRun(work, next(iter(settings.values()))(), 4, fleet.Size(), fleet.POCKET)
         figures = run.figures()
         assert all(took > 0 for took in run._took)
