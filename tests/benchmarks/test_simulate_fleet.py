@@ -171,7 +171,7 @@ def test_a_recording_keeps_turns_forks_and_waits(recording: Any, small: Any) -> 
 
 
 def test_programs_are_drawn_with_the_same_common_and_new_private_text(fleet: ModuleType, small: Any) -> None:
-    work = fleet.recorded(small, 0, 60, 10.0)
+    work = fleet.recorded(small, 0, 24, 10.0)
     assert {program.kind for program in work} == {"agent", "tree"}
     for i, program in enumerate(work):
         assert program.is_fork is (program.kind == "tree")
@@ -188,7 +188,7 @@ def test_programs_are_drawn_with_the_same_common_and_new_private_text(fleet: Mod
     assert [one.n_prompt - one.n_own for turn in turns for one in turn.requests] == [300] * 3 + [330] * 4
     ((after,),) = (one.children for one in turns[0].requests if one.children)
     assert (after.n_prompt, after.n_own) == (330, 10)
-    work = [program.turns for program in fleet.recorded(small, 1, 60, 10.0) if program.kind == "agent"]
+    work = [program.turns for program in fleet.recorded(small, 1, 12, 10.0) if program.kind == "agent"]
     assert [(one.n_prompt, one.n_own) for turn in work[0] for one in turn.requests] == [(300, 0), (350, 30)]
 
 
