@@ -1,13 +1,15 @@
 """Placement in a fleet of virtual engines: ours beside other routers' policies.
 
     python benchmarks/simulate_fleet.py [--quick] [--replicas 1000] [--seeds 5] [--rate 6] [--h100] [--json FILE]
+                                        [--recorded [FILE]]
 
 The index and the placement are those of the server (runtime/fleet); the engines are virtual (simulate_fleet_engine.py)
-and the programs those of serving_work.py (simulate_fleet_work.py). All policies get the same programs, and all but
-round robin the same index with immediate news. Every policy runs with each seed; a ratio is the mean over the seeds of
-other / ours, with its 95 % interval (paired, of the logarithms, by Student's t). A policy with a setting is compared at
-that which is best for the figure at hand. A pilot run with a tenth of the replicas and another seed runs all settings;
-those that are best there for a figure are run.
+and the programs those of serving_work.py (simulate_fleet_work.py), or with --recorded those of real runs
+(simulate_fleet_recording.py; FILE is one that simulate_fleet_record.py wrote). All policies get the same programs, and
+all but round robin the same index with immediate news. Every policy runs with each seed; a ratio is the mean over the
+seeds of other / ours, with its 95 % interval (paired, of the logarithms, by Student's t). A policy with a setting is
+compared at that which is best for the figure at hand. A pilot run with a tenth of the replicas and another seed runs
+all settings; those that are best there for a figure are run.
 
 An engine's step takes 0.97 ms, 0.04 ms for each token of a prompt and 0.1 ms for each decode: CPU seconds of the pocket
 model in float32 on one core of an Intel Xeon, fitted to decodes of 1, 16 and 64 requests of 300 tokens (1.07, 2.84 and
@@ -29,8 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from report import Report, correct, parser
 from simulate_fleet_engine import Size
 from simulate_fleet_policies import Gate, LeastLoaded, Ours, Preble, RoundRobin, SGLang
+from simulate_fleet_recording import PAGE, Recording, recorded
 from simulate_fleet_work import Figures, FleetRun, Policy, programs
 
+from banyan.runtime.fleet.index import BLOCK
 from banyan.runtime.fleet.placement import StepSeconds
 
 POCKET, H100 = StepSeconds(9.7e-4, 4e-5, 1e-4), StepSeconds(8e-3, 2.5e-5, 3e-5)
@@ -38,16 +42,17 @@ STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.
 """Seeds -> how many standard errors are 95 %."""
 PER_REPLICA = 8
 """Programs that arrive in a run; a quarter of them warms it up."""
+RECORDING = Path(__file__).with_name("simulate_fleet_recording.json")
 GATES, IMBALANCES = (8, 16, 32, 64, 128), (3, 8, 32)
 LOWER = {"forks": "time of a fork program", "ttft_p99": "TTFT p99"}
 """Figures that are compared."""
 
 
-def policies(n: int, step_time: StepSeconds) -> dict[str, dict[str, Callable[[], Policy]]]:
+def policies(n: int, step_time: StepSeconds, page: int = BLOCK) -> dict[str, dict[str, Callable[[], Policy]]]:
     """Name -> its settings. n: engines."""
     return {
-        "ours": {"": partial(Ours, n, step_time)},
-        "ours, without the DAG": {"": partial(Ours, n, step_time, "next")},
+        "ours": {"": partial(Ours, n, step_time, page)},
+        "ours, without the DAG": {"": partial(Ours, n, step_time, page, "next")},
         "round robin": {"": partial(RoundRobin, n)},
         "least loaded": {"": partial(LeastLoaded, n)},
         "SGLang's router": {
@@ -71,18 +76,29 @@ Settings = dict[str, dict[str, list[Figures]]]
 """Policy -> setting -> the figures of each seed."""
 
 
-def simulate(n: int, rate: float, seeds: list[int], step_time: StepSeconds, run: Settings | None = None) -> Settings:
-    """run: the settings to run; without them all."""
+def simulate(
+    n: int,
+    rate: float,
+    seeds: list[int],
+    step_time: StepSeconds,
+    run: Settings | None = None,
+    recording: Recording | None = None,
+) -> Settings:
+    """run: the settings to run; without them all. recording: what programs are drawn from, instead of defined ones."""
     found: Settings = {}
     heads = "".join(f"{head:>9}" for head in ("cached", "/oracle", "forks s", "all s", "TTFT s", "p99 s", "busy", "us"))
     print(f"{f'{n} replicas':36}{heads}")
     for seed in seeds:
-        work = programs(seed, PER_REPLICA * n, rate * n, n, step_time.fixed)
-        for name, settings in policies(n, step_time).items():
+        if recording is None:
+            work, page = programs(seed, PER_REPLICA * n, rate * n, n, step_time.fixed), BLOCK
+        else:
+            work, page = recorded(recording, seed, PER_REPLICA * n, rate * n), PAGE
+        size = Size(Size().n_pages * BLOCK // page)
+        for name, settings in policies(n, step_time, page).items():
             for setting, policy in settings.items():
                 if run is not None and setting not in run[name]:
                     continue
-                figures = FleetRun(work, policy(), n, Size(), step_time).figures()
+                figures = FleetRun(work, policy(), n, size, step_time).figures()
                 found.setdefault(name, {}).setdefault(setting, []).append(figures)
                 cells = "".join(f"{figure:9.3f}" for figure in figures)
                 print(f"{f'{name} {setting}':36}{cells}", flush=True)
@@ -104,19 +120,22 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=5, choices=STUDENT)
     options.add_argument("--rate", type=float, default=6.0, help="programs per second and replica")
     options.add_argument("--h100", action="store_true", help="another step time")
+    options.add_argument("--recorded", type=Path, nargs="?", const=RECORDING, metavar="FILE", help="of these programs")
     args = options.parse_args()
     if args.quick:
         args.replicas, args.seeds = 20, 2
     correct("tests/runtime/fleet", "tests/benchmarks/test_simulate_fleet.py")
     gc.disable()  # nothing here has cycles; a run has millions of objects
     n, step_time = args.replicas, H100 if args.h100 else POCKET
-    pilot = simulate(max(20, n // 10), args.rate, [args.seeds], step_time)
+    recording = Recording.read(args.recorded) if args.recorded else None
+    pilot = simulate(max(20, n // 10), args.rate, [args.seeds], step_time, None, recording)
     chosen = {
         name: {best(settings, field): settings[best(settings, field)] for field in LOWER}
         for name, settings in pilot.items()
     }
-    found = simulate(n, args.rate, list(range(args.seeds)), step_time, chosen)
-    report = Report("fleet", f"{n} virtual replicas, {args.rate} programs/s each, {args.seeds} seeds, {step_time}")
+    found = simulate(n, args.rate, list(range(args.seeds)), step_time, chosen, recording)
+    what = f"{'recorded' if recording else 'defined'} programs"
+    report = Report("fleet", f"{n} virtual replicas, {args.rate} {what}/s each, {args.seeds} seeds, {step_time}")
     (ours,) = found.pop("ours").values()
     report.row("tokens cached, of an infinite cache", "", mean(ours, "of_oracle"), target=">= 0.95")
     report.row("a placement, CPU time", "us", mean(ours, "us"), target="<= 100")

@@ -1,4 +1,4 @@
-"""Virtual engines for simulate_fleet.py: continuous batching in virtual time, and a cache of blocks with LRU.
+"""Virtual engines for simulate_fleet.py: continuous batching in virtual time, and a cache of pages with LRU.
 
 Between two events the engine's steps are alike, so its decodes and the prompt that it computes advance at constant
 rates: an event costs microseconds, whatever the number of steps.
@@ -20,9 +20,9 @@ from banyan.runtime.fleet.placement import StepSeconds
 
 
 class Size(NamedTuple):
-    """Of an engine. n_blocks: blocks of KV. The others are those of the configuration."""
+    """Of an engine. n_pages: of KV; 65,536 tokens. The others are those of the configuration."""
 
-    n_blocks: int = 1024
+    n_pages: int = 65_536 // BLOCK
     max_running: int = 64
     step_tokens: int = 512
 
@@ -31,30 +31,51 @@ class Request:
     """One generation. What a run changes is set anew by each run.
 
     program     the index of its program
-    digests     of the blocks of its whole text, prompt and output; prompt: of its prompt
+    digests     of the pages of its whole text, prompt and output; prompt: of its prompt. page: tokens of each
     n_prompt    tokens of the prompt; n_own: those behind its parent's text, or behind the program's trunk
     n_out       tokens of the output
-    wait        seconds between the end of its parent and its start: a tool or a user
-    children    start when it has ended; together they are a fork
+    children    start when it has ended; together they are a fork. Their parent is this request
+    turn        waits for its end
     """
 
-    __slots__ = ("children", "digests", "engine", "n_out", "n_own", "n_prompt", "number", "parent", "placed", "program",
-                 "prompt", "started", "wait")  # fmt: skip
+    __slots__ = ("children", "digests", "engine", "n_out", "n_own", "n_prompt", "number", "page", "parent", "placed",
+                 "program", "prompt", "started", "turn")  # fmt: skip
 
-    def __init__(self, program: int, digests: list[bytes], n_prompt: int, n_own: int, n_out: int, wait: float) -> None:
-        self.program, self.digests, self.wait = program, digests, wait
-        self.prompt = digests[: n_prompt // BLOCK]
+    def __init__(
+        self, program: int, digests: list[bytes], n_prompt: int, n_own: int, n_out: int, page: int = BLOCK
+    ) -> None:
+        self.program, self.digests, self.page = program, digests, page
+        self.prompt = digests[: n_prompt // page]
         self.n_prompt, self.n_own, self.n_out = n_prompt, n_own, n_out
         self.children: list[Request] = []
         self.parent: Request | None = None
+        self.turn: Turn | None = None
         self.number = 0
         self.engine, self.started = -1, 0.0
         self.placed: object = None
 
 
+class Turn:
+    """Requests that a client starts together, behind one trunk.
+
+    program    the number of its program
+    wait       seconds after all that it waits for until it begins: a tool or a user
+    n_before   what it waits for: ends of requests, and the beginning of the turn before it. 0: it begins the program
+    then       a turn that begins after this one, but maybe before the end of this one
+    """
+
+    __slots__ = ("n_before", "program", "requests", "then", "wait")
+
+    def __init__(self, program: int, wait: float, n_before: int) -> None:
+        self.program, self.wait, self.n_before = program, wait, n_before
+        self.requests: list[Request] = []
+        self.then: Turn | None = None
+
+
 class VirtualEngine:
     """One replica. on_first: called at a request's first token, with the tokens of its prompt that were computed.
-    on_end: when it has ended. stored, removed: the events of its cache."""
+    on_end: when it has ended. stored: called with digests, and the number of the first of them in its text. removed:
+    with digests."""
 
     __slots__ = ("_cache", "_left", "_missing", "_prefill", "_running", "_size", "_step_time", "_turn", "_waiting",
                  "busy", "now", "number", "on_end", "on_first", "removed", "stored", "version")  # fmt: skip
@@ -66,7 +87,7 @@ class VirtualEngine:
         step_time: StepSeconds,
         on_first: Callable[[Request, float, int], None],
         on_end: Callable[[Request, float], None],
-        stored: Callable[[int, list[bytes]], None],
+        stored: Callable[[int, list[bytes], int], None],
         removed: Callable[[int, list[bytes]], None],
     ) -> None:
         self.number, self._size, self._step_time = number, size, step_time
@@ -127,24 +148,24 @@ class VirtualEngine:
         request = self._prefill = self._waiting.popleft()
         prompt = request.prompt
         n_found = n_known(prompt, self._cache)
-        self._missing = request.n_prompt - min(BLOCK * n_found, request.n_prompt - 1)
+        self._missing = request.n_prompt - min(request.page * n_found, request.n_prompt - 1)
         self._left = float(self._missing)
         self._keep(prompt, n_found)
 
     def _keep(self, digests: list[bytes], n_found: int) -> None:
-        """A text was used, of which n_found blocks are there. Evicts the longest unused blocks."""
+        """A text was used, of which n_found pages are there. Evicts the longest unused pages."""
         cache = self._cache
         for digest in reversed(digests):  # a text is evicted from its end
             cache[digest] = None
             cache.move_to_end(digest)
         if n_found < len(digests):
-            self.stored(self.number, digests[n_found:])
-        if len(cache) > self._size.n_blocks:
-            self.removed(self.number, [cache.popitem(last=False)[0] for _ in range(len(cache) - self._size.n_blocks)])
+            self.stored(self.number, digests[n_found:], n_found)
+        if len(cache) > self._size.n_pages:
+            self.removed(self.number, [cache.popitem(last=False)[0] for _ in range(len(cache) - self._size.n_pages)])
 
 
 def n_known(digests: list[bytes], known: Container[bytes]) -> int:
-    """How many of a text's blocks are known: nothing is known without what precedes it."""
+    """How many of a text's pages are known: nothing is known without what precedes it."""
     low, high = 0, len(digests)
     while low < high:
         middle = (low + high) // 2

@@ -1,7 +1,8 @@
 """Policies for simulate_fleet.py: ours, and those of other routers.
 
-The others place each request by itself, by its text, as routers do. All of them have the same index as ours, with
-immediate news of what an engine stored and evicted, which no router has: in this they are better than their originals.
+The others place each request by itself, by its text, as routers do. All of them have the same index as ours, but of
+pages where ours has blocks of 64 tokens, with immediate news of what an engine stored and evicted, which no router has:
+in this they are better than their originals.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from simulate_fleet_engine import Request
 
-from banyan.runtime.fleet.index import BLOCK, PrefixIndex
+from banyan.runtime.fleet.index import BLOCK, PrefixIndex, blocks_of
 from banyan.runtime.fleet.placement import Branch, Demand, Fleet, ProgramPlacement, StepSeconds
 
 WEIGHTS = b"weights"
@@ -19,29 +20,29 @@ WEIGHTS = b"weights"
 
 class Ours:
     """Whole programs and forks, placed by the fleet. sees: how much of a program is known at its start: "all" that it
-    forks into, or only the "next" requests."""
+    forks into, or only the "next" requests. page: tokens of a digest."""
 
-    def __init__(self, n_engines: int, step_time: StepSeconds, sees: str = "all") -> None:
-        self._fleet, self._sees = Fleet(step_time), sees
+    def __init__(self, n_engines: int, step_time: StepSeconds, page: int = BLOCK, sees: str = "all") -> None:
+        self._fleet, self._page, self._sees = Fleet(step_time), page, sees
         for i in range(n_engines):
             self._fleet.add(str(i), WEIGHTS)
         self._n_left: dict[tuple[int, int], int] = {}  # requests of a branch of a placement that have not ended
 
     def place(self, requests: list[Request], trunk: list[bytes], n_trunk: int) -> list[int]:
         parent = requests[0].parent
-        if parent is not None and not requests[0].wait and self._sees == "all":  # was placed with its parent
+        if parent is not None and self._sees == "all":  # was placed with its parent
             for request in requests:
                 request.placed = parent.placed
             return [parent.engine] * len(requests)
         branches = [self._branch(request) for request in requests]
-        placement = self._fleet.place(Demand(trunk, n_trunk, branches, WEIGHTS))
+        placement = self._fleet.place(Demand(blocks_of(trunk, 0, self._page), n_trunk, branches, WEIGHTS))
         for i, request in enumerate(requests):
             request.placed = placement, i
         return [int(name) for name in placement.replicas]
 
     def _branch(self, request: Request) -> Branch:
         """What a request and all that starts with its end computes."""
-        if self._sees != "all" or not request.children or request.children[0].wait:
+        if self._sees != "all" or not request.children:
             return Branch(request.n_own, request.n_out, request.n_out)
         below = [self._branch(child) for child in request.children]
         return Branch(
@@ -61,15 +62,14 @@ class Ours:
             self._fleet.end(placement, i)
             return
         key = id(placement), i
-        is_open = bool(request.children) and not request.children[0].wait
-        left = self._n_left.pop(key, 1) - 1 + (len(request.children) if is_open else 0)
+        left = self._n_left.pop(key, 1) - 1 + len(request.children)
         if left:
             self._n_left[key] = left
         else:
             self._fleet.end(placement, i)
 
-    def stored(self, engine: int, digests: list[bytes]) -> None:
-        self._fleet.stored(str(engine), digests)
+    def stored(self, engine: int, digests: list[bytes], first: int) -> None:
+        self._fleet.stored(str(engine), blocks_of(digests, first, self._page))
 
     def removed(self, engine: int, digests: list[bytes]) -> None:
         self._fleet.removed(str(engine), digests)
@@ -110,7 +110,7 @@ class Router:
         return 1.0
 
     def choose(self, request: Request, n_found: int, best: int) -> int:
-        """The engine of a request. n_found: the longest cached prefix of its prompt, in blocks. best: the engine with
+        """The engine of a request. n_found: the longest cached prefix of its prompt, in pages. best: the engine with
         the least load that has it; -1: none."""
         raise NotImplementedError
 
@@ -147,7 +147,7 @@ class Router:
     def ended(self, request: Request) -> None:
         self.add(request.engine, -1.0)
 
-    def stored(self, engine: int, digests: Sequence[bytes]) -> None:
+    def stored(self, engine: int, digests: Sequence[bytes], first: int) -> None:
         self.index.stored(1 << engine, digests)
 
     def removed(self, engine: int, digests: Sequence[bytes]) -> None:
@@ -162,10 +162,11 @@ class RoundRobin(Router):
     def ended(self, request: Request) -> None:
         pass
 
-    def stored(self, engine: int, digests: Sequence[bytes]) -> None:
+    def stored(self, engine: int, digests: Sequence[bytes], first: int) -> None:
         pass
 
-    removed = stored
+    def removed(self, engine: int, digests: Sequence[bytes]) -> None:
+        pass
 
 
 class LeastLoaded(Router):
@@ -187,7 +188,7 @@ class SGLang(Router):
         high, low = self.highest_load, self.loads[self.lightest]
         if high - low > self._absolute and high > self._relative * low:
             return self.lightest
-        if BLOCK * n_found > self._threshold * request.n_prompt:
+        if request.page * n_found > self._threshold * request.n_prompt:
             return best
         return self._trees[0][1]
 
@@ -227,16 +228,16 @@ class Preble(Router):
         lightest = self.lightest
         if best < 0:
             return lightest
-        if 2 * BLOCK * n_found > request.n_prompt:
+        if 2 * request.page * n_found > request.n_prompt:
             own = self._time.prompt * request.n_own + self._time.decode * request.n_out
             is_fair = self.loads[best] <= self._imbalance * self.loads[lightest] + own
             return best if is_fair else lightest
-        saved = self._time.prompt * BLOCK * n_found
+        saved = self._time.prompt * request.page * n_found
         return best if self.loads[best] - saved <= self.loads[lightest] else lightest
 
     def work(self, request: Request, n_found: int, engine: int) -> float:
         has_it = bool(self.index.holders(request.prompt[:n_found], 1 << engine)) if n_found else False
-        missing = request.n_prompt - BLOCK * n_found * has_it
+        missing = request.n_prompt - request.page * n_found * has_it
         work = self._work[request.number] = self._time.prompt * missing + self._time.decode * request.n_out
         return work
 

@@ -1,9 +1,9 @@
 """Programs for simulate_fleet.py, and a run of them in virtual time.
 
-The programs are those of serving_work.py, with its texts as tokens: few-shot questions behind one prefix (W1, of which
-a program asks 2 to 64), conversations (W2), trees of thought (W3), agents (W4) and questions about a document (W6).
-Long texts, those of 1,000 tokens and more (examples, tools, documents), come from a library: the popularity of the
-n-th is proportional to 1 / n.
+The programs are those of serving_work.py, with its texts as tokens: few-shot questions behind one prefix (W1, of
+which a program asks 2 to 64), conversations (W2), trees of thought (W3), agents (W4) and questions about a document
+(W6). Long texts, those of 1,000 tokens and more (examples, tools, documents), come from a library: the popularity of
+the n-th is proportional to 1 / n.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -20,15 +21,15 @@ from typing import NamedTuple, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from serving_work import Call, Source, agents, chat, few_shot, long_context, tree_of_thought
-from simulate_fleet_engine import Request, Size, VirtualEngine, n_known
+from simulate_fleet_engine import Request, Size, Turn, VirtualEngine, n_known
 
-from banyan.runtime.fleet.index import BLOCK, block_digests
+from banyan.radix_cache.digests import prefix_digests
+from banyan.runtime.fleet.index import BLOCK
 from banyan.runtime.fleet.placement import StepSeconds
 
 LONG = 1000
 SHARES = {"few-shot": 0.25, "chat": 0.25, "tree of thought": 0.03, "agent": 0.37, "documents": 0.1}
-"""Of the programs. The programs of the first, third and last kind fork."""
-FORKS = {"few-shot", "tree of thought", "documents"}
+"""Of the programs."""
 WAITS = {"chat": 600, "agent": 150}
 """The mean time that a user thinks or a tool takes, in steps of an engine; exponential."""
 
@@ -45,13 +46,13 @@ class Library(Source):
 
     def text(self, n: int) -> str:
         if n < LONG:
-            return self._slice(n)
+            return self.new(n)
         key = n, self.chance.choices(range(len(self._weights)), cum_weights=self._weights)[0]
         if key not in self._texts:
-            self._texts[key] = self._slice(n)
+            self._texts[key] = self.new(n)
         return self._texts[key]
 
-    def _slice(self, n: int) -> str:
+    def new(self, n: int) -> str:
         start = int(self.chance.random() * (len(self._characters) - n))
         return self._characters[start : start + n]
 
@@ -71,12 +72,19 @@ class Library(Source):
 
 
 class SimulatedProgram(NamedTuple):
-    """trunk: the number of tokens that its first requests share, of `requests[0]`."""
-
     kind: str
     arrival: float
-    trunk: int
-    requests: list[Request]
+    turns: list[Turn]
+
+    @property
+    def starts(self) -> list[Turn]:
+        """The turns that begin when it arrives."""
+        return [turn for turn in self.turns if not turn.n_before]
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether it begins with several requests."""
+        return sum(len(turn.requests) for turn in self.starts) > 1
 
 
 def programs(seed: int, n: int, rate: float, n_texts: int, step: float) -> list[SimulatedProgram]:
@@ -86,38 +94,63 @@ def programs(seed: int, n: int, rate: float, n_texts: int, step: float) -> list[
     for i, kind in enumerate(kinds):
         now += library.chance.expovariate(rate)
         calls = library.program(kind)
-        trunk = _n_common([call.text for call in calls]) if len(calls) > 1 else len(calls[0].text)
+        trunk = n_common([call.text for call in calls]) if len(calls) > 1 else len(calls[0].text)
         mean = step * WAITS.get(kind, 0)
+        program = SimulatedProgram(kind, now, [Turn(i, 0.0, 0)])
 
-        def grow(call: Call, before: str, program: int = i, trunk: int = trunk, mean: float = mean) -> Request:
-            prompt = before + call.text
-            text = prompt + library._slice(call.n_out)
-            digests = [known.setdefault(one, one) for one in block_digests(b"", text.encode("utf-32-le"))]
-            wait = library.chance.expovariate(1 / mean) if before and mean else 0.0
+        def grow(
+            call: Call,
+            before: Request | None = None,
+            text: str = "",
+            program: SimulatedProgram = program,
+            trunk: int = trunk,
+            mean: float = mean,
+        ) -> None:
+            prompt = text + call.text
+            text = prompt + library.new(call.n_out)
             n_own = len(call.text) if before else len(call.text) - trunk
-            request = Request(program, digests, len(prompt), n_own, call.n_out, wait)
-            request.children = [grow(child, text) for child in call.children]
-            for child in request.children:
-                child.parent = request
-            return request
+            request = Request(program.turns[0].program, digests_of(text, known), len(prompt), n_own, call.n_out)
+            if before is None:
+                program.turns[0].requests.append(request)
+            elif mean:
+                before.turn = Turn(request.program, library.chance.expovariate(1 / mean), 1)
+                before.turn.requests.append(request)
+                program.turns.append(before.turn)
+            else:
+                request.parent = before
+                before.children.append(request)
+            for child in call.children:
+                grow(child, request, text)
 
-        found.append(SimulatedProgram(kind, now, trunk, [grow(call, "") for call in calls]))
-    for number, request in enumerate(every_request(found)):
+        for call in calls:
+            grow(call)
+        found.append(program)
+    return numbered(found)
+
+
+def digests_of(text: str, known: dict[bytes, bytes], page: int = BLOCK) -> list[bytes]:
+    digests = prefix_digests(b"", text.encode("utf-32-le"), 0, 4 * page)
+    return [known.setdefault(one, one) for one in digests[1:]]
+
+
+def numbered(work: list[SimulatedProgram]) -> list[SimulatedProgram]:
+    for number, request in enumerate(every_request(work)):
         request.number = number
-    return found
+    return work
 
 
-def _n_common(texts: list[str]) -> int:
+def n_common(texts: list[str]) -> int:
     first, last = min(texts), max(texts)
     return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
 
 
 def every_request(work: list[SimulatedProgram]) -> Iterator[Request]:
-    stack = [request for program in work for request in reversed(program.requests)]
-    while stack:
-        request = stack.pop()
-        yield request
-        stack += request.children
+    for turn in (turn for program in work for turn in program.turns):
+        stack = turn.requests[::-1]
+        while stack:
+            request = stack.pop()
+            yield request
+            stack += request.children
 
 
 class Policy(Protocol):
@@ -131,7 +164,7 @@ class Policy(Protocol):
 
     def ended(self, request: Request) -> None: ...
 
-    def stored(self, engine: int, digests: list[bytes]) -> None: ...
+    def stored(self, engine: int, digests: list[bytes], first: int) -> None: ...
 
     def removed(self, engine: int, digests: list[bytes]) -> None: ...
 
@@ -165,9 +198,10 @@ class FleetRun:
             VirtualEngine(i, size, step_time, self._first, self._ended, policy.stored, policy.removed)
             for i in range(n_engines)
         ]
-        self._events: list[tuple[float, int, VirtualEngine | Request | SimulatedProgram, int]] = []
+        self._events: list[tuple[float, int, VirtualEngine | Turn | SimulatedProgram, int]] = []
         self._n_events = 0
-        self._n_left = [0] * len(work)  # requests of a program that have not ended
+        self._n_left = Counter(request.program for request in every_request(work))  # that have not ended
+        self._before: dict[Turn, int] = {}  # what a turn still waits for
         self._waited = [0.0] * len(work)
         self._took = [0.0] * len(work)
         self._ttft: list[float] = []
@@ -187,11 +221,11 @@ class FleetRun:
                 if version != what.version:
                     continue
                 self._advance(what, now)
-            elif isinstance(what, Request):
-                self._start([what], now)
+            elif isinstance(what, Turn):
+                self._begin(what, now)
             else:
-                self._n_left[what.requests[0].program] += len(what.requests)
-                self._start(what.requests, now, what)
+                for turn in what.starts:
+                    self._begin(turn, now)
                 if what is self._work[-1]:
                     self._busy = sum(engine.busy for engine in self._engines) / now / len(self._engines)
             for engine in self._dirty:
@@ -200,7 +234,7 @@ class FleetRun:
                     self._at(when, engine, engine.version)
             self._dirty.clear()
         took = self._took[self._n_warm :]
-        forks = [took for took, one in zip(took, self._work[self._n_warm :], strict=True) if one.kind in FORKS]
+        forks = [took for took, one in zip(took, self._work[self._n_warm :], strict=True) if one.is_fork]
         self._ttft.sort()
         return Figures(
             1 - self._n_computed / self._n_prompt,
@@ -213,17 +247,25 @@ class FleetRun:
             statistics.median(self._placing) * 1e6,
         )
 
-    def _at(self, when: float, what: VirtualEngine | Request | SimulatedProgram, version: int = 0) -> None:
+    def _at(self, when: float, what: VirtualEngine | Turn | SimulatedProgram, version: int = 0) -> None:
         self._n_events += 1
         heappush(self._events, (when, self._n_events, what, version))
 
-    def _start(self, requests: list[Request], now: float, program: SimulatedProgram | None = None) -> None:
-        parent = requests[0].parent
-        if program is not None:
-            n_trunk, trunk = program.trunk, requests[0].digests[: program.trunk // BLOCK]
-        else:
-            assert parent is not None
-            n_trunk, trunk = parent.n_prompt + parent.n_out, parent.digests
+    def _begin(self, turn: Turn, now: float) -> None:
+        self._start(turn.requests, now)
+        if turn.then is not None:
+            self._passed(turn.then, now)
+
+    def _passed(self, turn: Turn, now: float) -> None:
+        """One of the things that a turn waits for has happened."""
+        self._before[turn] = left = self._before.get(turn, turn.n_before) - 1
+        if not left:
+            self._waited[turn.program] += turn.wait
+            self._at(now + turn.wait, turn)
+
+    def _start(self, requests: list[Request], now: float) -> None:
+        n_trunk = requests[0].n_prompt - requests[0].n_own
+        trunk = requests[0].digests[: n_trunk // requests[0].page]
         before = time.thread_time()  # of the CPU, so that other processes do not count
         engines = self._policy.place(requests, trunk, n_trunk)
         self._placing.append(time.thread_time() - before)
@@ -246,17 +288,15 @@ class FleetRun:
             self._ttft.append(now - request.started)
             self._n_prompt += request.n_prompt
             self._n_computed += n_computed
-            self._n_oracle += min(BLOCK * min(n_before, len(request.prompt)), request.n_prompt - 1)
+            self._n_oracle += min(request.page * min(n_before, len(request.prompt)), request.n_prompt - 1)
 
     def _ended(self, request: Request, now: float) -> None:
         self._policy.ended(request)
         i = request.program
-        self._n_left[i] += len(request.children) - 1
-        if not request.children:
-            if not self._n_left[i]:
-                self._took[i] = now - self._work[i].arrival - self._waited[i]
-        elif wait := request.children[0].wait:
-            self._waited[i] += wait
-            self._at(now + wait, request.children[0])
-        else:
+        self._n_left[i] -= 1
+        if not self._n_left[i]:
+            self._took[i] = now - self._work[i].arrival - self._waited[i]
+        if request.children:
             self._start(request.children, now)
+        if request.turn is not None:
+            self._passed(request.turn, now)
