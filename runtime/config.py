@@ -612,7 +612,8 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         raise OutOfMemory(
             f"a window of {model.window} tokens needs {n_window_needed} pages = "
             f"{n_window_needed * found.window_page_bytes / 2**20:.1f} MiB of KV memory, but only "
-            f"{max(found.n_bytes, 0) / 2**20:.1f} MiB are available; lower `window` or `step_tokens`, or raise `kv_memory`"
+            f"{max(found.n_bytes, 0) / 2**20:.1f} MiB are available; lower `window` or `step_tokens`, or raise "
+            "`kv_memory`"
         )
     if config.window:
         decisions.append(
