@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 
 KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # 8-bit dtypes, by the names of the option
-HALVES = torch.uint8  # of pools with two numbers of 4 bits in a byte
+HALVES = torch.uint8  # the dtype of 4-bit pools: two numbers in a byte
 KV_KINDS = {name: (dtype, dtype) for name, dtype in KINDS.items()} | {"k8v4": (torch.int8, HALVES)}
-"""The dtypes of the keys' and values' numbers, by the names of the option."""
-LIMIT = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest number of each
+"""For each value of the option `kv_dtype`: the dtypes of the keys' and of the values' numbers."""
+LIMIT = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest number of each dtype
 _NATIVE_KINDS = {dtypes: i for i, dtypes in enumerate(KV_KINDS.values(), 1)}
 
 
 class Quantized(NamedTuple):
-    """A pool in 8 or 4 bits. A value is its number times its scale, in 4 bits plus a minimum."""
+    """A pool in 8 or 4 bits. A key or value is its number times its scale; in 4 bits, plus a minimum."""
 
     numbers: Tensor  # int8 or float8_e4m3fn [n_pages, page_size, n_kv_heads, head_dim]; HALVES [..., head_dim / 2]
     scale: Tensor  # float32 [n_pages, page_size, n_kv_heads]; 4 bits: bfloat16 [..., n_groups, 2], scale and minimum
 
     @property
     def shape(self) -> torch.Size:
-        """As if each number had a place of its own."""
+        """The shape in numbers: a byte of a 4-bit pool counts as two."""
         *sizes, last = self.numbers.shape
         return torch.Size((*sizes, 2 * last if self.numbers.dtype == HALVES else last))
 
@@ -66,8 +66,8 @@ def kv_pools(
     n: int, shape: Sequence[int], dtypes: tuple[torch.dtype, torch.dtype], device: torch.device | str = "cpu",
     latent_dim: int = 0,
 ) -> list[tuple[Pool, Pool]]:  # fmt: skip
-    """Uninitialised pools of keys and of values for n layers, see `stacked`. dtypes: of keys, and of values.
-    latent_dim: values are the first latent_dim numbers of keys; 0: they have pools of their own."""
+    """Uninitialised pools of keys and of values for n layers, see `stacked`. dtypes: the dtype of keys, and that of
+    values. latent_dim: values are the first latent_dim numbers of keys; 0: values have pools of their own."""
     keys, values = dtypes
     if latent_dim:
         return [(pool, values_of(pool, latent_dim)) for pool in stacked(n, shape, keys, device)]
@@ -85,12 +85,12 @@ def values_of(k_pool: Pool, latent_dim: int) -> Pool:
 
 
 def is_latent(k_pool: Pool, v_pool: Pool) -> bool:
-    """Whether `values_of` made the pool of values: only then it is smaller."""
+    """Whether `values_of` made the pool of values, which is the case if it is smaller than the pool of keys."""
     return v_pool.shape[3] != k_pool.shape[3]
 
 
 def stored(k_pool: Pool, v_pool: Pool) -> tuple[Pool, ...]:
-    """Those of two pools that have memory of their own."""
+    """The pools of a (keys, values) pair that have memory of their own."""
     return (k_pool,) if is_latent(k_pool, v_pool) else (k_pool, v_pool)
 
 
@@ -170,15 +170,15 @@ def group_of(head_dim: int) -> int:
 
 
 def native_kind(k_pool: Pool, v_pool: Pool) -> int:
-    """How the library reads the numbers of two pools: in the dtype of the computation (0), or the place of their dtypes
-    in KV_KINDS; -1: in no way."""
+    """The number by which the C++ library knows the dtypes of two pools: 0: the dtype of the computation; else, from 1
+    on, the entry of KV_KINDS; -1: it supports neither."""
     if not isinstance(k_pool, Quantized) or not isinstance(v_pool, Quantized):
         return -1 if isinstance(k_pool, Quantized) or isinstance(v_pool, Quantized) else 0
     return _NATIVE_KINDS.get((k_pool.numbers.dtype, v_pool.numbers.dtype), -1)
 
 
 def are_native(k_pool: Pool, v_pool: Pool, dtype: torch.dtype) -> bool:
-    """Whether the library can compute in `dtype` on these two pools."""
+    """Whether the C++ library can compute in `dtype` on these two pools."""
     return native_kind(k_pool, v_pool) >= 0 and all(
         (isinstance(pool, Quantized) or pool.dtype == dtype) and all(part.is_contiguous() for part in parts(pool))
         for pool in stored(k_pool, v_pool)

@@ -45,13 +45,13 @@ class OpSizes(NamedTuple):
     vocab: int = 151_936
     forbidden: int = 150_000  # tokens that one mask forbids
     masks: int = 64
-    words: int = 4748  # of 32 bits, per mask
+    words: int = 4748  # words of 32 bits per mask
     cells: int = 64 * 500  # logits that are edited
     n_pools: int = 2
-    slots: int = 64  # that are copied, in each pool
+    slots: int = 64  # slots that are copied, in each pool
     adapters: int = 16
     rank: int = 16
-    experts: int = 128  # that a row of the batch goes through
+    experts: int = 128  # experts that at least one row goes through
     experts_of_row: int = 8
 
 
@@ -62,8 +62,8 @@ class Op(NamedTuple):
     """An op of the table."""
 
     name: str
-    shapes: str  # of its arguments and its result
-    n_bytes: Cost  # moved to and from memory, at least
+    shapes: str  # shapes of the op's arguments and its result
+    n_bytes: Cost  # bytes moved to and from memory, at least
     n_flops: Cost
     on_cpu: str = "cpu"  # the file that serves CPU tensors
     on_gpu: str = "kernel"  # the file that serves GPU tensors

@@ -57,28 +57,28 @@ class Lease:
         self.n_cached = 0  # tokens that were in the tree when it was opened; the next one is the first to compute
         self.n_host = 0  # those of the n_cached tokens that were in host memory
         self.n_matched = 0  # tokens whose pages were found; more than n_cached if a recurrent state is missing
-        self.state = -1  # the slot of its recurrent state after the computed tokens
-        self.states: dict[int, int] = {}  # position -> slot: states that it will publish
-        self.window: WindowTable | None = None  # its pages of windowed layers, if these have their own
+        self.state = -1  # slot of the recurrent state after the computed tokens
+        self.states: dict[int, int] = {}  # states to publish: position -> slot
+        self.window: WindowTable | None = None  # pages of windowed layers, if these have pages of their own
         self.priority = priority
         self.owner = owner
-        self._node = node  # the node in which its published tokens end; locked
+        self._node = node  # the node in which the published tokens end; locked
         self._source: Node | None = None  # below _node; its first page is to be copied; locked
         self._copies: list[tuple[int, int, int]] = []
         self._start = -1  # slot of the recurrent state after the first n_cached tokens
-        self._ids = ids  # its tokens, as far as the lease was told
+        self._ids = ids  # token ids that `open` and `publish` were given
         self._namespace = namespace
         self._n_computed = 0  # how many of these tokens are computed or copied
         self._is_counted = False
 
     @property
     def node(self) -> Node:
-        """Where its published tokens end in the tree."""
+        """The node in which the lease's published tokens end."""
         return self._node
 
     @property
     def n_slots(self) -> int:
-        """Room, in tokens."""
+        """How many tokens the lease's pages have room for."""
         return len(self.pages) * self.cache.page
 
     @property
@@ -96,13 +96,13 @@ class Lease:
         return copies
 
     def claim_state(self) -> None:
-        """Claims the slot of its recurrent state, and orders the copy of the state after its cached tokens."""
+        """Claims the slot of the lease's recurrent state, and orders the copy of the state after the cached tokens."""
         if self.cache.states is not None:
             self.state = self.cache.states.claim_copy(self._start)
 
     def keep_state(self, position: int, may_evict: bool = True) -> int:
-        """Claims a slot for the state after `position` tokens, which the next forward pass computes. They are published
-        together. Returns -1 if there is none."""
+        """Claims a slot for the state after `position` tokens, which the next forward pass computes. `publish` stores
+        the state with these tokens. Returns -1 if no slot can be had."""
         assert self.cache.states is not None
         slot = self.cache.states.claim(may_evict)
         if slot >= 0:
@@ -169,7 +169,8 @@ class Lease:
             self.window.leave_behind(self._n_computed)
 
     def _store_state(self, position: int, ids: bytes) -> None:
-        """Moves a state to the tree. A node of another lease may have the last tokens, or none has them."""
+        """Moves a state to the tree. The node that has the last tokens may come from another lease; if no node has
+        them, the state is freed."""
         states, tree = self.cache.states, self.cache.tree
         assert states is not None
         node, n = tree.match(tree.root(self._namespace), ids, position)
@@ -242,12 +243,12 @@ class Cache:
         n_states: int = 0,
         window: WindowPages | None = None,
     ) -> None:
-        """n_pages of `page` slots each, a power of two.
+        """The cache has n_pages pages of `page` slots each; `page` is a power of two.
 
         enabled  if False, nothing is stored and nothing is found
         policy   a name of POLICIES: the order of eviction of nodes without hints
         n_host   pages of host memory, for pages that leave the device
-        file     this host memory, of n_host pages, if it is to outlive the process
+        file     host memory of n_host pages in a file, which outlives the process; None: in this process's memory
         n_states slots of recurrent state; 0: the model has none
         window   pages of layers with a sliding window; None: these layers use the pages of the others. Not with a
                  second tier or recurrent states
@@ -268,10 +269,10 @@ class Cache:
         self.tree.second_tier = self.host
         self.states = StateSlots(n_states) if n_states else None
         self.window = window
-        self.tree.states = self._resumable = self.states or window  # a text can only be continued where these are kept
+        self.tree.states = self._resumable = self.states or window  # where a text can be continued
         self.events: CacheEvents | None = None  # until `listen` is called
         self.tally = Tally()
-        self.leases: dict[Lease, None] = {}  # the open ones, in the order in which they were opened
+        self.leases: dict[Lease, None] = {}  # open leases, in the order in which they were opened
         self.in_flight: InFlight[Any] = InFlight()
         self._n_leased = 0  # pages that leases own
         self.quarantined: set[int] = set()  # pages withdrawn from use; see quarantine.py
@@ -346,8 +347,8 @@ class Cache:
         return n if self._resumable is None else self._resumable.find(node, n)[1]
 
     def _bring(self, node: Node, n: int) -> tuple[Node, int, int]:
-        """Brings the path to the n-th token, which is in `node`, back from host memory. Returns the node that then ends
-        it on the device, its tokens, and how many of them came back."""
+        """Brings the path to the n-th token, which is in `node`, back from host memory. Returns the last node of the
+        path that is on the device then, the path's tokens up to its end, and how many of them came back."""
         assert self.host is not None
         above: Node | None = node
         while above and above.parent and not above.pages:
@@ -357,10 +358,11 @@ class Cache:
         return node, n, max(0, n - n_before)
 
     def _place(self, node: Node, n: int) -> tuple[Node, Node | None, int]:
-        """Where a lease on n tokens, which end in `node`, locks the tree: the node to lock, the node whose first page
-        it copies, and how many slots of it. Splits a node that has more than the lease needs."""
+        """Decide which node a lease on n tokens locks; the tokens end in `node`, which is split if it has more than the
+        lease needs. Returns the node to lock, the node whose first page the lease copies (None: nothing to copy), and
+        how many slots of that page."""
         n_rest = n % self.page
-        if n == node.end and (not n_rest or not node.n_locks):  # at a page border, or in a page that it may fill
+        if n == node.end and (not n_rest or not node.n_locks):  # at a page border, or in a page that the lease may fill
             return node, None, 0
         n_whole = n - n_rest
         if n_whole == node.start:
@@ -372,7 +374,7 @@ class Cache:
     # ---- hints -----------------------------------------------------------------------------------------------------
 
     def handle(self, ids: bytes, namespace: bytes = b"") -> KVHint:
-        """A hint on the prefix `ids`, which need not be stored."""
+        """Make a hint on the prefix `ids`, which need not be stored."""
         n_tokens(ids)
         return self.hints.make(ids, namespace)
 
@@ -400,7 +402,7 @@ class Cache:
         return self.hints.evict(n_pages)
 
     def reset(self) -> None:
-        """Drops all that no lease uses, in host memory too."""
+        """Drops all nodes that no lease uses, in host memory too."""
         if self.host is not None:
             self.host.clear()
         self.tree.second_tier = None  # or pages would move to host memory
@@ -424,7 +426,7 @@ class Cache:
             self.host.save(self.n_pages)
 
     def _claim(self, n: int) -> list[int]:
-        """n pages for a lease; none if there are not n."""
+        """Takes n pages for a lease, by eviction if needed. Returns an empty list if fewer than n can be had."""
         n_short = n - len(self.pool.free)
         if n_short > 0:
             if n_short > self.tree.n_evictable:
@@ -439,7 +441,7 @@ class Cache:
 
     def listen(self, first: int = 0) -> CacheEvents:
         """Returns the log of pages that are stored on the device and pages that leave it. The first call starts the
-        recording. first: the number that the first recorded event gets; later calls ignore it."""
+        recording. first: the number of the first recorded event; only the first call uses it."""
         if self.events is None:
             self.events = self.tree.listener = CacheEvents(self.tree, first)
         return self.events

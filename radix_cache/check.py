@@ -128,7 +128,7 @@ def _check_locks(cache: Cache, nodes: list[Node]) -> None:
 
 
 def _check_states(cache: Cache, nodes: list[Node]) -> None:
-    """Each slot of recurrent state is free, of a lease, or of the node that has its position, exactly once."""
+    """Each slot of recurrent state has exactly one owner: the free list, a lease, or the node that has its position."""
     states = cache.states
     in_tree = [slot for node in nodes for slot in node.states.values()]
     leased = [slot for lease in cache.leases for slot in (lease.state, *lease.states.values()) if slot >= 0]
@@ -146,7 +146,8 @@ def _check_states(cache: Cache, nodes: list[Node]) -> None:
 
 
 def _check_windows(cache: Cache, window: WindowPages, nodes: list[Node]) -> None:
-    """Each page of windowed layers is free, of one node, or used by leases; and leases have those before their end."""
+    """Each page of windowed layers is free, belongs to one node, or is used by leases. Each lease has the pages of its
+    last window."""
     page, in_tree = window.page, [(own, node, end) for node in nodes for end, own in node.states.items()]
     users = Counter(own for lease in cache.leases if lease.window is not None for own in lease.window.held)
     known = {own for own, *_ in in_tree}

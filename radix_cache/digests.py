@@ -1,4 +1,4 @@
-"""Digests of prefixes. Here is no numpy, which takes a third of the CPU time of a server's imports."""
+"""Digests of prefixes. This file must not import numpy, which takes a third of the CPU time of a server's imports."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
-"""Events of pages that come to the device and leave it, for a router that tracks which replica has which prefix.
+"""Events of pages that are stored on the device or leave it, for a router that tracks which replica has which prefix.
 
     events = cache.listen()
-    page = events.since(-1)                # all that is there now, as events; continue from page.next
+    page = events.since(-1)                # all pages on the device now, as events; continue from page.next
     page = events.since(page.next)         # what has happened since
 
-A router asks for them; to a server with several engines, an engine sends them with the report of each step.
+A router asks for events. An engine of a server with several engines sends them with the report of each step.
 
 A page is named by a digest of the whole prefix that it ends (`digests.prefix_digests`), which is the same on all
 machines. Only whole pages have events. The log is bounded. A router that asks for events that are no longer in the log,
-or with the number of another process, gets all that is there now (`is_all`), and must forget what it knew.
+or with the number of another process, gets all pages that are on the device now (`is_all`), and must forget what it
+knew.
 
 Before the first call of `listen`, nothing is recorded. After it, storing also hashes the prefix and the pages: 140 us
 for 4,096 new tokens, which take 20 us without (one core of an AMD EPYC, busy).
@@ -31,8 +32,8 @@ N_KEPT = 1 << 16
 class Event(NamedTuple):
     """Consecutive pages that were stored or removed.
 
-    parent: the digest of the prefix before the first page. digests: one for each page, in order. In hexadecimal. first:
-    the number of the first page in its text.
+    parent: the digest of the prefix before the first page. digests: one for each page, in order. Digests are in
+    hexadecimal. first: the index of the first page in its text.
     """
 
     kind: Literal["stored", "removed"]
@@ -92,14 +93,14 @@ class CacheEvents:
         return Event(kind, parent.hex(), tuple(digest.hex() for digest in digests), first)
 
     def since(self, number: int) -> EventPage:
-        """The events since the call that returned `number` as `next`; -1: all that is there."""
+        """The events since the call that returned `number` as `next`; -1: all pages on the device."""
         n_new = self._next - number
         if number >= 0 and 0 <= n_new <= len(self._kept):
             return EventPage(self._next, False, [self._kept[k] for k in range(-n_new, 0)])  # near its end: cheap
         return EventPage(self._next, True, self._all())
 
     def forget(self) -> None:
-        """Clears the log: every listener gets all that is there on its next call."""
+        """Clears the log: on its next call, every listener gets all pages on the device."""
         self._kept.clear()
         self._n_digests = 0
         self._next += 1

@@ -27,8 +27,8 @@ from banyan.radix_cache.pagefile import Label, PageFile, label_node
 from banyan.radix_cache.tree import Tree
 
 RUN = 16
-"""Pages that leave the device at once, if a leaf has as many: moving one page costs as much as moving a few, and each
-move splits a node."""
+"""Pages of a leaf that leave the device together, if it has so many: moving one page costs as much as moving a few, and
+each move splits a node."""
 
 
 class Move(NamedTuple):
@@ -58,7 +58,7 @@ class Host:
 
     def _reset(self) -> None:
         self.free = list(range(self.n_pages - 1, -1, -1))
-        self.queue = EvictionQueue(HOST, "host", is_open=True)  # of nodes that are only here
+        self.queue = EvictionQueue(HOST, "host", is_open=True)  # nodes that are only in host memory
         self.copies: dict[Node, None] = {}  # nodes that are on the device too, the oldest copy first
         self.unproven: set[int] = set()  # pages that an earlier process wrote and that were not read yet
 
@@ -115,7 +115,7 @@ class Host:
         return n - n_left
 
     def _claim(self, n: int) -> list[int]:
-        """n pages of host memory, by eviction if needed; none if there are not n."""
+        """Takes n pages of host memory, by eviction if needed. Returns an empty list if fewer than n can be had."""
         if n > self.n_pages:
             return []
         free = self.free
@@ -146,7 +146,8 @@ class Host:
 
     def bring(self, node: Node, n: int, n_room: int) -> tuple[Node, int]:
         """Brings the path to the n-th token, which is in `node`, back to the device, up to n_room pages. Evicts other
-        pages for it as usual. Returns the node that then ends it on the device, and its tokens."""
+        pages for it as usual. Returns the last node of the path that is on the device then, and the path's tokens up to
+        its end."""
         tree = self.tree
         n_more = -(-n // tree.page) * tree.page - node.start
         if n_more < node.end - node.start:

@@ -33,7 +33,7 @@ class InFlight(Generic[Owner]):
         return len(self._claims)
 
     def claim(self, owner: Owner, ids: bytes, namespace: bytes = b"") -> None:
-        """`owner` starts to compute the prompt `ids`. Raises ValueError if it already has a claim."""
+        """Record that `owner` starts to compute the prompt `ids`. Raises ValueError if `owner` already has a claim."""
         if owner in self._claims:
             raise ValueError(f"{owner!r} has a claim already")
         self._n_claimed += 1
@@ -41,13 +41,13 @@ class InFlight(Generic[Owner]):
         insort(self._prompts, claim)
 
     def release(self, owner: Owner) -> None:
-        """`owner` computes no more. Does nothing if it has no claim."""
+        """End the claim of `owner`, if it has one."""
         if claim := self._claims.pop(owner, None):
             del self._prompts[bisect_left(self._prompts, claim)]
 
     def find(self, ids: bytes, namespace: bytes = b"") -> tuple[Owner, int] | None:
-        """The owner that computes the longest prefix of `ids`, and its tokens; None if no prompt shares a token. Of
-        equal prompts, the earliest claim.
+        """The owner that computes the longest prefix of `ids`, and the number of tokens in that prefix; None if no
+        prompt shares a token with `ids`. Among equal prompts, the earliest claim is returned.
 
         Takes a binary search and two comparisons: in sorted strings, a neighbour has the longest common prefix.
         """

@@ -26,12 +26,12 @@ class Lru:
         """n_pages: pages of the pool."""
 
     def stored(self, n_stored: int, priority: int) -> int:
-        """The level of a new node. n_stored: number of pages stored before this node. priority: that of the node's
-        lease."""
+        """Returns the eviction level of a new node. n_stored: number of pages stored before this node. priority: the
+        priority of the lease that stores the node."""
         return 0
 
     def used(self, level: int, priority: int) -> int:
-        """The new level of a node that a lease matched."""
+        """Returns the new eviction level of a node that a lease matched."""
         return level
 
 

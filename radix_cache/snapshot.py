@@ -15,21 +15,21 @@ N_IDS = 24
 """Token ids that are shown of the beginning of a node."""
 N_OWNERS = 8
 MAX_NODES = 5000
-"""Nodes of a snapshot, however many are asked for."""
+"""Most nodes in a snapshot, even if more are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """A node, or a root, which has no tokens.
+    """One node of the tree. A root is a node without tokens.
 
     parent     its index in TreeSnapshot.nodes; -1: it is a root
     ids        its first token ids
-    n_pages    on the device
-    n_host     in host memory; with n_pages, these are a copy
+    n_pages    pages on the device
+    n_host     pages in host memory; if n_pages is not 0, they are copies of the pages on the device
     n_locks    leases on it or on a node below it
     n_before   pages that are evicted before it; -1: it is locked, held or not on the device
     n_folded   nodes below it that are not shown; n_folded_tokens: their tokens
-    namespace  of a root, in hexadecimal
+    namespace  a root's namespace, in hexadecimal
     owners     programs with a lease that ends at the node or below it, at most N_OWNERS
     """
 
@@ -50,8 +50,8 @@ class NodeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class TreeSnapshot:
-    """The whole tree. nodes: parents before children; of siblings, the largest subtree first. n_nodes, n_roots: also
-    those that are not shown. The other numbers are those of `Stats`."""
+    """The whole tree. nodes: parents before children; of siblings, the largest subtree first. n_nodes, n_roots: all
+    nodes and roots, also those that are not in `nodes`. The other numbers are as in `Stats`."""
 
     page: int
     n_pages: int
@@ -67,7 +67,7 @@ class TreeSnapshot:
 
 
 def snapshot(cache: Cache, n_max: int) -> TreeSnapshot:
-    """The tree with at most `n_max` of its nodes: those with most tokens in their subtrees. Walks the whole tree."""
+    """Takes a snapshot with at most `n_max` nodes: those with most tokens in their subtrees. Walks the whole tree."""
     stats = cache.stats()
     result = TreeSnapshot(
         cache.page, stats.n_pages, stats.n_free, stats.n_leased, stats.n_cached, stats.n_held, stats.n_host_pages,

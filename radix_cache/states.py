@@ -1,12 +1,13 @@
-"""Slots of recurrent state, as values of the tree.
+"""Slots of recurrent state. Nodes of the tree refer to them, as they refer to pages.
 
 Layers such as linear attention keep one state of a text, not something for each token. So a prefix can only be
 continued from a position whose state was stored. A node has the states of some of its positions (`Node.states`): a
-match ends at the deepest of them, and what follows is computed again, even where its pages are there.
+match ends at the deepest of them, and the tokens after it are computed again, even if the tree has their pages.
 
 A slot has one owner: the free list, a lease (its working slot, or a state that it has not published yet), or a node.
 The state of a node is copied to the working slot of each lease that continues from it. If no slot is free, a state of
-the tree is evicted: of dropped branches first, of held ones last, of the rest the one that was used the longest ago.
+the tree is evicted: first states of dropped branches, then the least recently used ones, and states that hints hold
+last.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class StateSlots(NodeSlots):
         return copies
 
     def claim(self, may_evict: bool = True) -> int:
-        """A slot; -1 if there is none."""
+        """Take a slot, by eviction if needed and allowed. Returns -1 if none can be had."""
         if not self.free and self.nodes and may_evict:
             slot = min(self.nodes, key=self._order)
             node = self.nodes[slot]
@@ -63,7 +64,8 @@ class StateSlots(NodeSlots):
         return self.free.pop() if self.free else -1
 
     def claim_copy(self, source: int) -> int:
-        """A slot that will have the state in `source`; -1: the first. One must be free, or a node's."""
+        """Take a slot and order the copy of the state in `source` to it; source -1: the state before the first token. A
+        slot must be free or belong to a node."""
         slot = self.claim()
         assert slot >= 0, "more leases compute than there are slots"
         self._copies.append((source, slot))
@@ -78,8 +80,8 @@ class StateSlots(NodeSlots):
         return node.n_holds > 0, node.queue.level != DEAD or node.n_locks > 0
 
     def find(self, node: Node, n: int) -> tuple[Node, int, int]:
-        """The last state on the path to the n-th token, which is in `node`: its node, position and slot. At the root:
-        0 and -1."""
+        """Find the last state on the path to the n-th token, which is in `node`. Returns its node, position and slot;
+        if there is no state, (the root, 0, -1)."""
         at = node
         while at.parent:
             if position := max((p for p in at.states if p <= n), default=0):
@@ -93,8 +95,8 @@ class StateSlots(NodeSlots):
         self.nodes[slot] = self.nodes.pop(slot)
 
     def store(self, node: Node, position: int, slot: int) -> None:
-        """Gives the state after the first `position` tokens to the node in which they end. Frees it if the node has
-        one."""
+        """Gives the state after the first `position` tokens to the node in which they end. If the node already has this
+        state, frees the slot."""
         if position in node.states:
             self.touch(node.states[position])
             self.give(slot)

@@ -11,8 +11,9 @@ Rules (`check` asserts them):
   * A page in the tree belongs to one node.
   * A lock on a node covers its ancestors. Locked nodes are not evicted. Held nodes (hints.py) are evicted last. All
     other nodes wait in eviction queues. `unlock` adds a path to them deepest first, and no node's queue has a lower
-    level than that of a node below it. So a node waits behind its descendants, the head of the lowest queue is always a
-    leaf, and eviction takes pages from the end of the oldest leaf, at a cost independent of the size of the tree.
+    level than that of a node below it. So a node is evicted after its descendants, the head of the lowest queue is
+    always a leaf, and eviction takes pages from the end of the oldest leaf, at a cost independent of the size of the
+    tree.
   * An open leaf of less than a page is dropped, once unlocked, if a sibling begins with the same tokens.
   * At most one lease writes to an open leaf: the one whose tokens end there. Others read it, and copy the page.
   * A match changes nothing, not even an age. Nodes are split where a lock or an insert ends, never by a match.
@@ -46,7 +47,7 @@ class PagePool:
         self.free = list(range(n_pages))
 
     def take(self, n: int) -> list[int]:
-        """Takes n free pages; there must be as many."""
+        """Takes n free pages; there must be at least n."""
         free = self.free
         n_left = len(free) - n
         taken = free[n_left:]
@@ -70,7 +71,7 @@ class SecondTier(Protocol):
 
 
 class Listener(Protocol):
-    """Is told which pages come to the device and leave it; see `events.CacheEvents`."""
+    """Is told which pages are stored on the device and which leave it; see `events.CacheEvents`."""
 
     def stored(self, node: Node, first: int) -> None: ...
     def removed(self, node: Node, first: int) -> None: ...
@@ -89,7 +90,7 @@ class Tree:
         self.width = 4 * page  # bytes of token ids per page
         self.policy = policy or Lru(pool.n_pages)
         self.roots: dict[bytes, Root] = {}
-        self.dead = EvictionQueue(DEAD, "dead")  # never open: a node that is unlocked was used, so it is alive
+        self.dead = EvictionQueue(DEAD, "dead")  # its is_open stays False, so `unlock` uses another queue
         self.by_level: dict[float, EvictionQueue] = {}
         self.queues: list[EvictionQueue] = []  # sorted by level: all queues with nodes, and at least one
         self.queue(0)

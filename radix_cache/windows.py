@@ -1,14 +1,15 @@
-"""Pages of the layers whose attention has a sliding window, as values of the tree.
+"""KV pages of layers with sliding-window attention. Nodes of the tree refer to them, as they refer to other pages.
 
 Such a layer reads only the last `window` tokens, so its keys and values have pages of their own, which are numbered
-separately, and a request gives those behind its window back while it runs. A node has the pages of some of its tokens
-(`Node.states`: the position behind a page -> the page). A match ends at the last position before which all pages of a
-window are there; what follows is computed again, even where the other layers' pages are there. Layers may also read
-the first tokens of a text, however far they are: the pages of these stay with a request, and a match needs them too.
+separately. While a request runs, it gives back the pages that its window has passed. A node has the pages of some of
+its tokens (`Node.states`: the position after a page -> the page). A match ends at the last position before which all
+pages of a window are stored. The tokens after it are computed again, even if the other layers' pages are stored. Layers
+may also read the first tokens of a text, at any distance: a request keeps the pages of these tokens, and a match needs
+them too.
 
 A page belongs to a node, to leases that use it, or to both; if to neither, it is free. A page of a node that no lease
-uses is evicted when another is needed: first those that requests left behind, then the others, the longest unused
-first; what hints hold last. Nodes whose pages are evicted lose their entries here too.
+uses is evicted when another page is needed: first the pages that windows have passed, then the others, the longest
+unused first, and pages that hints hold last. A node that is evicted loses its pages of windowed layers too.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from banyan.radix_cache.states import NodeSlots
 
 
 class WindowPages(NodeSlots):
-    """All pages of windowed layers. null: a page in the place of those that a table lacks. Nobody writes to it."""
+    """All pages of windowed layers. null: the page that fills the gaps of a page table. Nobody writes to it."""
 
     def __init__(self, n_pages: int, page: int, window: int, n_ahead: int, n_first: int = 0) -> None:
-        """window: tokens that a token attends to, itself included. n_ahead: tokens behind its published ones for which
-        a lease claims pages, at most; a step must not compute more. n_first: tokens at the beginning of a text that
-        all its tokens attend to as well."""
+        """window: number of tokens that a token attends to, including itself. n_ahead: a lease claims pages for at most
+        so many tokens after its published tokens, so a step must not compute more. n_first: number of tokens at the
+        beginning of a text that all later tokens attend to as well."""
         super().__init__(n_pages)
         if n_pages < self.need(window, n_ahead, page, n_first):
             raise ValueError(f"{n_pages} pages are too few for a window of {window} tokens")
         self.page, self.window, self.n_ahead = page, window, n_ahead
         self.n_first = -(-n_first // page)  # pages
         self.null = n_pages
-        self.n_users = [0] * n_pages  # by page: leases
-        self._positions = [0] * n_pages  # by page: its place in its node
+        self.n_users = [0] * n_pages  # by page: how many leases use it
+        self._positions = [0] * n_pages  # by page: its position, as in Node.states
         self.passed: dict[int, None] = {}  # pages of nodes that no lease uses, in two queues
         self.unused: dict[int, None] = {}
 
@@ -46,8 +47,8 @@ class WindowPages(NodeSlots):
         return len(self.free) + len(self.passed) + len(self.unused)
 
     def first(self, n: int) -> int:
-        """The index of the first page that a text needs which goes on behind n tokens, apart from the pages at its
-        beginning."""
+        """The index of the first page in the window of a text that continues after n tokens. (The text also needs the
+        pages of its first n_first tokens.)"""
         return max(0, n - self.window + 1) // self.page
 
     def find(self, node: Node, n: int) -> tuple[Node, int, int]:
@@ -81,7 +82,7 @@ class WindowPages(NodeSlots):
         return self.find(node, missing * page)
 
     def claim(self, n: int) -> list[int]:
-        """n pages for a lease; none if there are not n."""
+        """Takes n pages for a lease, by eviction if needed. Returns an empty list if fewer than n can be had."""
         if n > self.n_available:
             return []
         n_rotated = 0
@@ -101,13 +102,14 @@ class WindowPages(NodeSlots):
         return pages
 
     def use(self, page: int) -> None:
-        """A lease uses a page."""
+        """Count one more lease that uses a page."""
         self.n_users[page] += 1
         self.passed.pop(page, None)
         self.unused.pop(page, None)
 
     def leave(self, page: int, is_passed: bool = False) -> None:
-        """A lease no longer uses a page. is_passed: it went on, so others hardly need the page either."""
+        """Count one lease less that uses a page. is_passed: the lease's window has passed the page, so other leases are
+        unlikely to need it."""
         self.n_users[page] -= 1
         if self.n_users[page]:
             return
@@ -117,8 +119,8 @@ class WindowPages(NodeSlots):
             (self.passed if is_passed and not node.n_holds else self.unused)[page] = None
 
     def store(self, node: Node, position: int, page: int) -> None:
-        """Gives a page that a lease uses to a node, which has none at this position; from another node, if one has
-        it."""
+        """Gives a page that a lease uses to a node, which has none at this position. If another node has the page, it
+        loses it."""
         if (other := self.nodes.get(page)) is not None:
             del other.states[self._positions[page]]
         if not node.states:
@@ -135,7 +137,7 @@ class WindowPages(NodeSlots):
             self.free.append(page)
 
     def reset(self, tables: list[WindowTable]) -> None:
-        """Frees all pages but those of these leases; no node may have one."""
+        """Frees all pages that the leases of `tables` do not use. No node may have a page."""
         self.nodes.clear()
         self.passed.clear()
         self.unused.clear()
@@ -149,14 +151,15 @@ class WindowPages(NodeSlots):
 class WindowTable:
     """The pages of windowed layers that one lease uses.
 
-    pages  as `Lease.pages`, but only up to the tokens of the next step, and with the null page between the first pages
-           and the window
+    pages  as `Lease.pages`, but only up to the tokens of the next step; the null page stands for pages between the
+           first tokens and the window
     """
 
     __slots__ = ("_first", "_n_stored", "_source", "_window", "copies", "pages")
 
     def __init__(self, window: WindowPages, node: Node, n: int) -> None:
-        """n: the tokens that the lease found, of which `node` ends the whole pages, or all."""
+        """n: number of tokens that the lease found in the tree. node: the node in which they end, or, if a page is
+        copied, in which their whole pages end."""
         self._window = window
         self._source = -1
         self.copies: list[tuple[int, int, int]] = []  # see `copy`
@@ -173,7 +176,7 @@ class WindowTable:
 
     @property
     def held(self) -> list[int]:
-        """Pages that it uses, each as often; those at the beginning of the text last."""
+        """Pages that the lease uses, once for each use; those of the first tokens of the text last."""
         first = self.pages[: min(self._window.n_first, self._first)][::-1]
         return self.pages[self._first :] + first + ([self._source] if self._source >= 0 else [])
 
@@ -184,7 +187,7 @@ class WindowTable:
 
     def copy(self, source: Node, n_slots: int) -> bool:
         """Claims a page and orders the copy of the first slots of the source's first page: (~source, ~destination,
-        n_slots). False, with nothing changed, if there is none."""
+        n_slots). False, with nothing changed, if no page can be had."""
         page = source.states[source.start + self._window.page]
         self._window.use(page)
         if not (claimed := self._window.claim(1)):
@@ -196,7 +199,7 @@ class WindowTable:
         return True
 
     def release_source(self) -> None:
-        """The copy is made."""
+        """Stop using the source of the copy, which has been made."""
         if self._source >= 0:
             self._window.leave(self._source)
             self._source = -1
@@ -212,14 +215,14 @@ class WindowTable:
         return bool(pages)
 
     def shrink(self, n_kept: int) -> None:
-        """Leaves all but the first n_kept pages."""
+        """Stops using all pages but the first n_kept."""
         for page in self.pages[n_kept:]:
             self._window.leave(page)
         del self.pages[n_kept:]
 
     def store(self, node: Node) -> None:
-        """Gives the pages of published tokens, which end in `node`, to the tree. Where it has them, the lease continues
-        on those."""
+        """Gives the pages of published tokens, which end in `node`, to the tree. Where the tree has such a page
+        already, the lease continues on the tree's page."""
         window, n_before = self._window, self._n_stored
         self._n_stored = node.end
         for i in range(-(-node.end // window.page) - 1, max(n_before // window.page, self._first) - 1, -1):
@@ -236,7 +239,7 @@ class WindowTable:
                 self.pages[i] = known
 
     def leave_behind(self, n: int) -> None:
-        """Leaves the pages that a text which goes on behind n tokens does not need."""
+        """Stops using the pages that a text does not need if it continues after n tokens."""
         first = min(self._window.first(n), len(self.pages))
         for i in range(max(self._first, min(first, self._window.n_first)), first):
             self._window.leave(self.pages[i], is_passed=True)

@@ -37,20 +37,20 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     device: Annotated[Device, "where the model runs; auto: a GPU if there is one"] = "auto"
     dtype: Annotated[Dtype, "dtype of weights and KV; auto: float32 on a CPU, the checkpoint's dtype on a GPU"] = "auto"
     weight_dtype: Annotated[
-        WeightDtype, "linear weights; int8, int4: rounded in groups of 32; auto: few bits as stored, else dtype"
+        WeightDtype, "linear weights; int8, int4: rounded in groups of 32; auto: as stored if quantised, else dtype"
     ] = "auto"
     tp: Annotated[
         int, "number of processes that compute the model together, each a part of every layer (tensor parallel)"
     ] = 1
     adapters: Annotated[
         dict[str, str],
-        "name and directory of an adapter (LoRA) in peft's format, which gens name; may be given several times",
+        "name and directory of an adapter (LoRA) in peft's format; gens select it by name; may be given several times",
     ] = {}
     context: Annotated[int | None, "maximum length of prompt + output, in tokens; default: the model's own"] = None
     window: Annotated[
         int,
-        "approximate attention, for texts longer than the memory or the model's context: each token attends to the "
-        "last so many tokens and the first `sinks`; pages between these are freed; 0: to all, as the model was trained",
+        "approximate attention, for texts longer than the memory or the model's context: each token attends to this "
+        "many last tokens and to the first `sinks`; pages between these are freed; 0: off, a token attends to all",
     ] = 0
     sinks: Annotated[
         int | None, "with `window`: first tokens of a text that each token attends to as well; default: 4"
@@ -64,7 +64,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         str, "memory for KV pages: '2GiB', '500MB', '20000 tokens'; auto: a share of the free memory"
     ] = "auto"
     state_memory: Annotated[
-        str, "memory for recurrent states, of models that have one: '2GiB'; auto: as much as KV pages may have"
+        str, "memory for recurrent states, in models that have them: '2GiB'; auto: as much as for KV pages"
     ] = "auto"
     page: Annotated[int, "KV slots in a page, a power of two"] = 16
     cache: Annotated[bool, "keep KV in the radix tree and share it between requests"] = True
@@ -80,12 +80,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     step_tokens: Annotated[int, "token budget of a step; longer prompts are computed in chunks"] = 512
     speculate: Annotated[
         str,
-        "drafters: auto, off, or a list with commas of tree (texts in the radix tree, concurrent outputs), "
+        "drafters: auto, off, or a comma-separated list of tree (texts in the radix tree, concurrent outputs), "
         "ngram (the request's own text), model (`draft_model`), grammar (tokens that a constraint forces)",
     ] = "auto"
     draft_model: Annotated[
         str,
-        "what drafts: a smaller model with the same tokenizer or a Medusa or EAGLE head (a directory or hub id; "
+        "the draft model: a smaller model with the same tokenizer or a Medusa or EAGLE head (a directory or hub id; "
         "'draft' belongs to 'pocket'), or 'layers:N', the first N layers of the model itself",
     ] = ""
     deterministic: Annotated[
@@ -94,7 +94,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     replicas: Annotated[
         int,
         "engines on this machine, each with a copy of the model; they share `threads`, `kv_memory` and `host_memory`; "
-        "0: only those of `engines_at`",
+        "0: only engines that join at `engines_at`",
     ] = 1
     prefill_replicas: Annotated[
         int, "number of the replicas that take prompts only; the others pull the KV of long prompts from them"
@@ -105,8 +105,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 0
     kv_transfer: Annotated[
         Literal["tcp", "nixl"],
-        "how KV moves between engines on different machines; tcp: encrypted; nixl: by NVIDIA's NIXL, over RDMA where "
-        "there is, not encrypted; needs the extra `nixl`",
+        "how KV moves between engines on different machines; tcp: encrypted; nixl: by NVIDIA's NIXL, over RDMA if "
+        "available, not encrypted; needs the extra `nixl`",
     ] = "tcp"
     ray: Annotated[
         str,
@@ -116,8 +116,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     engine_timeout: Annotated[float, "seconds without a heartbeat after which the engine is killed and replaced"] = 30.0
     sampling_defaults: Annotated[
         Literal["model", "openai"],
-        "temperature, top_p, top_k, min_p and repetition_penalty of gens that do not give them; model: those of the "
-        "model's generation_config.json, openai: temperature 1 and nothing else",
+        "defaults of temperature, top_p, top_k, min_p and repetition_penalty; model: from the model's "
+        "generation_config.json; openai: temperature 1 and nothing else",
     ] = "model"
     constraint_bytes: Annotated[int, "maximum size of a schema, regex or grammar, in bytes"] = 2 << 20
     constraint_seconds: Annotated[float, "time limit for compiling a schema, regex or grammar"] = 2.0
@@ -131,14 +131,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         f"tenant see and flush the data of others. Without a file: the token in {TOKEN}, if set",
     ] = ""
     bind: Annotated[
-        str, "tcp://HOST:PORT, for clients on other machines; encrypted with curve_key, and they need a token"
+        str, "tcp://HOST:PORT, for clients on other machines; encrypted with curve_key; such clients need a token"
     ] = ""
     curve_key: Annotated[str, "file with the server's secret key; `banyan keys DIR` creates one"] = ""
     engines_at: Annotated[
-        str, "tcp://HOST:PORT, where engines of other machines join (`banyan engine`); encrypted with curve_key"
+        str, "tcp://HOST:PORT, where engines on other machines join (`banyan engine`); encrypted with curve_key"
     ] = ""
     engine_keys: Annotated[
-        str, "a file with a line `NAME KEY` per key of those engines, as `banyan keys` prints it; read at each join"
+        str, "a file with a line `NAME KEY`, as `banyan keys` prints it, for each such engine; read at each join"
     ] = ""
     isolate: Annotated[
         Literal["tenant", "connection"],
@@ -170,8 +170,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class HTTPConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The options of the HTTP process of a server. socket: where the server listens. token_file: that of the server,
-    in which an operator's token must stand if there are keys."""
+    """The options of the HTTP process of a server. socket: where the server listens. token_file: the server's token
+    file; if there are API keys, it must contain an operator's token."""
 
     socket: str
     address: Annotated[
@@ -182,10 +182,10 @@ class HTTPConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ] = ""
     isolate: Annotated[
         Literal["key", "user"],
-        "who shares KV over HTTP: all requests with keys of one name, or of these the requests with one `user` (or "
-        "prompt_cache_key)",
+        "who shares KV over HTTP: all requests with keys of the same name, or only those of them with the same `user` "
+        "(or prompt_cache_key)",
     ] = "key"
-    cors: Annotated[str, "the origins, with commas, whose pages may call the server; *: all"] = ""
+    cors: Annotated[str, "comma-separated origins whose pages may call the server; *: all"] = ""
     token_file: str = ""
 
 
@@ -199,7 +199,7 @@ OWN = (
     *("model", "draft_model", "device", "threads", "tp"),
     *("kv_memory", "state_memory", "host_memory", "host_file"),
 )
-"""The options of an engine on another machine that are those of its machine, and not the server's."""
+"""The options that an engine on another machine takes from its own machine, and not from the server."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "model": (
@@ -236,9 +236,8 @@ class Hardware(msgspec.Struct, frozen=True):
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a Config that can be "auto" or depend on the machine, with their values here. n_pages: KV pages on
     the device. n_window_pages: KV pages of windowed layers; 0: these have no pages of their own. state_memory: bytes
-    for recurrent states; 0: the model has none. n_host: KV pages in host memory. threads: of a process. all_threads: of
-    all processes of an engine.
-    decisions: lines for the log that say what was chosen."""
+    for recurrent states; 0: the model has none. n_host: KV pages in host memory. threads: CPU threads of one process.
+    all_threads: CPU threads of all processes of an engine. decisions: lines for the log that say what was chosen."""
 
     device: Literal["cpu", "cuda"]
     dtype: Literal["float32", "bfloat16", "float16"]
@@ -253,11 +252,11 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """What `resolve` needs to know about the model, in the dtypes that it will have on the device. weight_bytes: of its
-    weights. kv_bytes: of the keys and values of one token, over all layers. Both include those of a draft model. kind:
-    how it runs, "" for a native family. is_recurrent: layers keep a state of the text. window: tokens of the largest
-    sliding window; 0: no layer has one. window_bytes: of kv_bytes, those of the layers that have one. n_first: tokens
-    at the beginning of a text that these layers read as well."""
+    """What `resolve` needs to know about the model, in the dtypes that it will have on the device. weight_bytes: bytes
+    of its weights. kv_bytes: bytes of the keys and values of one token, over all layers. Both include a draft model.
+    kind: how it runs, "" for a native family. is_recurrent: some layers have a recurrent state. window: tokens of the
+    largest sliding window; 0: no layer has one. window_bytes: the part of kv_bytes that belongs to layers with a
+    window. n_first: tokens at the beginning of a text that these layers read as well."""
 
     name: str
     max_context: int
@@ -276,7 +275,8 @@ _DTYPES = ("float32", "bfloat16", "float16")
 
 
 def make(**options: Any) -> Config:
-    """Create a Config and check it. ConfigError: unknown options, each with the most similar one, or a bad value."""
+    """Create a Config and check it. ConfigError: an option has a bad value, or is unknown (the message names the most
+    similar one)."""
     fields = Config.__struct_fields__
     if unknown := [name for name in options if name not in fields]:
         raise ConfigError("\n".join(map(unknown_option, unknown)))
@@ -303,7 +303,7 @@ _MINIMUMS = {
 
 
 def check(c: Config) -> None:
-    """ConfigError: an option has no valid value, or two do not go together."""
+    """Check all options. ConfigError: an option has an invalid value, or two options exclude each other."""
 
     def require(ok: bool, message: str) -> None:
         if not ok:
@@ -378,7 +378,7 @@ def check(c: Config) -> None:
 def _check_window(c: Config, n_host_bytes: int) -> None:
     if not c.window:
         if c.sinks is not None:
-            raise ConfigError("sinks are first tokens that are kept in front of a window; set window too, such as 1024")
+            raise ConfigError("sinks has an effect only together with window; set window too, for instance to 1024")
         return
     if c.window < 1 or n_sinks(c) < 0:
         raise ConfigError(f"window is {c.window} and sinks {n_sinks(c)}; they must be at least 1 and 0")
@@ -392,14 +392,16 @@ def _check_window(c: Config, n_host_bytes: int) -> None:
 
 
 def n_sinks(c: Config) -> int:
-    """First tokens that all tokens attend to. 0 without a window."""
+    """How many first tokens all tokens attend to. 0 without a window."""
     return (4 if c.sinks is None else c.sinks) if c.window else 0
 
 
 def check_adapter_name(name: str) -> None:
-    """ConfigError: gens could not give this name."""
+    """Check the name of an adapter. ConfigError: gens could not use it."""
     if not re.fullmatch(r"[\w.-][\w./-]{0,127}", name):
-        raise ConfigError(f"an adapter's name has 1 to 128 letters, digits and ./_-, not {name[:200]!r}")
+        raise ConfigError(
+            f"{name[:200]!r} is not a valid name of an adapter: it must have 1 to 128 letters, digits and ./_-"
+        )
 
 
 DRAFTERS = ("tree", "ngram", "model", "grammar")
@@ -409,7 +411,7 @@ EARLY_EXIT = "layers:"
 
 
 def drafters(speculate: str, draft_model: str = "") -> tuple[str, ...]:
-    """The drafters that `Config.speculate` selects, in the order of DRAFTERS. auto: all that are available."""
+    """The drafters that `Config.speculate` selects, in the order of DRAFTERS. auto selects all that are available."""
     if speculate == "off":
         return ()
     if speculate == "auto":
@@ -421,7 +423,7 @@ def drafters(speculate: str, draft_model: str = "") -> tuple[str, ...]:
             f"there is no drafter {min(unknown)!r}"
         )
     if "model" in names and not draft_model:
-        raise ConfigError(f"speculate is {speculate!r}, but there is no draft_model; name one, as draft_model='draft'")
+        raise ConfigError(f"speculate is {speculate!r}, but draft_model is not set; set it, for instance to 'draft'")
     return tuple(name for name in DRAFTERS if name in names)
 
 
@@ -475,7 +477,8 @@ class ModelPlacement(NamedTuple):
 
 
 def place(config: Config, hardware: Hardware, name: str, max_context: int, checkpoint_dtype: str) -> ModelPlacement:
-    """The first part of `resolve`. name, max_context, checkpoint_dtype: of the model."""
+    """The first part of `resolve`: choose device, dtype and context. name, max_context, checkpoint_dtype: of the
+    model."""
     device: Literal["cpu", "cuda"] = ("cuda" if hardware.gpu else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not hardware.gpu:
         raise ConfigError("device is 'cuda', but torch sees no GPU here; use device='cpu' or install a CUDA build")
@@ -488,11 +491,12 @@ def place(config: Config, hardware: Hardware, name: str, max_context: int, check
     reach = config.window + n_sinks(config)
     if config.window and reach > max_context:
         raise ConfigError(
-            f"window and sinks are {reach} tokens, but {name} supports at most {max_context}; lower window"
+            f"window and sinks are {reach} tokens together, but {name} supports at most {max_context}; lower window"
         )
     if config.window and reach >= context:
         raise ConfigError(
-            f"window and sinks are {reach} tokens, and the context {context}; leave window out, or lower it"
+            f"window and sinks are {reach} tokens together, but the context has only {context}; leave window out, or "
+            "lower it"
         )
     if context > max_context and not config.window:
         raise ConfigError(
@@ -502,12 +506,14 @@ def place(config: Config, hardware: Hardware, name: str, max_context: int, check
 
 
 MOST_CONTEXTS = 64
-"""Full contexts that kv_memory 'auto' has pages for, at most: more would only make the start slower."""
+"""With kv_memory 'auto', the pages are enough for at most this many full contexts: more would only make the start
+slower."""
 
 
 class KVBudget(NamedTuple):
-    """Pages for KV and the bytes of one, and of windowed layers if these have their own, else 0. n_bytes: that there
-    are for all pages. state_bytes: for recurrent states."""
+    """How many KV pages there are, and the bytes of one. n_window_pages, window_page_bytes: the same for windowed
+    layers, if these have pages of their own; else 0. n_bytes: bytes available for all pages. state_bytes: bytes for
+    recurrent states."""
 
     n_pages: int
     page_bytes: int
@@ -522,16 +528,17 @@ class KVBudget(NamedTuple):
 
 
 def tokens_ahead(config: Config, device: str) -> int:
-    """Most tokens behind the published ones of a request for which it claims pages of windowed layers."""
-    n_steps = 2 if device == "cuda" else 1  # there, a step is planned while another is computed
+    """For how many tokens after its published ones a request claims pages of windowed layers, at most."""
+    n_steps = 2 if device == "cuda" else 1  # on a GPU, a step is planned while another is computed
     return n_steps * config.step_tokens + 2 * config.page
 
 
 def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlacement) -> int:
-    """The most pages that windowed layers need for one request; 0: they have no pages of their own.
+    """The most pages that windowed layers need for one request; 0: windowed layers have no pages of their own.
 
-    They have none where a full context hardly needs more, where a layer has a recurrent state, with a second tier,
-    which holds all of a text or nothing, and where the model's first layers draft, which know one kind of pages."""
+    They have none if a full context hardly needs more pages; if a layer has a recurrent state; with a second tier,
+    which holds all of a text or nothing; and if the model's first layers draft, because drafting supports one kind of
+    pages only."""
     shares = model.is_recurrent or parse_bytes(config.host_memory) or config.draft_model.startswith(EARLY_EXIT)
     if shares or not model.window:
         return 0
@@ -541,14 +548,14 @@ def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlac
 
 
 def kv_budget(config: Config, hardware: Hardware, model: ModelFacts, placement: ModelPlacement) -> KVBudget:
-    """The second part of `resolve`.
+    """The second part of `resolve`: divide the memory.
 
     By default the KV memory is 80 % (on a GPU) or 40 % (on a CPU) of the memory that is free after the weights, but at
-    most MOST_CONTEXTS. Engines that share a device share its memory. Where a model has recurrent states, half of this
-    share is theirs. Windowed layers with their own pages have fewer than the others by the root of the factor by which
-    a full context needs fewer: halfway between full contexts and texts that are shorter than the window. But these get
-    at least half of what they would get if all layers shared pages. If all layers are windowed, the other pages are
-    only numbers, of which there are enough for a context.
+    most MOST_CONTEXTS. Engines that share a device share its memory. If a model has recurrent states, they get half of
+    this memory. If windowed layers have their own pages, let f be the number of windowed pages per other page that a
+    full context needs. There are then sqrt(f) windowed pages per other page: a compromise between full contexts (f) and
+    texts shorter than the window (1). The other pages get at least half of what they would get if all layers shared
+    pages. If all layers are windowed, the other pages take no memory, and there are enough of them for a context.
     """
     n_context = -(-placement.context // config.page)
     n_window = request_window_pages(config, model, placement)
@@ -596,16 +603,17 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
         least = msgspec.structs.replace(config, kv_memory=f"{n_needed * config.page * config.replicas} tokens")
         needed = kv_budget(least, hardware, model, placement).used_bytes
         raise OutOfMemory(
-            f"a context of {context} tokens needs {n_needed} pages = {needed / 2**20:.1f} MiB of KV memory, but there "
-            f"are {max(found.n_bytes, 0) / 2**20:.1f} MiB{each}; lower `context`, raise `kv_memory`, or use a 16-bit "
-            "`dtype`"
+            f"a context of {context} tokens needs {n_needed} pages = {needed / 2**20:.1f} MiB of KV memory, but only "
+            f"{max(found.n_bytes, 0) / 2**20:.1f} MiB are available{each}; lower `context`, raise `kv_memory`, or use "
+            "a 16-bit `dtype`"
         )
     n_window_needed = request_window_pages(config, model, placement)
     if found.n_window_pages < n_window_needed:
         raise OutOfMemory(
             f"a window of {model.window} tokens needs {n_window_needed} pages = "
-            f"{n_window_needed * found.window_page_bytes / 2**20:.1f} MiB of KV memory, but there are "
-            f"{max(found.n_bytes, 0) / 2**20:.1f} MiB; lower `window` or `step_tokens`, or raise `kv_memory`"
+            f"{n_window_needed * found.window_page_bytes / 2**20:.1f} MiB of KV memory, but only "
+            f"{max(found.n_bytes, 0) / 2**20:.1f} MiB are available; lower `window` or `step_tokens`, or raise "
+            "`kv_memory`"
         )
     if config.window:
         decisions.append(
@@ -646,7 +654,7 @@ def resolve(config: Config, hardware: Hardware, model: ModelFacts) -> Resolved:
 
 
 def _check_recurrent(config: Config, model: ModelFacts) -> None:
-    """Refuses options that recurrent states exclude, or that are only for these."""
+    """Refuses options that do not work with recurrent states, or only with them."""
     if not model.is_recurrent:
         if config.state_memory != "auto":
             raise ConfigError(f"state_memory is for models with a recurrent state; {model.name} has none; leave it out")
@@ -654,7 +662,7 @@ def _check_recurrent(config: Config, model: ModelFacts) -> None:
     names = set(drafters(config.speculate, config.draft_model))
     if config.draft_model or (config.speculate != "auto" and names - {"grammar"}):
         raise ConfigError(
-            f"{model.name} has a recurrent state, which cannot be taken back to before a rejected draft; leave out "
+            f"{model.name} has a recurrent state, which cannot be rolled back after a rejected draft; leave out "
             "draft_model, and let speculate be auto, off or grammar"
         )
     if config.host_file:
@@ -662,7 +670,8 @@ def _check_recurrent(config: Config, model: ModelFacts) -> None:
 
 
 def _host_pages(config: Config, page_bytes: int, free: int) -> int:
-    """How many KV pages host memory holds. free: bytes of main memory that the weights and device pages leave."""
+    """How many KV pages host memory holds. free: bytes of main memory that weights and pages on the device leave
+    free."""
     asked = parse_bytes(config.host_memory) // config.replicas
     if not asked:
         return 0  # a page may have no bytes

@@ -34,8 +34,8 @@
         ├── ReplayMismatch   ... because a recording lacks what is asked for; names the first difference
         └── BatchError       some runs of a batch failed; holds all results
 
-An error of a gen is raised where the user's code reads the gen's value, with its `__cause__` set. What a run raises has
-the run's state as `error.state`, and a note with its calls so far, whatever its class.
+An error of a gen is raised where the user's code reads the gen's value, with its `__cause__` set. Every exception that
+a run raises, of any class, gets the run's state as `error.state`, and a note that lists the run's calls so far.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class BanyanError(Exception):
 
     code: ClassVar[str] = "error"
     state: Any = None
-    """The state of the program's run that raised the error; None for an error of no run. Other exceptions that a body
-    raises get this attribute too."""
+    """The state of the run that raised the error; None if no run did. Other exceptions that a body raises get this
+    attribute too."""
 
     def __init_subclass__(cls, code: str = "", **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -85,9 +85,9 @@ class OutOfMemory(BanyanError, code="out_of_memory"): ...
 class RuntimeLost(BanyanError, code="runtime_lost"):
     @classmethod
     def unless_in(cls, process: int, what: str) -> None:
-        """Raise the error if this is a fork of `process`, in which `what` runs."""
+        """Raise the error if this process is a fork of `process`, in which `what` runs."""
         if process != (here := os.getpid()):
-            raise cls(f"{what} runs in process {process}, and this is its fork {here}: run it here")
+            raise cls(f"{what} runs in process {process}, and this is its fork {here}: start another one here")
 
 
 class ConnectFailed(RuntimeLost, code="connect_failed"): ...
@@ -101,7 +101,7 @@ class BadMessage(BanyanError, code="bad_message"): ...
 
 class ProgramError(BanyanError, code="program"):
     """A program failed. program: its name. line: where the failed piece was appended, "file.py:12". gen: the variable
-    of the failed gen. prompt_tail: the last characters of the prompt in front of the failed piece. These are "" if
+    of the failed gen. prompt_tail: the last characters of the prompt before the failed piece. All four are "" if
     unknown. attempts: how often the gen was tried. usage: the token counts of the program so far, a `wire.TokenUsage`;
     None if unknown."""
 
@@ -189,7 +189,7 @@ class ConstraintBroke(ConstraintError, code="constraint_broke"): ...
 
 
 class ToolError(ProgramError, code="tool"):
-    """A gen with tools cannot go on. If a tool raises an exception, that is no ToolError: the model gets it as text."""
+    """A gen with tools cannot continue. (An exception of a tool is not a ToolError: the model gets its text.)"""
 
 
 class ForkError(ProgramError, code="fork"):
@@ -243,8 +243,8 @@ def copy_of(error: E) -> E:
 
 @contextmanager
 def rust_panics_as(error: type[BanyanError], what: str) -> Iterator[None]:
-    """Raise `error` in place of a panic of a library written in Rust. what: the start of the message. pyo3 turns a
-    panic into a BaseException, which handlers of Exception do not catch, so it would end the process."""
+    """Context in which a panic of a library written in Rust is raised as `error`. what: the start of the message. pyo3
+    turns a panic into a BaseException, which handlers of Exception do not catch, so it would end the process."""
     try:
         yield
     except BaseException as e:

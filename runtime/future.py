@@ -1,6 +1,6 @@
 """A small future: it consists of two objects and has no lock. A `concurrent.futures.Future` consists of eleven objects.
-A batch of programs holds a future for each generation, and these were half of the objects that the garbage collector
-traversed."""
+A batch of programs holds a future for each generation, and such futures were half of all objects that the garbage
+collector traversed."""
 
 from __future__ import annotations
 

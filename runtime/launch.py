@@ -44,8 +44,8 @@ P = TypeVar("P", bound="ChildProcess")
 
 
 class StartReport(msgspec.Struct, frozen=True):
-    """What a child writes to its ready pipe: lines for a person about its choices, or (code not empty) why it ended.
-    notice: instead of these, what takes long; another report follows."""
+    """What a child writes to its ready pipe. lines: what it chose, for people. code, message: the error for which it
+    ended; code "": it is ready. notice: what takes so long; such a report is not the last one."""
 
     pid: int
     lines: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class ChildProcess:
         stderr: IO[bytes] | None = None,
         directory: Path | None = None,
     ) -> None:
-        """directory: removed when the child has ended."""
+        """directory: a directory to remove when the child has ended."""
         alive, write_end = os.pipe()
         try:
             self.process = subprocess.Popen(
@@ -129,7 +129,7 @@ def _end(process: subprocess.Popen[bytes], write_end: int, directory: Path | Non
 
 
 class ServerProcess(ChildProcess):
-    """A running server. socket: where it listens. report: lines for a person about its choices."""
+    """A running server. socket: where it listens. report: lines that tell people what it chose."""
 
     socket: Path
     report: tuple[str, ...]
@@ -146,7 +146,7 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
     directory, which is removed when it ends. Raises the server's error (ConfigError, ModelNotFound, OutOfMemory ...).
     RuntimeLost: it died without an error, or is not ready within `timeout` seconds."""
     if config.socket.startswith("tcp:"):
-        raise ConfigError(f"socket is {config.socket}, and must be a path; `bind` is what listens on tcp")
+        raise ConfigError(f"socket is {config.socket}, but must be a path; to listen on tcp, set `bind`")
     private = not config.socket
     path = configs.private_socket() if private else Path(config.socket).absolute()
     config = msgspec.structs.replace(config, socket=str(path))
@@ -192,7 +192,7 @@ def _start(
 
 
 def _await_report(server: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None) -> StartReport:
-    """What the server reports last. log: the log of a quiet server, whose notices are printed here."""
+    """Wait for the last report of a child. log: the log file of a quiet server; notices are printed here."""
     data = b""
     while True:
         left = deadline - time.monotonic()
@@ -240,7 +240,7 @@ def tie_to_parent(signum: signal.Signals = signal.SIGKILL) -> None:
 
 
 def report_start(ready_fd: int, report: StartReport) -> None:
-    """Write a line that the parent waits for; the last one, if it is no notice. A parent that is gone is ignored: the
+    """Write a report to the parent; one that is not a notice is the last. A parent that is gone is ignored, since the
     alive pipe reports that."""
     with contextlib.suppress(BrokenPipeError):
         os.write(ready_fd, msgspec.json.encode(report) + b"\n")

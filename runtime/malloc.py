@@ -1,4 +1,4 @@
-"""Options of glibc's malloc (mallopt(3)) for a process that is ours. With another C library, nothing happens."""
+"""Options of glibc's malloc (mallopt(3)), for Banyan's own processes. With another C library, nothing happens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def mallopt(option: MallocOption, value: int) -> None:
 
 
 def malloc_trim() -> None:
-    """Give the memory that malloc holds free back to the system. It takes about 0.1 ms for each MiB, in which other
+    """Give the free memory that malloc holds back to the system. This takes about 0.1 ms per MiB, during which other
     threads may have to wait for malloc."""
     if _malloc_trim is not None:
         _malloc_trim(0)

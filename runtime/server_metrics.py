@@ -1,5 +1,4 @@
-"""The metrics of a server that follow from its answer to Ask("stats"), for the processes that show them to
-Prometheus."""
+"""Computes the metrics of a server from its answer to Ask("stats"), for the processes that serve Prometheus."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Family(NamedTuple):
 
 
 def families(stats: Mapping[str, Any], previous: Mapping[str, float] | None = None) -> Iterator[Family]:
-    """The metrics. stats: the answer; previous: what engines before this one had counted, which is added."""
+    """The metrics. stats: the answer. previous: the counts of earlier engines, which are added."""
     engine, cache, server = (stats.get(name, {}) for name in ("engine", "cache", "server"))
 
     def total(name: str) -> float:

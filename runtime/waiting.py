@@ -16,8 +16,8 @@ NAP = 0.2
 
 
 def naps(timeout: float | None = None) -> Iterator[float | None]:
-    """Yields durations to sleep, one after another, until `timeout` seconds have passed; None: without end. Threads
-    other than the main thread get no signals, so on these the whole timeout is one duration."""
+    """Yields durations to sleep, one after another, until `timeout` seconds have passed; None: without end. Only the
+    main thread gets signals, so on other threads there is one duration, the whole timeout."""
     if threading.current_thread() is not threading.main_thread():
         yield timeout
         return

@@ -54,12 +54,12 @@ class Backend(Protocol):
 
     @property
     def welcome(self) -> wire.Welcome:
-        """The model, its longest context, its chat markers."""
+        """The model's description: its name, its longest context, its chat markers."""
 
     @property
     def refuses(self) -> frozenset[str]:
-        """The features that the backend lacks: options of gens by the names that users write, and "tools", "image",
-        "regex" and so on. A program that uses one fails with Unsupported, which names the feature."""
+        """The features that the backend lacks: options of gens, by their names for users, and "tools", "image", "regex"
+        and so on. A program that uses one fails with Unsupported, which names the feature."""
 
     def program(self, name: str = "") -> OpenProgram:
         """A new, empty program."""

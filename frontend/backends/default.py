@@ -17,7 +17,8 @@ _default: Backend | None = None
 
 
 def set_default_backend(backend: Backend | None) -> None:
-    """Run programs on `backend` from now on, in the whole process; None: no default. BadProgram: it is no backend."""
+    """Run programs on `backend` from now on, in the whole process; None: no default. BadProgram: it is not a
+    backend."""
     global _default
     _default = None if backend is None else _checked(backend)
 
@@ -26,8 +27,7 @@ def set_default_backend(backend: Backend | None) -> None:
 def using(backend: Backend) -> Iterator[Backend]:
     """`with bn.using(backend): ...` runs the block's programs on `backend`, in this thread or task only.
 
-    BadProgram: it is no backend.
-    """
+    BadProgram: it is not a backend."""
     token = CURRENT.set(_checked(backend))
     try:
         yield backend
@@ -36,9 +36,10 @@ def using(backend: Backend) -> Iterator[Backend]:
 
 
 def find(backend: Backend | None = None) -> Backend:
-    """The first of: `backend`, that of the program or block around us, the default, the server of BANYAN_SOCKET.
+    """Find the backend to use. The first of these: `backend`, the backend of the enclosing program or `using` block,
+    the default, the server at BANYAN_SOCKET.
 
-    ConfigError: there is none of them. BadProgram: `backend` is no backend.
+    ConfigError: there is none of these. BadProgram: `backend` is not a backend.
     """
     if backend is not None:
         return _checked(backend)
@@ -56,7 +57,7 @@ def find(backend: Backend | None = None) -> Backend:
 
 
 def flush_cache(backend: Backend | None = None) -> bool:
-    """Evict from the backend's tree all KV that no program uses. False: there is no backend."""
+    """Evict all KV that no program uses from the backend's tree. Returns False if there is no backend."""
     if (found := _found(backend)) is None:
         return False
     found.ask("flush")
@@ -64,7 +65,7 @@ def flush_cache(backend: Backend | None = None) -> bool:
 
 
 def get_server_info(backend: Backend | None = None) -> dict[str, object] | None:
-    """The model and the options of the backend. None: there is no backend."""
+    """The model and the options of the backend; None if there is no backend."""
     if (found := _found(backend)) is None:
         return None
     info = found.ask("info")

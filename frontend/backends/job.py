@@ -1,4 +1,4 @@
-"""Jobs: the gens and selects that a backend has to answer, one at a time, if it only generates text."""
+"""Jobs: the gens and selects as they are given, one at a time, to a backend that only generates text."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LocalPrompt(Prompt):
     def append_part(self, part: wire.Part) -> None:
         match part:
             case wire.BeginTurn(answers=wire.WireToolCall()) | wire.EndTurn(calls=[_, *_]):
-                raise Unsupported("calls of tools in earlier turns: only Banyan's runtime takes them")
+                raise Unsupported("tool calls in earlier turns are supported only by Banyan's runtime")
             case wire.BeginTurn(role=role):
                 if self._chat is None:
                     raise BadProgram(
@@ -81,12 +81,12 @@ class LocalPrompt(Prompt):
                         program=self._program,
                     )
                 if role not in self._chat.roles:
-                    raise BadProgram(f"the chat markers of this backend know no role {role!r}", program=self._program)
+                    raise BadProgram(f"the chat markers of this backend have no role {role!r}", program=self._program)
                 self.role = role
             case wire.EndTurn():
                 self.role = None
             case wire.TokenIds():
-                raise Unsupported("token ids: only Banyan's runtime takes them")
+                raise Unsupported("token ids are supported only by Banyan's runtime")
         assert not isinstance(part, wire.Ref | wire.Arg)
         self.pieces.append(part)
 
@@ -137,7 +137,7 @@ class LocalPrompt(Prompt):
 
 
 class LocalReader:
-    """Reads for an executor whose prompts are LocalPrompts. It has no tokens of them."""
+    """Reads the text of LocalPrompts for an executor. It has no tokens of them."""
 
     def read(
         self,
@@ -242,7 +242,8 @@ class JobOwner(Protocol):
 
 
 def as_banyan_error(error: BaseException, what: str) -> BanyanError:
-    """`error`, if it is a BanyanError; else a ProgramError with `error` as its cause. what: its message begins so."""
+    """`error`, if it is a BanyanError; else a ProgramError with `error` as its cause. what: the start of the
+    message."""
     if isinstance(error, BanyanError):
         return error
     reason = ProgramError(f"{what} {type(error).__name__}: {error}")

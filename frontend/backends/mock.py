@@ -62,7 +62,7 @@ class Mock:
     refuses: features to refuse with Unsupported: options of gens ("top_k", "return_logprob"), constraints ("regex",
     "json_schema", "grammar", "choices"), "select" and its methods, "tools", "image", "raw", "roles" and "stream".
 
-    latency: seconds until an answer comes, or a function from the MockCall to that number. With 0, the answer comes at
+    latency: seconds until an answer comes, or a function that returns them for a MockCall. With 0, the answer comes at
     once, in the caller's thread. The text of a gen that streams comes word by word, spread over the latency.
     """
 

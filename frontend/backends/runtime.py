@@ -68,7 +68,7 @@ class ServerBackend:
 
     @property
     def refuses(self) -> frozenset[str]:
-        """What the model cannot do: "image", "tools" (no format for calls), "roles" (no chat template)."""
+        """The features that the model lacks: "image", "tools" (no format for calls), "roles" (no chat template)."""
         chat = self.welcome.chat
         found = {"image": not self.welcome.images, "tools": chat is None or chat.no_calls, "roles": chat is None}
         return frozenset(name for name, is_lacking in found.items() if is_lacking)
@@ -129,16 +129,17 @@ class ServerBackend:
         return TurnFormat(self.welcome.model, self.welcome.chat)
 
     def load_adapter(self, name: str, directory: str | Path) -> None:
-        """Load an adapter (LoRA) in peft's format, for `gen(adapter=name)`. directory: on the machine of
-        the server. BanyanError: it cannot be used, the name is taken, or this client is no operator."""
+        """Load an adapter (LoRA) in peft's format, for `gen(adapter=name)`. directory: the adapter's directory on the
+        server's machine. BanyanError: the adapter cannot be used, the name is taken, or this client is not an
+        operator."""
         self._check()
         is_local = isinstance(self._path, Path)
         path = Path(directory).expanduser().absolute() if is_local else directory
         self.client.ask("load_adapter", LOADING, name=name, path=str(path))
 
     def unload_adapter(self, name: str) -> None:
-        """Take the name of an adapter away. New gens that use it fail; those that run end first, and then its memory is
-        free. BanyanError: there is no such adapter."""
+        """Unload an adapter. New gens that name it fail; its memory is freed when the gens that use it have ended.
+        BanyanError: there is no such adapter."""
         self._check()
         self.client.ask("unload_adapter", name=name)
 
@@ -148,10 +149,10 @@ class ServerBackend:
 
     def publish(self, page: Page) -> str:
         """Put a page, such as `state.show()`, on the server's HTTP process, which keeps the newest ones in memory.
-        Returns its link; whoever knows the link can read the page. Unsupported: the connection is not one of HTTP."""
+        Returns its link; whoever knows the link can read the page. Unsupported: the connection does not use HTTP."""
         url = str(self._path)
         if not url.startswith(SCHEMES):
-            raise Unsupported(f"publish: {self!r} is no connection over HTTP; page.save(path) writes a file")
+            raise Unsupported(f"publish: {self!r} is not a connection over HTTP; use page.save(path) to write a file")
         from banyan.runtime.client.http_transport import post_json  # here: programs do not need it
 
         body = {"title": page.title[:200], "html": page.html}
@@ -169,8 +170,9 @@ class RuntimeEndpoint(ServerBackend):
     """A running server, by the path of its socket (also as ipc://path), as tcp://HOST:PORT, or by the URL of its HTTP
     process (`banyan serve --http`).
 
-    token, server_key: see `connect`. api_key: for a URL, in place of token. At the URL of another server, the result is
-    an `OpenAI` backend with that server's first model, and a warning says what will not run there.
+    token, server_key: see `connect`. api_key: for a URL, in place of token. At the URL of another kind of server, the
+    result is an `OpenAI` backend with that server's first model, and a warning lists the features that will not work
+    there.
     """
 
     def __new__(
@@ -188,9 +190,11 @@ class RuntimeEndpoint(ServerBackend):
         where = str(base_url).removeprefix("ipc://")
         is_url = where.startswith(SCHEMES)
         if api_key is not None and not is_url:
-            raise Unsupported("api_key: a socket has a token")
+            raise Unsupported("api_key is for URLs; a socket takes token=")
         if verify is not None:
-            raise Unsupported("verify: name the certificates in the environment, as SSL_CERT_FILE")
+            raise Unsupported(
+                "verify is not supported; name the certificates in the environment variable SSL_CERT_FILE"
+            )
         if chat_template_name is not None:
             raise Unsupported(
                 "chat_template_name: the chat template is the model's own; for a completion model elsewhere, write "
@@ -285,12 +289,12 @@ class Runtime(ServerBackend):
 
     @property
     def endpoint(self) -> Runtime:
-        """Itself: a Runtime is a backend."""
+        """The Runtime itself, since it is a backend."""
         return self
 
     @property
     def url(self) -> str:
-        """The address for `RuntimeEndpoint`: ipc:// and the path of the socket. There is no HTTP."""
+        """The address for `RuntimeEndpoint`: ipc:// and the path of the socket. (A Runtime does not listen on HTTP.)"""
         return f"ipc://{self.socket}"
 
     def get_tokenizer(self) -> Any:
@@ -324,12 +328,14 @@ class Runtime(ServerBackend):
             yield piece
 
     def encode(self, prompt: object) -> NoReturn:
-        """Unsupported, always: there are no embeddings."""
-        raise Unsupported("encode: there are no embeddings here; for the ids of a text, get_tokenizer().encode(text)")
+        """Always raises Unsupported: there are no embeddings."""
+        raise Unsupported(
+            "encode: embeddings are not supported; for the ids of a text, use get_tokenizer().encode(text)"
+        )
 
     def start_profile(self) -> NoReturn:
         """Unsupported, always: there is no profiler."""
-        raise Unsupported("start_profile: state.timeline() shows where the time of a program went")
+        raise Unsupported("start_profile: there is no profiler; state.timeline() shows how a program spent its time")
 
     def stop_profile(self) -> NoReturn:
         """Unsupported, always: there is no profiler."""
@@ -344,7 +350,7 @@ class Runtime(ServerBackend):
 
 
 class Engine(Runtime):
-    """A Runtime whose `generate` returns dicts, as SGLang's Engine."""
+    """A Runtime whose `generate` returns dicts, as in SGLang's Engine."""
 
     def generate(  # type: ignore[override]  # SGLang's two differ
         self,
@@ -367,7 +373,7 @@ class Engine(Runtime):
         from banyan.sglang import completions
 
         if not isinstance(prompt, str) or not isinstance(sampling_params, Mapping | None) or return_logprob:
-            raise Unsupported("stream: of one prompt, without logprobs; write a program for more")
+            raise Unsupported("stream=True needs a single prompt, and no logprobs; for more, write a program")
         params = {**(sampling_params or {}), **({} if lora_path is None else {"adapter": lora_path})}
         return completions.growing(completions.start(self, prompt, params, stream=True))
 

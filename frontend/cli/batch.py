@@ -24,15 +24,17 @@ from banyan.runtime.errors import BatchError, ConfigError
 Row = dict[str, Any]
 _Read = Callable[[], Iterator[Row]]
 _Write = Callable[[Path, _Read], None]
-"""Writes rows, which it reads twice: before the first is written, all columns must be known."""
+"""A function that writes rows. It iterates over them twice, since it must know all columns before it writes the first
+row."""
 N_SHOWN = 5
-"""Errors of rows that are printed; the others are counted."""
+"""How many errors of rows are printed; the others are only counted."""
 N_GROUP = 10_000
-"""Rows of Parquet that are in memory at a time."""
+"""How many rows of Parquet are in memory at a time."""
 
 
 def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], int]:
-    """Find the program and check that the rows fit it. Returns what runs it on a backend, with a concurrency.
+    """Find the program and check that the rows fit it. Returns a function that runs it, given a backend and a
+    concurrency.
 
     ConfigError: a file is missing or has another format, or the columns do not fit.
     """
@@ -59,7 +61,7 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
                 print(f"row {i}: {error}", file=sys.stderr)
             print(f"banyan: {e.message}", file=sys.stderr)
         except OSError as e:
-            raise ConfigError(f"{e}; the same command goes on where the batch was") from e
+            raise ConfigError(f"{e}; run the same command again to continue the batch") from e
         if write is not None:
             part = out.with_name(out.name + ".part")  # so that a file with the name of the output is always whole
             try:
@@ -92,7 +94,8 @@ def find(target: str) -> Program[..., Any]:
 
 
 def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[str]]:
-    """The columns that the program takes, and the others. ConfigError: a column is missing, or there is no row."""
+    """Returns the columns that the program takes, and the other columns. ConfigError: a column is missing, or there is
+    no row."""
     if (first := next(read(), None)) is None:
         raise ConfigError("--in: the file has no rows")
     parameters = list(inspect.signature(program.func).parameters.values())[1:]
@@ -101,13 +104,14 @@ def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[
     names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
     if missing := [p.name for p in parameters if p.name in names and p.default is p.empty and p.name not in first]:
         have = ", ".join(first)
-        raise ConfigError(f"--in: {program.name} takes {missing[0]!r}, and the file has no such column, but {have}")
+        raise ConfigError(f"--in: {program.name} takes {missing[0]!r}, but the file has only the columns {have}")
     return [name for name in names if name in first], [name for name in first if name not in names]
 
 
 class Items:
-    """The rows as arguments of the program, read anew by each loop over them. Text files have no numbers, so a value
-    becomes what its parameter's annotation says. ConfigError: a row does not fit; all are read once, before any runs.
+    """The rows as arguments of the program, read anew by each loop over them. Text files have no numbers, so a value is
+    converted to the type in its parameter's annotation. ConfigError: a row does not fit; all rows are read once before
+    any runs.
     """
 
     def __init__(self, program: Program[..., Any], read: _Read, columns: list[str]) -> None:
@@ -116,7 +120,8 @@ class Items:
         self._kinds = {name: kind for name, kind in kinds.items() if kind in (int, float, bool)}
         self._read, self._columns = read, columns
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        self._others = None if takes_any else parameters.keys() - columns  # no row may give these: the first does not
+        # no row may have these columns, because the first row does not
+        self._others = None if takes_any else parameters.keys() - columns
         self._n = sum(1 for _ in self)
 
     def __len__(self) -> int:
@@ -127,7 +132,7 @@ class Items:
             if missing := self._columns - row.keys():
                 raise ConfigError(f"row {i} has no {missing.pop()}")
             if others := row.keys() - self._columns if self._others is None else row.keys() & self._others:
-                raise ConfigError(f"row {i} has {others.pop()}, which the first row has not")
+                raise ConfigError(f"row {i} has {others.pop()}, which the first row does not have")
             item = {name: row[name] for name in self._columns}
             for name, kind in self._kinds.items():
                 try:
@@ -154,7 +159,8 @@ def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
 
 
 def _format(path: Path, flag: str) -> tuple[_Read, _Write | None]:
-    """(reads the rows, writes them to a path; None where the checkpoint is the result)"""
+    """Returns (a function that reads the rows, a function that writes them to a path; None if the checkpoint itself is
+    the result)."""
     if flag == "--in" and not path.is_file():
         raise ConfigError(f"--in: there is no file {path}")
     match path.suffix:
@@ -190,14 +196,16 @@ def _read_csv(path: Path) -> Iterator[Row]:
         try:
             for row in reader:
                 if None in row or None in row.values():
-                    raise ConfigError(f"line {reader.line_num} of {path} has not as many fields as the first line")
+                    raise ConfigError(
+                        f"line {reader.line_num} of {path} has another number of fields than the first line"
+                    )
                 yield row
         except (csv.Error, UnicodeDecodeError) as e:
             raise ConfigError(f"line {reader.line_num} of {path}: {e}") from None
 
 
 def _write_csv(path: Path, rows: _Read) -> None:
-    """Lists and objects are written as JSON."""
+    """Write rows as CSV. Lists and objects are written as JSON."""
     columns = dict.fromkeys(name for row in rows() for name in row)
     with path.open("w", newline="", encoding="utf-8") as lines:
         writer = csv.DictWriter(lines, list(columns))

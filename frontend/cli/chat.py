@@ -47,10 +47,11 @@ def _conversation(s: State, turns: list[tuple[str, str]], lines: Lines, options:
 
 
 class Chat:
-    """A conversation: its turns as (role, text), and the program whose KV the server holds."""
+    """A conversation: its turns as (role, text), and the running program, whose KV the server holds."""
 
     def __init__(self, runtime: ServerBackend, system: str, is_terminal: bool, **options: Any) -> None:
-        """is_terminal: a person reads along; otherwise only replies go to stdout. options: of each `gen`."""
+        """is_terminal: whether a person watches; otherwise only replies go to stdout. options: the options of each
+        `gen`."""
         self.runtime, self.system, self.options, self.is_terminal = runtime, system, options, is_terminal
         self.has_failed = False
         self.console = Console(highlight=False, soft_wrap=True)

@@ -14,8 +14,8 @@ ENDING = 24 * 3600.0
 
 
 def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
-    """A table of the engines from two answers to Ask("stats"). steps/s: between the two; 0 if the engine, and with it
-    its counters, started again in between."""
+    """A table of the engines, from two answers to Ask("stats"). steps/s: the rate between the two answers; 0 if the
+    engine started again in between, which resets its counters."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="dim")
     for column in ("replica", "state", "running", "queued", "pages used", "hit rate", "steps/s"):
         table.add_column(column, justify="left" if column in ("replica", "state") else "right")
@@ -40,7 +40,7 @@ def engines(before: Mapping[str, Any], now: Mapping[str, Any]) -> Table:
 
 
 def status(runtime: Any, seconds: float, console: Console | None = None) -> int:
-    """Print the engines, with the steps of the next `seconds` seconds."""
+    """Print the engines, with their steps per second over the next `seconds` seconds."""
     before = runtime.client.ask("stats")
     time.sleep(seconds)
     (console or Console(highlight=False)).print(engines(before, runtime.client.ask("stats")))

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 
 BLOCK = '"""'
-"""Stands before and after a message of several lines."""
+"""The line that begins and ends a message of several lines."""
 MAX_HISTORY = 1000
-"""Messages that the history keeps."""
+"""How many messages the history keeps."""
 
 
 def history_file() -> Path:

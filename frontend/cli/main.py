@@ -444,7 +444,7 @@ class _LazyBackend:
         self._make = cache(make)
 
     def program(self, *arguments: Any, **options: Any) -> Any:
-        """Not by `__getattr__`: whether an object is a backend is told by this attribute."""
+        """Defined here and not by `__getattr__`, because objects with this attribute are recognised as backends."""
         return self._make().program(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -472,8 +472,9 @@ def _batch(options: argparse.Namespace) -> int:
     from banyan.cli import batch
     from banyan.runtime.malloc import MallocOption, mallopt
 
-    mallopt(MallocOption.ARENA_MAX, 1)  # else the arenas of many threads grow: 1.12 x in 100,000 items
-    mallopt(MallocOption.MMAP_THRESHOLD, 128 << 10)  # glibc raises it, and keeps what a checkpoint needs at the start
+    mallopt(MallocOption.ARENA_MAX, 1)  # else the arenas of many threads grow, by 12 % in 100,000 items
+    # else glibc raises this threshold, and keeps memory that loading a checkpoint needed
+    mallopt(MallocOption.MMAP_THRESHOLD, 128 << 10)
     run = batch.prepare(options.program, options.rows, options.out)
     with backend(options) as runtime:
         return run(runtime, options.concurrency)
@@ -568,7 +569,7 @@ def _cluster(options: argparse.Namespace) -> int:
 
     if (options.what in ("drain", "roll")) != bool(options.engine):
         raise ConfigError(
-            "write: banyan cluster drain NAME, with a name of `banyan cluster status`; or: banyan cluster roll MODEL"
+            "write banyan cluster drain NAME, with a name from `banyan cluster status`, or banyan cluster roll MODEL"
         )
     with _join(options) as runtime:
         if options.what == "status":

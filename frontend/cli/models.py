@@ -51,7 +51,7 @@ def show(places: Sequence[str] = ()) -> int:
 
 
 def local_models() -> Iterator[tuple[str, str | Path, str]]:
-    """(name, what `spec.resolve` takes, where it is) of each model that has a name and needs no download."""
+    """Yields (name, argument for `spec.resolve`, location) of each model that has a name and needs no download."""
     from banyan.runtime.model import spec
 
     for path in sorted(spec.SHIPPED.iterdir(), key=lambda path: path.name != "pocket"):

@@ -1,4 +1,4 @@
-"""`banyan quantise`: writes a model in few bits, and says what that costs."""
+"""`banyan quantise`: writes a quantised model, and measures the loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def run(model: str, out: Path, text: Path, method: Method, n_bits: int, group: int, n_tokens: int) -> int:
-    """Quantise on the first `n_tokens` of a text file, and compare on those that follow, a quarter as many."""
+    """Quantise with the first `n_tokens` of a text file, and measure the loss on the tokens after them, a quarter as
+    many."""
     from banyan.runtime.model import spec
     from banyan.runtime.model.quantised import convert
     from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer
@@ -31,7 +32,7 @@ def run(model: str, out: Path, text: Path, method: Method, n_bits: int, group: i
     tokenizer.close()
     n_held_out = len(ids) // 5
     if n_held_out < 2:
-        raise ConfigError(f"{text} has {len(ids)} tokens; a text of some thousand is needed")
+        raise ConfigError(f"{text} has {len(ids)} tokens; a text of a few thousand tokens is needed")
     used, held_out = ids[:-n_held_out], ids[-n_held_out:]
     console = Console(highlight=False, soft_wrap=True)
     with Progress(console=Console(stderr=True), transient=True) as bar:

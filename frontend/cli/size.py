@@ -40,7 +40,7 @@ def show(c: Capacity, is_json: bool) -> int:
 
 
 def _size(n_bytes: int) -> str:
-    """Such as 1.5 GB; three digits."""
+    """A size as text with three digits, such as 1.5 GB."""
     sign, n, units = "-" if n_bytes < 0 else "", float(abs(n_bytes)), iter(("B", "kB", "MB", "GB", "TB"))
     unit = next(units)
     while n >= 999.5 and unit != "TB":

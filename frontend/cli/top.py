@@ -47,7 +47,7 @@ def rates(before: Stats, now: Stats) -> Rates:
 
 
 def view(before: Stats, now: Stats, title: str = "") -> RenderableType:
-    """One screen: rates between two samples, and the counters of the second."""
+    """Draw one screen: rates between two samples, and the counters of the second."""
     server, engine, cache = now["server"], now["engine"], now["cache"]
     rate = rates(before, now)
     hits = cache["n_hit_tokens"] / max(1, cache["n_query_tokens"])

@@ -58,7 +58,7 @@ def draw(snapshot: dict[str, Any], roots: list[TreeNode], console: Console) -> N
 
 
 def _lines(root: TreeNode) -> Iterator[tuple[str, TreeNode | tuple[int, int]]]:
-    """The lines of the drawing as (indentation, node), from the top. In place of nodes that are not shown, (their
+    """The lines of the drawing as (indentation, node), from the top. Nodes that are not shown are replaced by (their
     number, their tokens). A node without siblings is not indented."""
     stack: list[tuple[str, str, TreeNode | tuple[int, int]]] = [("", "", root)]
     while stack:

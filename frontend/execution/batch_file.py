@@ -1,8 +1,8 @@
-"""The file of a batch that can be interrupted: a JSON line for each finished item.
+"""The checkpoint file of a batch: a JSON line for each finished item.
 
-A line is written when its item has finished, so the file says what is left to run. A process that is killed leaves at
-most one torn line, which the next one cuts off. So each item has one line in the end. For the items that have a line at
-the start, memory holds 4 bytes each, until the batch has passed them.
+A line is written when its item has finished, so the file tells which items are left to run. A process that is killed
+leaves at most one torn line, which the next one cuts off. So each item has one line in the end. For the items that have
+a line at the start, memory holds 4 bytes each, until the batch has passed them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from banyan.execution.progress import Bar
 
 CHUNK = 4096
-"""Items in memory at a time. At the end of a chunk, fewer programs run at once than could, as long as one run takes."""
+"""Items in memory at a time. At the end of a chunk, for about the duration of one run, fewer programs run at once than
+could."""
 MAX_ERRORS = 100
-"""Errors that a BatchError has; the others are counted."""
+"""Most errors that a BatchError holds; the others are only counted."""
 
 
 class BatchRecord(msgspec.Struct):
@@ -45,8 +46,8 @@ class BatchRecord(msgspec.Struct):
 class BatchFile(Sequence[BatchRecord]):
     """The records of finished items, by index. Also a sequence of them, read from the file one by one.
 
-    program: all that the results depend on besides the items, such as the program's name and its bound arguments.
-    ConfigError: the file cannot be opened, is not of a batch, or another process has it open.
+    program: everything on which the results depend besides the items, such as the program's name and its bound
+    arguments. ConfigError: the file cannot be opened, is not of a batch, or another process has it open.
     """
 
     def __init__(self, path: str | Path, program: Any = None) -> None:
@@ -59,7 +60,8 @@ class BatchFile(Sequence[BatchRecord]):
             raise ConfigError(f"checkpoint {path} is open in another process; name another file, or wait") from None
         except OSError as e:
             raise ConfigError(f"checkpoint {path} cannot be opened: {e.strerror}") from e
-        self._digests = array("I")  # by index: of an item that had a record when the file was opened; 0: none
+        # index -> digest of an item that had a record when the file was opened; 0: it had none
+        self._digests = array("I")
         self._end = 0
         self._read()
         self._n_done = sum(map(bool, self._digests))
@@ -82,8 +84,8 @@ class BatchFile(Sequence[BatchRecord]):
                 self._end += len(line)
 
     def has(self, index: int, item: Any) -> bool:
-        """Whether the item had a record when the file was opened. To be asked in the order of the items. ConfigError:
-        its record is of other arguments, or of another program."""
+        """Whether the item had a record when the file was opened. Must be called in the order of the items.
+        ConfigError: the record belongs to other arguments, or to another program."""
         if index >= len(self._digests):
             self._digests = array("I")  # no later item had one
             return False
@@ -91,13 +93,13 @@ class BatchFile(Sequence[BatchRecord]):
             return False
         if self._digests[index] != self._digest(item):
             raise ConfigError(
-                f"item {index} is not the one that {self.path} has a record of, or the program is another; "
+                f"{self.path} has a record of another item {index}, or of another program; "
                 "name another file as checkpoint"
             )
         return True
 
     def check_number(self, n: int) -> None:
-        """ConfigError: there are records of more than `n` items."""
+        """Check that there are no records of items beyond the first `n`. ConfigError: there are."""
         if len(self._digests) > n:
             raise ConfigError(
                 f"{self.path} has a record of item {len(self._digests) - 1}, but there are {n} items; "
@@ -105,7 +107,8 @@ class BatchFile(Sequence[BatchRecord]):
             )
 
     def write(self, index: int, item: Any, state: State) -> None:
-        """Add the record of an item that has finished. OSError: the file cannot grow; it has no part of the record."""
+        """Add the record of an item that has finished. OSError: the file cannot grow; then no part of the record is in
+        it."""
         values = {name: state[name] for name in state._values}
         record = BatchRecord(index, self._digest(item), values, state.ret_value)
         line = memoryview(msgspec.json.encode(record, enc_hook=str) + b"\n")
@@ -176,7 +179,7 @@ def _put(numbers: array[int], index: int, number: int) -> None:
 
 
 def _kind(value: Any) -> str:
-    """Stands in a digest for a value that JSON does not have."""
+    """Returns what stands in a digest for a value that JSON does not have."""
     return type(value).__qualname__
 
 

@@ -48,7 +48,7 @@ class StateHandle:
 
     def __del__(self) -> None:
         dropped = self.number, self.last_ref
-        self._dropped.append(dropped)  # nothing more: a finalizer may run while this thread holds our locks
+        self._dropped.append(dropped)  # and nothing more, because a finalizer may run while this thread holds our locks
 
 
 class ProgramRecord:
@@ -83,7 +83,7 @@ class ProgramRecord:
         self._dropped: list[tuple[int, int]] = []
         self._has_unsent_gen = False
         self.failure: Exception | None = None
-        """What stopped the program: its backend failed, a limit was exceeded, or the user cancelled it."""
+        """The error that stopped the program: its backend failed, a limit was exceeded, or the user cancelled it."""
         self._stop_callbacks: list[Callable[[], None]] = []
         self.index: int | None = None
         """The index of its batch item; None outside a batch."""
@@ -96,7 +96,7 @@ class ProgramRecord:
 
     @property
     def error(self) -> BaseException | None:
-        """What the body raised."""
+        """The error that the body raised."""
         return self.ended.error
 
     @property
@@ -203,7 +203,7 @@ class ProgramRecord:
     # ---- stopping and ending -----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise what stopped the program, if it was stopped."""
+        """Raise the error that stopped the program, if it was stopped."""
         self.error_flag.is_seen |= self.failure is not None
         if isinstance(self.failure, BanyanError):
             raise copy_of(self.failure) from self.failure.__cause__
@@ -238,7 +238,7 @@ class ProgramRecord:
             feed.close(self.ended.error)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The body has ended. If it raised `error`, the program is stopped on the server."""
+        """Called when the body has ended. If it raised `error`, the program is stopped on the server."""
         if error is not None and not isinstance(error, Exception):  # Ctrl-C, or the task was cancelled
             stopped = Cancelled(f"the run was stopped by {type(error).__name__}", program=self.name)
             stopped.__cause__, error = error, stopped
@@ -269,7 +269,8 @@ class ProgramRecord:
         when_all_done([] if self.error is not None else self.futures, callback)
 
     def _report_lost_stream(self) -> None:
-        """Log that the program is stopped unfinished, if it streams for nobody: that is a mistake of the caller."""
+        """If the program streams but nobody reads the stream, log that it is stopped unfinished: that is a mistake of
+        the caller."""
         if not self.options.stream or self.has_reader or self.error is not None or self.failure is not None:
             return
         # The server may have learned already that the state was dropped.

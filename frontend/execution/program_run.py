@@ -24,11 +24,11 @@ from banyan.views.transcript import Transcript
 P = TypeVar("P", bound=StateBase)
 E = TypeVar("E", bound=BaseException)
 MAX_CALLS = 8
-"""Calls that the note of a run's error lists, the last ones."""
+"""How many calls, the last ones, the note of a run's error lists."""
 
 
 class _Playing:
-    """The block runs the body of a program. If it raises, the program is stopped on the server."""
+    """A block in which the body of a program runs. If it raises, the program is stopped on the server."""
 
     __slots__ = ("_record", "_token")
 
@@ -81,7 +81,7 @@ class ProgramRun(Generic[P]):
             if isinstance(value, CoroutineType):
                 value.close()
                 raise BadProgram(
-                    "the body returned a coroutine, which nobody awaits; make the program of the `async def` itself",
+                    "the body returned a coroutine, which nobody awaits; decorate the `async def` itself",
                     program=self.record.name,
                 )
             self.record.ret_value = value
@@ -99,8 +99,8 @@ class ProgramRun(Generic[P]):
 
 
 def with_state(error: E, state: StateBase) -> E:
-    """An error that a run raised, with the run's state as its attribute `state` and a note of the calls so far. The
-    error of a run within this one keeps the inner state."""
+    """An error that a run raised, with the run's state as its attribute `state` and a note of the calls so far. An
+    error of an inner run keeps the inner run's state."""
     if isinstance(error, Exception) and getattr(error, "state", None) is None:
         error.state = state  # type: ignore[attr-defined]
         state._record.has_raised = True

@@ -86,20 +86,20 @@ class Bar:
     """The progress bar that is shown. A batch calls it from any thread."""
 
     def __init__(self, meter: Meter, shown: progress.Progress, task: progress.TaskID, to: Console | None) -> None:
-        """to: where a line is written once a minute, if it shows no bar."""
+        """to: the file to which a line is written once a minute, if no bar is shown."""
         self._meter, self._shown, self._task, self._to = meter, shown, task, to
         self._next_line = time.monotonic() + LINES
 
     def begin(self, record: Any) -> None:
-        """A run starts. record: its ProgramRecord, whose values are counted as they arrive."""
+        """Called when a run starts. record: its ProgramRecord, whose values are counted as they arrive."""
         record.counters.append(self._meter.count)
 
     def skip(self, n: int) -> None:
-        """`n` runs had ended before."""
+        """Count `n` runs that had ended before."""
         self._shown.advance(self._task, n)
 
     def end(self, failed: bool) -> None:
-        """A run has ended."""
+        """Called when a run has ended."""
         self._meter.n_failed += failed
         self._shown.advance(self._task)
         if self._to is not None and (now := time.monotonic()) >= self._next_line:
@@ -109,8 +109,8 @@ class Bar:
 
 @contextmanager
 def bar(title: str, total: int | None, console: Console | None = None) -> Iterator[Bar]:
-    """Show a progress bar while the block runs, on stderr or in the notebook. total: the number of runs; None:
-    unknown."""
+    """Show a progress bar while the block runs, on stderr or in the notebook. total: the number of runs; None: not
+    known."""
     meter = Meter()
     columns = (
         progress.TextColumn("{task.description}"),

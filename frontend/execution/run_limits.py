@@ -30,7 +30,7 @@ _batch_numbers = count()
 
 
 class LimitedRecord(Protocol):
-    """What the limits use of a ProgramRecord: its program, its token counters, and a way to stop it."""
+    """The part of a ProgramRecord that limits use: its program, its token counters, and a way to stop it."""
 
     program: OpenProgram
     counters: list[Callable[[ValueFuture[wire.Value]], None]]

@@ -85,7 +85,8 @@ async def known(value: Any) -> None:
 
         with contextlib.suppress(BanyanError), value.waiting():
             await wait_done(value.future)
-        await wait_done(value.future)  # again: sending may have failed, and that error too is left to the readers
+        # checked again: sending may have failed, and that error, too, is left to the readers
+        await wait_done(value.future)
 
 
 def partials(value: Any) -> Iterator[Any]:

@@ -19,8 +19,8 @@ token_length_normalized: Final = "token_length_normalized"
 """Score: the mean log-probability per token. The default. It favours long choices whose last tokens are predictable."""
 
 greedy_token_selection: Final = "greedy_token_selection"
-"""Goes through the choices token by token, and keeps those with the likeliest next token. In place of tokens after the
-end of a shorter choice, its mean log-probability counts."""
+"""Compares the choices token by token, and keeps those with the likeliest next token. For a choice that has no tokens
+left, its mean log-probability is compared."""
 
 unconditional_likelihood_normalized: Final = "unconditional_likelihood_normalized"
 """Score: the mean over the tokens of how much the prompt raises their log-probability, compared with no prompt. So it
@@ -69,7 +69,8 @@ Method = ChoicesMethod | Callable[..., Any]
 
 
 def checked_method(method: object) -> tuple[ChoicesMethod, Callable[..., Any] | None]:
-    """(the method by which the server scores, the user's own method or None). Unsupported: `method` is neither."""
+    """Returns (the method by which the server scores, the user's own method or None). Unsupported: `method` is
+    neither."""
     for known in get_args(ChoicesMethod):
         if method == known:
             return known, None

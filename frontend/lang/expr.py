@@ -194,22 +194,22 @@ def gen(
 ) -> GenExpr | SelectExpr:
     """Generate text and store it in the variable `name`.
 
-    `Options` describes the options; one that is left out has the value of the run. With `choices` (and choices_method),
-    `gen` is `select`, its temperature is 0 unless one is given, and options of SGLang that do not apply to a select are
-    ignored, with a warning.
+    `Options` describes the options. An option that is left out has its value in the run. With `choices` (and
+    choices_method), `gen` is `select`, its temperature is 0 unless one is given, and options of SGLang that do not
+    apply to a select are ignored, with a warning.
 
     Each of the following constrains the text while it is generated. `s[name]` is the text, `s.value(name)` the object:
 
     type         int, float, bool, str, date, Literal, Enum: written as plain text. list, dict, TypedDict, dataclass,
-                 msgspec.Struct, pydantic models and what they contain: written as JSON and validated. outlines' types
+                 msgspec.Struct, pydantic models: written as JSON and validated. The types of the outlines package
     json_schema  the object is what json.loads returns; also called schema
     regex        in Rust's syntax, without look-around; the object is the text
     grammar      context-free, in Lark's notation; the object is the text
-    dtype        SGLang's int, float, bool and str (in quotes: letters and spaces)
+    dtype        as in SGLang: int, float, bool or str (letters and spaces, in quotes)
 
-    whitespace: of JSON: "spaced" ({"a": 1, "b": 2}), "compact" ({"a":1,"b":2}), "either" (one of these throughout; the
-    default) or "any". order: of optional properties: "schema" (as the schema lists them; the default), or "any" after
-    the required ones.
+    whitespace: the whitespace in JSON: "spaced" ({"a": 1, "b": 2}), "compact" ({"a":1,"b":2}), "either" (one of these
+    throughout; the default) or "any". order: the order of optional properties in JSON: "schema" (as the schema lists
+    them; the default), or "any" (any order, after the required ones).
 
     retries: how often the model may try again if its text is not a valid object in spite of the constraint (a pydantic
     validator refused it, or max_tokens cut it). Before each try the model is told what is wrong. The prompt keeps only
@@ -217,9 +217,10 @@ def gen(
 
     tools: functions that the model may call, made by `@tool`. The gen must be in an assistant's turn. The calls run in
     this process, concurrently. Their results, or errors, go back to the model as tool turns, until the model answers
-    without a call. This last answer is the value. `s.tool_calls(name)` returns the calls. max_rounds: the most turns
-    with calls (4); after one more, the gen fails with ToolError. tool_timeout: seconds per call (60). max_tool_output:
-    characters kept of each result (8,192). max_tokens applies to each turn.
+    without a call. This last answer is the value of the gen. `s.tool_calls(name)` returns the calls. max_rounds: the
+    most turns with calls (default: 4); if the model makes calls in one more turn, the gen fails with ToolError.
+    tool_timeout: seconds per call (60). max_tool_output: characters kept of each result (8,192). max_tokens applies to
+    each turn.
 
     BadProgram: an invalid value. Unsupported: a type together with tools; ask for the type in a second gen.
     """
@@ -244,7 +245,7 @@ def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
             if key in asked
         }
         if asked:
-            raise BadProgram(f"gen with choices takes no {', '.join(asked)}: a choice is scored, not generated")
+            raise BadProgram(f"gen with choices does not take {', '.join(asked)}: choices are scored, not generated")
         return select(name, choices, **options)
     if "choices_method" in asked:
         raise BadProgram("choices_method needs choices")
@@ -400,10 +401,11 @@ def assistant_end() -> RoleEnd:
 
 
 def separate_reasoning(expr: Expression = NOTHING, model_type: str | None = None) -> Seq:
-    """`expr`, whose gens separate reasoning from answer. Of a gen called x, the variable x and the prompt get the
-    answer, and the variable `x_reasoning_content` gets the reasoning.
+    """Make the gens of `expr` separate reasoning from the answer. For a gen named x, the variable x and the prompt get
+    the answer, and the variable `x_reasoning_content` gets the reasoning.
 
-    model_type: whose marks around the reasoning to use: "deepseek-r1", "qwen3" and so on; None: <think>...</think>.
+    model_type: the kind of model, which determines the marks around the reasoning: "deepseek-r1", "qwen3" and so on;
+    None: <think>...</think>.
     """
     marks = THINK_TAGS if model_type is None else REASONING_FORMATS.get(str(model_type).lower())
     if marks is None:

@@ -29,20 +29,22 @@ Parse: TypeAlias = Callable[[str], Any]
 
 
 class JsonType(NamedTuple):
-    """schema: the JSON schema. decode: makes the object of a JSON text, and raises if the text is invalid."""
+    """A Python type that is written as JSON. schema: its JSON schema. decode: makes the object from a JSON text, and
+    raises if the text is invalid."""
 
     schema: dict[str, Any]
     decode: Parse
 
 
 def json_type(kind: Any) -> JsonType:
-    """TypeError: the type has no JSON schema, or a bound in it would not be enforced."""
+    """The JSON schema and decoder of a Python type. TypeError: the type has no JSON schema, or a bound in it would not
+    be enforced."""
     parts = _parts(kind)
     if not _asks_pydantic(parts):
         try:
             schema, decoder = msgspec.json.schema(kind), msgspec.json.Decoder(kind)
         except KeyError as e:
-            raise TypeError(f"two classes in it have the name of {_shown(e.args[0])}") from e
+            raise TypeError(f"it contains two classes of the same name, {_shown(e.args[0])}") from e
         except (TypeError, RuntimeError, NotImplementedError) as e:  # pydantic knows more types
             if ours := _msgspec_parts(parts):
                 raise TypeError(f"{_shown(ours[0])} is msgspec's, which says: {str(e).splitlines()[-1]}") from e
@@ -66,7 +68,7 @@ class _Parts(NamedTuple):
 
 
 def _parts(*kinds: Any) -> _Parts:
-    """TypeError: the type hints of a class cannot be read."""
+    """Collect the parts of a type. TypeError: the type hints of a class cannot be read."""
     parts, todo, seen = _Parts([], []), list(kinds), dict[int, Any]()
     while todo:
         kind = todo.pop()
@@ -132,7 +134,7 @@ _BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_
 
 
 def _msgspec_parts(parts: _Parts) -> list[Any]:
-    """What pydantic ignores or does not know: bounds of msgspec.Meta, and Structs."""
+    """The entries of `parts` that pydantic ignores or does not know: bounds of msgspec.Meta, and Structs."""
     return [one for one in parts.classes if hasattr(one, "__struct_fields__")] + [
         one
         for one in parts.metadata
@@ -207,7 +209,7 @@ def _mend(part: dict[str, Any], info: Any, defs: dict[str, Any], seen: set[str])
             while isinstance(key, inspect.Metadata):
                 key = key.type
             if not isinstance(key, inspect.StrType | inspect.AnyType):
-                raise TypeError("the keys of a dict are str; where they are known, write a TypedDict")
+                raise TypeError("the keys of a dict must be str; if the keys are known, write a TypedDict")
             below = [(part.get("additionalProperties"), info.value_type)]
         case inspect.UnionType():
             below = zip(_options(part), sorted(info.types, key=_place_in_union), strict=True)
@@ -248,8 +250,8 @@ _VALUES = ("const", "default", "enum", "examples")
 
 
 def tightened(schema: Any) -> Any:
-    """The schema, with additional properties forbidden where it does not mention them, with a pattern where the library
-    marks a string by a format, and without what only annotates.
+    """Return the schema with additional properties forbidden where it does not mention them, with patterns in place of
+    formats by which the library marks strings, and without annotations.
 
     `uniqueItems` is dropped: it cannot be enforced while the text is generated. When the text is parsed, a set drops
     duplicates. Other formats than those of JSON Schema are dropped too: they are checked when the text is parsed.
@@ -277,7 +279,8 @@ def tightened(schema: Any) -> Any:
 
 
 def check_keys(text: str) -> None:
-    """ValueError: an object in the JSON text has a key twice. Decoders would keep the last value only."""
+    """Check the keys of a JSON text. ValueError: an object has a key twice, of which decoders would keep only the last
+    value."""
     json.loads(text, object_pairs_hook=_check_pairs, parse_int=str, parse_float=str)
 
 

@@ -274,7 +274,9 @@ def read_object(value: Any, kind: Any = None) -> Any:
     if kind is not None:
         found, expected = read(value), get_origin(kind) or kind
         if not isinstance(expected, type) or not isinstance(found, expected):
-            raise errors.BadProgram(f"the variable holds a {type(found).__name__}, which no gen made, and not {kind!r}")
+            raise errors.BadProgram(
+                f"the variable holds a {type(found).__name__} that was not generated, so it cannot be read as {kind!r}"
+            )
         return found
     return value.each(read_object) if isinstance(value, JoinedValues) else read(value)
 
@@ -298,7 +300,7 @@ def dist(value: Any) -> Any:
     if isinstance(value, JoinedValues):
         return value.each(dist)
     if not isinstance(value, LazyValue) or not value.choices:
-        raise errors.BadProgram("dist takes a variable that a select made")
+        raise errors.BadProgram("dist needs a variable whose value comes from a select")
     scores = value.wait().scores
     if scores is None:
         raise errors.Unsupported("dist: this backend does not report the scores of the choices")

@@ -39,8 +39,8 @@ def meta_of_sample(
 
 
 def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob] | None, with_text: bool) -> dict[str, Any]:
-    """The meta info of a gen while it streams. logprobs: those of all tokens so far; None: not asked for. Prompt counts
-    are None until known."""
+    """The meta info of a gen while it streams. logprobs: the log-probabilities of all tokens so far; None: not asked
+    for. Prompt counts are None until they are known."""
     meta: dict[str, Any] = {
         "id": f"{delta.program}-{delta.ref}-0",
         "finish_reason": None,
@@ -52,9 +52,9 @@ def meta_of_delta(delta: wire.Delta, logprobs: Sequence[wire.TokenLogprob] | Non
 
 
 def meta_of_select(value: wire.Value, method: wire.ChoicesMethod | None) -> dict[str, Any]:
-    """The meta info of a select: the score, tokens as (logprob, id, None) and weight in a draw of each choice; None for
-    these from a backend that does not report scores. A choice is no output: completion_tokens counts what a backend
-    generated to choose."""
+    """The meta info of a select: for each choice, its score, its tokens as (logprob, id, None), and its weight in a
+    draw; None for these if the backend does not report scores. A choice is not an output: completion_tokens counts the
+    tokens that a backend generated in order to choose."""
     scores = value.scores
     meta = _common(0, value, value.usage.generated)
     if scores is None:
@@ -81,8 +81,8 @@ def meta_of_select(value: wire.Value, method: wire.ChoicesMethod | None) -> dict
 
 
 def _common(k: int, value: wire.Value, n_tokens: int) -> dict[str, Any]:
-    """What gens and selects have. n_tokens: completion tokens of the sample. The time to the first token is that to the
-    end for an output without tokens."""
+    """The fields that gens and selects have in common. n_tokens: completion tokens of the sample. For an output without
+    tokens, the time to the first token is the time to the end."""
     sample, usage, times = value.samples[k], value.usage, value.times
     reason: dict[str, Any] = {"type": sample.finish_reason}
     if sample.matched is not None:

@@ -32,8 +32,8 @@ class OutputType:
 
     def __init__(self, label: str, spec: ConstraintSpec | None, parse: Parse, stop: tuple[str, ...] = ()) -> None:
         """label: the type's name, for errors. spec: the constraint. parse: converts the text to the object; raises if
-        the text is invalid. stop: additional stop strings. Without them, a model that goes on after a number could only
-        write more digits. BadProgram: the constraint has a lone surrogate.
+        the text is invalid. stop: additional stop strings. Without them, a model that goes on after a number could
+        write only further digits. BadProgram: the constraint has a lone surrogate.
 
         note: a warning for the user, if not empty.
         """
@@ -69,21 +69,26 @@ def take(options: dict[str, Any]) -> OutputType | None:
     if not forms:
         return kind
     if kind is None or kind.spec is None or not kind.is_json:
-        raise BadProgram("whitespace and order apply to output that is JSON; add json_schema= or a type= of JSON")
+        raise BadProgram(
+            "whitespace and order apply only to output that is JSON; add json_schema=, or a type= that is written as "
+            "JSON"
+        )
     try:
         spec = msgspec.convert(msgspec.structs.asdict(kind.spec) | forms, ConstraintSpec)
     except msgspec.ValidationError as e:
-        raise BadProgram(f"whitespace is spaced, compact, either or any, and order schema or any ({e})") from e
+        raise BadProgram(
+            f"whitespace must be spaced, compact, either or any, and order must be schema or any ({e})"
+        ) from e
     return OutputType(kind.label, spec, kind.parse, kind.stop)
 
 
 _FORMS = {"whitespace": "style", "order": "order"}
-"""Option of JSON -> field of its ConstraintSpec."""
+"""Option for JSON output -> field of ConstraintSpec."""
 
 
 def _take(given: dict[str, Any]) -> OutputType:
     if len(given) > 1:
-        raise BadProgram(f"a gen has one type, but {', '.join(given)} were given; give one of them")
+        raise BadProgram(f"a gen can have only one type, but {', '.join(given)} were given")
     ((name, value),) = given.items()
     if name == "type":
         return output_type(value)
@@ -178,13 +183,13 @@ def _arguments(function: Any) -> Any:
 
 
 def _from_pattern(pattern: re.Pattern[Any]) -> OutputType:
-    """TypeError: a pattern of bytes."""
+    """The output type of a compiled pattern. TypeError: it is a pattern of bytes."""
     if not isinstance(pattern.pattern, str):
         raise TypeError("the text of a gen is str; write the pattern as str")
 
     def parse(text: str) -> str:
         if pattern.fullmatch(text) is None:  # Python's syntax differs from Rust's in some places
-            raise ValueError("the pattern does not match it")
+            raise ValueError("the pattern does not match the text")
         return text
 
     # MULTILINE changes nothing at the ends of the text, and the compiler takes ^ and $ nowhere else
@@ -198,7 +203,7 @@ def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
     texts = [text for text, _ in choices]
     repeated = next((text for text in texts if texts.count(text) > 1), None)
     if not values:
-        raise BadProgram(f"{label} has no values, so no output could be one")
+        raise BadProgram(f"{label} has no values, so no output is possible")
     if "" in values:
         raise BadProgram(f"{label} has a value whose text is empty; use a select, or give it another value")
     if repeated is not None:
@@ -259,7 +264,8 @@ def _label(kind: Any) -> str:
 
 
 def parse_partial(text: str) -> Any:
-    """The JSON value that `text` begins; its last string or number may be incomplete. ValueError: no value begins."""
+    """Parse the beginning of a JSON value; the last string or number may be incomplete. ValueError: `text` is not the
+    beginning of a value."""
     from pydantic_core import from_json  # lazily, like pydantic
 
     return from_json(text, allow_partial="trailing-strings")

@@ -231,11 +231,11 @@ class Program(Typed[Args, R_co]):
         tokens for the whole batch; when they run out, the unfinished items fail. deadline: seconds until the batch
         should be done (see Options). Other keywords, and `opts`, are options of each run.
 
-        checkpoint: a file to which the variables of each finished item are appended, a JSON line each. Items that the
-        file has are not run again, so a batch that was interrupted goes on where it was; failed items have no line. A
-        file of another program (by name), of other bound arguments or of other items is refused. Lines are in the order
-        in which items finish. Items can be any iterable and are read as the runs start; the result is the file's
-        records, in the order of the items.
+        checkpoint: a file to which the variables of each finished item are appended, a JSON line each. Items that have
+        a line in the file are not run again, so a batch that was interrupted continues where it stopped; failed items
+        have no line. A file that belongs to another program (by name), other bound arguments or other items is refused.
+        Lines are in the order in which items finish. Items can be any iterable and are read as the runs start; the
+        result is the file's records, in the order of the items.
         """
         self._refuse_to_block("run_batch")
         if num_threads != "auto" and num_threads < 1:
@@ -306,10 +306,10 @@ class Program(Typed[Args, R_co]):
         return Graph(run.state)
 
     def trace(self, *, backend: Backend | None = None, **kwargs: Any) -> Trace:
-        """What the body appends, found by running it without a model, like SGLang's `trace`. `graph` shows more.
+        """Find out what the body appends, by running it without a model, like SGLang's `trace`. `graph` shows more.
 
-        The trace ends where the body inspects an argument that was not given, or reads a generated value. backend:
-        gives the role markers.
+        The trace ends where the body inspects an argument that was not given, or reads a generated value. backend: the
+        backend whose role markers are used.
         """
         from banyan.templates.tracing import Trace
 
@@ -375,7 +375,8 @@ class Program(Typed[Args, R_co]):
         return _Items([self._arrange(args, own)], find(options.backend), options)
 
     def _arrange(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-        """The arguments of the body, except the state, with those of `bind`. TypeError: they do not fit."""
+        """The arguments of the body, except the state, including those of `bind`. TypeError: they do not fit the body's
+        parameters."""
         try:
             if self._bound:
                 given = self._signature.bind_partial(*args, **kwargs).arguments
@@ -401,7 +402,7 @@ class Program(Typed[Args, R_co]):
         return self._indexed(self._batch_options(opts, kwargs), dict(enumerate(batch_kwargs)))
 
     def _indexed(self, options: Options, items: Mapping[int, Any]) -> _Items:
-        """items: by their index in the batch."""
+        """Prepare the runs of a batch. items: by their index in the batch."""
         arguments = [self._arrange_item(i, item) for i, item in items.items()]
         return _Items(arguments, find(options.backend), options, list(items))
 

@@ -19,7 +19,8 @@ _ENFORCED = (
 
 
 def check_metadata(metadata: Iterable[Any]) -> None:
-    """TypeError: metadata of annotated_types that pydantic ignores, such as a Timezone."""
+    """Check the metadata of a type. TypeError: it contains metadata of annotated_types that pydantic ignores, such as a
+    Timezone."""
     for one in _expanded(metadata):
         if isinstance(one, annotated_types.BaseMetadata) and type(one) not in _ENFORCED:
             is_pydantics = type(one).__module__.startswith("pydantic")
@@ -38,7 +39,7 @@ def _expanded(metadata: Iterable[Any]) -> Iterator[Any]:
 
 
 def schema_and_decoder(kind: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
-    """TypeError: pydantic cannot describe the type."""
+    """The JSON schema of a type, and its decoder. TypeError: pydantic cannot describe the type."""
     try:
         adapter: Any = pydantic.TypeAdapter(kind)
         return adapter.json_schema(schema_generator=PatternSchema), adapter.validate_json
@@ -47,8 +48,9 @@ def schema_and_decoder(kind: Any) -> tuple[dict[str, Any], Callable[[str], Any]]
 
 
 def arguments(name: str, fields: dict[str, Any]) -> tuple[dict[str, Any], Callable[[str], dict[str, Any]]]:
-    """The schema of keyword arguments, and the function that reads their text. It returns the arguments that the text
-    gives, and raises pydantic's ValidationError if they are invalid. fields: name -> (type, default), or (type, ...).
+    """The schema of keyword arguments, and the function that reads their text. The function returns the arguments in
+    the text, and raises pydantic's ValidationError if they are invalid. fields: name -> (type, default), or (type,
+    ...).
 
     TypeError: pydantic cannot describe a type.
     """
@@ -83,7 +85,8 @@ class PatternSchema(GenerateJsonSchema):
         return _string(text_forms.time(_has_zone(schema)))
 
     def decimal_schema(self, schema: Any) -> dict[str, Any]:
-        """A number if it has bounds, which a pattern cannot express, else a string, which keeps all digits."""
+        """The schema of a number if it has bounds, which a pattern cannot express; else of a string, which keeps all
+        digits."""
         digits, places = schema.get("max_digits"), schema.get("decimal_places")
         bounds: dict[str, Any] = super().decimal_schema(schema)["anyOf"][0]
         if bounds == {"type": "number"}:

@@ -66,8 +66,8 @@ class GenOptions(
     ignore_eos: bool | None = None
     """Whether the output goes on after an end-of-sequence token."""
     seed: wire.Seed | None = None
-    """An integer of 64 bits; without one, the server chooses. Of a gen: its own seed. Of a run: each gen gets a seed of
-    its own that is derived from this one."""
+    """A 64-bit integer; without one, the server chooses. For a gen: its own seed. For a run: each gen gets its own
+    seed, which is derived from this one."""
     return_logprob: bool | None = None
     """Include the log-probability of each output token in the meta info. With False, the meta info has no
     log-probabilities at all."""
@@ -81,17 +81,17 @@ class GenOptions(
     adapter: wire.Name | None = None
     """The name of an adapter (LoRA) of the runtime, which computes the prompt and the output; "": the model alone."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
-    """Seconds after which an unfinished value raises DeadlineExceeded. Of a gen: counted from the time when all values
-    before it are done. Of a run: counted from its start, for its body and all its gens."""
+    """Seconds after which an unfinished value raises DeadlineExceeded. For a gen: counted from the time when all values
+    before it are done. For a run: counted from its start, for its body and all its gens."""
     budget: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] | None = None
-    """Tokens that may be generated, summed over all samples; one more raises BudgetExceeded. Of a run: summed over all
+    """Tokens that may be generated, summed over all samples; one more raises BudgetExceeded. For a run: summed over all
     its gens."""
     priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
     """-100 to 100. Of two waiting gens, also of different programs, the one with the higher priority runs first."""
     deadline: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds until the gen should be done. Of two waiting gens with equal priority, the one with the earlier deadline
-    runs first. A late gen is not stopped, unlike with `timeout`. Of a gen: counted from the time when all values before
-    it are done. Of a run or batch: counted from its start, for all its gens."""
+    runs first. A late gen is not stopped, unlike with `timeout`. For a gen: counted from the time when all values
+    before it are done. For a run or batch: counted from its start, for all its gens."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None:
@@ -145,7 +145,8 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
     use_thread: bool = True
     """False: `run` waits for all gens and raises the first error. (SGLang's name; states have no threads here.)"""
     backend: Any = None
-    """The backend that runs the program. Default: that of the calling program, or that of `set_default_backend`."""
+    """The backend that runs the program. Default: the backend of the calling program, or the one given to
+    `set_default_backend`."""
 
     def __post_init__(self) -> None:
         GenOptions.__post_init__(self)

@@ -17,7 +17,8 @@ _CHECKED = re.compile(
     r'|"\$(?:dynamic|recursive)Ref"|"\$ref": "https?://json-schema\.org/|\(\?<?[=!]'
     r'|"multipleOf": [\d.]{6}'
 )
-"""These keywords, references that are not followed, look-around in patterns, and multiples with many digits."""
+"""The keywords that may need a check, references that are not followed, look-around in patterns, and multiples with
+many digits."""
 _FORMAT = re.compile(r'"format": "((?:[^"\\]|\\.)*)"')
 
 
@@ -56,7 +57,7 @@ class Checked:
 
 
 def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Any:
-    """A pattern in ECMA-262's syntax; one that Python cannot read is left to the constraint."""
+    """Check a pattern in ECMA-262's syntax; a pattern that Python cannot read is left to the constraint."""
     import jsonschema
 
     try:

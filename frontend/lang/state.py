@@ -33,7 +33,7 @@ class State(StateBase):
     __slots__ = ()
 
     def __str__(self) -> str:
-        """`text`, or the text so far, if the state is that of an error (`error.state`)."""
+        """`text`; for the state of an error (`error.state`), the text so far."""
         if self._record.has_raised:
             return text_so_far(self._record, self._handle.number)
         return self.text()
@@ -56,8 +56,9 @@ class State(StateBase):
     def value(self, name: str, type: Any = None) -> Any:
         """The value of a variable as an object of its gen's `type`. Without a type, the same as `s[name]`.
 
-        type: what the object is, as for `gen(type=...)`; a type checker then knows it. The text of a gen without this
-        type is converted. BadOutput: the text is not a valid object, for example because max_tokens cut it.
+        type: the type of the object, as for `gen(type=...)`; a type checker then knows it. If the gen had another type
+        or none, its text is converted. BadOutput: the text is not a valid object, for example because max_tokens cut
+        it.
         """
         return read_object(self._lookup(name), type)
 

@@ -64,10 +64,10 @@ class StateBase:
     )
 
     def __init__(self, record: ProgramRecord, handle: StateHandle, seed: int | None, transcript: Transcript) -> None:
-        """Created by programs and forks. seed: that of the run or branch; None: its gens have random seeds."""
+        """Created by programs and forks. seed: the seed of the run or branch; None: its gens have random seeds."""
         self._record, self._handle, self._seed, self._transcript = record, handle, seed, transcript
         self._values: dict[str, Any] = {}
-        self._names: Feed[str] = Feed()  # the variables as they are set, for readers that wait for one
+        self._names: Feed[str] = Feed()  # names of variables as they are set, for readers that wait for one
         self._refs: list[Any] = []  # the numbers of its values, with a nested list for each branch
         self._closed = ""  # why nothing more can be appended; "" while it can
         self._is_view = False  # whether this object belongs to code outside the body
@@ -499,7 +499,8 @@ class StateBase:
         return child
 
     def adopt(self, branch: Self) -> None:
-        """Continue as `branch`: take over its text, variables and KV. Nothing more can be appended to `branch`.
+        """Continue as `branch`: take over the branch's text, variables and KV. Nothing more can be appended to
+        `branch`.
 
         BadProgram: `branch` does not descend from this state, or something was appended to this state after the fork.
         """

@@ -64,7 +64,9 @@ def complete(
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     each: list[Any] = list(params) if isinstance(params, list | tuple) else [params] * len(prompts)
     if len(each) != len(prompts):
-        raise BadProgram(f"there are {len(each)} sampling parameters for {len(prompts)} prompts; give one, or one each")
+        raise BadProgram(
+            f"there are {len(each)} sampling parameters for {len(prompts)} prompts; give one for all, or one for each"
+        )
     given = {name: value for name, value in options.items() if value is not None}
     running = [start(backend, text, {**(one or {}), **given}) for text, one in zip(prompts, each, strict=True)]
     found = [result for state in running for result in results(state)]
@@ -100,7 +102,8 @@ def score(
     each: list[Sequence[int]] = labels if labels and not isinstance(labels[0], int) else [labels] * len(texts)
     if not labels or len(each) != len(texts):
         raise BadProgram(
-            f"score: label_token_ids holds {len(each)} lists for {len(texts)} items; give ids, or a list each"
+            f"score: label_token_ids has {len(each)} lists for {len(texts)} items; give one list of ids, or a list for "
+            "each item"
         )
     params = {"max_tokens": 1, "temperature": 0, "ignore_eos": True, "return_logprob": True}
     running = [

@@ -1,4 +1,5 @@
-"""The options of SGLang's server, as `Runtime` and `Engine` take them: translated, without effect here, or refused."""
+"""The options of SGLang's server, as `Runtime` and `Engine` take them: each is translated, ignored because it has no
+effect here, or refused."""
 
 from __future__ import annotations
 

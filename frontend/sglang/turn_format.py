@@ -13,7 +13,7 @@ class TurnFormat(NamedTuple):
     """What a model's chat template writes around turns, with the names of SGLang's ChatTemplate. name: the model's
     name.
 
-    A program does not need it: the server renders its turns, also where the template rewrites earlier ones.
+    A program does not need it: the server renders its turns, even if the template rewrites earlier ones.
     """
 
     name: str
@@ -31,7 +31,7 @@ class TurnFormat(NamedTuple):
 
     @property
     def stop_str(self) -> tuple[str, ...]:
-        """What ends a turn of the assistant."""
+        """The text that ends a turn of the assistant."""
         return self.markers.stop if self.markers else ()
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Any] = ()) -> tuple[str, str]:

@@ -55,7 +55,7 @@ class RecordedTemplate:
         return len(wire.encode(wire.Define(0, tuple(self.shape.ops))))
 
     def matches(self, recording: Recording, arguments: Sequence[Any]) -> bool:
-        """Whether `recording`, of the body with these arguments, did exactly what the template does with them."""
+        """Whether `recording`, which was made with these arguments, did exactly what the template does with them."""
         if recording.ended is not None or len(recording.programs) > 1:
             return False
         use = wire.Use(0, 0, tuple(map(_text, arguments)))

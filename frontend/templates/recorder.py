@@ -22,7 +22,8 @@ from banyan.views.transcript import Transcript
 
 
 class Recording(NamedTuple):
-    """What a body did. programs: the recorded programs; the first is that of the body, the others are those it called.
+    """What a body did. programs: the recorded programs; the first is the body's own, the others are those that it
+    called.
 
     value: what the body returned. ended: the argument or value at which the recording ended early; None: the body ran
     to its end.
@@ -39,7 +40,7 @@ class Recording(NamedTuple):
 
 
 class Recorder:
-    """A backend that only stores the ops. welcome: that of the backend on which the program will run."""
+    """A backend that only stores the ops. welcome: the Welcome of the backend on which the program will run."""
 
     refuses: frozenset[str] = frozenset()
 
@@ -100,7 +101,7 @@ def record(
                     value = _run_coroutine(value)
     except ArgumentObserved as e:
         ended = e
-    with suppress(ArgumentObserved):  # the flush asks whether the values of dropped states are done
+    with suppress(ArgumentObserved):  # `flush` asks whether the values of dropped states are done
         record.flush()
     record.end()
     return Recording(recorder.programs, state, value, ended)

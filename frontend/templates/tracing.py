@@ -1,4 +1,4 @@
-"""SGLang's `trace` and `cache`: what a program's body appends, without a model. `Program.graph` shows more."""
+"""SGLang's `trace` and `cache`: find out what a program's body appends, without a model. `Program.graph` shows more."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A round is one turn of the model that calls tools. One thread runs an event loop that starts the calls of a round, and
 sends their results together. Sync tools run in a bounded thread pool. Async tools run on the program's event loop; for
-a sync program, on the loop of this module. If a tool raises, the model gets the error as text; only an exception that
-is no Exception, such as SystemExit, ends the program.
+a sync program, on the loop of this module. If a tool raises, the model gets the error as text. Only an exception that
+is not an Exception, such as SystemExit, ends the program.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Caller(ServerCallback):
         loop.call_soon_threadsafe(self._start_round, loop, called)
 
     def _on_gen_done(self, _: object) -> None:
-        """The gen has a value or failed: cancel the calls that still run."""
+        """Called when the gen has a value or has failed: cancel the calls that still run."""
         if self.full_text is not None:
             self.full_text.close()
         if self._running is not None:

@@ -28,9 +28,10 @@ def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", 
     """The tools of an MCP server: `with bn.mcp(server) as tools:`, or `async with`, and inside `gen(tools=tools)`.
 
     server: a command, as one text or as a list, which is started and talks on its stdin and stdout; the URL of a server
-    with streamable HTTP; or a transport or server object for the package's own `mcp.Client`. env: more variables of the
-    command, which gets only PATH, HOME and the like of this process. prefix: put before the tools' names. timeout:
-    seconds until the tools are known. The end of the block ends the connection, and a command that was started.
+    with streamable HTTP; or a transport or server object for the package's own `mcp.Client`. env: further environment
+    variables for the command, which gets only PATH, HOME and the like from this process. prefix: put before the tools'
+    names. timeout: seconds within which the server must list its tools. The end of the block ends the connection, and a
+    command that was started.
 
     ConfigError: the package `mcp` is missing. ConnectFailed: no connection, or no answer in time.
     """
@@ -55,8 +56,8 @@ def mcp(server: Any, *, env: Mapping[str, str] | None = None, prefix: str = "", 
 
 
 class ConnectionClosed(BaseException):
-    """A program calls a tool after the end of the block. No Exception, because it ends the program: the model could do
-    nothing about it."""
+    """Raised if a program calls a tool after the end of the block. It is not an Exception, so that it ends the program:
+    the model could do nothing about it."""
 
 
 class MCPConnection:
@@ -94,7 +95,9 @@ class MCPConnection:
 
     def _start(self) -> Future[tuple[Tool, ...]]:
         if self._task is not None and not self._task.done():
-            raise BadProgram(f"the connection to the MCP server {self._label} is open; make another with bn.mcp")
+            raise BadProgram(
+                f"the connection to the MCP server {self._label} is open already; make another one with bn.mcp"
+            )
         self._process, self._loop = os.getpid(), tool_loop()
         self._opened, self._closing = Future[tuple[Tool, ...]](), asyncio.Event()
         self._task = asyncio.run_coroutine_threadsafe(self._serve(self._opened, self._closing), self._loop)

@@ -123,8 +123,8 @@ def tool(
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that a model made. round: the number of the turn with the call, from 0. arguments: {} if they were not
-    valid JSON. result: the text that the model got. is_error: whether `result` describes an error. seconds: the
+    """A tool call that a model made. round: the number of the turn with the call, from 0. arguments: {} if they were
+    not valid JSON. result: the text that the model got. is_error: whether `result` describes an error. seconds: the
     duration of the call."""
 
     round: int
@@ -146,7 +146,7 @@ class Toolbox:
         if len(self.tools) < len(tools):
             raise BadProgram(f"two of the tools have the same name: {', '.join(tool.name for tool in tools)}")
         if not tools:
-            raise BadProgram("tools is empty; leave it out if the model should call nothing")
+            raise BadProgram("tools is empty; leave it out if the model should not call tools")
 
 
 _cached_toolbox, _cached_tool = lru_cache(1024)(Toolbox), lru_cache(1024)(Tool)

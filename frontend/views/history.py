@@ -1,4 +1,5 @@
-"""A run as data for the other views: the messages that were sent and the values that have arrived. Never waits."""
+"""The history of a run, from which the other views are made: the messages that were sent and the values that have
+arrived. Never waits."""
 
 from __future__ import annotations
 

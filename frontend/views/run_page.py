@@ -153,7 +153,7 @@ def _branch(branch: BranchHistory, spans: list[PromptSpan], is_selected: bool) -
 
 
 def _span(span: PromptSpan, labelled: set[int]) -> str:
-    """The HTML of a span. labelled: the refs of the gens whose names are shown already; gets the ref of this one."""
+    """The HTML of a span. labelled: the refs of the gens whose names are shown already; this gen's ref is added."""
     gen, shared = span.item.gen if span.item.is_output else None, " shared" if span.is_shared else ""
     if gen is not None and gen.value is None:
         if gen.error is not None:

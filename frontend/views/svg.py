@@ -128,7 +128,7 @@ def _clock(total: float, scale: float, height: float) -> str:
         at = LEFT + k * step * scale
         name = f"{k * step:g} s" if step >= 0.1 else f"{k * step * 1e3:g} ms"
         marks.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="16" y2="{height:.0f}"/>')
-        is_last = LEFT + total * scale - at < 7 * len(name) + 3  # no space to its right
+        is_last = LEFT + total * scale - at < 7 * len(name) + 3  # no space to the right of the bar
         side = f'x="{at - 3:.1f}" text-anchor="end"' if is_last else f'x="{at + 3:.1f}"'
         marks.append(f'<text {side} y="11">{name}</text>')
     return "".join(marks)

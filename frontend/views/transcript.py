@@ -22,7 +22,7 @@ class Transcript:
     """The items of one state. A fork copies no items: it refers to the lists of its ancestors, and notes how many items
     of each it inherits.
 
-    own: the items of this state itself. role: that of the open turn; None outside of turns. last: the newest lazy
+    own: the items of this state itself. role: the role of the open turn; None outside of turns. last: the newest lazy
     value. n_draws: how many gens, selects and forks there were so far; seeds are derived from this number.
     """
 

@@ -126,7 +126,7 @@ def page(snapshot: dict[str, Any], roots: list[TreeNode]) -> Page:
 def _drawing(root: TreeNode, n_cached: int) -> str:
     """An SVG of one namespace. n_cached: pages in the tree, which scales the fading of blocks."""
     order = root.subtree()
-    n_rows: dict[int, int] = {}  # by id(node): rows of its subtree, one per leaf and per folded group
+    n_rows: dict[int, int] = {}  # id(node) -> rows of its subtree, one per leaf and per folded group
     for node in reversed(order):
         n_rows[id(node)] = max(1, sum(n_rows[id(c)] for c in node.children) + bool(node.children and node.n_folded))
     depth = n_tokens = 0  # the most nodes and the most tokens on a path; a folded group counts as a node

@@ -21,7 +21,7 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
 
 
 def is_known(q: Tensor, k_pool: Pool, v_pool: Pool) -> bool:
-    """Whether the library supports these inputs."""
+    """Whether the C++ library supports these inputs."""
     _, n_heads, dim = q.shape
     return (
         q.dtype in build.DTYPES

@@ -23,7 +23,7 @@ class GraphBatch:
 
     def __init__(self, like: Ragged, n_rows: int, n_pages: int, spare: range, window_spare: range = range(0)) -> None:
         """like: a batch that the model has computed. Its `plans` show which plans the layers need. window_spare: as
-        `spare`, of windowed layers that have pages of their own."""
+        `spare`, for windowed layers that have pages of their own."""
         device = like.slots.device
         self._windowed = None if like.windowed is None else GraphBatch(like.windowed, n_rows, n_pages, window_spare)
         self._spare = torch.tensor(spare, dtype=torch.int64, device=device).repeat(-(-n_rows // len(spare)))[:n_rows]

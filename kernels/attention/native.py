@@ -12,7 +12,7 @@ from banyan.kernels.kv_layout import Pool, native_kind, pointers
 from banyan.kernels.native import threads
 
 LOG2E = 1.4426950408889634
-CHUNK_ROWS = 192  # of a tile (tokens times heads of a group): K and V of a block are converted once for all of them
+CHUNK_ROWS = 192  # in a tile (tokens times heads of a group), which converts K and V of a block once
 MAX_ROWS = 256  # of any tile, as in items.h
 MAX_DIM = 576  # of a head, as in items.h
 SMALL_WORK = 1 << 17  # multiply-adds; below, waking a second thread costs more than it saves
@@ -70,9 +70,9 @@ def attend(
 def prepare(
     ragged: Ragged, n_heads: int, n_kv_heads: int, dim: int, page: int, options: AttentionOptions, v_dim: int = 0
 ) -> tuple[AttentionCall, NativeWork, Tensor]:
-    """Prepares a call for contiguous rows of q: sets all fields but q, first_q, out, sinks and the pools. v_dim: of
-    values; 0: `dim`. Returns the call, its plan and the buffer of partial results, which the caller must keep until the
-    library has returned."""
+    """Prepares a call for contiguous rows of q: sets all fields but q, first_q, out, sinks and the pools. v_dim:
+    numbers of a value; 0: `dim`. Returns the call, its plan and the buffer of partial results, which the caller must
+    keep until the library has returned."""
     scale, softcap, window, _, first, _ = options
     v_dim = v_dim or dim
     work = _work(ragged, n_heads, n_kv_heads, dim, window, first)

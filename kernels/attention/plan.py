@@ -213,7 +213,7 @@ def _share(
         rows = [first_rows[i] for _, i in needed]
         if n_rows > len(rows):
             rows = [row for _, i in needed for row in range(first_rows[i], first_rows[i] + q_lens[i])]
-        for at in range(0, n_rows, size):  # every row is behind all of these keys
+        for at in range(0, n_rows, size):  # every row comes after all of these keys
             items.append((rows[at : at + size], needed[0][1], start, n_keys, n_keys, n_keys, True, 0))
         for _, i in needed:
             begins[i] = n_keys
@@ -276,9 +276,9 @@ def _chunks(items: list[_Item]) -> list[_Item]:
 
 def _tables(small: list[_Item], large: list[_Item], n_rows: int) -> AttentionPlan:
     """Builds the tables. Partial results get consecutive numbers, those of one row side by side."""
-    parts = [item for items in (small, large) for item in items if item[6]]  # that read only some of their rows' keys
+    parts = [item for items in (small, large) for item in items if item[6]]  # read only a part of a row's keys
     counts = [len(item[0]) for item in parts]
-    entries = itertools.accumulate(counts, initial=n_rows)  # in `rows`: they follow one entry per row
+    entries = itertools.accumulate(counts, initial=n_rows)  # index in `rows`, where they follow one entry per row
     tables = []
     for items in (small, large):
         table: list[int] = []  # flat: numpy converts tuples slowly

@@ -11,8 +11,8 @@ from torch import Tensor
 from banyan.kernels.attention.plan import MAX_DRAFT, Subtree, subtrees
 
 MIN_SAVED_ROWS = 64
-"""The last layer skips rows whose result nobody needs if there are at least so many. For fewer, the second plan that
-this takes (`Ragged.tail`) costs more than it saves."""
+"""The last layer skips rows whose result nobody needs, if there are at least this many of them. For fewer, the second
+plan (`Ragged.tail`) costs more than the skipped rows."""
 ALL_KEYS = (1 << MAX_DRAFT) - 1
 """The ancestor mask of a row that attends to all keys up to its own."""
 
@@ -25,7 +25,7 @@ class AttentionOptions(NamedTuple):
                more rows than w, since the index of its rows in the cache is not their position
     sinks      [n_heads]: one more logit per head that takes part in the softmax and has no value
     first f    with a window: a row also attends to the first f keys, however far they are. 0: only to its window
-    first_q    as q: what is multiplied with the first f keys in place of q, so that their distance may be another one
+    first_q    shaped as q: multiplied with the first f keys in place of q, so that these can seem nearer than they are
                (StreamingLLM; Xiao et al., 2023). In rows at positions below w, it must be q
     """
 
@@ -71,8 +71,8 @@ class Ragged(NamedTuple):
     deterministic: bool = False  # a row's result has the same bits in every batch
     tail: "Ragged | None" = None  # the rows whose result is wanted, if these are far fewer; for the last layer
     host: HostTables | None = None  # None: they are on the device only
-    local: "Ragged | None" = None  # the same rows as layers see them that read only a part of the text; None: like this
-    windowed: "Ragged | None" = None  # the same rows in the pages of windowed layers; None: these have no others
+    local: "Ragged | None" = None  # the same rows, for layers that attend only inside a chunk; None: self
+    windowed: "Ragged | None" = None  # the same rows, with the pages of windowed layers; None: self
 
     def check(self, window: int) -> None:
         """Raises ValueError if a draft tree is larger than a layer's window."""
@@ -80,7 +80,7 @@ class Ragged(NamedTuple):
             raise ValueError(f"a window of {window} is smaller than a tree of {self.n_drafted} drafts")
 
     def seen_in(self, window: int) -> "Ragged":
-        """The batch as a layer with this window sees it; 0: without one."""
+        """The batch for a layer with this window; 0: a layer without a window."""
         return self.windowed if window and self.windowed is not None else self
 
 
@@ -103,7 +103,7 @@ def ragged(
     parents  for a request whose rows are a draft tree: the parent of each row, counted from the request's first row
              (-1: the parent is the last token before the rows). At most 64 rows, parents before children. None: each
              row follows the one before it
-    wanted   how many of each request's last rows the model needs results of; None: all
+    wanted   of how many of each request's last rows the model needs results; None: of all
     chunk    for layers that attend in chunks, whole pages: `local` gets the batch as they see it, in which the rows
              and keys of each chunk are a request of their own. Not with `parents`
 

@@ -13,8 +13,8 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
 
     q            [n_rows, n_heads, head_dim]
     k/v_pool     [n_pages, page_size, n_kv_heads, head_dim], in q's dtype or in 8 bits with scales. Query head h reads
-                 KV head h // (n_heads / n_kv_heads). Values that are smaller are the first numbers of keys
-                 (`kv_layout.values_of`)
+                 KV head h // (n_heads / n_kv_heads). If values are smaller than keys, they are the first numbers of
+                 keys (`kv_layout.values_of`)
     options      see AttentionOptions
     Returns      [n_rows, n_heads, head_dim of values], in q's dtype
     """
@@ -45,8 +45,8 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
 
 
 def hidden(ragged: Ragged, request: int, window: int, first: int = 0, first_keys: int = 0) -> Tensor:
-    """The mask of keys, from key `first` on, that each row of a request does not attend to: bool
-    [q_len, kv_len - first]. first_keys: as `AttentionOptions.first`."""
+    """The keys, from key `first` on, that each row of a request does not attend to: a mask, bool [q_len, kv_len -
+    first]. first_keys: as `AttentionOptions.first`."""
     lo, hi = ragged.q_start[request : request + 2].tolist()
     kv_len = int(ragged.kv_len[request])
     key = torch.arange(first, kv_len, device=ragged.kv_len.device)

@@ -23,11 +23,12 @@ from banyan.kernels.native import build, threads
 def pack(
     weight: Tensor | Grouped, deterministic: bool = False, dtype: torch.dtype = torch.float32
 ) -> Packed | GroupedRows | None:
-    """Packs `weight` [n_out, n_in] for the library; one in few bits on a GPU for its kernel. None if the library cannot
-    compute on it, or oneDNN is faster.
+    """Packs `weight` [n_out, n_in] for the library, or a quantised weight on a GPU for its kernel. Returns None if the
+    library cannot compute with the weight, or oneDNN is faster.
 
     With `deterministic`, the library is used even if oneDNN is faster: it sums each row separately, in the order of its
-    columns, so a row has the same bits in any batch. dtype: the dtype of the rows, for a weight in few bits.
+    columns, so a row has the same bits in any batch. dtype: for a quantised weight, the dtype of the rows that it
+    multiplies.
     """
     library = build.library()
     if isinstance(weight, Grouped):
@@ -62,8 +63,8 @@ def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Te
 
 @cache
 def _has_matrix_unit() -> bool:
-    """Whether the CPU multiplies bfloat16 in tiles (Intel's AMX). oneDNN uses it; so does the library if the
-    compiler knows it."""
+    """Whether the CPU multiplies bfloat16 in tiles (Intel's AMX). oneDNN uses AMX; so does the library if the compiler
+    supports it."""
     try:
         return "amx_bf16" in Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,4 +1,5 @@
-"""A weight in few bits, with a scale per group of inputs. Checkpoints are read into it, kernels lay it out."""
+"""A quantised weight, with a scale per group of inputs: the form into which checkpoints are read, before a kernel's own
+layout."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 FLOAT4 = 5  # as in native/grouped.h
-"""In place of a number of bits: 4 bits, floats (E2M1) whose doubles are the numbers"""
+"""In place of a number of bits: 4-bit floats (E2M1). `numbers` holds their doubles."""
 
 
 class Grouped(NamedTuple):
@@ -44,8 +45,9 @@ def quantise(weight: Tensor, n_bits: int, group: int = 32) -> Grouped:
 
 
 def concatenate(parts: Sequence[Tensor | Grouped], dtype: torch.dtype) -> Tensor | Grouped:
-    """One weight with the outputs of all. Weights in few bits may differ: the result has the smallest groups, and 8
-    bits or minimums if one of them has. With one that is a Tensor the result is too, in `dtype`."""
+    """One weight with the outputs of all given weights. Quantised weights may differ in format: the result has the
+    smallest of their groups, 8 bits if one has 8, and minimums if one has minimums. If one of the weights is a Tensor,
+    the result is a Tensor in `dtype`."""
     small = [part for part in parts if isinstance(part, Grouped)]
     if len(small) < len(parts):
         return torch.cat([part.dequantise(dtype) if isinstance(part, Grouped) else part.to(dtype) for part in parts])

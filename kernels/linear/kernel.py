@@ -1,4 +1,4 @@
-"""Linear layers over weights in few bits in Triton: rows in 16 or 32 bits times weights of 4 or 8.
+"""Linear layers with quantised weights in Triton: rows in 16 or 32 bits times weights in 4 or 8 bits.
 
 A weight is dequantised in registers, tile by tile. A byte of 4-bit numbers holds two that are HALF inputs apart, so a
 tile of bytes becomes two tiles of numbers, whose columns of x are in runs of HALF.
@@ -64,7 +64,8 @@ def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor
     assert x.stride(1) == 1, "the last axis must be contiguous"
     out = torch.empty((n_rows, n_out), dtype=x.dtype, device=x.device)
     if out.numel():
-        # few rows: many programs, which read the weight; many rows: less work to dequantise it again
+        # few rows: many programs, since reading the weight is the bottleneck; many rows: tiles that dequantise it less
+        # often
         block_m, block_n, warps = (16, 32, 4) if n_rows <= 16 else (64, 64, 8)
         grid = (triton.cdiv(n_rows, block_m), triton.cdiv(n_out, block_n))
         _linear[grid](

@@ -17,22 +17,22 @@ _DOUBLES = 0, 1, 2, 3, 4, 6, 8, 12
 
 class Packed(NamedTuple):
     """A weight in panels. In the rows' dtype: [panels, n_in, width] for float32, [panels, n_in / 2, width, 2] for
-    bfloat16, with n_in padded to a multiple of 32. In few bits: bytes [panels, groups, 512 or 256], whose scales are
-    parts of a factor per output."""
+    bfloat16, with n_in padded to a multiple of 32. A quantised weight: bytes [panels, groups, 512 or 256], whose scales
+    are relative to a factor per output."""
 
     panels: Tensor
     n_out: int
     n_in: int
     dtype: torch.dtype  # dtype of the rows that the weight multiplies
     deterministic: bool = True  # a row of the product has the same bits in any batch
-    n_bits: int = 0  # 0: those of dtype; or FLOAT4
+    n_bits: int = 0  # bits of a weight's number; 0: as dtype; or FLOAT4
     scale: Tensor | None = None  # float16 [panels, groups, 16]
     minimum: Tensor | None = None  # likewise
     factor: Tensor | None = None  # float32 [panels * 16]
 
 
 class GroupedRows(NamedTuple):
-    """A weight in few bits for linear/kernel.py. Inputs are padded to a multiple of 32. In 4 bits, a byte holds two
+    """A quantised weight for linear/kernel.py. Inputs are padded to a multiple of 32. In 4 bits, a byte holds two
     numbers that are HALF inputs apart."""
 
     numbers: Tensor  # 8 bits: int8 [n_out, n_in]; 4 bits: uint8 [n_out, n_in / 2]
@@ -55,7 +55,7 @@ class Weight(ctypes.Structure):
 
     @classmethod
     def of(cls, weight: Packed, bias: Tensor | None) -> "Weight":
-        """Points to both, which must stay alive."""
+        """Points to the tensors of `weight` and to `bias`, which must stay alive."""
         tensors = weight.panels, weight.scale, weight.minimum, weight.factor, bias
         return cls(*map(address, tensors), weight.n_in, weight.n_out, weight.n_bits, weight.deterministic)
 
@@ -71,8 +71,8 @@ def pack(weight: Tensor, width: int) -> Packed:
 
 
 def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool, finds_floats: bool = True) -> Packed | None:
-    """Packs a weight in few bits for rows in `dtype`; None if its groups are not multiples of 32 inputs. A weight with
-    one group has any number of inputs."""
+    """Packs a quantised weight that will multiply rows in `dtype`. Returns None if its groups are not multiples of 32
+    inputs; a weight with a single group may have any number of inputs."""
     numbers, scale, minimum, n_bits = weight
     (n_out, n_in), n_groups = numbers.shape, scale.shape[1]
     if n_groups > 1 and n_in // n_groups % GROUP:

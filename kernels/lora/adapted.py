@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 LINEARS = ("qkv", "out", "gate_up", "down")  # the linear layers of a layer, in this order
-MAX_PARTS = 3  # parts of a linear layer that joins several projections: q, k and v
+MAX_PARTS = 3  # parts of the linear layer that joins the projections q, k and v
 MAX_RANK = 512  # MAX_RANK and LORA_ROWS of native/lora.h
 RANK_STEP = 4  # ranks are padded to a multiple
 _ROWS = 16
@@ -27,7 +27,8 @@ class LowRank(NamedTuple):
 
 
 class AdapterWeights:
-    """One adapter on the device of its model. layers: for each layer and each of LINEARS, its parts; (): none."""
+    """One adapter on the device of its model. layers: layers[i][linear] holds the adapter's parts for that linear layer
+    (index into LINEARS) of layer i; (): none."""
 
     def __init__(self, layers: Sequence[Sequence[Sequence[LowRank]]]) -> None:
         self.layers = layers
@@ -75,14 +76,14 @@ class AdaptedRows:
 
     @cached_property
     def table(self) -> np.ndarray:
-        """AdapterWeights.table of all adapters."""
+        """The tables of all adapters, one after the other; see AdapterWeights.table."""
         return np.stack([adapter.table for adapter in self.adapters])
 
     @cached_property
     def native(self) -> NativeRows:
-        """The rows in tasks of at most _ROWS with the same adapter."""
+        """The rows for the C++ library, as tasks of at most _ROWS rows with the same adapter."""
         parts = [(i, own[at : at + _ROWS]) for i, own in enumerate(self._rows) for at in range(0, len(own), _ROWS)]
         starts = np.cumsum([0, *(len(own) for _, own in parts)])
         rows = [row for _, own in parts for row in own]
-        self._arrays = [np.array(x, np.int64) for x in ([i for i, _ in parts], starts, rows)]  # keeps them alive
+        self._arrays = [np.array(x, np.int64) for x in ([i for i, _ in parts], starts, rows)]  # keeps the arrays alive
         return NativeRows(*(x.ctypes.data for x in self._arrays), len(parts))

@@ -15,8 +15,8 @@ from banyan.kernels.native import build, threads
 
 
 def pack(weights: Sequence[Tensor | Grouped], dtype: torch.dtype) -> AnyWeight:
-    """One weight [n_out, n_in] of each expert, in the layout of the device's kernel, for rows in `dtype`. Weights in
-    few bits for which there is no kernel are dequantised."""
+    """Packs the weights [n_out, n_in] of all experts in the layout of the device's kernel, for rows in `dtype`.
+    Quantised weights for which there is no kernel are dequantised."""
     library = build.library() if dtype in build.DTYPES and not INTERPRETED else None
     small = [weight for weight in weights if isinstance(weight, Grouped)]
     if len(small) == len(weights):

@@ -39,7 +39,7 @@ class Experts(NamedTuple):
 
 
 def joined(weights: Sequence[Layout]) -> Layout:
-    """The first weight, with the tensors of all weights in place of its own."""
+    """Joins packed weights: a copy of the first, whose tensors are the concatenated tensors of all."""
     first = weights[0]
     names = [name for name, part in first._asdict().items() if isinstance(part, Tensor)]
     tensors: Any = {name: torch.cat([getattr(weight, name) for weight in weights]) for name in names}
@@ -67,7 +67,7 @@ def call(
     product_work: int,
     n_threads: int,
 ) -> Tensor:
-    """`reference.experts` by the library. Weights are packed for rows in the dtype of x."""
+    """Computes `reference.experts` by the C++ library. Weights are packed for rows in the dtype of x."""
     gate_up, down = all_experts.gate_up, all_experts.down
     assert isinstance(gate_up, Packed)
     assert isinstance(down, Packed)

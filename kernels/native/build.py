@@ -27,7 +27,7 @@ SOURCE = Path(__file__).with_name("ops.cpp")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "-shared", "--param=avoid-fma-max-bits=0")
 """The last forbids what GCC does for AMD's processors: it splits fused multiply-adds where a loop has only one chain of
 them, so that one row of a product would have other bits than several rows."""
-DTYPES = (torch.float32, torch.bfloat16)  # that the library supports; torch computes all others
+DTYPES = (torch.float32, torch.bfloat16)  # the dtypes that the library supports; torch computes all others
 
 _log = logging.getLogger("banyan.kernels")
 

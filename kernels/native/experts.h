@@ -1,4 +1,5 @@
-// Mixture-of-experts layers: each row goes through some of the experts, and comes back as the weighted sum of their outputs.
+// Mixture-of-experts layers: each row goes through some of the experts, and the result is the weighted sum of their
+// outputs.
 //
 // The pairs of a row and an expert are sorted by expert, so an expert's weights are read once for all of its rows. One
 // product computes the gates and the inner numbers of all pairs, one their outputs. A row's outputs are added in the order

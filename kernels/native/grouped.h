@@ -45,7 +45,7 @@ struct GroupedWeight {
 struct SmallRows {
     int8_t* numbers;
     float *scale, *total;  // total: the sum of the numbers, times their scale
-    int32_t* offset;       // what the zero of the weight contributes to the dot product, negated
+    int32_t* offset;       // minus the contribution of the weight's zero to the dot product
     int64_t n_groups, tile;
     int64_t at(int64_t row, int64_t group) const { return ((row / tile * n_groups) + group) * tile + row % tile; }
 };
@@ -192,7 +192,7 @@ inline bool has_tiles() {
 }
 
 // Sets the shapes of the tiles, rows of 64 bytes, and restores those that were set: torch uses tiles in the same thread.
-// All have 16 rows, but 2, 3 and 5 have n.
+// All have 16 rows, except tiles 2, 3 and 5, which have n.
 class Tiles {
     struct alignas(64) Shapes {
         uint8_t palette = 1, start = 0, reserved[14] = {};

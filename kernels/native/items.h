@@ -10,7 +10,7 @@
 namespace {
 
 constexpr int BLOCK = 64;      // keys
-constexpr int STREAMS = 8;     // of keys, and of values, that are read in turns
+constexpr int STREAMS = 8;     // streams of keys, and as many of values, that are read in turns
 constexpr int MAX_ROWS = 256;  // per task: tokens times query heads
 constexpr int MAX_DIM = 576;  // DeepSeek's latent of 512 numbers, and 64 that are rotated
 
@@ -85,10 +85,10 @@ inline void locate(const Call& c, const Item& item, int at, int n, Scratch& x) {
 }
 
 // Reads one byte of each cache line of a block, for all heads. The products go head by head, in jumps that the processor's
-// prefetcher does not predict. Keys of several pages, and values, are read in turns: so the misses at the beginning of
-// pages, in caches and in the tables of addresses, overlap, where one page after the other has them in sequence (8 and 20
-// GB/s on pages in random order, one thread, Zen 4). Prefetch instructions gain less, since the processor drops those
-// beyond its queue.
+// prefetcher does not predict. Keys of several pages, and values, are read in turns, so that the cache and TLB misses
+// at the beginning of pages overlap. If pages are read one after the other, these misses come in sequence: 8 instead of
+// 20 GB/s for pages in random order (one thread, Zen 4). Prefetch instructions gain less, since the processor drops
+// those beyond its queue.
 template <class P>
 inline void touch_lines(const Call& c, int n, const Scratch& x) {
     constexpr int apart = BLOCK / STREAMS;

@@ -26,8 +26,8 @@ from banyan.kernels.native import threads
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 NONE_KEPT: Mapping[int, Tensor] = MappingProxyType({})
 Turn = tuple[Tensor, Tensor] | None
-"""cos and sin, float32 [n, rotary / 2], of the angles by which the rotated queries are rotated on, for the first keys
-(`AttentionOptions.first_q`)."""
+"""cos and sin, float32 [n, rotary / 2], of the angles by which rotated queries are rotated further before they are
+multiplied with the first keys (`AttentionOptions.first_q`)."""
 
 
 class _Layer(ctypes.Structure):
@@ -103,7 +103,7 @@ class Layers:
         first, _ = weights[0].linears[0]
         assert isinstance(first, Packed)
         self.dtype = first.dtype
-        self.seen = sorted({(w.window, w.first) for w in weights})  # each has a plan
+        self.seen = sorted({(w.window, w.first) for w in weights})  # each pair (window, first) has its own plan
         self._weights, self._head = weights, head  # keeps alive what the pointers below point to
         assert isinstance(head.weight, Packed)
         self._head_weight = Weight.of(head.weight, head.bias)
@@ -137,7 +137,7 @@ class Layers:
         """Computes all layers over x [n, hidden]. Returns the output of the last layer, and the residual stream to
         which the caller must add it. The residual stream is in the memory of x. For the arguments see `logits`.
 
-        kept  by a number of layers: [n, hidden], gets the residual stream behind so many layers. Only without `last`
+        kept  number of layers -> [n, hidden], which gets the residual stream after so many layers. Only without `last`
               and `adapted`
         """
         return self._run(x, (cos, sin), ragged, last, adapted, kept=kept, turn=turn)
@@ -151,8 +151,8 @@ class Layers:
 
         cos, sin  float32 [n, rotary / 2]
         wanted    int64: the rows whose logits are needed
-        last      int64, ascending: the rows of `ragged.tail`. The last layer writes KV of all rows, but computes only
-                  the results of these, which are all that are wanted; None: of all
+        last      int64, ascending: the rows of `ragged.tail`. The last layer writes KV of all rows, but computes the
+                  results of these only, which include all wanted rows; None: the results of all rows
         adapted   the rows that use an adapter, in the dtype of x
         turn      see Turn; given if a layer attends to first keys
         """
@@ -207,7 +207,8 @@ class Layers:
         return h.view_as(x)[:n_last], x[:n_last]
 
     def _plan(self, ragged: Ragged, window: int, first: int) -> tuple[_AttentionPlan, Tensor]:
-        """Attention with one window and first keys, and the buffer of its partial results."""
+        """Prepares the attention of the layers with one window and number of first keys. Returns the call and the
+        buffer of its partial results."""
         assert self._kv is not None
         ragged = ragged.seen_in(window)
         ragged.check(window)

@@ -3,7 +3,7 @@
 // A panel is PANEL output columns with all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a pair
 // of k; there, k is padded with 0 to a multiple of GROUP. A register tile is MR rows times a panel; the KC numbers k of a
 // panel stay in L2 while all rows use them. Intel's AMX multiplies bfloat16 in tiles, which is faster for any number of
-// rows. Each row is summed by itself, in the order of k: its bits do not depend on the batch. Weights in few bits are in
+// rows. Each row is summed by itself, in the order of k: its bits do not depend on the batch. Quantised weights are in
 // grouped.h.
 #pragma once
 
@@ -198,7 +198,7 @@ void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64
 }
 
 struct Weight {  // the weight of a linear layer, in panels
-    const void *panels, *scale, *minimum, *factor, *bias;  // scale to factor: of a weight in few bits
+    const void *panels, *scale, *minimum, *factor, *bias;  // scale, minimum, factor: of a quantised weight
     int64_t n_in, n_out, n_bits, deterministic;  // n_bits 0: in the rows' type, and always deterministic; or FLOAT4
 };
 

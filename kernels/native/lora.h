@@ -1,8 +1,8 @@
 // Adapters (LoRA): y[row] += (x[row] down^T) up, for the rows of a step that use an adapter.
 //
-// In a decode step most adapters have one or two rows, so reading their weights is most of the time: they are read once, as
-// they lie in a checkpoint, and what is between the two products stays in float32. Each row is summed by itself in a fixed
-// order, so its bits do not depend on the other rows.
+// In a decode step most adapters have one or two rows, so reading their weights is most of the time: they are read
+// once, as they lie in a checkpoint, and the numbers between the two products stay in float32. Each row is summed by
+// itself in a fixed order, so its bits do not depend on the other rows.
 #pragma once
 
 #include "thread_pool.h"

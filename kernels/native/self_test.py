@@ -67,7 +67,8 @@ def _attention(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dt
 def _layers(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
     """Two layers with different windows, in one call, against the references op by op: with pools in `dtype`, then with
     pools in 8 bits and weights in 8 or 4. Most sizes are no multiples of the vector width, and the last dimensions of a
-    head are not rotated. The tolerance for few bits is wide: a number may be rounded to its other neighbour."""
+    head are not rotated. The tolerance for quantised numbers is wide: a number may be rounded to its other
+    neighbour."""
     hidden, heads, kv_heads, dim, mid = 52, 2, 1, 16, 36
     shapes = (hidden, (heads + 2 * kv_heads) * dim), (heads * dim, hidden), (hidden, 2 * mid), (mid, hidden)
     batch = ragged([1, 3], [9, 6], [[0], [1]], 16)
@@ -134,7 +135,8 @@ def _adapters(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dty
 def _linear(
     library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, n_in: int, n_out: int, n_bits: int
 ) -> tuple[tuple[Packed, Tensor], Callable[[Tensor], Tensor]]:
-    """A packed weight and its bias, and what they compute in float64. n_bits: 0: those of dtype."""
+    """A packed weight and its bias, and their product in float64. n_bits: bits of the weight; 0: it is not
+    quantised."""
     weight, bias = _randn(generator, dtype, n_out, n_in) / n_in**0.5, _randn(generator, dtype, n_out)
     if not n_bits:
         kept = packed.pack(weight, library.banyan_panel())
@@ -178,7 +180,8 @@ def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtyp
                 product = partial(_product, library, x, kept)
                 got, rows = product(70), rounded if deterministic else x.double()
                 want = rows @ weight.dequantise(torch.float64).T
-                # A number between two may be rounded to the other: a step of up to 0.03 times a weight of up to 0.5.
+                # A number halfway between two steps may be rounded either way: a step of up to 0.03 times a weight of
+                # up to 0.5.
                 _near(f"a product with {n_bits} bits", got, want, 3e-2 if deterministic else 0.1)
             for n in (1, 2, 4, 11, 33):
                 assert torch.equal(product(n), got[:n]), f"a row differs in a batch of {n} on this machine"

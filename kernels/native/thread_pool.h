@@ -118,8 +118,8 @@ class ThreadPool {
 
 constexpr int RANGES = 2;  // for each thread: with one, a busy core would hold up the others for its whole share
 
-// Calls f(from, to, block) for ranges of n panels of weights, and each of n_blocks blocks of rows. A thread has panels that
-// lie together, so that the processor's prefetcher and ours fetch what the same thread needs next.
+// Calls f(from, to, block) for ranges of n panels of weights, and each of n_blocks blocks of rows. A thread has
+// adjacent panels, so that the processor's prefetcher and ours fetch what the same thread needs next.
 template <class F>
 void each_range(int64_t n, int64_t n_blocks, int n_threads, const F& f) {
     const int64_t n_ranges = std::min<int64_t>(n, n_threads < 2 ? 1 : RANGES * n_threads);

@@ -1,7 +1,7 @@
 """Scatters new keys and values, one program per row. Also the code that converts to and from 8 bits in kernels.
 
-Chips without e4m3 (sm_80) handle its bits as integers: shifted to a float's sign, exponent and mantissa, they are the
-number times 2**-120, also if it is subnormal.
+On chips without e4m3 (sm_80), kernels handle its bits as integers: shifted to a float's sign, exponent and mantissa,
+they are the number times 2**-120, also if the number is subnormal.
 """
 
 import torch
@@ -13,8 +13,8 @@ from banyan.kernels.device import architecture
 from banyan.kernels.kv_layout import HALVES, LIMIT, Pool, Quantized, group_of, is_latent
 
 PLAIN, INT8, FP8, FP8_BITS, INT4, LATENT = 0, 1, 2, 3, 4, 5
-"""KIND of a pool's numbers. FP8_BITS: e4m3 as uint8. INT4: two numbers in a byte, the first in the low half. LATENT: of
-values that are written with the keys."""
+"""KIND of a pool's numbers. FP8_BITS: e4m3 as uint8. INT4: two numbers in a byte, the first in the low half. LATENT: a
+pool of values that are part of the keys, so nothing is written."""
 
 
 def pool_args(pool: Pool, arch: str) -> tuple[Tensor, Tensor | None, int]:

@@ -10,7 +10,7 @@ def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) ->
     """Writes row i of k and v, [n_rows, n_kv_heads, head_dim], to slot `slots[i]` = page * page_size + offset.
 
     k/v_pool [n_pages, page_size, n_kv_heads, head_dim], contiguous, changed in place. Slots are distinct. Rows for a
-    pool of few bits are quantised, each row and head separately (`kv_layout.quantize`). v is not read if values are
+    `Quantized` pool are quantised, each row and head separately (`kv_layout.quantize`). v is not read if values are
     part of the keys (`kv_layout.is_latent`).
     """
     for rows, pool in zip((k, v), stored(k_pool, v_pool), strict=False):

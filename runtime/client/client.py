@@ -1,8 +1,8 @@
 """Client side of the protocol: one connection per process and server, and one I/O thread per process.
 
 All methods may be called from any thread. Only `connect`, `ask` and a future's `result` block. Every future resolves:
-to a value, to the error of its program, or to RuntimeLost if the server is gone. A forked child connects itself: in it,
-the clients of its parent are lost, and what it does reaches neither their connections nor their threads.
+to a value, to the error of its program, or to RuntimeLost if the server is gone. A forked child makes its own
+connections: the clients of its parent are lost in it, and it affects neither their connections nor their threads.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Client:
         if isinstance(address.path, Path):
             self.socket, self.monitor = ipc.connect(loop.context, address.path)
         elif address.path.startswith(SCHEMES):
-            from banyan.runtime.client import http_transport  # here: it loads http.client and ssl
+            from banyan.runtime.client import http_transport  # imported here, because it loads http.client and ssl
 
             self.socket, self.monitor = http_transport.connect(loop.context, address.path, address.token, timeout)
         else:
@@ -140,7 +140,7 @@ class Client:
             raise ConnectFailed(f"the server at {self.path} refused: {answer.message}")
         if not isinstance(answer, wire.Welcome) or answer.version != wire.VERSION:
             raise ConnectFailed(
-                f"the server at {self.path} speaks another version of the protocol than this one ({wire.VERSION}); "
+                f"the server at {self.path} speaks another version of the protocol than this client ({wire.VERSION}); "
                 "install the same version of banyan on both sides"
             )
         return answer
@@ -156,8 +156,8 @@ class Client:
         return ProgramHandle(program)
 
     def define(self, template: ProgramTemplate) -> int:
-        """Define a template on the server. Returns its number, for a Use in any program of this client. BadMessage:
-        larger than the server allows."""
+        """Define a template on the server. Returns its number, for a Use in any program of this client. BadMessage: it
+        is larger than the server allows."""
         self.check()
         number = next(self._numbers)
         n_bytes = len(wire.encode(_define(number, template)))
@@ -312,7 +312,7 @@ class Client:
             return any(program.is_durable for program in self._programs.values())
 
     def adopt(self, programs: Sequence[ProgramFutures], is_new: bool) -> None:
-        """Resume durable programs of a lost connection on this one. is_new: it was made for them."""
+        """Resume durable programs of a lost connection on this one. is_new: this connection was made for them."""
         if self.lost is not None:
             self._loop.reconnect(self.address, programs, self.lost)
             return
@@ -324,7 +324,8 @@ class Client:
                 program.resume(self)
 
     def lose(self, why: str, keep_durable: bool = False) -> list[ProgramFutures]:
-        """The connection is lost: fail all programs and questions, except the durable programs, which are returned."""
+        """Called when the connection is lost: fail all programs and questions, except the durable programs, which are
+        returned."""
         with self._lock:
             self.lost = why
             programs, self._programs = list(self._programs.values()), {}
@@ -468,7 +469,7 @@ class _ClientLoop:
                 self.drop(client, f"the server at {client.path} is gone", may_come_back=True)
 
     def lose_in_forked_child(self) -> None:
-        """Called in a forked child, which does not have the thread: whoever still holds a client wakes nobody."""
+        """Called in a forked child, which does not have the thread: calls to a client must wake nobody."""
         os.close(self._wake)
         self._is_woken = True
         for client in self.clients.values():

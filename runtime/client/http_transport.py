@@ -1,9 +1,9 @@
 """Carries the messages of a Client over HTTP. The Client uses it as it uses the socket of ipc.connect.
 
 `connect` returns a pair of sockets like those of ipc.connect, whose other ends belong to a thread of their own. The
-thread posts what the Client sends, and passes on what one long response brings. The session ends with that response.
-The standard library's http.client does it, because a client of Banyan needs no other package, and two connections
-carry any number of programs.
+thread posts the messages that the Client sends, and passes on the messages that arrive in one long response. The
+session ends with that response. It uses the standard library's http.client, so that a client of Banyan needs no other
+package. Two connections carry any number of programs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from banyan.runtime.errors import BanyanError, ConnectFailed, RuntimeLost
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.protocol.http_frames import KIND, MAX_MESSAGE, PATH, SESSION, pack, take
 
-_EVENT = struct.pack("=Hi", 0, -1)  # what a `watch` socket brings; there is no file descriptor to name
+_EVENT = struct.pack("=Hi", 0, -1)  # the event that a `watch` socket delivers; there is no file descriptor to name
 _POST_SECONDS = 30.0
 _CLOSE = b""  # in place of a message: the sender is closed
 
 
 class NotBanyan(ConnectFailed):
-    """An HTTP server answers at the URL, and is not Banyan's."""
+    """The HTTP server at the URL is not Banyan's."""
 
 
 class _ClientEnd(zmq.Socket[bytes]):
@@ -47,7 +47,7 @@ class _ClientEnd(zmq.Socket[bytes]):
 
 def connect(context: ipc.Context, url: str, token: str, timeout: float) -> tuple[ipc.Socket, ipc.Socket]:
     """A socket like a DEALER connected to the server at `url`, and its `watch` socket. token: the API key.
-    ConnectFailed: nobody answers, or the server refuses. NotBanyan: it is another server."""
+    ConnectFailed: nobody answers, or the server refuses. NotBanyan: it is another kind of server."""
     session = _Session(url, token, timeout)
     (socket, inside), (monitor, events), (arrived, arrivals) = (
         _pair(context, kind) for kind in (_ClientEnd, zmq.Socket, zmq.Socket)
@@ -144,11 +144,11 @@ class _Session:
         except (ValueError, LookupError, TypeError):
             message = ""
         if response.status in (200, 404, 405, 501) or not message:
-            raise NotBanyan(f"{self._url} is no server of Banyan: it has no {PATH} (HTTP status {response.status})")
+            raise NotBanyan(f"{self._url} is not a server of Banyan: it has no {PATH} (HTTP status {response.status})")
         raise ConnectFailed(f"the server at {self._url} refused: {message} (HTTP status {response.status})")
 
     def _post(self, messages: list[bytes]) -> None:
-        """Raises OSError or HTTPException: the session is over."""
+        """Post messages. Raises OSError or HTTPException if the session is over."""
         while messages:
             n, n_bytes = 0, 0
             while n < len(messages) and (n == 0 or n_bytes + len(messages[n]) + 4 <= MAX_MESSAGE):

@@ -1,4 +1,4 @@
-"""Client state of one program: what it sent, and the futures of its values, which only the client's I/O thread
+"""The client's state of one program: what it sent, and the futures of its values, which only the client's I/O thread
 resolves. The lock is held for dictionary operations only, never while callbacks of a future run."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME
 from banyan.runtime.protocol.op_template import ProgramTemplate, ValueSource
 
-_PASSED = 1e-6  # seconds: stands for a deadline that has passed, as 0 would mean none
+_PASSED = 1e-6  # seconds; sent for a deadline that has passed, since 0 would mean no deadline
 
 MakeError = Callable[[str, str], BanyanError]
 """(gen name, source line) -> a new error. Each future gets its own, as threads that raise one error share its
@@ -60,7 +60,7 @@ class ProgramHandle:
     def limit(self, limits: wire.ProgramLimits) -> None:
         """Set the limits of the program. Call it before the first `submit`. BadProgram: `durable` is too long."""
         if len(limits.durable) > MAX_NAME:
-            raise BadProgram(f"durable is a name of {len(limits.durable)} characters; {MAX_NAME} are the most")
+            raise BadProgram(f"durable is a name of {len(limits.durable)} characters; at most {MAX_NAME} are allowed")
         self._futures.limits = limits
 
     def generate_ahead(self, n_tokens: int) -> None:
@@ -82,7 +82,7 @@ class ProgramHandle:
         self._futures.on_delta(ref, callback)
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
-        """The same for each Called of `ref`. Call it before `ref` is submitted."""
+        """As `on_delta`, for each Called of `ref`. Must be called before `ref` is submitted."""
         self._futures.on_call(ref, callback)
 
     def cancel(self) -> None:
@@ -108,7 +108,7 @@ class ProgramFutures:
         self._lock = threading.Lock()
         self._futures: dict[int, ValueFuture[wire.Value]] = {}
         self._sources: dict[int, tuple[str, str]] = {}  # ref -> (name of the gen, source line), for errors
-        self._expected: set[int] = set()  # refs that the server has to resolve
+        self._expected: set[int] = set()  # refs that the server has not resolved yet
         self._undelivered: dict[int, list[wire.Delta]] = {}  # text that arrived before its callback was registered
         self._delta_callbacks: dict[int, Callable[[wire.Delta], None]] = {}
         self._call_callbacks: dict[int, Callable[[wire.Called], None]] = {}
@@ -130,17 +130,17 @@ class ProgramFutures:
 
     @property
     def is_durable(self) -> bool:
-        """Whether it waits for a restarted server if its server is lost."""
+        """Whether the program waits for a restarted server if its server is lost."""
         return self.limits is not None and bool(self.limits.durable)
 
     @property
     def is_over(self) -> bool:
-        """Whether the server has nothing more to say about it."""
+        """Whether the server will send nothing more about the program."""
         return self._failure is not None or (self._is_closed and not self._expected)
 
     @property
     def has_values_to_acknowledge(self) -> bool:
-        """Whether it is durable and got all its values, so that the server may delete its journal."""
+        """Whether the program is durable and has got all its values, so that the server may delete its journal."""
         return self.is_durable and self._n_sent > 0 and self._failure is None and not self._is_cancelled
 
     # ---- from any thread -------------------------------------------------------------------------------------------
@@ -172,7 +172,8 @@ class ProgramFutures:
         return template
 
     def _encode(self, ops: tuple[wire.Op, ...], last: bool) -> list[bytes]:
-        """One Submit, or several if the ops are too many or too long for one. BadMessage: an op is too long."""
+        """Encode ops as one Submit, or as several if they are too many or too long for one. BadMessage: an op is too
+        long."""
         limits = None if self._n_sent else self.limits
         if limits is not None and self._started:  # sent again to a restarted server: less time is left
             elapsed = time.monotonic() - self._started
@@ -256,7 +257,7 @@ class ProgramFutures:
     def fail_unresolved(self) -> None:
         """On the I/O thread: the program is over, so fail the futures that will not be resolved."""
         if self._is_cancelled:
-            name = self.name  # a `self` in the lambda would be a reference cycle
+            name = self.name  # using `self` in the lambda would make a reference cycle
             self.fail_all(lambda gen, line: Cancelled("the program was cancelled", program=name, gen=gen, line=line))
         else:
             self.fail_all(lambda gen, line: BadProgram("the program ended without being asked for this value"))
@@ -278,7 +279,7 @@ class ProgramFutures:
         self._connection.call(partial(self._register_delta, ref, callback))
 
     def abandon(self) -> None:
-        """The handle was garbage collected. Safe in a finalizer."""
+        """Called when the handle was garbage collected. Safe in a finalizer."""
         self._connection.call(self.close)
 
     def lose_in_forked_child(self, why: str) -> None:
@@ -294,11 +295,11 @@ class ProgramFutures:
 
     @property
     def will_end(self) -> bool:
-        """Whether it will end without further action of its user."""
+        """Whether the program will end without further action of its user."""
         return self._is_closed and not self.is_over
 
     def admitted(self) -> None:
-        """The server has room for it: send what is queued."""
+        """Called when the server has room for the program: send the queued messages."""
         with self._lock:
             self._is_admitted = True
             # Templates that were deleted while the program waited are defined again for its messages.
@@ -312,7 +313,7 @@ class ProgramFutures:
                 self._connection.undefine(number)
 
     def resume(self, connection: ClientConnection) -> None:
-        """The server was lost. Send the whole program to the restarted one."""
+        """Called when the server was lost. Sends the whole program to the restarted one."""
         with self._lock:
             self._connection = connection
             self._n_sent = self._n_received = 0
@@ -395,7 +396,7 @@ class ProgramFutures:
             return  # the gen has ended meanwhile
         if self.is_durable:
             if (ref, called.round) in self._calls_seen:
-                return  # a server that was lost asked before; the Results are in the history or on their way
+                return  # a lost server has asked before; the Results are in the history or on their way
             self._calls_seen.append((ref, called.round))
         try:
             callback(called)
@@ -409,7 +410,7 @@ def _error(program: str, failed: wire.Failed, gen: str, line: str) -> BanyanErro
 
 
 def _values(ops: Iterable[wire.Op], templates: dict[int, ProgramTemplate]) -> Iterator[ValueSource]:
-    """The values that `ops` make."""
+    """The numbers of the values that `ops` create."""
     for op in ops:
         match op:
             case wire.Gen() | wire.Select():

@@ -1,4 +1,4 @@
-"""Cuts the ops of a program into messages that the server takes: of at most `max_message` bytes."""
+"""Cuts the ops of a program into messages that the server accepts, of at most `max_message` bytes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def fits(data: bytes, ops: Sequence[wire.Op], max_message: int) -> bool:
 def messages(
     ops: Iterable[wire.Op], templates: Mapping[int, ProgramTemplate], max_message: int
 ) -> Iterator[tuple[wire.Op, ...]]:
-    """`ops` in groups, each for one message. A long text becomes several texts, and a Use with long arguments the ops
-    that it stands for: the server makes the same tokens of them. BadMessage: another op is too long."""
+    """Split `ops` into groups, each for one message. A long text becomes several texts, and a Use with long arguments
+    is replaced by the ops for which it stands; the server makes the same tokens from them. BadMessage: another op is
+    too long."""
     most = max_message - HEADER
     group: list[wire.Op] = []
     n_bytes = 0
@@ -55,7 +56,7 @@ def _short_ops(ops: Iterable[wire.Op], templates: Mapping[int, ProgramTemplate],
 
 
 def short_appends(op: wire.Append, most: int = 1 << 62) -> Iterator[wire.Append]:
-    """`op` as appends of at most MAX_PARTS parts with `most` bytes; a part that cannot be cut may be longer."""
+    """Split `op` into appends of at most MAX_PARTS parts with `most` bytes; a part that cannot be cut may be longer."""
     parts: list[wire.Part] = []
     n_bytes = 0
     for part in _short_parts(op.parts, most // 8):

@@ -12,9 +12,9 @@ from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.protocol.wire import ConstraintSpec
 
 ROWS = 16 << 20
-"""Bytes of masks that one constraint caches."""
+"""Most bytes of masks that one constraint caches."""
 _MAX_FORCED = 64
-"""Bytes of a forced run that are followed at once."""
+"""Most bytes of a forced run that are followed at once."""
 
 
 class DfaConstraint:
@@ -81,8 +81,8 @@ class DfaConstraint:
         return np.packbits(allowed, bitorder="little").view(np.int32)
 
     def forced(self, state: int) -> list[int]:
-        """The canonical tokens of the bytes that must come next, up to the first place where a token could begin that
-        ends after those bytes."""
+        """The canonical tokens of the bytes that must come next. They end before the first place at which a token could
+        begin that reaches beyond those bytes."""
         if state not in self._forced:
             run, path, at = bytearray(), list[int](), state
             while len(run) < _MAX_FORCED and not self.final[at] and len(b := np.flatnonzero(self.next[at] >= 0)) == 1:
@@ -100,7 +100,7 @@ class DfaConstraint:
         return self._forced[state]
 
     def _longest_token(self, state: int) -> int:
-        """Bytes of the longest token that may come next."""
+        """The length in bytes of the longest token that may come next."""
         if state not in self._longest:
             self.mask(state)
         return self._longest[state]

@@ -2,7 +2,7 @@
 
 A `CompiledConstraint` is made once per constraint and shared by all requests that have it. A `Guide` is the grammar
 state of one output and is cheap to create. A mask is a row of int32 words: bit `t & 31` of word `t >> 5` says whether
-token t may come next. A guide never allows tokens that end an output (eos, stop ids); the caller adds those where
+token t may come next. A guide never allows tokens that end an output (eos, stop ids); the caller allows those if
 `can_stop`.
 """
 
@@ -38,7 +38,8 @@ class Guide(ABC):
     @property
     @abstractmethod
     def error(self) -> str:
-        """Why the guide cannot continue: a limit that was exceeded, never the output's fault. Empty while it can."""
+        """Why the guide cannot continue: a limit was exceeded, which is never the output's fault. "" if it can
+        continue."""
 
     @abstractmethod
     def give_up(self, why: str) -> None:
@@ -46,8 +47,8 @@ class Guide(ABC):
 
     @abstractmethod
     def fill(self, out: Row) -> None:
-        """Write the mask of the next token. Where tokens are forced, only the next of them is allowed. The mask is all
-        zeros only where `must_stop`, or with an `error`."""
+        """Write the mask of the next token. If tokens are forced, only the first of them is allowed. The mask is all
+        zeros only if `must_stop`, or with an `error`."""
 
     @abstractmethod
     def accept(self, tokens: Sequence[int]) -> int:
@@ -59,8 +60,8 @@ class Guide(ABC):
 
     @abstractmethod
     def forced_tokens(self, limit: int) -> list[int]:
-        """At most `limit` tokens that must come next; they are not accepted yet. They are the tokens that drawing with
-        masks would give: canonical, and only as far as no other token could begin inside them."""
+        """At most `limit` tokens that must come next; they are not accepted yet. They are the canonical tokens, which
+        drawing with masks would give too; they end where a longer token could begin."""
 
     def accept_masked(self, tokens: Sequence[int]) -> int:
         """Advance by the tokens as long as the mask of `fill` allows each. Returns how many were accepted. Faster than

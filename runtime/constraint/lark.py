@@ -17,8 +17,8 @@ _DIRECTIVE = re.compile(r"%(?!ignore\b|import\s+common\.)\w*[^\n]{0,20}")
 
 
 def split(text: str) -> list[str | dict[str, Any]]:
-    """The grammar as pieces of text and the JSON schemas between them. Raises ConstraintUnsupported or
-    ConstraintSyntax for what a grammar must not contain."""
+    """Split a grammar into pieces of text and the JSON schemas between them. Raises ConstraintUnsupported or
+    ConstraintSyntax if the grammar contains something that is not allowed."""
     parts: list[str | dict[str, Any]] = []
     rules: list[str] = []  # the text without literals and comments
     at = start = 0
@@ -44,9 +44,9 @@ def _schema_at(text: str, at: int) -> tuple[dict[str, Any], int]:
     try:
         schema, end = json.JSONDecoder().raw_decode(text, at)
     except (ValueError, RecursionError) as e:
-        raise ConstraintSyntax(f"invalid grammar: what follows %json is not valid JSON: {str(e)[:100]}") from None
+        raise ConstraintSyntax(f"invalid grammar: the text after %json is not valid JSON: {str(e)[:100]}") from None
     if not isinstance(schema, dict):
-        raise ConstraintSyntax("invalid grammar: what follows %json must be a JSON object")
+        raise ConstraintSyntax("invalid grammar: the text after %json must be a JSON object")
     return schema, end
 
 

@@ -1,4 +1,5 @@
-"""Constraints compiled by llguidance: a derivative-based lexer under an Earley parser, masks by walking a token trie.
+"""Constraints compiled by llguidance, which computes masks by walking a token trie with an Earley parser over a
+derivative-based lexer.
 
 llguidance is one of Outlines' backends, and the only one that accepted no invalid instance of some 3,000 real JSON
 Schemas. Its matchers work on bytes, so tokens that split characters are handled; they can roll back; and they know
@@ -40,7 +41,7 @@ _SCALARS = ("string", "integer", "number", "boolean", "null")
 _WHITESPACE = r"/[ \t\r\n]{0,4}/"
 """Allowed between a trigger and its value."""
 _KINDS = {"regex": "regex", "json_schema": "JSON Schema", "grammar": "grammar", "choices": "list of choices"}
-_MAX_QUOTE = 200  # characters of a compiler's message that an error repeats
+_MAX_QUOTE = 200  # most characters of a compiler's message that an error repeats
 
 
 class LlgConstraint:
@@ -64,9 +65,9 @@ class LlgConstraint:
 class LlgGuide(Guide):
     """A guide over a copy of the matcher.
 
-    Drafters, the scheduler, masks and commits all walk the same tokens and roll them back. So a rollback only moves
-    `_at`; the matcher follows when it is asked something that is not cached. Tokens it accepted before are not checked
-    again, and forced tokens (5 to 20 us to compute) are cached per position.
+    Drafters, the scheduler, masks and commits all accept the same tokens and roll them back. So a rollback only moves
+    `_at`; the matcher is moved when it is asked something that is not cached. Tokens that it accepted before are not
+    checked again, and forced tokens (5 to 20 us to compute) are cached per position.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, eos: Sequence[int]) -> None:
@@ -172,7 +173,7 @@ def _values(spec: ConstraintSpec) -> list[dict[str, Any]]:
             schema = json.loads(spec.text)
             if spec.style != "either" or schema.get("type") in _SCALARS:
                 return [{"json_schema": styled(schema)}]
-            # Two grammars, of which the first separator leaves one: then all others are forced.
+            # Two grammars, one per style: the first separator decides which one applies, so all later ones are forced.
             parts = [{"name": name, "json_schema": styled(schema, name)} for name in ("spaced", "compact")]
             return [{"lark_grammar": "start: @spaced | @compact"}, *parts]
         case "regex":
@@ -223,7 +224,7 @@ def _explain(message: str, spec: ConstraintSpec) -> ConstraintError:
 
 
 def _position(message: str) -> str:
-    """The offending pattern and the offset in it, where the compiler's message shows them."""
+    """The offending pattern and the offset in it, if the compiler's message shows them."""
     if found := re.search(r"regex parse error:\n( +)(\S.*)\n( +)\^", message):
         return f" at offset {len(found[3]) - len(found[1])} of {found[2][:_MAX_QUOTE]!r}"
     if found := re.search(r"in regex /(.*)/", message):

@@ -22,19 +22,20 @@ class _StringSearch:
         self._max_tail = max(map(len, self.strings)) - 1
 
     def find(self, tail: bytes, new: bytes) -> bytes | None:
-        """If `new`, appended to `tail`, completes a string: the bytes after the first one that is completed."""
+        """Find the first string that `new`, appended to `tail`, completes. Returns the bytes after it; None: none is
+        completed."""
         window = tail + new
         found = [(string, window.find(string, max(0, len(tail) - len(string) + 1))) for string in self.strings]
         end = min((at + len(string) for string, at in found if at >= 0), default=None)
         return None if end is None else window[end:]
 
     def tail(self, text: bytes) -> bytes:
-        """The longest suffix of the text that is the beginning of a string."""
+        """The longest suffix of the text that is a prefix of one of the strings."""
         suffixes = (text[at:] for at in range(max(0, len(text) - self._max_tail), len(text)))
         return next((end for end in suffixes if any(string.startswith(end) for string in self.strings)), b"")
 
     def completing(self, tail: bytes, vocabulary: Vocabulary) -> list[int]:
-        """Tokens that complete a string if they follow `tail`."""
+        """The tokens that complete one of the strings if they follow `tail`."""
         found = set()
         for string in self.strings:
             found.update(vocabulary.containing(string))
@@ -45,8 +46,9 @@ class _StringSearch:
 
 
 class TriggerState(NamedTuple):
-    """value: the guide of the value that is being written; None in free text. tail: the end of the free text, if it may
-    begin a trigger. stage: index of the present search in `TriggeredConstraint.stages`."""
+    """The state of a TriggerGuide. value: the guide of the value that is being written; None in free text. tail: the
+    end of the free text, if a trigger may begin with it. stage: index of the present search in
+    `TriggeredConstraint.stages`."""
 
     value: Guide | None
     tail: bytes = b""
@@ -54,14 +56,14 @@ class TriggerState(NamedTuple):
 
 
 class TriggeredConstraint:
-    """A compiled value, and the triggers that precede it. stages: the searches that free text goes through, one after
-    the other."""
+    """The compiled constraint of a value that follows a trigger. stages: the searches that free text goes through in
+    order: for the end of the reasoning, if `since` is given, then for a trigger."""
 
     def __init__(self, spec: ConstraintSpec, value: CompiledConstraint, vocabulary: Vocabulary) -> None:
         self.value, self.scope, self.vocabulary = value, spec.scope, vocabulary
         self.stages = [_StringSearch(strings) for strings in ((spec.since,), spec.after) if strings != ("",)]
         self._forbidden: dict[tuple[int, bytes], list[int]] = {}
-        self._can_begin: dict[bytes, bool] = {b"": True}  # text after a trigger -> whether a value can begin so
+        self._can_begin: dict[bytes, bool] = {b"": True}  # text after a trigger -> whether a value can begin with it
 
     @property
     def n_bytes(self) -> int:
@@ -71,12 +73,12 @@ class TriggeredConstraint:
         return TriggerGuide(self)
 
     def free_text(self) -> TriggerState:
-        """Free text that waits for a trigger."""
+        """The state of free text in which a trigger is searched."""
         return TriggerState(None, b"", len(self.stages) - 1)
 
     def advance(self, state: TriggerState, text: bytes) -> TriggerState | None:
-        """The state after `text` in free text. None if the text completes a trigger and no value can begin with what
-        follows it."""
+        """The state after `text` in free text. None if the text completes a trigger, and no value can begin with the
+        text after the trigger."""
         search = self.stages[state.stage]
         if (rest := search.find(state.tail, text)) is None:
             return state._replace(tail=search.tail(state.tail + text))
@@ -87,7 +89,7 @@ class TriggeredConstraint:
         return TriggerState(guide) if tokens is not None and guide.accept(tokens) == len(tokens) else None
 
     def forbidden(self, state: TriggerState) -> list[int]:
-        """Tokens that may not come next in free text."""
+        """The tokens that must not come next in free text."""
         key = state.stage, state.tail
         if key not in self._forbidden:
             found = self.stages[state.stage].completing(state.tail, self.vocabulary)
@@ -95,7 +97,7 @@ class TriggeredConstraint:
         return self._forbidden[key]
 
     def _is_allowed(self, state: TriggerState, token: int) -> bool:
-        """Whether a token that completes a string of this stage may follow."""
+        """Whether a token that completes a string of this stage may come next."""
         text = self.vocabulary.spelling[token]
         rest = self.stages[state.stage].find(state.tail, text)
         assert rest is not None
@@ -128,7 +130,7 @@ class TriggerGuide(Guide):
         return "" if self._state.value is None else self._state.value.error
 
     def give_up(self, why: str) -> None:
-        if self._state.value is not None:  # free text is never slow
+        if self._state.value is not None:  # masks of free text are never slow
             self._state.value.give_up(why)
 
     def fill(self, out: Row) -> None:

@@ -26,7 +26,7 @@ class Vocabulary:
     spelling   the bytes of each id; larger ids (a model's padding) have none and are never allowed
     special    ids that never stand for text
     control    ids that mean more than their text (end of turn, tool call); a stop id among them ends an output where
-               its value may end
+               the value may end
     n_vocab    columns of the model's logits; a mask has ceil(n_vocab / 32) words
     """
 
@@ -66,13 +66,15 @@ class Vocabulary:
     def llg(self) -> llguidance.LLTokenizer:
         """llguidance's tokenizer; takes 0.1 s at 32k tokens, 0.6 s at 128k (one core of an AMD EPYC).
 
-        llguidance needs an eos token. Any token that is not text will do, since guides clear its bit. It also reads the
-        text of a control token as that token, even inside a value, where it would then force an end of text: so control
-        tokens are renamed here to random names.
+        llguidance needs an eos token. Any token that is not text will do, since guides clear its bit. llguidance also
+        reads the text of a control token as that token, even inside a value, where it would then force an end of text.
+        So control tokens get random names here.
         """
         ends = [*self.eos, *sorted(self.special)][:1]
         if not ends:
-            raise Unsupported("constraints need a model with an eos or special token; this one has none")
+            raise Unsupported(
+                "constraints need a model with an eos token or another special token; this model has none"
+            )
         tokenizer = _rename(msgspec.json.decode(self.message.tokenizer), self.control)
         return llguidance.LLTokenizer(msgspec.json.encode(tokenizer).decode(), n_vocab=self.n_vocab, eos_token=ends)
 

@@ -1,7 +1,7 @@
 import gc
 import sys
 
-gc.disable()  # a tenth of the imports' time is spent on objects that stay; `settle` turns it on again
+gc.disable()  # collections would take a tenth of the imports' time; `settle` turns them on again
 
 from banyan.runtime.engine.process import main  # noqa: E402
 

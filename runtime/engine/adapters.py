@@ -20,7 +20,7 @@ class LoadedAdapters:
         self._spec, self._device = spec, device
         self.weights: dict[bytes, AdapterWeights] = {}
         self.names: dict[str, bytes] = {}
-        self.leaving: set[bytes] = set()  # unloaded, and perhaps in use
+        self.leaving: set[bytes] = set()  # adapters that were unloaded, but may still be in use
 
     def load(self, directory: str, name: str) -> bytes:
         """Load the adapter in a directory, and return its digest. Raises OutOfMemory, or what `lora.read` raises, with

@@ -18,7 +18,7 @@ from banyan.runtime.engine.speculation.draft import DraftPosition, draft_rows
 from banyan.runtime.model.towers import ImageInputs
 
 Span = tuple[int, int, Sequence[tuple[int, int]]]
-"""The rows of one request: their number, the slot of its recurrent state, and `Work.kept`."""
+"""The rows of one request: n_rows, the slot of the request's recurrent state, and `Work.kept`."""
 
 
 class DeferredTokens(NamedTuple):
@@ -30,8 +30,8 @@ class DeferredTokens(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The tensors of one step. The model returns logits for the rows before scored tokens, then for the rows that
-    sample a token."""
+    """The tensors of one step. The model returns first the logits of the rows whose next tokens are scored, then those
+    of the rows that sample a token."""
 
     ids: Tensor  # int64 [n_rows]
     positions: Tensor  # int64 [n_rows]
@@ -51,8 +51,8 @@ class Batch(NamedTuple):
         return logits[len(self.targets) :] if self.scored else logits  # most steps score nothing: no call into torch
 
     def fill_deferred(self) -> None:
-        """Copy the tokens that the step before sampled into `ids`, on the device and in its order. If a row sampled -1
-        (no token), its request has ended, so any token will do."""
+        """Copy the tokens that the previous step sampled into `ids`, on the device, after that step. If a row sampled
+        -1 (no token), its request has ended, so any token will do."""
         if self.deferred is not None:
             rows, which, sampled = self.deferred
             self.ids[rows] = sampled[which].clamp(min=0)
@@ -70,7 +70,7 @@ def assemble(
 ) -> Batch:
     """Concatenate the rows of a plan's works. Copies to a GPU are asynchronous.
 
-    before: only for a plan made ahead: the requests that the step before it samples for, and the ids it samples.
+    before: only for a plan made ahead: the requests for which the previous step samples, and the ids that it samples.
     adapters: the adapters that requests may use, by digest.
     chunk: the chunk size of layers that attend in chunks; see `ragged`. row_id: the token id that stands in for rows of
     images."""

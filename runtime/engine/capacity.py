@@ -1,4 +1,4 @@
-"""What fits into memory: the sizes of weights and KV, for the engine that starts and for a person who plans one."""
+"""Computes what fits into memory: the sizes of weights and KV, for an engine that starts and for `banyan size`."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ if TYPE_CHECKING:
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in bytes, contexts in tokens; of each device, where there are several."""
+    """What a runtime would allocate: sizes in bytes, contexts in tokens. With several devices, the numbers are per
+    device."""
 
     model: str
     device: str
     dtype: str
     n_devices: int
-    memory: int  # that is free before the weights
+    memory: int  # free memory before the weights are loaded
     weight_bytes: int
-    kv_formula: str  # of kv_token_bytes, with its numbers
+    kv_formula: str  # how kv_token_bytes is computed, with the numbers
     kv_token_bytes: int  # keys and values of one token, over all layers
     page: int  # tokens
-    page_bytes: int  # of a page; where windowed layers have pages of their own, of the others
+    page_bytes: int  # bytes of a page; without those of windowed layers, if these have pages of their own
     n_pages: int
     window: int  # tokens that windowed layers keep of a request; 0: they have no pages of their own
     window_page_bytes: int
     n_window_pages: int
-    kv_bytes: int  # of all pages, and of one more of each kind that belongs to nobody
+    kv_bytes: int  # bytes of all pages, and of one spare page of each kind
     context: int
     concurrent: int
-    request_pages: int  # that one request of `context` tokens takes
-    request_window_pages: int  # that it takes of windowed layers, at most
-    n_fitting: int  # requests of `context` tokens whose pages there are
-    longest_context: int  # of each, if `concurrent` requests of the same length run, at most the model's own
-    fragmentation_bytes: int  # free slots in the last pages of `concurrent` requests, on average
-    step_weight_bytes: int  # that a decode step reads, whatever the batch
-    step_kv_bytes: int  # that a decode step of `concurrent` requests with `context` tokens reads, if they share nothing
+    request_pages: int  # pages that one request of `context` tokens takes
+    request_window_pages: int  # most pages of windowed layers that this request takes
+    n_fitting: int  # requests of `context` tokens that fit at once
+    longest_context: int  # tokens of each of `concurrent` equal requests; at most the model's maximum
+    fragmentation_bytes: int  # bytes of free slots in the last pages of `concurrent` requests, on average
+    step_weight_bytes: int  # bytes of weights that a decode step reads
+    step_kv_bytes: int  # KV that a decode step of `concurrent` full requests reads, if they share nothing
 
 
 def facts(
     config: Config, spec: ModelSpec, placement: ModelPlacement, source: DraftSource | None, weight_bytes: int
 ) -> ModelFacts:
-    """What `config.resolve` needs to know about a model, or the part of one rank, and the draft model that comes with
-    it. weight_bytes: of the model alone."""
+    """What `config.resolve` needs to know about a model (or one rank's part of it) and its draft model. weight_bytes:
+    bytes of the model's weights, without the draft model's."""
     import torch
 
     from banyan.runtime.engine.kv_pool import bytes_per_token
@@ -70,7 +71,7 @@ def facts(
 
 
 def _n_fitting(config: Config, model: ModelFacts, placement: ModelPlacement, budget: KVBudget) -> int:
-    """Requests of a full context whose pages there are."""
+    """How many requests of a full context fit into the pages."""
     n = budget.n_pages // -(-placement.context // config.page)
     if n_window := configs.request_window_pages(config, model, placement):
         return min(n, budget.n_window_pages // n_window)
@@ -79,7 +80,7 @@ def _n_fitting(config: Config, model: ModelFacts, placement: ModelPlacement, bud
 
 def fit(config: Config, hardware: Hardware, spec: ModelSpec, placement: ModelPlacement, source: DraftSource | None,
         weight_bytes: int) -> Config:  # fmt: skip
-    """The configuration with a kv_dtype in place of "fit"."""
+    """Replace kv_dtype "fit" in the configuration by the dtype to use."""
     if config.kv_dtype != "fit":
         return config
     plain = msgspec.structs.replace(config, kv_dtype="auto")
@@ -93,10 +94,10 @@ def size(
     model: str = "pocket", memory: str | int | None = None, context: str | int | None = None, concurrent: int = 1,
     **options: Any,
 ) -> Capacity:  # fmt: skip
-    """What a runtime with these options would allocate, and how many requests that is enough for. Reads config.json and
-    the headers of the weights, and loads nothing.
+    """Compute what a runtime with these options would allocate, and for how many requests that is enough. Reads only
+    config.json and the headers of the weights.
 
-    memory      that is free on each device, such as "24GB"; default: what is free here now
+    memory      free memory of each device, such as "24GB"; default: what is free here now
     context     tokens of a request, prompt and output, such as "32k"; default: the model's own maximum
     concurrent  requests that run at once
     options     those of `Runtime`, such as kv_dtype="int8", weight_dtype="int4", kv_memory="4GiB", tp=2. device="cuda"

@@ -1,6 +1,6 @@
 """Runs decode steps as CUDA graphs, so that a step of few rows is one launch instead of hundreds.
 
-A graph is captured for each of some batch sizes when it is first needed; other steps run without one."""
+There is a graph for each of a few batch sizes, captured when it is first needed. Other steps run without a graph."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 class Captured(NamedTuple):
     replay: Callable[[], None]
-    out: Tensor  # what the captured function returned; each replay overwrites it
+    out: Tensor  # output of the captured function; each replay overwrites it
 
 
 Capture = Callable[[Callable[[], Tensor]], Captured]
 
 
 def cuda_capture() -> Capture:
-    """A capture function. Its graphs share one memory pool, because no two of them run at once."""
+    """Make a capture function. Its graphs share one memory pool, because no two of them run at once."""
     pool = torch.cuda.graph_pool_handle()
 
     def capture(run: Callable[[], Tensor]) -> Captured:

@@ -1,5 +1,5 @@
 """Tests deterministic mode when an engine starts: one text is computed in several ways, which must give the same bits.
-The kernels are made for it, but compilers and vendor libraries decide how they round."""
+The kernels are written for determinism, but compilers and vendor libraries decide how results are rounded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from banyan.runtime.errors import ConfigError
 _N_TOKENS = 300  # longer than an attention chunk and than any row tile
 
 _Part = tuple[Sequence[int], int, int]
-"""Pages, and the first and end of the text's tokens to compute into them."""
+"""(pages, first, end): the text's tokens first .. end - 1 are computed into these pages."""
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 """The engine's guides: compiles constraints on threads, caches them, and makes the masks of a step.
 
-A Run with a constraint reaches the scheduler when its guide is compiled, and holds no place and no page until then."""
+A Run with a constraint reaches the scheduler only when its guide is compiled. Until then it holds no pages and is not
+queued."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class Masks(NamedTuple):
 
 
 class Guided(NamedTuple):
-    """A Run and its guide, or the error because of which it has none. end_ids: the Run's stop ids that are not text."""
+    """A Run with its guide, or with the error that explains why there is no guide. end_ids: the Run's stop ids that are
+    not text."""
 
     run: Run
     guide: Guide | None
@@ -86,7 +88,7 @@ class Guides:
         self._waiting: dict[ConstraintSpec, list[Run]] = {}
         self._done: deque[tuple[ConstraintSpec, CompiledConstraint | BanyanError]] = deque()
         self._ready: list[Guided] = []
-        self._n_slow: dict[int, int] = {}  # by rid: slow masks in a row
+        self._n_slow: dict[int, int] = {}  # rid -> number of its latest masks that were slow, without a break
         self._n_compiling = 0  # not yet signalled by `wake`
         self._threads: ThreadPoolExecutor | None = None
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -185,10 +187,10 @@ class Guides:
     # ---- masks -----------------------------------------------------------------------------------------------------
 
     def masks(self, requests: Sequence[Request | DraftPosition], logits: Tensor | None = None) -> Masks | None:
-        """The masks of the rows that sample for `requests`; None where no row needs one. Asynchronous on a GPU.
+        """The masks of the rows that sample for `requests`; None if no row needs one. Asynchronous on a GPU.
 
-        logits: of these rows, where the host has them. A greedy row whose best token is allowed needs no mask: checking
-        one token costs a fifth of a mask. Rows below a draft token that is known to be wrong need none either.
+        logits: the logits of these rows, if the host has them. A greedy row whose best token is allowed needs no mask:
+        checking one token costs a fifth of a mask. Rows below a draft token that is known to be wrong need none either.
         """
         guided = [i for i, r in enumerate(requests) if r.guide is not None]
         if not guided:
@@ -200,7 +202,7 @@ class Guides:
         timer = LapTimer()
         last, n_ahead, depth = requests[guided[0]].guide, 0, 0  # n_ahead: tokens by which `last` is ahead of its text
         assert last is not None
-        sampled: list[int] = []  # along the path to the present row: what each row samples, UNKNOWN or UNREACHABLE
+        sampled: list[int] = []  # for each row on the path to the present row: its token, UNKNOWN or UNREACHABLE
         n_done = 0  # rows
         for i in guided:
             if i < n_done:
@@ -233,7 +235,7 @@ class Guides:
                 out.append(_mask(request, self._n_vocab))
             if timer.lap() > SLOW and self._gives_up(request, slow):
                 which[i] = len(out)
-                out.append(_mask(request, self._n_vocab))  # which now allows nothing
+                out.append(_mask(request, self._n_vocab))  # the guide allows no token any more
         last.rollback(n_ahead)
         self._n_slow = slow
         if not out:  # most steps: no call into numpy

@@ -22,8 +22,8 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 
 def probe(gpus: bool = True, n: int = 1, replica: int = 0) -> Hardware:
-    """What is available now to each of n processes; each may have a GPU. gpus: look at the GPU too, which claims some
-    of its memory. replica: the number of this engine; the engines of a server take the GPUs in turn, and this one's
+    """Find the memory and cores that each of n processes can use now. gpus: look at the GPU too, which claims some of
+    its memory. replica: the number of this engine. The engines of a server take the GPUs in turn, and this engine's GPU
     becomes the current device."""
     gpu, free_gpu, n_gpus = None, 0, 1
     if gpus and torch.cuda.is_available():
@@ -35,8 +35,8 @@ def probe(gpus: bool = True, n: int = 1, replica: int = 0) -> Hardware:
 
 
 def n_cores(root: Path = _CGROUPS) -> int:
-    """Physical cores that this process may use. Hyperthreads share a matrix unit and would only slow each other
-    down."""
+    """Physical cores that this process may use. Hyperthreads of a core share its vector units, so a second one would
+    only slow the first down."""
     allowed = len(os.sched_getaffinity(0))
     cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
     for group in _groups("cpu", root):
@@ -67,7 +67,7 @@ def free_memory(root: Path = _CGROUPS) -> int:
 
 def use_huge_pages(tensors: Iterable[Tensor]) -> None:
     """Move the memory of tensors on the CPU to pages of 2 MiB, where Linux can (at once since 6.1). A step reads all
-    weights, and with pages of 4 KiB it waits for the tables of addresses, most of all in a virtual machine."""
+    weights, and with pages of 4 KiB it waits for page table lookups, most of all in a virtual machine."""
     madvise: Any = getattr(ctypes.CDLL(None), "madvise", None)
     for first, end in _huge_spans(tensors) if madvise is not None else ():
         for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):

@@ -1,7 +1,8 @@
 """The images of requests in the engine: their pixels, then their embeddings, and their rows in a batch.
 
-A request that would compute rows of an image waits until the image is here (`Scheduler`); one whose rows are all in the
-tree needs none. The server keeps the files, so what is dropped here is asked for again."""
+A request that must compute rows of an image waits until the image has arrived (`Scheduler`). If all rows of an image
+are in the tree, the request does not need it. The server keeps the files, so the engine can ask again for an image that
+it dropped."""
 
 from __future__ import annotations
 
@@ -42,9 +43,10 @@ class EngineImage:
 
 
 class EngineImages:
-    """The images that requests need, by digest; those that were used the longest ago are dropped.
+    """The images that requests need, by digest. The least recently used are dropped.
 
-    spec: how the model takes images; None: it takes none. tower: see `ImageTower`. device: the model's device."""
+    spec: how the model takes images; None: it does not take images. tower: see `ImageTower`. device: the model's
+    device."""
 
     def __init__(
         self,
@@ -94,8 +96,8 @@ class EngineImages:
         return values
 
     def inputs(self, works: Sequence[Work], ragged: Ragged) -> ImageInputs | None:
-        """The rows of images in a step, and the positions of its rows. None if the step needs neither. ragged: the
-        layout of the step's rows."""
+        """The image inputs of a step: embeddings for its rows of images, and positions for all of its rows. None if the
+        step needs neither. ragged: the layout of the step's rows."""
         if self._spec is None or not any(work.request.run.images for work in works):
             return None
         rows: list[int] = []
@@ -134,9 +136,9 @@ class EngineImages:
 def grid_positions(images: Sequence[wire.ImageRows], positions: np.ndarray) -> np.ndarray:
     """Positions of three axes, int64 [3, n], of tokens at `positions` of a text (M-RoPE; Wang et al., Qwen2-VL, 2024).
 
-    The positions of an image's rows are its time, line and column, counted from the first position after the text
-    before it. The text after the image continues after the largest of these. So positions follow from the images before
-    a token, and nothing has to be stored."""
+    The positions of a row of an image are its time, line and column, counted from the first position after the
+    preceding text. The text after the image continues after the largest of these. So a token's positions follow from
+    the images before it, and are not stored."""
     axes: np.ndarray = positions[None].repeat(3, 0)
     n_saved = 0
     for one in images:

@@ -1,4 +1,4 @@
-"""The KV pool: the memory of the pages, which everyone else knows as numbers."""
+"""The KV pool: the memory of the pages. All other code refers to pages by their numbers."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from banyan.runtime.protocol.wire import KVFormat
 if TYPE_CHECKING:
     from banyan.runtime.model.recurrent import StatePool
 
-LAYOUT = 1  # Version of a page's layout and computation. Files and engines of another version are of no use.
+LAYOUT = 1  # version of a page's layout and computation; pages with another version cannot be used
 
 
 class KVPool:
     """K and V of all pages, per layer: [n_pages, page, n_kv_heads, head_dim], on the model's device, in the model's
-    dtype or in few bits with scales. Of latent attention, only K has memory. Memory is claimed once, here. Pages
-    that windowed layers have for themselves are numbered separately; in copies, page p of these is ~p, and slot s is
-    ~s."""
+    dtype or quantised with scales. With latent attention, only K has memory. Memory is claimed once, here. If windowed
+    layers have pages of their own, these are numbered separately; in copies, their page p is written ~p, and their slot
+    s is written ~s."""
 
     def __init__(
         self, spec: ModelSpec, n_pages: int, page: int, device: str, n_host: int = 0, file: PageFile | None = None,
         kv_dtype: KVDtype = "auto", n_window_pages: int = 0,
     ) -> None:  # fmt: skip
-        """n_host: pages of the second tier, which is in `file` if there is one. n_window_pages: of the layers with a
-        window (`ModelSpec.windows`); 0: these are in the pages of the others."""
-        self.dtype: torch.dtype = getattr(torch, spec.dtype)  # of computation
+        """n_host: pages of the second tier, which is in `file` if there is one. n_window_pages: pages for the layers
+        with a window (`ModelSpec.windows`); 0: these layers use the same pages as the others."""
+        self.dtype: torch.dtype = getattr(torch, spec.dtype)  # the dtype of computation
         self.n_pages, self.page = n_pages, page
         self.n_window_pages = n_window_pages
         self.spare = range(n_pages * page, (n_pages + 1) * page)  # unused slots, for padding rows of CUDA graphs
@@ -52,19 +52,19 @@ class KVPool:
         full = self._claim(spec, n_pages, spec.n_kv_layers - n_windowed, kv_dtype)
         windowed = self._claim(spec, n_window_pages, n_windowed, kv_dtype)
         for part in _parts(windowed):
-            part[-1].zero_()  # tables name this page where a request has none; a masked number must be finite
+            part[-1].zero_()  # fills gaps of page tables; even numbers that a mask hides must be finite
         own, others = iter(windowed), iter(full)
         self.kv: list[tuple[Pool, Pool]] = (
             [next(own if window else others) for window in spec.windows] if n_windowed else full
         )
         self._pools, self._window_pools = _parts(full), _parts(windowed)
         self.features: Tensor | None = None
-        self.states: StatePool | None = None  # of a model with a recurrent state
+        self.states: StatePool | None = None  # for a model with a recurrent state
         self.file = file
         self.host = self._claim_host(n_host, page * bytes_per_token(spec, kv_dtype)) if n_host else None
 
     def _claim(self, spec: ModelSpec, n_pages: int, n_layers: int, kv_dtype: KVDtype) -> list[tuple[Pool, Pool]]:
-        """The pools of some layers, with one page more."""
+        """Allocates the pools of some layers, with one spare page."""
         shape = n_pages + 1, self.page, spec.n_kv_heads, spec.head_dim
         try:
             return kv_pools(n_layers, shape, dtypes(spec, kv_dtype), self.device, spec.latent_dim)
@@ -75,7 +75,7 @@ class KVPool:
             ) from e
 
     def _claim_host(self, n_host: int, page_bytes: int) -> Tensor:
-        """The second tier: uint8 [n_host, page_bytes]. A page has the parts of all pools one behind the other."""
+        """The second tier: uint8 [n_host, page_bytes]. A page holds its parts of all pools, one after the other."""
         shape = n_host, page_bytes
         if self.file is not None:
             return torch.frombuffer(self.file.pages, dtype=torch.uint8, count=prod(shape)).view(shape)
@@ -115,7 +115,7 @@ class KVPool:
 
     def keep_features(self, width: int) -> Tensor:
         """Allocate a hidden state for each slot: [n_slots, width]. Hidden states are copied with the slot's KV, but not
-        to host memory. So drafters that read them draft badly behind pages that came back from there."""
+        to host memory. So drafters that read them draft badly after pages that came back from host memory."""
         shape = self.n_pages + 1, self.page, 1, width
         self.features = torch.zeros(shape, dtype=self.dtype, device=self.device)
         return self.features.view(-1, width)
@@ -136,7 +136,7 @@ class KVPool:
 
     def _move_out(self, moves: list[Move]) -> None:
         assert self.host is not None
-        last = {move.host: move for move in moves}  # if two go to the same place, the later one counts
+        last = {move.host: move for move in moves}  # if two moves have the same destination, the later one counts
         if self.file is not None:
             for i in last:
                 self.file.begin(i)
@@ -159,7 +159,8 @@ class KVPool:
     # ---- pages of other engines --------------------------------------------------------------------------------
 
     def export(self, pages: Sequence[int], memory: Tensor, first: int, n_pages: int) -> None:
-        """Copy pages to `memory` (uint8, `export_bytes(n_pages)`), as its pages from number `first` on."""
+        """Copy pages to `memory` (uint8, `export_bytes(n_pages)`), where they become the pages from number `first`
+        on."""
         index = torch.tensor(pages, device=self.device)
         for pool, place in self._exported(memory, first, len(pages), n_pages):
             if pool.is_cuda:
@@ -205,9 +206,9 @@ def _aligned(n_bytes: int) -> int:
 
 
 def kv_format(config: Config, resolved: Resolved, spec: ModelSpec, weights: bytes) -> KVFormat | None:
-    """What tells whether another engine can use these pages. None: no other can, because a recurrent state belongs to a
-    text, windowed layers have pages of their own, or the option `window` changes what they hold. weights:
-    `weights.fingerprint`."""
+    """The format of this engine's pages. Two engines can exchange pages if their formats are equal. None: no other
+    engine can use these pages, because the cache is off, the model has a recurrent state, windowed layers have pages of
+    their own, or the option `window` changes the contents of pages. weights: `weights.fingerprint`."""
     if spec.kv_layers is not None or resolved.n_window_pages or config.window or not config.cache:
         return None
     return KVFormat(
@@ -217,15 +218,15 @@ def kv_format(config: Config, resolved: Resolved, spec: ModelSpec, weights: byte
 
 
 def bytes_per_token(spec: ModelSpec, kv_dtype: KVDtype, n_layers: int | None = None) -> int:
-    """Bytes of one token in the pools of n_layers of a model that computes in spec.dtype, including scales. None: of
-    all."""
+    """Bytes that one token takes in the pools of n_layers layers, including scales, for a model that computes in
+    spec.dtype. n_layers None: all layers."""
     kinds = dtypes(spec, kv_dtype)[: 1 if spec.latent_dim else 2]
     sizes = (slot_bytes(spec.n_kv_heads, spec.head_dim, dtype) for dtype in kinds)
     return (spec.n_kv_layers if n_layers is None else n_layers) * sum(sizes)
 
 
 def dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype]:
-    """Of the numbers of keys and of values. ConfigError: values of this model cannot have 4 bits."""
+    """The dtypes of the numbers of keys and of values. ConfigError: values of this model cannot have 4 bits."""
     own = getattr(torch, spec.dtype)
     found = KV_KINDS.get(kv_dtype, (own, own))
     if HALVES in found and spec.latent_dim:

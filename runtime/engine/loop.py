@@ -1,5 +1,5 @@
-"""The engine: the loop, and the parts that it drives. It owns pages and nothing that cannot be computed again, so it
-may be killed at any time: the server has all token ids and continues in another engine."""
+"""The engine: the loop, and the parts that it drives. Everything in an engine can be computed again, so it may be
+killed at any time: the server has all token ids and continues in another engine."""
 
 from __future__ import annotations
 
@@ -48,22 +48,23 @@ if TYPE_CHECKING:
     from banyan.runtime.model.recurrent import StatePool
 
 WALKS, SHORT_WALK = 20.0, 1.0
-"""A question that walked the tree is answered again after this multiple of its seconds, less SHORT_WALK: at once if the
-tree is small, and in 10 s if it has 100,000 nodes."""
+"""If a question took t seconds to walk the tree, its answer is reused for WALKS * t - SHORT_WALK seconds: not at all if
+the tree is small, and for 10 s if it has 100,000 nodes."""
 
 
 STATES_PER_REQUEST = 4
-"""Most slots of recurrent state for each request that may run: its own, and what the tree has of it and of others."""
+"""Most slots of recurrent state per running request: one for the request itself, the others for states in the tree."""
 
 
 def claim_states(model: Model, resolved: Resolved, max_running: int) -> StatePool:
-    """Slots for the recurrent states of a model, as many as `Resolved.state_memory` holds and as are of use."""
+    """Allocate the slots for the recurrent states of a model: as many as fit into `Resolved.state_memory`, but no more
+    than are useful."""
     assert isinstance(model, RecurrentModel)
     n_slots = min(resolved.state_memory // model.state_bytes, STATES_PER_REQUEST * max_running)
     if n_slots < 2:
         raise OutOfMemory(
-            f"{model.spec.name} has a recurrent state of {model.state_bytes / 2**20:.1f} MiB a request, and needs two; "
-            f"there are {max(resolved.state_memory, 0) / 2**20:.1f} MiB; raise `state_memory`, or lower `kv_memory`"
+            f"{model.spec.name} needs two recurrent states of {model.state_bytes / 2**20:.1f} MiB, but only "
+            f"{max(resolved.state_memory, 0) / 2**20:.1f} MiB are available; raise `state_memory`, or lower `kv_memory`"
         )
     return model.new_states(n_slots)
 
@@ -97,9 +98,9 @@ class EngineLoop:
         fingerprint: bytes = b"", draft_model: DraftModel | None = None,
         make_runner: Callable[[Model, KVPool, Graphs | None], ModelRunner] = ModelRunner, host: str = "",
     ) -> None:  # fmt: skip
-        """flight: records which requests are in hand, in case one kills this process. weights: `weights.version`, which
-        identifies the second tier's file. stopwatch: seconds, for the cost of steps. fingerprint: see Ready.weights.
-        host: see KVExchange."""
+        """flight: records the requests of the steps in flight, in case one of them kills this process. weights:
+        `weights.version`, which identifies the second tier's file. stopwatch: seconds, for the cost of steps.
+        fingerprint: see Ready.weights. host: see KVExchange."""
         self.config, self.resolved, self.clock, self._flight = config, resolved, clock, flight
         self.spec, self.page, self.device = model.spec, config.page, torch.device(resolved.device)
         self._fingerprint = fingerprint
@@ -109,8 +110,8 @@ class EngineLoop:
         if self.device.type == "cpu":
             use_threads(resolved.threads, model)
         has_state = model.spec.kv_layers is not None
-        # The device computes while this process plans. But a step planned ahead may compute a row too many, which a
-        # recurrent state cannot take back.
+        # The device computes while this process plans. But a step planned ahead may compute a row too many, which
+        # cannot be undone in a recurrent state.
         self.plans_ahead = self.device.type == "cuda" and not has_state
 
         file = open_file(config, resolved, self.spec, weights) if config.host_file else None
@@ -137,7 +138,7 @@ class EngineLoop:
         is_chain = config.deterministic or self._chunk
         max_tree = 0 if is_chain else min((MAX_TREE, *filter(None, model.windows)))
         names = drafters(config.speculate, config.draft_model)
-        if has_state:  # it cannot be taken back to before a draft; what a constraint forces is no draft
+        if has_state:  # a recurrent state cannot be rolled back over a rejected draft; forced tokens are never rejected
             names = tuple(name for name in names if name == "grammar")
         self.drafting = make_controller(names, drafter, max_tree)
         of_images = model.spec.images
@@ -154,14 +155,14 @@ class EngineLoop:
         loaded = self.adapters.weights
         self.exchange = KVExchange(self.cache, self.model, self.scheduler, kv, clock, host, loaded, config.kv_transfer)
 
-        self.step_seconds = 0.0  # of the largest step
+        self.step_seconds = 0.0  # seconds of the largest step
         self._in_flight: list[Plan] = []  # what the device computes, in order
-        self._last_end = 0.0  # of the last step, by the stopwatch
+        self._last_end = 0.0  # end of the last step, by the stopwatch
         # kind of question (Ask.what) -> (time until which the answer is reused, the answer)
         self._walks: dict[str, tuple[float, wire.Answer | None]] = {}
         self.answers: list[wire.Answer | wire.EnginePong | wire.WantImages] = []
         self.failed: list[wire.Failed] = []
-        self._next_event: int | None = None  # from where the server does not know the tree's events; None: wants none
+        self._next_event: int | None = None  # first tree event that the server lacks; None: it wants none
 
     @property
     def ready(self) -> wire.Ready:
@@ -453,7 +454,8 @@ class EngineLoop:
         return wire.Answer(ask.id, True, msgspec.json.encode(result))
 
     def _kept(self) -> dict[str, tuple[int, int]]:
-        """What outlives requests besides KV, by name: its bytes, about, and the most that it may have."""
+        """Memory besides KV that is kept after requests have ended, by name: (its approximate bytes, the most bytes it
+        may take)."""
         kept = {
             "constraints": (self.guides.n_bytes, guides.CACHE_BYTES),
             "kv_hints": (self.kv_hints.n_bytes, kv_hints.MAX_BYTES),

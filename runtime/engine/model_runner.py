@@ -20,8 +20,8 @@ from banyan.runtime.protocol.wire import Run, Sampling
 
 
 class ModelRunner:
-    """A model and the pool of its KV. graphs: set where decode steps are captured and replayed. Whatever a step changes
-    in the pool goes through here."""
+    """A model and the pool of its KV. graphs: set if decode steps are captured and replayed. All changes that a step
+    makes to the pool go through this class."""
 
     has_whole_pages = True
     """Whether its pool has the KV of all heads."""
@@ -52,7 +52,7 @@ class ModelRunner:
     @torch.inference_mode()
     def __call__(self, batch: Batch, copies: Sequence[tuple[int, int, int]]) -> Tensor:
         """One forward pass, after the copies of pages and states that it needs. Returns logits, float32 [n_scored +
-        n_sampled, vocab]; those of a captured step are overwritten by the next one."""
+        n_sampled, vocab]; the logits of a captured step are overwritten by the next one."""
         self.copy(copies)
         batch.fill_deferred()
         if self.store.states is not None:
@@ -96,7 +96,7 @@ def use_threads(n: int, model: Model) -> None:
 
 
 def decodes(n: int, store: KVPool) -> Batch:
-    """A step of n requests with one token each, for warming up."""
+    """Make a batch of n requests with one token each, for warming up."""
     device = store.device
     zeros, none = torch.zeros(n, dtype=torch.int64, device=device), torch.zeros(0, dtype=torch.int64, device=device)
     batch = ragged([1] * n, [1] * n, [[i % store.n_pages] for i in range(n)], store.page, device)

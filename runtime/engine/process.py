@@ -58,7 +58,7 @@ PATIENCE = 2.0
 _PR_SET_PDEATHSIG = 1
 _MAX_ORDERS = 256  # taken before the first step: about 3 ms
 _ORDERS_SECONDS = 0.0005
-"""CPU time for orders between two steps, in which requests that run wait; half of it to receive them."""
+"""Most CPU seconds spent on orders between two steps, while running requests wait; half of them for receiving."""
 _log = logging.getLogger("banyan.kernels")
 _LINGER_MS = 2000  # how long a process that ends waits for the server to read its last message
 
@@ -105,8 +105,8 @@ def end_with_parent() -> None:
 
 
 def build(config: Config, flight: FlightRecord | None = None, replica: int = 0, host: str = "") -> EngineLoop:
-    """An engine from its configuration: reads the model, and resolves "auto" options by what the machine has now.
-    replica: its number among the engines of the server. host: see KVExchange."""
+    """Build an engine from its configuration: read the model, and resolve "auto" options by what the machine has now.
+    replica: the engine's number among the engines of the server. host: see KVExchange."""
     path = spec.resolve(config.model)
     source = drafters.find(config, path)
     if source is not None and source.kind != "model" and config.tp > 1:
@@ -128,7 +128,7 @@ def build(config: Config, flight: FlightRecord | None = None, replica: int = 0, 
             window=config.window, sinks=configs.n_sinks(config), shard=shard, progress=progress,
         )  # fmt: skip
     n_bytes = measure(model).n_bytes
-    known = msgspec.structs.replace(known, windows=model.spec.windows)  # a probe knows better than config.json
+    known = msgspec.structs.replace(known, windows=model.spec.windows)  # more exact than config.json
     if resolved.device == "cpu":
         use_huge_pages(tensors_of(getattr(model, "module", model)))
     config = fit(config, hardware, known, placement, source, n_bytes)
@@ -163,8 +163,8 @@ class _ToServer(logging.Handler):
 
 @contextlib.contextmanager
 def _compiling_on(gpu: str | None) -> Iterator[None]:
-    """Report that warming up compiles Triton's kernels for a GPU, if that takes long. Triton keeps what it
-    compiled, and does not say in advance what it lacks."""
+    """If warming up a GPU takes long, report that Triton compiles kernels. Triton caches compiled kernels, and does not
+    say in advance which ones are missing."""
     text = "compiling the Triton kernels for %s; at the first start with a model this takes about 20 s"
     timer = threading.Timer(PATIENCE, _log.info, (text, gpu))
     if gpu is not None:
@@ -201,12 +201,13 @@ class ServerLink:
         if alive_fd is not None:
             self._poller.register(alive_fd, zmq.POLLIN)
         self._alive_fd = alive_fd
-        self._waiting: dict[int, dict[int, Run]] = {}  # by client and rid; the client whose turn is next is first
+        self._waiting: dict[int, dict[int, Run]] = {}  # client -> its requests; the client whose turn is next is first
 
     def drain(self, block: bool) -> Iterator[EngineCommand]:
-        """The orders that have arrived: as many as are taken in _ORDERS_SECONDS, or with `block`, which waits for one,
-        at most _MAX_ORDERS and as many requests. Requests come behind other orders, one of each client in turn: the
-        thousands of one client delay no question, and no other client. Raises EOFError when the parent has ended."""
+        """Take orders that have arrived: at most _MAX_ORDERS and as many requests, in at most _ORDERS_SECONDS. With
+        `block`, wait for an order, and take no notice of _ORDERS_SECONDS. Requests come after other orders, one of each
+        client in turn, so thousands of requests of one client do not delay questions or other clients. Raises EOFError
+        when the parent has ended."""
         events = dict(self._poller.poll(None if block and not self._waiting else 0))
         if self._alive_fd in events:
             raise EOFError("the parent has ended")
@@ -218,7 +219,7 @@ class ServerLink:
                     self._waiting.setdefault(order.client, {})[order.rid] = order
                 case Abort(rid=rid) if any(runs.pop(rid, None) for runs in self._waiting.values()):
                     pass
-                case Ask(what="unload_adapter"):  # behind the requests for it
+                case Ask(what="unload_adapter"):  # after the requests that it concerns
                     yield from self._take_turns()
                     yield order
                 case _:
@@ -247,11 +248,11 @@ class ServerLink:
             del self._waiting[client]
             if runs:
                 run = runs.pop(next(iter(runs)))
-                self._waiting[client] = runs  # behind the others
+                self._waiting[client] = runs  # after the clients that wait already
                 yield run
 
     def watch(self, fd: int) -> None:
-        """End a wait also when this eventfd is written to."""
+        """Let writes to this eventfd end a wait, too."""
         self._poller.register(fd, zmq.POLLIN)
 
     def send(self, reports: Iterable[EngineReport]) -> None:

@@ -1,4 +1,5 @@
-"""Another rank than 0, as a process: it runs its part of the model on what rank 0 sends, and decides nothing.
+"""The process of a rank other than 0: it runs its part of the model on the steps that rank 0 sends, and decides
+nothing.
 
     python -m banyan.runtime.engine.rank FD
 
@@ -28,7 +29,7 @@ from banyan.runtime.model.size import tensors_of
 
 def main(fd: int) -> int:
     """Returns 0 when rank 0 has ended; 1 when this rank could not load its part of the model, which it reports."""
-    gc.disable()  # until `settle`
+    gc.disable()  # garbage collection is off until `settle`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     with socket(fileno=fd) as peer:
@@ -64,7 +65,7 @@ def main(fd: int) -> int:
 
 @torch.inference_mode()
 def run(peer: socket, model: load.Model, pool: KVPool, shard: Shard) -> None:
-    """Compute each step that rank 0 computes, until it ends."""
+    """Compute each step that rank 0 computes, until rank 0 ends."""
     while (reader := receive(peer)) is not None:
         reader.apply(pool)
         batch, n_rows, n_wanted, numbers = unpack(reader, pool.device)

@@ -1,5 +1,5 @@
-"""Tensor parallel on rank 0: it has the scheduler, the tree and the sampler, and starts the other ranks (rank.py), each
-of which only runs its part of the model."""
+"""Tensor parallelism on rank 0. Rank 0 has the scheduler, the tree and the sampler, and starts the other ranks
+(rank.py), each of which only runs its part of the model."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ T = TypeVar("T")
 COMMAND = (sys.executable, "-m", "banyan.runtime.engine.rank")
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _GRACE = 5.0
-"""After an error in a step, seconds to wait for the end of the rank that caused it to show."""
+"""Seconds to wait, after an error in a step, until the end of the rank that caused the error is noticed."""
 
 
 class RankStart(msgspec.Struct, frozen=True):
-    """The first line that a rank reads from its socket. store_fd: memory in which the ranks find each other."""
+    """The first line that a rank reads from its socket. store_fd: shared memory with the torch.distributed store
+    through which the ranks connect."""
 
     rank: int
     config: Config
@@ -51,7 +52,8 @@ class RankStart(msgspec.Struct, frozen=True):
 
 
 class PoolSize(msgspec.Struct, frozen=True):
-    """The second line that a rank reads, when all have loaded their parts: the KV pool that it makes."""
+    """The second line that a rank reads, once all ranks have loaded their parts: the size of the KV pool to
+    allocate."""
 
     n_pages: int
     n_host: int
@@ -61,18 +63,19 @@ class PoolSize(msgspec.Struct, frozen=True):
 
 
 class RankReport(msgspec.Struct, frozen=True):
-    """The only line that a rank writes. code: why it could not load its part of the model; "": it has."""
+    """The only line that a rank writes. code: the error for which it could not load its part of the model; "": it has
+    loaded it."""
 
     code: str = ""
     message: str = ""
 
 
 class Ranks:
-    """The processes of all ranks but this one. They end with this process, and this process ends with each of them:
-    what they had in common is lost, and the server starts another engine."""
+    """The processes of all other ranks. They end with this process, and this process ends with each of them: no rank
+    can continue alone, and the server starts another engine."""
 
     def __init__(self, config: Config, placement: ModelPlacement, threads: int, path: str) -> None:
-        """Start them; they load their parts of the model at once. ConfigError: there are too few GPUs."""
+        """Start the ranks; they load their parts of the model at once. ConfigError: there are too few GPUs."""
         if placement.device == "cuda" and torch.cuda.device_count() < config.tp:
             raise ConfigError(f"tp={config.tp} needs {config.tp} GPUs, but torch sees {torch.cuda.device_count()}")
         self._store_fd = os.memfd_create("banyan-ranks")
@@ -92,8 +95,8 @@ class Ranks:
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def connect(self, shard: Shard, size: PoolSize, device: str) -> None:
-        """Wait until all ranks have loaded their parts, and connect them. Raises the error of the first that could
-        not."""
+        """Wait until all ranks have loaded their parts, and connect them. Raises the error of the first rank that could
+        not load its part."""
         for rank, peer in enumerate(self._peers, 1):
             if (report := read(peer, RankReport)) is None:
                 how = self._processes[rank - 1].wait()
@@ -110,7 +113,7 @@ class Ranks:
             peer.sendall(buffer.data)
 
     def give_up(self) -> None:
-        """End this process after an error in a step, whose other ranks wait for it forever."""
+        """End this process after an error in a step, since the other ranks would wait for it forever."""
         traceback.print_exc()
         self._watcher.join(_GRACE)
         os._exit(1)
@@ -164,12 +167,13 @@ class ParallelRunner(ModelRunner):
 
 
 def read(peer: socket, kind: type[T]) -> T | None:
-    """The next line; None: the other process has ended. Nothing may follow a line until it is answered."""
+    """Read the next line; None: the other process has ended. The other process must not write more until this line is
+    answered."""
     with peer.makefile("rb") as file:
         line = file.readline()
     return msgspec.json.decode(line, type=kind) if line else None
 
 
 def store(fd: int, n_ranks: int) -> Any:
-    """A torch.distributed.Store in memory that the ranks inherit, which nobody else reaches."""
+    """A torch.distributed.Store in memory that the ranks inherit, and that no other process can reach."""
     return FileStore(f"/proc/self/fd/{fd}", n_ranks)

@@ -32,8 +32,8 @@ _MAX_TOP_K = 2**31 - 1  # no vocabulary is larger
 
 
 class PendingSample(NamedTuple):
-    """What a step samples, perhaps before the device has computed it. ids: int64 [n_sampled] on the device; None where
-    the host knows them already, or there are none. read: wait for the result."""
+    """The tokens that a step samples, which the device may not have computed yet. ids: int64 [n_sampled] on the device;
+    None if the host has them already, or there are none. read: waits for the result."""
 
     ids: Tensor | None
     read: Callable[[], Result]
@@ -59,8 +59,8 @@ def sample(logits: Tensor, batch: Batch, masks: Masks | None = None) -> PendingS
 def choose(
     logits: Tensor, requests: Sequence[Request | DraftPosition], masks: Masks | None = None
 ) -> tuple[list[int], Logprobs]:
-    """One token for each row of `logits`, [n, vocab], and the requested logprobs by rid. The token is NO_TOKEN where
-    there is nothing to sample from (NaN, or all forbidden)."""
+    """Choose one token for each row of `logits`, [n, vocab]. Also returns the requested logprobs by rid. The token is
+    NO_TOKEN if the row has nothing to sample from (NaN, or all tokens forbidden)."""
     _, chosen = _choose(logits, requests, masks)
     _completion(logits)()
     return chosen()
@@ -69,7 +69,8 @@ def choose(
 def _choose(
     logits: Tensor, requests: Sequence[Request | DraftPosition], masks: Masks | None
 ) -> tuple[Tensor | None, Callable[[], tuple[list[int], Logprobs]]]:
-    """The sampled ids on the device, None where the host knows them; and how to read the result of `choose`."""
+    """Returns the sampled ids on the device (None if the host has them), and a function that returns the result of
+    `choose`."""
     if not logits.is_cuda and all(r.is_plain or takes_best(r) for r in requests):
         if masks is not None:
             mask_logits(logits, *masks)
@@ -118,12 +119,12 @@ def _draw_rows(requests: Sequence[Request | DraftPosition], device: torch.device
 
 
 _Edit = tuple[int, Collection[int], float, npt.NDArray[np.float64]]
-"""Row, tokens, factor, and a shift per token."""
+"""Changes to the logits of one row: row, tokens, one factor, and a shift per token."""
 
 
 def edit(logits: Tensor, requests: Sequence[Request | DraftPosition]) -> None:
     """Apply penalties, bias and min_tokens, in place."""
-    penalties, biases = list[_Edit](), list[_Edit]()  # separate, because a token may have both
+    penalties, biases = list[_Edit](), list[_Edit]()  # two lists, because a token may have both a penalty and a bias
     for row, r in enumerate(requests):
         if not r.has_edits:
             continue

@@ -1,7 +1,7 @@
-"""What rank 0 tells the other ranks about a step: one buffer of int32, preceded by its length.
+"""The message with which rank 0 describes a step to the other ranks: one buffer of int32, preceded by its length.
 
-It holds the changes to KV since the step before, in their order, and the batch. On a CPU token ids and wanted rows are
-in it too; on a GPU the ids may be known to the device only, so both are shared there.
+The buffer holds the changes to KV since the previous step, in their order, and the batch. On a CPU it also holds token
+ids and wanted rows. On a GPU the ids may be known to the device only, so both are broadcast between the devices.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Reader:
 
 
 class StepMessage(NamedTuple):
-    """numbers: the token ids of all rows, and then the rows whose logits are needed, int64; None: they are shared on
-    the device."""
+    """numbers: the token ids of all rows, and then the rows whose logits are needed, int64; None: they are broadcast
+    between the devices."""
 
     ragged: Ragged
     n_rows: int
@@ -90,7 +90,7 @@ class StepMessage(NamedTuple):
 
 
 def pack(changes: Ints, ragged: Ragged, n_wanted: int, numbers: Sequence[np.ndarray]) -> Ints:
-    """numbers: `StepMessage.numbers`, as parts to be joined; () if they are shared on the device."""
+    """numbers: `StepMessage.numbers`, as parts to be joined; () if they are broadcast between the devices."""
     parts = [changes, np.array((n_wanted, bool(numbers))), *_pack_ragged(ragged), *numbers]
     n = sum(map(len, parts))
     return np.concatenate([np.array((n,)), *parts], dtype=np.int32, casting="same_kind")

@@ -1,8 +1,9 @@
 """Executes a program: the DAG of ops that wire.py defines. The server and the backends in a user's process share it.
 
 Each state does its ops in order. It waits while a gen, select or read of its own runs, and while its next op needs a
-value or a child state that is not there yet. States wait for nothing else of each other. An error breaks the state it
-happens in: each op still queued there fails, and so does what depends on it in other states. Other states go on.
+value or a child state that does not exist yet. Otherwise, states do not wait for each other. An error breaks the state
+in which it occurs: each op that is still queued there fails, and so do the ops of other states that depend on it. Other
+states go on.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_MARKS
 
 JOINED = 1024
-"""Pieces that a join copies in one step."""
+"""How many pieces a join copies in one step."""
 FREED = 1 << 11
-"""Ops or pieces that `free` drops in one step."""
+"""How many ops or pieces `free` drops in one step."""
 
 
 class Generator(Protocol):
     """Answers the gens and selects of programs."""
 
     def prompt(self, program: Any) -> Prompt:
-        """An empty prompt."""
+        """Make an empty prompt."""
 
     def attempt(self, program: Any, generation: Generation, done: Done) -> Attempt:
-        """A new attempt at `generation.prompt`, for round `generation.round`; see Attempt."""
+        """Make a new attempt at `generation.prompt`, for round `generation.round`; see Attempt."""
 
     def read(
         self,
@@ -76,7 +77,7 @@ class ProgramObserver:
         """A gen or select has ended with an outcome."""
 
     def hold(self, program: Any, n_chars: int) -> None:
-        """The program holds `n_chars` more characters. May raise."""
+        """The program is about to hold `n_chars` more characters. May raise."""
 
     def forked(self, program: Any, state: RunningState, children: tuple[int, ...]) -> None:
         """`state` is about to be forked. May raise."""
@@ -85,7 +86,7 @@ class ProgramObserver:
         """A state is about to get the pieces start .. stop - 1 of `prompt`. May raise."""
 
     def adopted(self, program: Any, state: int, child: int) -> None:
-        """The state goes on as its child."""
+        """The state has adopted its child."""
 
     def keep(self, program: Any, state: RunningState, op: wire.CacheHint) -> None:
         """A hint about the KV of the state. May raise."""
@@ -100,7 +101,7 @@ class ProgramObserver:
         """All ops are done, and no more will come."""
 
     def ended(self, program: Any) -> None:
-        """After `end`: everything has been stopped. May be called again."""
+        """Called after `end`, when everything has been stopped. May be called more than once."""
 
     def crashed(self, program: Any, error: Exception) -> None:
         """The executor itself failed on the program."""
@@ -110,8 +111,8 @@ class ProgramObserver:
 class Executor:
     """Executes one program.
 
-    `queue` adds ops, and `pump` does all that can be done now. Where several threads use it, `lock` guards its state;
-    attempts start and stop, and values are reported, outside of the lock.
+    `queue` adds ops, and `pump` does everything that can be done now. If several threads use the executor, `lock`
+    guards its state. Attempts start and stop, and values are reported, outside of the lock.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Executor:
         lock: AbstractContextManager[Any] | None = None,
         is_late: Callable[[], bool] = lambda: False,
     ) -> None:
-        """is_late: whether `pump` should return soon, although there is more to do."""
+        """is_late: returns whether `pump` should return soon, although there is more to do."""
         self._generator, self._observer, self._is_late = generator, observer, is_late
         self._lock = nullcontext() if lock is None else lock
         self._no_prompt = generator.prompt(self)  # the prompt of states that do not run yet, or will not run again
@@ -131,56 +132,59 @@ class Executor:
         self.running: set[RunningState] = set()  # states with a generation
         self._n_queued = 0  # ops in the queues of all states
         self.waiting: OrderedDict[int | PendingJoin, deque[RunningState]] = OrderedDict()
-        """Who waits for a value or a join; also states that have failed since."""
+        """value or join -> the states that wait for it, including states that have failed since."""
         self._unmade: set[int] = set()  # values that were waited for before an op made them
         self.reading: dict[RunningState, wire.Read] = {}  # states whose prompt is being read
         self.is_last = self.is_over = False
         """is_last: no more ops will come. is_over: nothing is executed or reported any more."""
         self._dropped: set[int] = set()
-        self._needed: set[int] = set()  # states that others wait for, as far as the search has come
+        self._needed: set[int] = set()  # states that others wait for, as far as `_search` has found them
         self._search: Iterator[None] | None = None
-        self._has_progressed = False  # since the search began: an op or a value was done, or a state dropped
+        self._has_progressed = False  # since `_search` began, an op or a value was done, or a state was dropped
         self._ready: deque[RunningState] = deque()
         self._stops: list[Attempt] = []
-        self._effects: deque[Callable[[], None]] = deque()  # what is done outside of the lock
+        self._effects: deque[Callable[[], None]] = deque()  # calls to make outside of the lock
         self._pumping: set[int] = set()  # threads inside `pump`
 
     @property
     def is_settled(self) -> bool:
-        """Nothing is left to do with the ops that came so far."""
+        """Whether nothing is left to do with the ops received so far."""
         with self._lock:
             return not (self.running or self.reading or self._n_queued or self._effects)
 
     @property
     def n_ready(self) -> int:
-        """States that the next `pump` looks at."""
+        """How many states the next `pump` looks at."""
         return len(self._ready)
 
     # ---- ops -------------------------------------------------------------------------------------------------------
 
     def queue(self, op: wire.Op) -> None:
-        """Add an op other than Use. BadProgram: it makes no sense after the ops before it."""
+        """Add an op other than Use. BadProgram: it is not valid after the earlier ops."""
         with self._lock:
             state = self.states.get(op.state)
             if state is None:
-                raise BadProgram(f"{type(op).__name__} names state {op.state}, which no Fork before it makes")
+                raise BadProgram(f"{type(op).__name__} names state {op.state}, which no earlier Fork creates")
             match op:
                 case wire.Gen(ref=ref) | wire.Select(ref=ref) | wire.Read(ref=ref):
                     if ref in self.makers:
-                        raise BadProgram(f"two ops make value {ref}")
+                        raise BadProgram(f"two ops create value {ref}")
                     self.makers[ref] = state
                 case wire.Fork(children=children):
                     for child in children:
                         if child in self.states:
-                            raise BadProgram(f"Fork makes state {child}, which is there already")
+                            raise BadProgram(f"Fork creates state {child}, which exists already")
                         self.states[child] = RunningState(child, self._no_prompt)
                     state.children += children
                 case wire.Join(children=children):
                     if op.adopt and len(children) != 1:
-                        raise BadProgram(f"Join adopts {len(children)} states, but a state can go on as only one")
+                        raise BadProgram(f"Join adopts {len(children)} states, but a state can adopt only one")
                     for child in children:
                         if child not in self.states or child == op.state:
-                            raise BadProgram(f"Join names state {child}, its own or one that no earlier Fork made")
+                            raise BadProgram(
+                                f"Join names state {child}, which is its own state or was not created by an earlier "
+                                "Fork"
+                            )
                         join = PendingJoin(child, op.adopt)
                         self._enqueue(self.states[child], JoinPoint(join))
                         self._enqueue(state, join)
@@ -195,13 +199,13 @@ class Executor:
             self._enqueue(state, op)
 
     def resume(self, results: wire.Results) -> None:
-        """Results for a generation that waits for them."""
+        """Pass Results to the generation that waits for them."""
         with self._lock:
             self._resume(self.states[results.state], results)
         self.pump()
 
     def stop(self, state: RunningState, error: BanyanError, only: Generation | None = None) -> None:
-        """End what the state generates with `error`; with `only`, if it is that generation."""
+        """End the state's generation with `error`. only: end it only if it is this generation."""
         with self._lock:
             generation = state.generation
             if generation is None or (only is not None and only is not generation):
@@ -211,8 +215,9 @@ class Executor:
         self.pump()
 
     def free(self) -> Iterator[None]:
-        """After the end: free what the program holds, FREED objects in a step, as there may be millions of them."""
-        while self.states:  # the last first: what they inherited stays with their ancestors
+        """Called after the end: free what the program holds, FREED objects in a step, since there may be millions of
+        them."""
+        while self.states:  # the last state first: what it inherited stays with its ancestors
             _, state = self.states.popitem()
             yield from _drain(state.queue.pop, len(state.queue))
             yield from _drain(state.prompt.pieces.pop, len(state.prompt.pieces))
@@ -223,7 +228,7 @@ class Executor:
             yield from _drain(numbers.pop, len(numbers))
 
     def end(self) -> None:
-        """Stop everything. Nothing is reported any more but `ended`."""
+        """Stop everything. Afterwards only `ended` is reported."""
         with self._lock:
             if self.is_over:
                 return
@@ -262,7 +267,8 @@ class Executor:
     # ---- execution -------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Do all that can be done now. A call from inside a pump of the same thread leaves the work to that one."""
+        """Do everything that can be done now. A call from inside a `pump` on the same thread leaves the work to that
+        `pump`."""
         thread = threading.get_ident()
         if thread in self._pumping:
             return
@@ -285,11 +291,11 @@ class Executor:
             self._observer.settled(self)
 
     def _pump_once(self) -> bool:
-        """Advance all states that are ready, then do what they led to, until it is late. False: there was nothing to
-        do."""
+        """Advance all states that are ready, then make the calls that result, until `is_late`. False: there was nothing
+        to do."""
         with self._lock:
             while self.is_over and self.running and not self._stops:
-                state = self.running.pop()  # next(iter()) would look at all places where states were
+                state = self.running.pop()  # next(iter()) would also visit the places of removed states
                 assert state.generation is not None
                 self._abort(state.generation)
                 self._release(state)
@@ -315,7 +321,7 @@ class Executor:
         return has_more
 
     def _advance(self, state: RunningState) -> None:
-        """Do its ops until one must wait, or until it is late."""
+        """Do the state's ops until one must wait, or until `is_late`."""
         if state.origin is not None and state.queue and state.error is None:
             # Not in the Fork, which may make thousands of states.
             state.prompt, state.marks, state.origin = state.origin.prompt.copy(), dict(state.origin.marks), None
@@ -383,7 +389,7 @@ class Executor:
         if isinstance(part, wire.Ref):
             value = self.values[part.ref]
             if isinstance(value, BanyanError):
-                raise copy_error(value, "a value that is spliced here failed")
+                raise copy_error(value, "a value that is inserted here failed")
             self._observer.hold(self, len(value))
             part = value
         elif isinstance(part, wire.Arg):
@@ -410,7 +416,7 @@ class Executor:
             self._put_back(state, join)
 
     def _put_back(self, state: RunningState, op: QueuedOp) -> None:
-        """The op is not done yet."""
+        """Queue an op again, which is not done yet."""
         state.queue.appendleft(op)
         state.n_done -= 1
         self._n_queued += 1
@@ -423,7 +429,9 @@ class Executor:
         if op.mark is not None and op.mark not in state.marks:
             raise BadProgram(f"Read names mark {op.mark}, which no Mark of its state makes")
         if op.mark is not None and op.tokens:
-            raise BadProgram("Read asks for tokens from a mark on, but can return tokens of a whole state only")
+            raise BadProgram(
+                "Read asks for the tokens after a mark, but it can return only the tokens of a whole state"
+            )
         start = 0 if op.mark is None else state.marks[op.mark]
         self.reading[state] = op
         self._needed.add(state.number)
@@ -518,7 +526,7 @@ class Executor:
             self._ready.append(state)
 
     def _break_state(self, state: RunningState, op: QueuedOp, error: BanyanError) -> None:
-        """`op` failed, and its state with it."""
+        """Called when `op` has failed, and with it its state."""
         if isinstance(error, ProgramError):
             error.prompt_tail = error.prompt_tail or state.prompt.tail()
             if isinstance(op, wire.Gen | wire.Select):
@@ -541,7 +549,7 @@ class Executor:
                 self._reach(op.join, error)
 
     def _break_deadlock(self) -> None:
-        """Where nothing runs, and states wait for what cannot come, fail one of them."""
+        """If nothing runs, and states wait for something that cannot come, fail one of them."""
         if self.running or self.reading or (not self.is_last and self._awaits_new_op()):
             return
         while self.waiting:
@@ -557,7 +565,7 @@ class Executor:
                 return
 
     def _awaits_new_op(self) -> bool:
-        """Whether a state waits for a value that no op makes yet: the op may come with the next message."""
+        """Whether a state waits for a value that no op creates yet: the op may come with the next message."""
         while self._unmade:
             ref = next(iter(self._unmade))
             if ref not in self.makers and any(state.error is None for state in self.waiting.get(ref, ())):
@@ -566,7 +574,7 @@ class Executor:
         return False
 
     def _blocker(self, op: QueuedOp) -> int | PendingJoin | None:
-        """The value or the join that `op` has to wait for."""
+        """The value or the join for which `op` has to wait."""
         match op:
             case wire.Append(parts=parts):
                 return next((ref for ref in _refs(parts) if ref not in self.values), None)
@@ -577,7 +585,7 @@ class Executor:
     # ---- dropped states --------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """End dropped states that nobody needs any more, unless it is late."""
+        """End dropped states that nobody needs any more, until `is_late`."""
         if self._search is None:
             if not (self._dropped and self._has_progressed):
                 return
@@ -588,8 +596,8 @@ class Executor:
         self._search = None
 
     def _search_and_reap(self) -> Iterator[None]:
-        """Collect the states that others wait for, and end the dropped ones that are not among them. What ops need that
-        come meanwhile is added by `_enqueue`."""
+        """Collect the states that others wait for, and end the dropped states that are not among them. `_enqueue` adds
+        the states that ops which arrive meanwhile need."""
         self._needed = {state.number for state in self.reading}
         for state in tuple(self.states.values()):
             for op in tuple(state.queue):

@@ -1,4 +1,4 @@
-"""A gen or select under way in a state. It takes several attempts where a client is asked in between.
+"""A gen or select under way in a state. It takes several attempts if the client is asked between them.
 
 These are state machines without side effects: `take` and `answer` return what the executor does next.
 """
@@ -16,13 +16,14 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
 
 NextStep: TypeAlias = GenOutcome | BanyanError | wire.Called | None
-"""An outcome ends the generation; a Called goes to the client, whose Results it waits for; None: try again."""
+"""What the executor does next. An outcome: the generation has ended. A Called: send it to the client, and wait for the
+Results. None: make another attempt."""
 
 
 class Generation:
     """A gen or select of one attempt.
 
-    order: the place of its requests among those of the program, as in wire.Run.
+    order: the sort key of its requests within the program, as in wire.Run.
     called: the question to the client that waits for Results.
     memo: what the generator carries from one attempt to the next.
     """
@@ -55,11 +56,11 @@ class Generation:
         return self._review(outcome, usage)
 
     def _review(self, outcome: GenOutcome, usage: wire.TokenUsage) -> NextStep:
-        """usage: that of the last attempt alone. The outcome has that of all attempts."""
+        """usage: of the last attempt alone. The outcome has the usage of all attempts."""
         return outcome
 
     def answer(self, texts: tuple[str, ...]) -> NextStep:
-        """The client's Results for `called`. Raises BanyanError for results that do not fit."""
+        """Take the client's Results for `called`. Raises BanyanError if they do not fit."""
         raise NotImplementedError
 
     def _ask(self, outcome: GenOutcome, usage: wire.TokenUsage) -> wire.Called:
@@ -78,7 +79,7 @@ class Retries(Generation):
 
     def __init__(self, op: wire.Gen, prompt: Prompt, order: tuple[int, ...]) -> None:
         if op.tools is not None or op.sampling.n != 1:
-            raise BadProgram("a gen with retries has one sample, and no tools")
+            raise BadProgram("a gen with retries must have one sample, and no tools")
         super().__init__(op, prompt, order)
         self._n_retries = op.retries
         self._outcome: GenOutcome | None = None
@@ -107,7 +108,7 @@ class ToolLoop(Generation):
         if prompt.role != ASSISTANT:
             raise BadProgram("a gen with tools must be in a turn of the assistant, where the model can call them")
         if op.sampling.n != 1:
-            raise BadProgram(f"n is {op.sampling.n}; a gen with tools has one sample")
+            raise BadProgram(f"n is {op.sampling.n}; a gen with tools must have one sample")
         super().__init__(op, prompt, order)
         self._max_rounds = tools.max_rounds
         self._calls: tuple[wire.WireToolCall, ...] = ()
@@ -152,7 +153,7 @@ class ClientChoice(Generation):
         assert self._outcome is not None
         assert self._outcome.scores is not None
         if len(texts) != 1 or texts[0] not in self._choices:
-            raise BadProgram(f"{' '.join(texts)[:200]!r} is none of the choices")
+            raise BadProgram(f"{' '.join(texts)[:200]!r} is not one of the choices")
         scores = self._outcome.scores
         chosen = self._choices.index(texts[0])
         weights = tuple(float(k == chosen) for k in range(len(self._choices)))
@@ -164,7 +165,7 @@ class ClientChoice(Generation):
 
 
 def generation_of(op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, ...]) -> Generation:
-    """The kind of generation that `op` asks for. BadProgram: options that cannot go together."""
+    """Make the kind of generation that `op` asks for. BadProgram: options cannot be combined."""
     if isinstance(op, wire.Select):
         return ClientChoice(op, prompt, order) if op.client_decides else Generation(op, prompt, order)
     if op.retries:
@@ -175,7 +176,7 @@ def generation_of(op: wire.Gen | wire.Select, prompt: Prompt, order: tuple[int, 
 
 
 def correction(role: str | None, texts: tuple[str, ...]) -> tuple[str | wire.BeginTurn | wire.EndTurn, ...]:
-    """What tells the model that its output was wrong: a user's turn in a chat, else a paragraph."""
+    """The prompt pieces that tell the model that its output was wrong: a user's turn in a chat, else a paragraph."""
     text = " ".join(texts)
     if role == ASSISTANT:
         return wire.EndTurn(), wire.BeginTurn("user"), text, wire.EndTurn(), wire.BeginTurn(ASSISTANT)
@@ -191,6 +192,6 @@ def _add_drafts(one: dict[str, tuple[int, int]], other: dict[str, tuple[int, int
 
 
 def add_usage(one: wire.TokenUsage, other: wire.TokenUsage, sign: int = 1) -> wire.TokenUsage:
-    """The sum, or with sign -1 the difference."""
+    """Add two usages; with sign -1, subtract the second."""
     names = wire.TokenUsage.__struct_fields__
     return wire.TokenUsage(*(getattr(one, name) + sign * getattr(other, name) for name in names))

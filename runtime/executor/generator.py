@@ -1,4 +1,4 @@
-"""What an executor needs of a generator: prompts, and attempts to answer a gen or select."""
+"""The interface of a generator for an executor: prompts, and attempts to answer a gen or select."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from banyan.runtime.executor.piece_list import PieceList
 from banyan.runtime.protocol import wire
 
 N_TAIL = 80
-"""Characters of a prompt that an error shows."""
+"""How many characters of a prompt an error shows."""
 
 
 class GenOutcome(NamedTuple):
-    """What a generator answers to a gen or select.
+    """The answer of a generator to a gen or select.
 
     samples .. prompt, rounds: as in wire.Value. calls: tool calls in the first sample.
-    pieces: what the state's prompt gets, where the generator's prompts keep more than the text of the first sample.
+    pieces: the pieces to append to the state's prompt, if the generator's prompts keep more than the text of the first
+    sample.
     """
 
     samples: tuple[wire.Sample, ...]
@@ -37,7 +38,7 @@ class GenOutcome(NamedTuple):
 
 
 class Prompt(ABC):
-    """The prompt of a state: an append-only sequence of pieces, whose type is the generator's own.
+    """The prompt of a state: an append-only sequence of pieces. The generator defines their type.
 
     role: the role of the open turn; None outside of turns.
     n_inherited: how many of the pieces the state had when it was forked.
@@ -53,7 +54,7 @@ class Prompt(ABC):
 
     @abstractmethod
     def append_part(self, part: wire.Part) -> None:
-        """Append any part but a Ref or an Arg. Raises BanyanError for a part that cannot stand here."""
+        """Append any part but a Ref or an Arg. Raises BanyanError if the part is not allowed here."""
 
     @abstractmethod
     def append_output(self, outcome: GenOutcome) -> None:
@@ -82,8 +83,8 @@ Done: TypeAlias = "Callable[[Attempt, GenOutcome | BanyanError], None]"
 class Attempt(ABC):
     """One request to the generator: a whole gen or select, one try of a gen with retries, or one turn of a tool loop.
 
-    The constructor does not raise. The executor calls `start` once, and the attempt then calls `finish` once, inside
-    `start` or later; from any thread, where the executor has a lock.
+    The constructor does not raise. The executor calls `start` once. The attempt then calls `finish` once, inside
+    `start` or later. If the executor has a lock, `finish` may be called from any thread.
     """
 
     def __init__(self, op: wire.Gen | wire.Select, prompt: Prompt, round: int, done: Done) -> None:
@@ -95,7 +96,7 @@ class Attempt(ABC):
         """Begin to generate. A BanyanError that it raises is the outcome."""
 
     def stop(self) -> None:
-        """The outcome is not wanted any more: free what the attempt holds."""
+        """Called when the outcome is no longer wanted: free what the attempt holds."""
         self.is_over = True
 
     def finish(self, outcome: GenOutcome | BanyanError) -> None:

@@ -1,4 +1,4 @@
-"""An append-only list of which many copies exist: the pieces of a prompt, and of the prompts forked from it."""
+"""An append-only list that is cheap to copy: for the pieces of a prompt, and of the prompts forked from it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ T = TypeVar("T")
 
 class PieceList(Generic[T]):
     """Copies share their full chunks, which never change. So a copy takes len / CHUNK steps, and the garbage collector,
-    which traverses each container that is new, traverses no long one."""
+    which traverses every new container, finds no long ones."""
 
     __slots__ = ("_full", "_last")
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._full: list[list[T]] = []
-        self._last: list[T] = []  # fewer than CHUNK
+        self._last: list[T] = []  # fewer than CHUNK items
         for item in items:
             self.append(item)
 

@@ -1,6 +1,6 @@
 """Selects one of several choices by their log-probabilities, with one of SGLang's three methods.
 
-Unlike there, a log-probability of exactly 0.0 counts like any other, and scoring begins after the tokens that all
+Unlike in SGLang, a log-probability of exactly 0.0 counts like any other, and scoring begins after the tokens that all
 choices have in common, so that no choice is scored on the prompt.
 """
 
@@ -19,8 +19,8 @@ Logprobs = Sequence[float]
 
 
 class SelectDecision(NamedTuple):
-    """chosen: the index of the choice. normalized: the mean log-probability of each choice's tokens. weights: the
-    probability that each choice had in the draw."""
+    """The result of a select. chosen: the index of the choice. normalized: the mean log-probability of each choice's
+    tokens. weights: the probability that each choice had in the draw."""
 
     chosen: int
     normalized: tuple[float, ...]
@@ -28,8 +28,8 @@ class SelectDecision(NamedTuple):
 
 
 def score_from(prompts: Sequence[bytes]) -> int:
-    """The index from which the choices' prompts (int32 ids) are scored: after their longest common prefix, but so that
-    each has at least one token there. BadProgram: there is no token before it."""
+    """The index from which the choices' prompts (int32 ids) are scored: after their longest common prefix, but such
+    that each has at least one token from there on. BadProgram: there is no token before that index."""
     start = min(len(commonprefix(prompts)), min(map(len, prompts)) - 4) // 4  # noqa: RUF071 (they are no paths)
     if start < 1:
         raise BadProgram(
@@ -52,14 +52,13 @@ def decide(
     The score is the mean log-probability of a choice's tokens. With unconditional_likelihood_normalized, it is the mean
     of logprob - unconditional logprob. greedy_token_selection has no scores: it compares the choices token by token.
 
-    logprobs: for each choice, the log-probabilities of its tokens. unconditional: those of the same tokens without the
-    prompt, only for unconditional_likelihood_normalized. Raises BadProgram for greedy_token_selection with temperature
-    > 0.
+    logprobs: for each choice, the log-probabilities of its tokens. unconditional: the same without the prompt, only for
+    unconditional_likelihood_normalized. Raises BadProgram for greedy_token_selection with temperature > 0.
     """
     normalized = scores = tuple(map(_mean, logprobs))
     if method == "greedy_token_selection":
         if temperature > 0:
-            raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
+            raise BadProgram("greedy_token_selection gives no scores from which to draw; use temperature=0")
         best = _greedy(logprobs, normalized)
         scores = tuple(float(k == best) for k in range(len(normalized)))
     elif method == "unconditional_likelihood_normalized":
@@ -81,7 +80,7 @@ def with_tokens(
     unconditional: Sequence[Logprobs] = (),
     ids: Sequence[Sequence[int]] | None = None,
 ) -> wire.Scores:
-    """The scores of all choices. ids: of their tokens; None: not known, which is reported as -1."""
+    """The scores of all choices. ids: the ids of their tokens; None: not known, which is reported as -1."""
     known = [[-1] * len(one) for one in logprobs] if ids is None else ids
     conditional, alone = (
         tuple(tuple(zip(one, tokens, strict=True)) for one, tokens in zip(each, known, strict=False))
@@ -95,8 +94,8 @@ def _mean(values: Logprobs) -> float:
 
 
 def _greedy(logprobs: Sequence[Logprobs], normalized: Sequence[float]) -> int:
-    """Token by token, keep the choices whose token is the best; a choice that has ended counts with its mean. Of equal
-    choices the first wins."""
+    """Token by token, keep the choices whose token is the most likely; for a choice that has ended, its mean
+    log-probability is compared. Of equal choices the first wins."""
     left = list(range(len(logprobs)))
     for position in range(max(map(len, logprobs))):
         column = {k: logprobs[k][position] if position < len(logprobs[k]) else normalized[k] for k in left}

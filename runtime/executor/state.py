@@ -1,4 +1,4 @@
-"""The states of a running program, and what stands in their queues."""
+"""The states of a running program, and the entries of their queues."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from banyan.runtime.protocol import wire
 
 
 class Snapshot(NamedTuple):
-    """A state at one point of its queue: the first `n_pieces` of its prompt, and its marks. To adopt it, the prompt is
-    a copy with no more than these pieces."""
+    """A state at one point of its queue: the first `n_pieces` of its prompt, and its marks. For an adoption, the prompt
+    is a copy with exactly these pieces."""
 
     prompt: Prompt
     n_pieces: int
@@ -21,8 +21,8 @@ class Snapshot(NamedTuple):
 
 
 class PendingJoin:
-    """A Join of one child in the queue of its state. reached: the child where the Join was sent, or its error.
-    n_joined: pieces of the child up to which the state has joined them."""
+    """A Join of one child, in the queue of the parent state. reached: the child at the point where the Join was sent,
+    or the child's error. n_joined: how many of the child's pieces the parent has joined."""
 
     def __init__(self, child: int, adopt: bool) -> None:
         self.child, self.adopt = child, adopt
@@ -31,7 +31,7 @@ class PendingJoin:
 
 
 class JoinPoint(NamedTuple):
-    """Stands in the queue of a child where a Join takes its text."""
+    """An entry in the queue of a child: the point up to which a Join takes its text."""
 
     join: PendingJoin
 
@@ -44,14 +44,14 @@ class RunningState:
 
     def __init__(self, number: int, prompt: Prompt, is_forked: bool = False) -> None:
         self.number, self.prompt, self.is_forked = number, prompt, is_forked
-        """is_forked: the Fork that makes the state is done. Before that it does not run."""
+        """is_forked: whether the Fork that creates the state is done. Before that, the state does not run."""
         self.origin: Snapshot | None = None
-        """What it was forked from, until it does its first op: then it gets a prompt of its own."""
+        """The point from which it was forked, until its first op; then it gets a prompt of its own."""
         self.marks: dict[int, int] = {}  # mark -> number of pieces before it
         self.queue: deque[QueuedOp] = deque()
         self.n_done = 0  # ops taken from the queue
         self.blocker: int | PendingJoin | None = None
-        """The value or join that its next op waits for, if it was found to wait."""
+        """The value or join for which its next op waits, if that was found out."""
         self.generation: Generation | None = None
         """The gen or select that runs. The queue waits for it."""
         self.error: BanyanError | None = None
@@ -59,5 +59,5 @@ class RunningState:
 
     @property
     def size(self) -> int:
-        """Ops that are queued, and pieces of the prompt."""
+        """How many ops are queued, plus the number of pieces of the prompt."""
         return len(self.queue) + len(self.prompt.pieces)

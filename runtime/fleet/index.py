@@ -1,4 +1,4 @@
-"""Which replicas have the KV of a prefix.
+"""An index that tells which replicas have the KV of a prefix.
 
 A prefix is named at the end of each block of 64 tokens by the digest that the tree's events use for its page. A replica
 has a number; a set of replicas is an int with the bits of their numbers, so that one entry of a fleet of 1,000 takes
@@ -16,7 +16,7 @@ from banyan.radix_cache.digests import N_NAMESPACE, prefix_digests
 BLOCK = 64
 """Tokens of a block."""
 N_BLOCKS = 1 << 20
-"""Blocks that an index knows, at most: 67 million tokens of distinct prefixes, in about 0.35 GB for 1,000 replicas."""
+"""Most blocks of an index: 67 million tokens of distinct prefixes, in about 0.35 GB for 1,000 replicas."""
 
 
 def block_digests(namespace: bytes, ids: bytes) -> list[bytes]:
@@ -28,14 +28,15 @@ def block_digests(namespace: bytes, ids: bytes) -> list[bytes]:
 
 
 def blocks_of(digests: Sequence[bytes], first: int, page: int) -> Sequence[bytes]:
-    """Those digests of consecutive pages that end a block. first: the number of the first page in its text. page: its
-    tokens, a divisor of BLOCK."""
+    """Of the digests of consecutive pages, those of pages that end a block. first: the index of the first page in its
+    text. page: tokens of a page, a divisor of BLOCK."""
     n_pages = BLOCK // page
     return digests[-(first + 1) % n_pages :: n_pages]
 
 
 class PrefixIndex:
-    """Block -> the replicas that have it. Forgets the blocks that were stored or placed the longest time ago."""
+    """Block -> the replicas that have it. If there are too many blocks, those stored or placed the longest time ago are
+    forgotten."""
 
     def __init__(self, n_blocks: int = N_BLOCKS) -> None:
         self._n_blocks = n_blocks
@@ -45,8 +46,8 @@ class PrefixIndex:
         return len(self._holders)
 
     def holders(self, digests: Sequence[bytes], among: int) -> list[tuple[int, int]]:
-        """(number of blocks, the replicas that have so many), the most blocks first. Each set contains the one before.
-        among: the replicas that count."""
+        """Returns pairs (n, the replicas that have at least the first n blocks), the largest n first. Each set contains
+        the previous one. among: only these replicas count."""
         found: list[tuple[int, int]] = []
         get = self._holders.get
         for i, digest in enumerate(digests, 1):
@@ -60,16 +61,17 @@ class PrefixIndex:
         return found[::-1]
 
     def stored(self, replicas: int, digests: Sequence[bytes]) -> None:
-        """The replicas have the blocks of a prefix, or will have them soon. digests: shortest prefix first."""
+        """Record that the replicas have the blocks of a prefix, or will have them soon. digests: shortest prefix
+        first."""
         holders = self._holders
-        for digest in reversed(digests):  # a prefix is forgotten after what continues it
+        for digest in reversed(digests):  # so that a prefix is forgotten after its continuations
             holders[digest] = holders.get(digest, 0) | replicas
             holders.move_to_end(digest)
         while len(holders) > self._n_blocks:
             holders.popitem(last=False)
 
     def removed(self, replicas: int, digests: Sequence[bytes]) -> None:
-        """The replicas no longer have the blocks."""
+        """Record that the replicas no longer have the blocks."""
         for digest in digests:
             if left := self._holders.get(digest, 0) & ~replicas:
                 self._holders[digest] = left

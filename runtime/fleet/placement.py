@@ -1,4 +1,4 @@
-"""On which replicas of a fleet a program runs. Pure: no socket, no clock, no chance.
+"""Decides on which replicas of a fleet a program runs. Pure: no socket, no clock, no chance.
 
     fleet = Fleet(StepSeconds(9.7e-4, 4e-5, 1e-4))
     fleet.add("engine 0", fingerprint)
@@ -7,19 +7,21 @@
     fleet.computed(placement, 0, n_out=5)      # as tokens arrive
     fleet.end(placement)
 
-A placement is made for what starts together: a program at `Submit`, a fork, or the next turn of a program. It minimises
-the time at which the last branch ends, plus the time by which it delays others. For k = 1, 2, 4, ... groups of branches
-it takes the k replicas that cost least: by their queued work, the part of the trunk that they lack, which each group
-computes once, and the number of groups of others there. So a replica with the prefix gets the program until the queue
-there takes longer than the prefill elsewhere, and a hot prefix spreads by itself. There is no threshold to tune: the
-parameters are the measured times of a step.
+A placement is made for branches that start together: a program at `Submit`, a fork, or the next turn of a program. It
+minimises the time at which the last branch ends, plus the time by which the branches delay other programs. For k = 1,
+2, 4, ... groups of branches it takes the k replicas that cost least. The cost of a replica depends on its queued work,
+on the part of the trunk (the common prompt) that it lacks, which each group computes once, and on the number of other
+groups there. So a replica with the prefix gets the program until its queue takes longer than the prefill would take
+elsewhere, and a hot prefix spreads by itself. There is no threshold to tune: the parameters are the measured times of a
+step.
 
-Engines on one machine may share its cores: 4 engines of one thread on 2 cores. Where more threads have work than there
-are cores, what one engine computes delays all, and another engine at work makes the steps of each longer. So a fork is
-split over fewer engines there, and fewer of them compute the same prefix.
+Engines on one machine may share its cores, for example 4 engines of one thread on 2 cores. If more threads have work
+than there are cores, the work of one engine delays all others, and each further engine with work makes everybody's
+steps longer. So a fork is split over fewer engines there, and fewer of them compute the same prefix.
 
-Between two turns of its conversations a replica would seem to be free, and get those of others, whose prefixes it
-lacks. So texts that have ended count as work of their replica, as far as such texts have gone on soon.
+Between two turns of its conversations, a replica would seem to be free, and would get conversations of other replicas,
+whose prefixes it lacks. So a conversation that rests counts as work of its replica, in proportion to the share of such
+conversations that continued soon.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from banyan.runtime.fleet.index import BLOCK, PrefixIndex
 
 
 class StepSeconds(NamedTuple):
-    """Seconds of an engine's step: fixed, for each token of a prompt, and for each decode."""
+    """Seconds of an engine's step: a fixed part, and a part for each token of a prompt and for each decode."""
 
     fixed: float
     prompt: float
@@ -42,14 +44,15 @@ class StepSeconds(NamedTuple):
 
 
 class PullSeconds(NamedTuple):
-    """Seconds that a pull takes, as learned from earlier ones: fixed, and for each token."""
+    """Seconds that a pull takes, as learned from earlier pulls: a fixed part, and a part for each token."""
 
     wait: float = 0.0
     token: float = 0.0
 
 
 class PlannedPull(NamedTuple):
-    """A replica, `target`, gets tokens first .. end of a trunk from another one. The names are those of replicas."""
+    """The replica `target` gets tokens first .. end of a trunk from the replica `source`. Both are names of
+    replicas."""
 
     source: str
     target: str
@@ -60,8 +63,8 @@ class PlannedPull(NamedTuple):
 class Branch(NamedTuple):
     """What a branch of a program computes.
 
-    n_prompt: tokens of its own prompts, without the trunk. n_out: expected tokens of all its outputs. n_steps: those on
-    the longest chain of its outputs, which no replica can shorten.
+    n_prompt: tokens of its own prompts, without the trunk. n_out: expected tokens of all its outputs. n_steps: the
+    output tokens on its longest chain of dependent outputs, which cannot be computed in parallel.
     """
 
     n_prompt: int
@@ -70,10 +73,11 @@ class Branch(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What is placed together: branches behind one trunk. A program without forks is one branch.
+    """The branches to place together, and the trunk (the prompt) that they share. A program without forks is one
+    branch.
 
-    digests: `block_digests` of the trunk. n_trunk: its tokens. fingerprint: of the weights, the same for all placements
-    of a program.
+    digests: `block_digests` of the trunk. n_trunk: its tokens. fingerprint: the weights' fingerprint, the same for all
+    placements of a program.
     """
 
     digests: Sequence[bytes]
@@ -83,19 +87,21 @@ class Demand(NamedTuple):
 
 
 OTHERS = 0.3
-"""The share of a group's seconds by which it delays each other group of its replica. It would be 1 if they all ended
-later. docs/fleet.md measures others than this."""
+"""The share of a group's seconds by which it delays each other group on its replica. It would be 1 if the others all
+ended later by this time. docs/fleet.md has measurements with other values."""
 
 
 LATER = 0.1
-"""The share of a trunk's seconds by which its prefill delays programs that come later. Without it, a replica would
-compute a trunk that another one has for the least gain."""
+"""The share of a trunk's prefill seconds by which it delays later programs. Without it, a replica would compute a trunk
+that another replica already has, for the smallest gain."""
 N_RESTING = 4
-"""Texts that rest, for each replica, at most. One that has not gone on by then counts as ended."""
+"""Most resting texts per replica, on average, that are remembered. A text that is dropped from this list counts as
+ended."""
 RETURNED = 1 / 16
-"""The weight of a text's end in the estimate of how many go on."""
+"""The weight of one rest in the estimate of the share of texts that continue."""
 FEW = 8
-"""So many holders are sorted: their square is below this multiple of all replicas. Else the order of all is read."""
+"""The holders of a prefix are sorted if the square of their number is below FEW times the number of replicas. Otherwise
+the sorted list of all replicas is filtered."""
 
 
 class NoReplica(LookupError):
@@ -103,8 +109,8 @@ class NoReplica(LookupError):
 
 
 class CoreShare(NamedTuple):
-    """What an engine uses of a machine's cores, which other engines may use too. machine: its name. threads: of a
-    step. n_cores: of the machine."""
+    """The cores that an engine uses, which other engines may use too. machine: the name of their machine. threads: the
+    engine's threads in a step. n_cores: the machine's cores."""
 
     machine: str
     threads: int
@@ -112,8 +118,8 @@ class CoreShare(NamedTuple):
 
 
 class Machine:
-    """A machine whose cores engines share. n_busy: threads of those that have work. n_groups: as in Replica, of all its
-    replicas."""
+    """A machine whose cores engines share. n_busy: threads of the engines that have work. n_groups: as in Replica,
+    summed over its replicas."""
 
     __slots__ = ("n_busy", "n_cores", "n_groups")
 
@@ -125,10 +131,11 @@ class Machine:
 class Replica:
     """One engine, and the work queued on it.
 
-    machine: None: it shares no cores, as on a GPU. threads: of a step. bit: 1 << number, for bit sets of replicas.
-    prompt, out: queued prompt and output tokens. rows: queued or running branches. n_groups: number of placements that
-    these branches belong to. resting: how many of the texts that ended there are expected to go on soon. order: sort
-    key: (estimated seconds of queued work, number of the last placement that gave it work, replica number).
+    machine: the machine whose cores it shares; None: it shares none, as on a GPU. threads: CPU threads of a step. bit:
+    1 << number, for bit sets of replicas. prompt, out: queued prompt and output tokens. rows: queued or running
+    branches. n_groups: number of placements that these branches belong to. resting: how many of the texts that ended on
+    it are expected to continue soon. order: sort key: (estimated seconds of queued work, number of the last placement
+    that gave it work, replica number).
     """
 
     __slots__ = (
@@ -145,31 +152,33 @@ class Replica:
 
 
 class ProgramPlacement:
-    """Where the branches of a demand run. home: the name of the replica for what follows the join. replicas: that of
-    each branch. pulls: what must come before them. text: the digest of the last block, if there is one branch."""
+    """Where the branches of a demand run. home: the name of the replica that continues after the join. replicas: the
+    name of each branch's replica. pulls: the pulls that must end before. text: the digest of the last block, if there
+    is one branch."""
 
     __slots__ = ("home", "left", "n_open", "placed", "pulls", "replicas", "text")
 
     def __init__(self) -> None:
         self.home = ""
         self.replicas: list[str] = []
-        self.placed: list[Replica | None] = []  # of each branch; None: it has ended
-        self.left: list[tuple[int, int]] = []  # of each branch: tokens of prompts and of outputs
-        self.n_open: dict[Replica, int] = {}  # branches of each group that have not ended
+        self.placed: list[Replica | None] = []  # replica of each branch; None: the branch has ended
+        self.left: list[tuple[int, int]] = []  # tokens of prompts and of outputs that each branch still has to compute
+        self.n_open: dict[Replica, int] = {}  # replica -> branches of its group that have not ended
         self.pulls: list[PlannedPull] = []
         self.text = b""
 
 
 LEARNED = 1 / 8
-"""The weight of a pull in the estimate of what a pull takes, which is 0 at first. So the first pulls are tried, and
-what only they have to do counts little."""
+"""The weight of one pull in the estimate of the time of a pull. The estimate is 0 at first, so that pulls are tried;
+and the first pulls, which also have to connect, count little."""
 FORGOTTEN = 1 / 32
 """The share by which the estimate of a pull's seconds shrinks when a prefix is computed because of it. So a few slow
 pulls do not prevent all later ones."""
 
 
 class _Source(NamedTuple):
-    """The replica from which a trunk can be pulled. n_tokens: that it has. wait: seconds before the first is there."""
+    """The replica from which a trunk can be pulled. n_tokens: tokens of the trunk that it has. wait: seconds until the
+    first of them arrives."""
 
     replica: Replica
     n_tokens: int
@@ -188,27 +197,28 @@ class Fleet:
         self._replicas: dict[str, Replica] = {}
         self._by_number: dict[int, Replica] = {}
         self._open: dict[bytes, int] = {}  # weights -> the replicas that take new programs
-        self._there: dict[bytes, int] = {}  # weights -> all replicas, also those that are drained
+        self._there: dict[bytes, int] = {}  # weights -> all replicas, including drained ones
         self._order: dict[bytes, list[tuple[float, int, int]]] = {}  # weights -> their `order`, sorted
         self._n_replicas = self._n_placed = 0
         self._machines: dict[str, Machine] = {}
-        self._resting: OrderedDict[bytes, tuple[Replica, float]] = OrderedDict()  # text -> where; its part of `resting`
-        self._share = 0.5  # of the texts that rest, those that go on
+        # resting text -> (its replica, its part of that replica's `resting`)
+        self._resting: OrderedDict[bytes, tuple[Replica, float]] = OrderedDict()
+        self._share = 0.5  # estimated share of resting texts that continue
 
     def add(self, name: str, fingerprint: bytes, cores: CoreShare | None = None) -> None:
-        """A replica, empty, has joined. cores: None: it shares none."""
+        """Add an empty replica. cores: the cores that it shares; None: it shares none."""
         machine, threads = None, 0
         if cores is not None:
             machine, threads = self._machines.setdefault(cores.machine, Machine(cores.n_cores)), cores.threads
         replica = Replica(name, self._n_replicas, fingerprint, machine, threads)
-        self._n_replicas += 1  # numbers are not used twice, so that the index need not be searched for those that left
+        self._n_replicas += 1  # numbers are not used twice, so the index need not be cleaned when a replica leaves
         self._replicas[name] = self._by_number[replica.number] = replica
         self._open[fingerprint] = self._open.get(fingerprint, 0) | replica.bit
         self._there[fingerprint] = self._there.get(fingerprint, 0) | replica.bit
         insort(self._order.setdefault(fingerprint, []), replica.order)
 
     def drain(self, name: str) -> None:
-        """Place nothing more on a replica. What runs there may end. Idempotent."""
+        """Place nothing more on a replica. Programs that run there may end. Idempotent."""
         replica = self._replicas[name]
         if self._open[replica.fingerprint] & replica.bit:
             self._open[replica.fingerprint] ^= replica.bit
@@ -216,7 +226,7 @@ class Fleet:
             del order[bisect_left(order, replica.order)]
 
     def remove(self, name: str) -> None:
-        """A replica has left or died. Its placements may still be ended."""
+        """Remove a replica that has left or died. Its placements may still be ended."""
         self.drain(name)
         replica = self._replicas.pop(name)
         self._there[replica.fingerprint] ^= replica.bit
@@ -228,16 +238,17 @@ class Fleet:
 
     @property
     def queued_seconds(self) -> float:
-        """Of the work that is booked and not done, on all replicas."""
+        """Seconds of the work on all replicas that is booked and not done."""
         return sum(replica.order[0] for replica in self._replicas.values())
 
     def stored(self, name: str, digests: Sequence[bytes]) -> None:
-        """The replica has these blocks (`blocks_of`), shortest prefix first. Ignored if it has left."""
+        """Record that the replica has these blocks (`blocks_of`), shortest prefix first. Ignored if the replica has
+        left."""
         if (replica := self._replicas.get(name)) is not None:
             self.index.stored(replica.bit, digests)
 
     def removed(self, name: str, digests: Sequence[bytes]) -> None:
-        """The replica no longer has these blocks. Ignored if it has left."""
+        """Record that the replica no longer has these blocks. Ignored if the replica has left."""
         if (replica := self._replicas.get(name)) is not None:
             self.index.removed(replica.bit, digests)
 
@@ -253,11 +264,11 @@ class Fleet:
         fixed, prompt, decode = self.step_time
         source = self._source(demand)
         own = (prompt * sum(prompts) + decode * sum(outs)) / n_branches
-        # Replicas that lack so many tokens of the trunk, the least queued work first.
+        # (n, the replicas that lack n tokens of the trunk, the least queued work first)
         lacking = [(demand.n_trunk - BLOCK * n, self._by_work(demand.fingerprint, among)) for n, among in holders]
-        # Of each candidate: seconds until it ends with the delay of others, but for the part that its branches delay;
-        # this part; the seconds before its own branches, in which the replica computes other work and the trunk; of
-        # equals, which got work longest ago.
+        # For each candidate: its cost in seconds without its branches; the factor by which its branches delay other
+        # groups; the seconds before its branches start, in which the replica computes other work and the trunk; the
+        # number of the last placement that gave it work (among equals, the smallest is taken); its number.
         found: list[tuple[float, float, float, int, int]] = []
         missing: dict[int, int] = {}  # replica -> tokens of the trunk that it lacks
         k, best, chosen, n_new = 1, float("inf"), list[tuple[Replica, int]](), 2
@@ -286,14 +297,15 @@ class Fleet:
                 ends *= self._stretch([group[3] for group in groups])
             cost = ends + sum([group[0] - group[1] for group in groups])
             if len(groups) < k or cost >= best:
-                break  # nor would more groups be better
+                break  # then more groups would not be better either
             best, chosen = cost, [(self._by_number[group[3]], missing[group[3]]) for group in groups]
             n_new = 2 * k  # so that there are 2 k candidates of each kind
             k *= 2
         return self._book(demand, chosen, source)
 
     def _stretch(self, numbers: Sequence[int]) -> float:
-        """How many times as long a step takes if these replicas have work too, where more threads than cores do."""
+        """By what factor steps get longer if these replicas have work too, because more threads have work than there
+        are cores."""
         n_busy: dict[Machine, int] = {}
         for number in numbers:
             one = self._by_number[number]
@@ -302,8 +314,8 @@ class Fleet:
         return max([1.0, *(n / machine.n_cores for machine, n in n_busy.items())])
 
     def _source(self, demand: Demand) -> _Source | None:
-        """The replica from which others could pull most of a trunk. What it has queued comes first: its copies are made
-        between its steps, and it may have the trunk itself only then."""
+        """The replica from which others could pull most of a trunk. Its queued work comes first, since it copies pages
+        between its steps, and may have the trunk only after that work."""
         if self.pull_time is None:
             return None
         held = self.index.holders(demand.digests, self._there[demand.fingerprint])
@@ -314,7 +326,7 @@ class Fleet:
         return _Source(replica, BLOCK * n_blocks, self.pull_time.wait + self.step_time.prompt * replica.prompt)
 
     def _trunk_seconds(self, demand: Demand, missing: int, source: _Source) -> float:
-        """Seconds in which a replica that lacks so many tokens of a trunk has them, by prefill or by a pull."""
+        """Seconds until a replica that lacks n tokens of a trunk has them, by prefill or by a pull."""
         assert self.pull_time is not None
         n_pulled, computed = source.n_tokens - (demand.n_trunk - missing), self.step_time.prompt * missing
         if n_pulled <= 0:
@@ -330,14 +342,15 @@ class Fleet:
         return found
 
     def keep(self, demand: Demand, name: str) -> ProgramPlacement:
-        """As `place`, on the replica where the program is already."""
+        """As `place`, but on the replica where the program is already."""
         self._go_on(demand)
         replica = self._replicas[name]
         n_blocks = next((n for n, _ in self.index.holders(demand.digests, replica.bit)), 0)
         return self._book(demand, [(replica, demand.n_trunk - BLOCK * n_blocks)])
 
     def _rest(self, text: bytes, replica: Replica) -> None:
-        """A text has ended. If it goes on soon, as conversations and agents do, it comes back to this replica."""
+        """Record that a text has ended, and rests. If it continues soon, as conversations and agents do, it comes back
+        to this replica."""
         if text in self._resting:
             self._end_rest(text, 0.0)
         self._resting[text] = replica, self._share
@@ -346,7 +359,7 @@ class Fleet:
             self._end_rest(next(iter(self._resting)), 0.0)
 
     def _go_on(self, demand: Demand) -> None:
-        """If a demand continues a text that rests, this text rests no longer."""
+        """If a demand continues a resting text, end the text's rest."""
         resting = self._resting
         for digest in reversed(demand.digests):  # the longest text
             if digest in resting:
@@ -354,7 +367,7 @@ class Fleet:
                 break
 
     def _end_rest(self, text: bytes, went_on: float) -> None:
-        """went_on: 1.0 or 0.0."""
+        """End the rest of a text. went_on: 1.0 if the text has continued, else 0.0."""
         replica, part = self._resting.pop(text)
         replica.resting = max(0.0, replica.resting - part)  # not less, by rounding
         self._share += RETURNED * (went_on - self._share)
@@ -400,20 +413,20 @@ class Fleet:
         return made
 
     def pulled(self, wait: float, token: float) -> None:
-        """What a pull took: seconds of waiting, and of copying for each token; 0.0: not known."""
+        """Learn from a pull: its seconds of waiting, and its seconds of copying per token (0.0: not known)."""
         if self.pull_time is not None:
             old = self.pull_time
             learned = old.token + LEARNED * (token - old.token) if token else old.token
             self.pull_time = PullSeconds(old.wait + LEARNED * (wait - old.wait), learned)
 
     def refused(self) -> None:
-        """A prefix is computed, because a pull of it would take longer."""
+        """Called when a prefix is computed because pulling it would take longer."""
         if self.pull_time is not None:
             self.pull_time = PullSeconds(*((1 - FORGOTTEN) * seconds for seconds in self.pull_time))
 
     def computed(self, placement: ProgramPlacement, branch: int, n_prompt: int = 0, n_out: int = 0) -> None:
-        """A branch has computed so many tokens. Enough are two calls for a request: at its first token and at its
-        end."""
+        """Record how many tokens a branch has computed. Two calls for each request are enough: at its first token and
+        at its end."""
         prompt, out = placement.left[branch]
         if (replica := placement.placed[branch]) is not None:
             n_prompt, n_out = min(n_prompt, prompt), min(n_out, out)
@@ -421,7 +434,7 @@ class Fleet:
             self._add(replica, -n_prompt, -n_out, 0)
 
     def end(self, placement: ProgramPlacement, branch: int | None = None) -> None:
-        """A branch has ended, or all have. Idempotent."""
+        """Called when one branch, or all branches, have ended. Idempotent."""
         for i in range(len(placement.placed)) if branch is None else (branch,):
             if (replica := placement.placed[i]) is not None:
                 placement.placed[i] = None
@@ -439,7 +452,8 @@ class Fleet:
             replica.machine.n_groups += n
 
     def _add(self, replica: Replica, prompt: int, out: int, rows: int) -> None:
-        """Change a replica's queued work. Of two with equal work, the one that got work longest ago is first."""
+        """Change a replica's queued work. Of two replicas with equal work, the one that got work the longest time ago
+        comes first."""
         replica.prompt += prompt
         replica.out += out
         if (machine := replica.machine) is not None:

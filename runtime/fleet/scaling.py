@@ -1,13 +1,13 @@
-"""How many replicas a fleet should have, by its load. Pure: the clock is an argument.
+"""Decides how many replicas a fleet should have, by its load. Pure: the clock is an argument.
 
     scaler = LoadScaler(least=1, most=4)
     scaler.started(seconds=20.0)                     # what the last start took
     change = scaler.decide(now, FleetLoad(n_ready, n_coming, queued_seconds, n_done, n_missed))
 
-All measures are in units of what a start costs, as in the ski-rental problem: an engine is added when programs have
-waited as long as a start takes, and one is removed when it was of no use for RUN times as long. So starts take at most
-1 / (1 + RUN) of an engine's life, whatever the load does. A short queue does not tell how busy the replicas are. So if
-one that was removed is missed, the next removal takes twice as long, up to MOST times.
+All measures are in units of the duration of a start, as in the ski-rental problem: an engine is added when programs
+have waited as long as a start takes, and removed when it was of no use for RUN times as long. So starts take at most 1
+/ (1 + RUN) of an engine's life, whatever the load does. A short queue does not tell how busy the replicas are. So if a
+removed engine is missed, the time before the next removal doubles, up to MOST times.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from typing import NamedTuple
 RUN = 10.0
 """A replica is removed after it was of no use for this many times the seconds of a start."""
 SPARE = 0.1
-"""A replica is of no use if the queue of each other one would take this share of a start."""
+"""A replica counts as useless if, without it, the queue of each other replica would take at most this share of the
+duration of a start."""
 MISSES = 0.1
 """The share of requests and programs that may miss their service level before programs count as waiting."""
 MOST = 16.0
-"""See above."""
+"""The largest factor by which undone removals lengthen the time before the next one."""
 FASTEST = 4.0
 """An engine is added after at least 1 / FASTEST of the seconds of a start, however long the queue is."""
 LEAST_START = 2.0
-"""Seconds of a start, at least: below this, what a queue tells is noise."""
+"""The duration of a start counts as at least this many seconds: over shorter times, the length of a queue is noise."""
 
 
 class FleetLoad(NamedTuple):
-    """The load of a fleet. n_ready: replicas that take programs. n_coming: those that start. queued_seconds: of work
-    that is queued or under way, over all replicas. n_done: requests and programs with a service level that have ended,
-    and n_missed: those of them that missed it; both since the start of the server."""
+    """The load of a fleet. n_ready: replicas that take programs. n_coming: replicas that are starting. queued_seconds:
+    seconds of work that is queued or under way, over all replicas. n_done: requests and programs with a service level
+    that have ended. n_missed: how many of these missed it. Both are counted since the start of the server."""
 
     n_ready: int
     n_coming: int
@@ -47,13 +48,14 @@ class LoadScaler:
     def __init__(self, least: int, most: int) -> None:
         self.least, self.most = least, most
         self.start_seconds = LEAST_START
-        self._ended: deque[tuple[float, int, int]] = deque()  # when, and how many had ended and missed their level then
+        self._ended: deque[tuple[float, int, int]] = deque()  # (time, n_done, n_missed) of earlier calls
         self._waited = self._unused = 0.0  # seconds
-        self._patience = 1.0  # how many times longer a removal takes, since removals were undone
-        self._removed, self._is_missed = -1e9, False  # when the last one was removed, and whether another came for it
+        self._patience = 1.0  # factor on the time before a removal; grows when removals are undone
+        # when the last replica was removed, and whether one was added since
+        self._removed, self._is_missed = -1e9, False
 
     def started(self, seconds: float) -> None:
-        """A replica has started, which took `seconds`."""
+        """Record that a replica has started, which took `seconds`."""
         self.start_seconds = max(LEAST_START, seconds)
 
     def decide(self, now: float, load: FleetLoad) -> int:

@@ -23,7 +23,7 @@ from banyan.runtime.gateway.programs import endpoints as programs
 
 
 class Entry(NamedTuple):
-    """A row of the table of routes. is_open: nobody needs a key."""
+    """A row of the table of routes. is_open: no key is needed."""
 
     method: str
     path: str
@@ -77,7 +77,7 @@ def make(gateway: Gateway) -> Starlette:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """No route has this path, or this method."""
+    """Answer a request whose path or method no route has."""
     assert isinstance(error, HTTPException)
     text = f"there is no {request.method} {request.url.path[:200]} here"
     failed = HTTPError(error.status_code, text, code="not_found" if error.status_code == 404 else "method_not_allowed")

@@ -1,4 +1,4 @@
-"""Decodes bodies of requests. What does not fit is an error that names the field."""
+"""Decodes the bodies of requests. An invalid body gives an error that names the field."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def decode(body: bytes, kind: type[T]) -> T:
 
 
 def ignored(body: msgspec.Struct, names: Sequence[str]) -> dict[str, str]:
-    """A response header that names the fields without effect here that `body` has. names: all such fields; a dot leads
-    into a part."""
+    """A response header that lists the fields of `body` that have no effect. names: all fields without effect; a dot
+    separates a field from its parent."""
     given = [name for name in names if _has(body, name.split("."))]
     return {"x-banyan-ignored": ", ".join(given)} if given else {}
 

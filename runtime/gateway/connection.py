@@ -1,4 +1,4 @@
-"""uvicorn's protocol with limits on what comes before a request is complete."""
+"""uvicorn's protocol, with limits on the size and time of a request's headers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEADERS = 64 << 10
-"""Bytes of a request's line and headers."""
+"""Most bytes of a request's line and headers."""
 HEADER_SECONDS = 20.0
-"""Seconds in which they must come, from the first byte on; and a new connection's first byte."""
+"""Seconds within which they must arrive after the first byte, and within which the first byte of a new connection
+must."""
 WRITE_SECONDS = 300.0
 """Seconds after which a client that reads nothing loses its connection."""
 
@@ -20,8 +21,8 @@ class Connection(HttpToolsProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _n_header_bytes = 0  # bytes that came while the headers were not complete
-    _n_parsed = 0  # those of these bytes that are in complete lines
+    _n_header_bytes = 0  # bytes that arrived before the headers were complete
+    _n_parsed = 0  # how many of these bytes are in complete lines
     _is_reading_headers = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -47,7 +48,7 @@ class Connection(HttpToolsProtocol):
             if self._timer is None:
                 self._arm()
         super().data_received(data)
-        # One line may be endless. If the headers are complete, what came with their end is the body's.
+        # A single line may be endless. Once the headers are complete, the bytes after their end belong to the body.
         if self._is_reading_headers and self._n_header_bytes > MAX_HEADERS and not self.transport.is_closing():
             self.send_400_response("The headers are too long.")
 
@@ -97,7 +98,7 @@ class Connection(HttpToolsProtocol):
 
 
 def settings() -> dict[str, Any]:
-    """Options of uvicorn that do not depend on the user's."""
+    """Options of uvicorn that do not depend on the user's options."""
     return {
         "http": Connection, "ws": "none", "loop": "asyncio", "lifespan": "off", "log_config": None,
         "access_log": False, "log_level": "error", "server_header": False, "backlog": 2048, "timeout_keep_alive": 75,

@@ -1,4 +1,5 @@
-"""Between ASGI and a handler: reads the body, watches for a hang-up, and writes the response or the error."""
+"""The layer between ASGI and a handler: reads the body, notices when the client hangs up, and writes the response or
+the error."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.protocol.http_frames import MAX_BODY
 
 BODY_SECONDS = 60.0
-"""Seconds in which the whole body of a request must come."""
+"""Seconds within which the whole body of a request must arrive."""
 
 Shape = Literal["openai", "anthropic"]
 """Whether errors have the shape of OpenAI's or of Anthropic's API."""
@@ -36,8 +37,8 @@ class Reply(NamedTuple):
 
 
 class EventReply(NamedTuple):
-    """A stream of server-sent events. events: yields the bytes of one or more events; it is closed in any case.
-    failed: the bytes of an error in the middle of the stream."""
+    """A stream of server-sent events. events: yields the bytes of one or more events; it is always closed. failed:
+    returns the bytes for an error in the middle of the stream."""
 
     events: AsyncGenerator[bytes, None]
     failed: Callable[[HTTPError], bytes]
@@ -46,8 +47,8 @@ class EventReply(NamedTuple):
 
 
 class HTTPRequest(NamedTuple):
-    """What a handler gets. tenant: who asks; "" without keys. client: the tenant's connection to the server. headers:
-    by their names in lower case. path: the parts of the path that its route names."""
+    """A request, as a handler gets it. tenant: who asks; "" without keys. client: the tenant's connection to the
+    server. headers: by their names in lower case. path: the parts of the path that are parameters of the route."""
 
     gateway: Gateway
     tenant: str
@@ -80,7 +81,7 @@ class Endpoint:
     """The ASGI application of one route."""
 
     def __init__(self, gateway: Gateway, handle: Handler, shape: Shape, path: str, *, is_open: bool) -> None:
-        """is_open: nobody needs a key."""
+        """is_open: no key is needed."""
         self._gateway, self._handle, self._shape, self._path, self._is_open = gateway, handle, shape, path, is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,12 +143,12 @@ async def _read_body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
                 if n_left < 0:
                     raise too_long
     except TimeoutError:
-        raise HTTPError(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+        raise HTTPError(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
     return b"".join(chunks)
 
 
 async def _hang_up(receive: Receive, response: _Response, work: asyncio.Task[Any] | None) -> None:
-    """Cancel the work when the client is gone."""
+    """Wait until the client is gone, and then cancel the work."""
     while (await receive())["type"] != "http.disconnect":
         pass
     response.is_hung_up = True
@@ -169,7 +170,7 @@ class _Response:
         await self._body(reply.body, more=False)
 
     async def stream(self, reply: EventReply) -> None:
-        """Headers leave with the first events, so that an error before them has its own status."""
+        """Sends the headers with the first events, so that an error before the first event can have its own status."""
         try:
             first = await anext(reply.events, b"")
             await self._begin(200, reply.kind, {"cache-control": "no-cache", **reply.headers})
@@ -187,7 +188,7 @@ class _Response:
         elif not self.status:
             body = msgspec.json.encode(error.openai() if self._shape == "openai" else error.anthropic())
             headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
-            if error.status in (408, 413):  # what is left of the body is not read
+            if error.status in (408, 413):  # the rest of the body is not read
                 headers["connection"] = "close"
             await self.write(Reply(body, error.status, headers=headers))
 

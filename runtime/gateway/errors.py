@@ -1,4 +1,4 @@
-"""Errors of the HTTP interface: a status, and what OpenAI's and Anthropic's clients read of the body."""
+"""Errors of the HTTP interface: a status, and a body in the form that OpenAI's or Anthropic's clients expect."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _STATUSES: dict[int, tuple[type[BanyanError], ...]] = {
     504: (DeadlineExceeded,),
     503: (Cancelled, RuntimeLost),
 }
-"""The first one that matches decides. All others are 500."""
+"""(class of errors, status): the first entry that matches decides. All other errors are 500."""
 
 
 class HTTPError(Exception):
-    """What the client gets in place of a response. param: the field of the body that is wrong, if one is. details: what
-    Anthropic's clients read of some errors."""
+    """The error that a client gets in place of a response. param: the name of the invalid field of the body, if there
+    is one. details: the field `details` of Anthropic's error object."""
 
     def __init__(
         self,

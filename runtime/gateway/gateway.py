@@ -1,4 +1,4 @@
-"""What all requests share: the connections to the server, and what is kept between requests."""
+"""What all requests share: the connections to the server, and the data kept between requests."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from banyan.runtime.gateway.programs.sessions import Sessions
 
 
 class Gateway:
-    """What the handlers share. Lives on one event loop.
+    """The data that the handlers share. Used on one event loop only.
 
     mailbox    brings values from the client's thread to the loop
     model      the name of the model
-    origins    sites whose pages may call
-    responses  those that later requests may follow
-    sessions   connections to the server of programs over HTTP
+    origins    sites whose pages may call this server
+    responses  responses that later requests may continue
+    sessions   the connections to the server for programs over HTTP
     run_pages  pages of runs that clients have published
     counts     responses, by path and status; status 0: the client hung up before it began
     """
@@ -36,7 +36,7 @@ class Gateway:
         isolates_users: bool = False,
         cors: str = "",
     ) -> None:
-        """client: the gateway's own connection to the server; those of tenants are made when they are needed.
+        """client: the gateway's own connection to the server; connections of tenants are made when they are needed.
         isolates_users, cors: see HTTPConfig."""
         self._clients, self._keys, self.isolates_users = {"": client}, keys, isolates_users
         self.origins = [origin.strip() for origin in cors.split(",") if origin.strip()]
@@ -56,7 +56,8 @@ class Gateway:
         return tenant
 
     async def client(self, tenant: str = "") -> Client:
-        """The connection of a tenant; "": the gateway's own, which may ask for the data of all. Raises BanyanError."""
+        """The connection of a tenant; "": the gateway's own, which may ask for the data of all tenants. Raises
+        BanyanError."""
         client = self._clients.get(tenant)
         if client is None or client.lost is not None:
             async with self._connecting:  # a second request that waited finds the client of the first

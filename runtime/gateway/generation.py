@@ -1,4 +1,4 @@
-"""From a request to a gen, for all endpoints that chat."""
+"""Turns a request into a gen, for all chat endpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from banyan.runtime.protocol.roles import ASSISTANT
 
 
 def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
-    """What the model's chat template writes. HTTPError: it has none."""
+    """The markers of the model's chat template. HTTPError: the model has none."""
     if (chat := request.client.welcome.chat) is None:
         text = f"{request.gateway.model} has no chat template; use /v1/completions"
         raise HTTPError(400, text, param="messages")
@@ -25,7 +25,7 @@ def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
 
 
 def reasoning_end(chat: wire.ChatMarkers) -> str:
-    """What ends the reasoning, if each answer begins inside of it; "" else."""
+    """The mark that ends the reasoning, if each output begins inside the reasoning; else ""."""
     marks, opened = chat.reasoning, chat.roles.get(ASSISTANT, ("", ""))[0]
     return marks.end if marks is not None and opened.rstrip().endswith(marks.start) else ""
 
@@ -39,7 +39,7 @@ def tools_of(tools: Sequence[ToolSpec] | None, choice: ToolChoice, parallel: boo
     if choice == "none":
         return None
     if len(tools) > MAX_TOOLS:
-        raise HTTPError(400, f"there are {len(tools)} tools; {MAX_TOOLS} are the most", param="tools")
+        raise HTTPError(400, f"there are {len(tools)} tools; at most {MAX_TOOLS} are allowed", param="tools")
     only, must_call, named = "", choice == "required", {tool.function.name for tool in tools}
     match choice:
         case NamedTool(function=function):
@@ -48,7 +48,9 @@ def tools_of(tools: Sequence[ToolSpec] | None, choice: ToolChoice, parallel: boo
             must_call, named = allowed.mode == "required", {tool.function.name for tool in allowed.tools}
             tools = [tool for tool in tools if tool.function.name in named]
     if not named or not named <= {tool.function.name for tool in tools}:
-        raise HTTPError(400, f"tool_choice names {sorted(named)}, which are not all tools", param="tool_choice")
+        raise HTTPError(
+            400, f"tool_choice names {sorted(named)}, but not all of these are in tools", param="tool_choice"
+        )
     specs = tuple(_spec(tool, k) for k, tool in enumerate(tools))
     return wire.Tools(specs, 0, ends_turn=True, must_call=must_call, only=only, one_call=parallel is False)
 
@@ -61,13 +63,15 @@ def _spec(tool: ToolSpec, k: int) -> str:
     }
     text = msgspec.json.encode({"type": "function", "function": function}).decode()
     if len(text) > MAX_SPEC:
-        raise HTTPError(400, f"the tool takes {len(text)} characters; {MAX_SPEC} are the most", param=f"tools[{k}]")
+        raise HTTPError(
+            400, f"the tool takes {len(text)} characters; at most {MAX_SPEC} are allowed", param=f"tools[{k}]"
+        )
     return text
 
 
 def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
-    """`n` outputs of `gen`, as values from `gen.ref` on. Each is a branch, a state from `child` on, so that all of them
-    stream."""
+    """The ops for `n` outputs of `gen`. Their values are numbered from `gen.ref` on. Each output has a branch (a state,
+    numbered from `child` on), so that all of them can stream."""
     if n == 1:
         return [gen]
     children = tuple(range(child, child + n))
@@ -82,12 +86,12 @@ def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
 def limits_of(
     request: HTTPRequest, priority: int | None, salt: str | None, *users: str | None
 ) -> wire.ProgramLimits | None:
-    """The limits of a program. salt: the one that the client gave. users: what the request says about its end user; if
-    users are isolated, the first that is given becomes part of the salt."""
+    """The limits of a program. salt: the salt that the client gave, if any. users: the request's fields about its end
+    user; if users are isolated, the first one that is set becomes part of the salt."""
     if request.gateway.isolates_users:
         salt = "/".join(filter(None, (salt, next(filter(None, users), None))))
     if not priority and not salt:
         return None
     if len(salt or "") > MAX_NAME:
-        raise HTTPError(400, f"the name has more than {MAX_NAME} characters", param="cache_salt")
+        raise HTTPError(400, f"cache_salt has more than {MAX_NAME} characters", param="cache_salt")
     return wire.ProgramLimits(priority=priority or 0, salt=salt or "")

@@ -1,4 +1,4 @@
-"""What the server tells about itself and its model: /health, /v1/models, /tokenize, /metrics."""
+"""Endpoints about the server and its model: /health, /v1/models, /tokenize, /metrics."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _STARTED = int(time.time())
 
 
 async def health(request: HTTPRequest) -> Reply:
-    """200 while the server is there."""
+    """Answers 200 as long as the server runs."""
     return json_reply({"status": "ok"})
 
 
 def _described(request: HTTPRequest, name: str) -> dict[str, Any]:
-    """The fields that OpenAI's clients and Anthropic's clients read. name: the name of the model or of an adapter."""
+    """The description of a model, with the fields that OpenAI's and Anthropic's clients read. name: the name of the
+    model or of an adapter."""
     base, started = request.gateway.model, datetime.fromtimestamp(_STARTED, UTC).isoformat()
     openai = {"id": name, "object": "model", "created": _STARTED, "owned_by": "banyan"}
     openai |= {} if name == base else {"parent": base}
@@ -38,21 +39,21 @@ def _described(request: HTTPRequest, name: str) -> dict[str, Any]:
 
 
 async def models(request: HTTPRequest) -> Reply:
-    """The one model of the server, and its adapters."""
+    """Lists the server's model and its adapters."""
     names = [request.gateway.model, *await _adapters(request)]
     pages = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
     return json_reply({"object": "list", "data": [_described(request, name) for name in names]} | pages)
 
 
 async def model(request: HTTPRequest) -> Reply:
-    """The model or an adapter, by its name."""
+    """Describes the model or an adapter, by its name."""
     adapter = await adapter_of(request, request.path["model"])
     return json_reply(_described(request, adapter or request.gateway.model))
 
 
 async def adapter_of(request: HTTPRequest, name: str) -> str:
     """The adapter that a request names as its model, as NAME or MODEL:NAME; "": the model itself. HTTPError: the server
-    runs neither."""
+    has neither a model nor an adapter of that name."""
     base = request.gateway.model
     if name == base:
         return ""
@@ -60,7 +61,7 @@ async def adapter_of(request: HTTPRequest, name: str) -> str:
     adapter = name.removeprefix(f"{base}:")
     if adapter not in adapters:
         there = f" and its adapters {', '.join(adapters)}" if adapters else ""
-        raise HTTPError(404, f"this server runs {base!r}{there}, and not {name[:200]!r}", param="model",
+        raise HTTPError(404, f"this server runs {base!r}{there}, not {name[:200]!r}", param="model",
                         code="model_not_found")  # fmt: skip
     return adapter
 
@@ -97,7 +98,8 @@ async def _read(request: HTTPRequest, parts: tuple[wire.Part, ...]) -> wire.Valu
 
 
 async def count_tokens(request: HTTPRequest, parts: tuple[wire.Part, ...], tools: wire.Tools | None) -> int:
-    """How many tokens a prompt has. With tools the server computes the prompt, which the next request then finds."""
+    """How many tokens a prompt has. With tools, the server computes the prompt in order to count its tokens; the next
+    request then finds it in the cache."""
     if tools is None:
         tokens = (await _read(request, parts)).tokens
         return len(tokens.ids) // 4 if tokens is not None else 0

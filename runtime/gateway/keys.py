@@ -26,13 +26,14 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path) -> Keys:
-        """ConfigError: names the line that is invalid, and never contains a key."""
+        """Read the keys of a file. ConfigError: a line is invalid; the message names the line and never contains a
+        key."""
         try:
             mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text()
         except (OSError, UnicodeDecodeError) as e:
             raise ConfigError(f"the API keys in {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
         if mode & 0o077:
-            raise ConfigError(f"others may read the API keys in {path} (mode {mode:04o}); run `chmod 600 {path}`")
+            raise ConfigError(f"other users may read the API keys in {path} (mode {mode:04o}); run `chmod 600 {path}`")
         names: dict[bytes, str] = {}
         for n, line in enumerate(text.splitlines(), 1):
             if not (line := line.strip()) or line.startswith("#"):
@@ -44,7 +45,7 @@ class Keys:
                 lengths = f"has {len(key)} characters, but must have {MIN_KEY} to {MAX_KEY}"
                 raise ConfigError(f"{path}, line {n}: the key {lengths}")
             if (digest := _digest(key.encode())) in names:
-                raise ConfigError(f"{path}, line {n}: this key is on an earlier line too")
+                raise ConfigError(f"{path}, line {n}: an earlier line has the same key")
             names[digest] = name
         if not names:
             raise ConfigError(f"{path} holds no API keys; write a line NAME:KEY for each")
@@ -59,7 +60,7 @@ class Keys:
         if kind.lower() != b"bearer":
             given = headers.get(b"x-api-key", b"")
         digest, found = _digest(given.strip()), ""
-        for known, name in self._names.items():  # does not stop at the matching one, so that the time is constant
+        for known, name in self._names.items():  # does not stop at the matching key, so that the time is constant
             if hmac.compare_digest(digest, known):
                 found = name
         if not found:
@@ -69,10 +70,11 @@ class Keys:
 
 
 def check_site(headers: Mapping[bytes, bytes], origins: Collection[str]) -> None:
-    """Refuse a request that a browser sends for the page of another site, where no key says who asks. HTTPError.
+    """If there are no keys, refuse a request that a browser sends for the page of another site. Raises HTTPError.
 
-    Host: a site that points its own name at this machine would be the same origin, and could read each response.
-    Origin: any page may send a POST, although it cannot read the response. origins: whose pages may.
+    The header Host is checked because a site that points its own name at this machine (DNS rebinding) would be the same
+    origin and could read the responses. The header Origin is checked because any page may send a POST, although it
+    cannot read the response. origins: the sites whose pages may send requests.
     """
     host = headers.get(b"host", b"").decode("latin-1")
     try:
@@ -80,7 +82,7 @@ def check_site(headers: Mapping[bytes, bytes], origins: Collection[str]) -> None
         if host and name != "localhost" and not name.endswith(".localhost"):
             ipaddress.ip_address(name)
     except ValueError:
-        raise HTTPError(403, f"{host[:200]!r} is no name of this machine; use 127.0.0.1, or API keys") from None
+        raise HTTPError(403, f"{host[:200]!r} is not a name of this machine; use 127.0.0.1, or API keys") from None
     origin = headers.get(b"origin", b"").decode("latin-1")
     if origin and origin.partition("://")[2] != host and not {origin, "*"} & set(origins):
         raise HTTPError(403, f"pages of {origin[:200]!r} may not call this server; --http-cors allows it")

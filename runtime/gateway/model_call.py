@@ -18,7 +18,7 @@ from banyan.runtime.protocol import wire
 
 
 class Mailbox:
-    """Carries calls from the client's I/O thread to the event loop. What arrives together wakes the loop once."""
+    """Carries calls from the client's I/O thread to the event loop. Calls that arrive together wake the loop once."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -39,24 +39,24 @@ class Mailbox:
 
 
 class Arrival(NamedTuple):
-    """More of value `ref`: a piece of its text, or at the end all of it."""
+    """News of value `ref`: a piece of its text or, at the end, the whole value."""
 
     ref: int
     item: wire.Delta | wire.Value
 
 
 class ModelCall:
-    """Runs `ops` as a program, and collects the values `refs`. Leaving the `async with` block cancels what still
-    runs."""
+    """Runs `ops` as a program, and collects the values `refs`. Leaving the `async with` block cancels the program if it
+    still runs."""
 
     def __init__(self, mailbox: Mailbox, program: ProgramHandle, state: int | None = None) -> None:
-        """state: if other calls use the program too, the state to drop in place of cancelling the program."""
+        """state: if other calls use the same program, the state to drop in place of cancelling the program."""
         self._mailbox, self._program, self._state = mailbox, program, state
         self._arrived: list[Arrival] = []
         self._error: BanyanError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.n_open = 0
-        """Values that have not come yet."""
+        """The number of values that have not arrived yet."""
 
     @classmethod
     def start(
@@ -108,7 +108,8 @@ class ModelCall:
                 self._program.submit((wire.Drop(self._state),))
 
     async def arrivals(self) -> list[Arrival]:
-        """Wait until something arrives, and return all that has. [] after the last value. Raises HTTPError."""
+        """Wait until something arrives, and return everything that has arrived. [] after the last value. Raises
+        HTTPError."""
         while not self._arrived and self._error is None and self.n_open:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

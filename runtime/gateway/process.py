@@ -1,4 +1,4 @@
-"""The HTTP process: a client of the server like any other, and an HTTP server for everybody else.
+"""The HTTP process: a client of the server, and an HTTP server for everybody else.
 
 python -m banyan.runtime.gateway --config JSON --ready-fd N --alive-fd M
 """
@@ -52,7 +52,10 @@ def _listen(config: HTTPConfig) -> socket.socket:
     try:
         (family, *_, where), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         if not ipaddress.ip_address(where[0]).is_loopback and not config.keys_file:
-            raise ConfigError(f"http is {config.address}, and anybody could come in there; say who may, with http_keys")
+            raise ConfigError(
+                f"http is {config.address}, where anybody could connect; set http_keys, so that only clients with a "
+                "key can"
+            )
         # asyncio turns off Nagle's delay, of 40 ms, only for sockets that name their protocol.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,7 +66,7 @@ def _listen(config: HTTPConfig) -> socket.socket:
 
 
 def _token(config: HTTPConfig) -> str:
-    """An operator's token for the server; "" to use that of the environment. ConfigError: the file has none."""
+    """An operator's token for the server; "": the token in the environment is used. ConfigError: the file has none."""
     if not config.token_file:
         return ""
     try:
@@ -91,7 +94,7 @@ async def _serve(
         gateway.sessions.end()
 
     loop.add_reader(alive_fd, end)
-    listener.listen(2048)  # connections that come before the loop accepts them wait
+    listener.listen(2048)  # connections that arrive before the loop accepts them wait
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     launch.report_start(ready_fd, launch.StartReport(os.getpid(), (url,)))

@@ -1,4 +1,4 @@
-"""From the messages of a conversation to the parts of a prompt."""
+"""Turns the messages of a conversation into the parts of a prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]+);base64,", re.IGNORECASE)
 
 
 class PromptWriter:
-    """Turns messages into parts. Calls of tools are numbered from 0, as the chat templates want it."""
+    """Turns messages into parts. Tool calls are numbered from 0, as chat templates require."""
 
     def __init__(self, chat: wire.ChatMarkers) -> None:
         self._chat = chat
@@ -24,8 +24,8 @@ class PromptWriter:
         """The client's id of a call -> the call."""
 
     def parts(self, turns: Sequence[ChatTurn], *, leaves_open: bool = False) -> tuple[wire.Part, ...]:
-        """The turns, each with its begin and end. leaves_open: the last one, of the assistant, goes on. Raises
-        HTTPError."""
+        """The parts of all turns, each with its begin and end. leaves_open: the last turn, of the assistant, is left
+        open, because the output continues it. Raises HTTPError."""
         found: list[wire.Part] = []
         for k, turn in enumerate(turns):
             where = f"messages[{k}]"
@@ -39,7 +39,7 @@ class PromptWriter:
         return tuple(found)
 
     def know(self, name: str, call_id: str) -> wire.WireToolCall:
-        """A call that the model made, which later turns may answer."""
+        """Record a call that the model made, which later turns may answer."""
         call = self._calls[call_id] = wire.WireToolCall(f"{len(self._calls):09d}", name)
         return call
 
@@ -50,7 +50,7 @@ class PromptWriter:
         if turn.tool_calls is None:
             return ()
         if turn.role != ASSISTANT:
-            raise HTTPError(400, "only the assistant calls tools", param=f"{where}.tool_calls")
+            raise HTTPError(400, "only a message of the assistant may have tool_calls", param=f"{where}.tool_calls")
         calls = ((call.function, call.id) for call in turn.tool_calls)
         return tuple(
             wire.WireToolCall(self.know(function.name, call_id).id, function.name, function.arguments or "{}")
@@ -78,7 +78,7 @@ def contents(content: str | list[ContentPart] | None, where: str) -> list[wire.P
 
 
 def image(url: str, where: str) -> wire.Image:
-    """The image in a data URL. This server fetches nothing from elsewhere."""
+    """The image in a data URL. The server fetches no images from other URLs."""
     if (match := _DATA_URL.match(url)) is None:
         raise HTTPError(400, "an image must be a data URL, such as data:image/png;base64,...", param=where)
     try:

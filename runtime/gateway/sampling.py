@@ -1,4 +1,4 @@
-"""From the fields of a request to the sampling parameters of a gen."""
+"""Turns the fields of a request into the sampling parameters of a gen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AS_THEY_ARE = (
 
 
 def sampling_of(body: SamplingFields, defaults: wire.Sampling, max_tokens: int) -> wire.Sampling:
-    """The parameters of `body`; what it does not give is in `defaults`. max_tokens: if the body gives none."""
+    """The parameters of `body`, with those that it lacks from `defaults`. max_tokens: used if the body has none."""
     given: dict[str, Any] = {name: getattr(body, name) for name in _AS_THEY_ARE}
     if given.get("top_k") == 0:
         given["top_k"] = -1
@@ -56,7 +56,7 @@ def strings_of(given: str | list[str] | None, name: str) -> tuple[str, ...]:
 
 
 def schema_constraint(form: TextFormat | JSONFormat | SchemaFormat | None, after: str) -> wire.ConstraintSpec | None:
-    """The JSON that the output must be. after: as for `constraint_of`."""
+    """The constraint that the output is JSON of a schema. after: as for `constraint_of`."""
     if form is None or isinstance(form, TextFormat):
         return None
     schema = {"type": "object"} if isinstance(form, JSONFormat) else form.json_schema.schema
@@ -66,7 +66,8 @@ def schema_constraint(form: TextFormat | JSONFormat | SchemaFormat | None, after
 def constraint_of(
     body: SamplingFields, form: TextFormat | JSONFormat | SchemaFormat | None = None, after: str = ""
 ) -> wire.ConstraintSpec | None:
-    """What the output must match. after: the end of the reasoning, if the output begins with some."""
+    """The constraint on the output, if there is one. after: the mark that ends the reasoning, if the output begins with
+    reasoning."""
     found: dict[str, wire.ConstraintSpec] = {}
     triggers = (after,) if after else ()
     if (schema := schema_constraint(form, after)) is not None:
@@ -79,5 +80,7 @@ def constraint_of(
         found["choices"] = wire.ConstraintSpec("choices", json.dumps(body.choices), after=triggers)
     if len(found) > 1:
         names = " and ".join(found)
-        raise HTTPError(400, f"{names} cannot go together: an output has one constraint", param=list(found)[1])
+        raise HTTPError(
+            400, f"{names} cannot be combined: an output can have only one constraint", param=list(found)[1]
+        )
     return next(iter(found.values()), None)

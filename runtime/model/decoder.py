@@ -45,11 +45,11 @@ class Layer(NamedTuple):
 
 
 class FeatureStore(NamedTuple):
-    """A hidden state of each slot, which a draft head reads. `Decoder.forward` writes those of its rows.
+    """The hidden states of all slots, which a draft head reads. `Decoder.forward` writes those of its rows.
 
     slots   [n_slots, hidden]
-    layers  numbers of layers, ascending: the residual streams behind so many are joined by `fuse`, from
-            len(layers) hidden -> hidden; none: the hidden state is the output of the final norm
+    layers  counts of layers, ascending: `fuse` (len(layers) * hidden -> hidden) joins the residual streams after so
+            many layers; (): the hidden state is the output of the final norm
     """
 
     slots: Tensor
@@ -89,14 +89,15 @@ class Decoder:
 
     def __init__(self, spec: ModelSpec, embed: Tensor, layers: Sequence[Layer], norm: Tensor, head: Linear,
                  rope: tuple[Tensor, float], shard: Shard | None = None) -> None:  # fmt: skip
-        """shard: if the weights are those of one rank."""
+        """shard: this rank's part, if the weights are those of one rank."""
         assert spec.dense is not None
         self.spec = spec
         self.embed, self.layers, self.norm, self.head = embed, layers, norm, head
         self.eps = spec.dense.rms_norm_eps
-        self.frequencies, self.rope_scale = rope  # [head_dim / 2], on cos and sin
+        self.frequencies, self.rope_scale = rope  # [head_dim / 2]; factor on cos and sin
         self._rotations = Rotations(*rope)
-        self.farthest = layers[0].window + layers[0].first - 1 if layers[0].first else 0  # distance of a first token
+        # distance at which a row sees first tokens
+        self.farthest = layers[0].window + layers[0].first - 1 if layers[0].first else 0
         self.shard = shard
         self.features: FeatureStore | None = None  # set where a draft head needs them
 
@@ -135,9 +136,9 @@ class Decoder:
         return self.head(h[rows]).float()
 
     def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The turn back of queries to the position from which they see the first tokens of their text: StreamingLLM
-        (Xiao et al., 2023) numbers what a token attends to without a gap. Keys stay rotated for their own positions,
-        so that texts can share them."""
+        """Computes the rotation that moves queries back to a position nearer to the first tokens of their text: in
+        StreamingLLM (Xiao et al., 2023), the tokens that a row attends to are numbered without a gap. Keys stay rotated
+        for their own positions, so that texts can share them."""
         back = positions.clamp(max=self.farthest) - positions
         angles = back[:, None].double() * self.frequencies.double()
         return angles.cos().float(), angles.sin().float()
@@ -184,7 +185,7 @@ class Decoder:
         return h, x
 
     def first_layers(self, n: int) -> EarlyExit:
-        """A model of the first n layers and the norm and head of this one, with the same weights."""
+        """A model that consists of this one's first n layers, norm and head; it shares the weights."""
         spec = msgspec.structs.replace(self.spec, n_layers=n)
         return EarlyExit(
             spec, self.embed, self.layers[:n], self.norm, self.head, (self.frequencies, self.rope_scale), self.shard
@@ -192,8 +193,8 @@ class Decoder:
 
     @cached_property
     def fused(self) -> Layers | None:
-        """Runs all layers in one call, in which ranks could not add up their sums. Made at the first step, since it
-        takes the weights' addresses."""
+        """Runs all layers in one call. None if that is not possible, for instance with several ranks, which must add up
+        sums between layers. Created at the first step, because it stores the weights' addresses."""
         if not self.is_packed or self.shard is not None:
             return None
         weights = [
@@ -218,8 +219,8 @@ class EarlyExit(Decoder):
 def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: torch.dtype, max_context: int,
           deterministic: bool = False, weight_dtype: str = "auto", shard: Shard | None = None) -> Decoder:  # fmt: skip
     """Build a dense model from its checkpoint. At most one layer, or the embedding, is in memory twice at any time.
-    weight_dtype: of the linear layers and the head, see `load`; embeddings are in `dtype`. shard: build only its
-    part."""
+    weight_dtype: how the weights of linear layers and the head are stored, see `load`; embeddings are in `dtype`.
+    shard: build only this rank's part."""
     c = spec.dense
     assert c is not None
     windows = [window if window < max_context else 0 for window in spec.windows or [0] * c.num_hidden_layers]
@@ -229,10 +230,11 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         file."""
         return torch.cat([weights.take(f"{name}.{of}", n, *rest).to(device, dtype) for name, n in names])
 
-    n_bits = {"auto": 8, "int8": 8, "int4": 4, "dtype": 0}[weight_dtype]  # of a stored weight that is kept, at most
+    # a stored weight is kept as it is if it has at most so many bits
+    n_bits = {"auto": 8, "int8": 8, "int4": 4, "dtype": 0}[weight_dtype]
 
     def matrix(name: str, n_out: int, n_in: int, known: Tensor | None = None) -> Tensor | Grouped:
-        """known: its weights in `dtype`."""
+        """known: the matrix in `dtype`, if the caller has it already."""
         stored: Tensor | Grouped | None = None
         if spec.quantisation is not None and known is None:
             stored = read_linear(weights, spec.quantisation, name, n_out, n_in)
@@ -245,8 +247,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         return known if weight_dtype in ("auto", "dtype") else quantise(known, n_bits)
 
     def by_outputs(has_bias: bool, *parts: tuple[str, int, int]) -> Linear:
-        """One matrix of the projections (name, n, width) of hidden states. A projection has n parts of `width` outputs,
-        of which a rank has some."""
+        """Joins several projections of hidden states into one linear layer. parts: (name, n, width) of each: it has n
+        heads (or n features) of `width` outputs each, of which a rank gets some."""
         found = [matrix(name, n * width, c.hidden_size) for name, n, width in parts]
         biases = [take((name, n * width), of="bias") for name, n, width in parts] if has_bias else []
         if shard is not None:
@@ -257,7 +259,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
         return Linear(concatenate(found, dtype), torch.cat(biases) if biases else None, deterministic, dtype)
 
     def by_inputs(has_bias: bool, name: str, n: int, width: int) -> Linear:
-        """A projection of n parts of `width` inputs to hidden states."""
+        """The linear layer from n heads (or n features) of `width` numbers each to hidden states; a rank gets some of
+        them."""
         weight = matrix(name, c.hidden_size, n * width)
         bias = take((name, c.hidden_size), of="bias") if has_bias else None
         if shard is None:
@@ -279,7 +282,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
             mlp_norm=take((f"{base}.post_attention_layernorm", c.hidden_size)),
             gate_up=by_outputs(c.has_mlp_bias, gate, up),
             down=by_inputs(c.has_mlp_bias, f"{mlp}.down_proj", c.intermediate_size, 1),
-            window=windows[i],  # none if it hides nothing: then attention needs no mask
+            window=windows[i],  # 0 if the window hides nothing: then attention needs no mask
             first=spec.n_first if windows[i] else 0,
         )
 
@@ -298,7 +301,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     norm = take(("model.norm", c.hidden_size))
 
     def has_no_effect(name: str) -> bool:
-        """Older checkpoints have rope tables, a head that is tied, and of GPTQ biases of zeros."""
+        """Older checkpoints have rope tables and a copy of a tied head; GPTQ checkpoints have biases of zeros."""
         if name.endswith(("rotary_emb.inv_freq", *ACTIVATIONS)) or name == "lm_head.weight":
             return True
         return spec.quantisation is not None and name.endswith(".bias") and not weights.take(name).any()

@@ -1,4 +1,4 @@
-"""What is known of a model before it is loaded: `ModelSpec`, and the config.json of the families that the native
+"""What is known about a model before it is loaded: `ModelSpec`, and the config.json of the families that the native
 decoder computes (Llama, Mistral, Qwen2, Qwen3). Imports no torch.
 
 Each family's struct has the field names of its config.json and transformers' defaults. A field that is in no struct and
@@ -54,7 +54,7 @@ class Dense(msgspec.Struct, frozen=True, kw_only=True):
     # The properties in which families differ; the decoder never asks for a family's name.
     @property
     def windows(self) -> tuple[int, ...]:
-        """Of each layer, the number of tokens that a token attends to, itself included; 0: all."""
+        """For each layer, the number of tokens that a token attends to, itself included; 0: all."""
         return (0,) * self.num_hidden_layers
 
     # Only some families have these fields; in the config.json of the others they would be an error.
@@ -130,23 +130,24 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int  # rows of the embedding; the tokenizer may know fewer
     max_context: int
     eos_ids: tuple[int, ...]
-    dtype: str  # one of DTYPES: the checkpoint's, or of a loaded Model the one that it computes in
-    n_parameters: int  # as stored: a tied head is not counted, nor scales
+    dtype: str  # one of DTYPES: the checkpoint's; for a loaded model, the one that it computes in
+    n_parameters: int  # stored weights: neither a tied head nor scales are counted
     tie_embeddings: bool = False
     dense: Dense | None = None  # None: transformers' code computes it
-    n_experts: int = 0  # of a mixture-of-experts layer
-    kv_layers: tuple[int, ...] | None = None  # with attention, where others have a recurrent state; None: all, none has
-    quantisation: Quantisation | None = None  # how a safetensors checkpoint stores linear layers in few bits
-    n_ranks: int = 1  # processes that compute it together
-    chunk: int = 0  # of layers that attend in chunks of so many tokens, each to its own; 0: no layer does
-    windows: tuple[int, ...] = ()  # of each layer: how many tokens a token attends to, 0: all; (): all layers to all
+    n_experts: int = 0  # experts of a mixture-of-experts layer
+    # layers with attention, if others have a recurrent state; None: all layers
+    kv_layers: tuple[int, ...] | None = None
+    quantisation: Quantisation | None = None  # how a safetensors checkpoint stores quantised linear layers
+    n_ranks: int = 1  # processes that compute the model together
+    chunk: int = 0  # if layers attend only inside chunks of the text: tokens of a chunk; 0: none does
+    windows: tuple[int, ...] = ()  # layer -> how many tokens a token attends to, 0: all; (): all tokens in all layers
     n_first: int = 0  # tokens at the beginning of a text that all its tokens attend to, in front of the window
-    images: ImageSpec | None = None  # how it takes images; None: it takes none
-    latent_dim: int = 0  # latent attention: values are the first latent_dim numbers of the one key; 0: they are stored
+    images: ImageSpec | None = None  # how the model takes images; None: it does not
+    latent_dim: int = 0  # latent attention: a value is the first latent_dim numbers of its key; 0: values are stored
 
     @property
     def kind(self) -> str:
-        """What a person should know about how it is stored and runs; "" for a native family in floats."""
+        """A description for users of how the model is stored and run; "" for a native family in floats."""
         experts = f"a mixture of {self.n_experts} experts" if self.n_experts else ""
         state = "" if self.kv_layers is None else "a recurrent state"
         backend = "" if self.dense is not None else "in transformers' code"
@@ -175,7 +176,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 FAMILIES: dict[str, type[Dense]] = {"llama": Llama, "mistral": Mistral, "qwen2": Qwen2, "qwen3": Qwen3}
 
-# Fields that other code reads (rope, dtype, eos, few bits), and fields that are irrelevant for inference.
+# Fields that other code reads (rope, dtype, eos, quantisation), and fields that are irrelevant for inference.
 _ELSEWHERE = {"model_type", "architectures", "dtype", "torch_dtype", "eos_token_id", "bos_token_id", "pad_token_id",
               "rope_theta", "rope_scaling", "rope_parameters", "original_max_position_embeddings",
               "quantization_config", "compression_config"}  # fmt: skip
@@ -239,5 +240,5 @@ def dtype_name(dtype: Any) -> str:
     """The name of a checkpoint's dtype, float32 if it has none. Unsupported if it is not one of DTYPES."""
     name = str(dtype or "float32").removeprefix("torch.")
     if name not in DTYPES:
-        raise Unsupported(f"the checkpoint's dtype is {name!r}; known are {', '.join(DTYPES)}")
+        raise Unsupported(f"the checkpoint's dtype is {name!r}; supported: {', '.join(DTYPES)}")
     return name

@@ -32,7 +32,7 @@ from banyan.runtime.model.rope import frequencies
 from banyan.runtime.model.spec import read_json
 from banyan.runtime.model.weights import Checkpoint
 
-_EAGLE3_FIELDS = {"draft_vocab_size", "eagle_config", "target_hidden_size"}  # beside those of a Llama layer
+_EAGLE3_FIELDS = {"draft_vocab_size", "eagle_config", "target_hidden_size"}  # besides the fields of a Llama layer
 
 Kind = Literal["model", "eagle", "eagle3", "medusa"]
 
@@ -50,7 +50,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def kv_elements(path: Path, kind: Kind, large: ModelSpec) -> int:
-    """Elements that a head stores per token: features, computed and predicted, and its own keys and values."""
+    """Numbers that a head stores per token: computed and predicted features, and its own keys and values."""
     if kind == "medusa":
         return large.hidden
     c = _dense(path)
@@ -104,14 +104,14 @@ class Eagle:
         self._frequencies, self._rope_scale = rope
 
     def store(self, slots: Tensor) -> FeatureStore:
-        """Where the target model is to store features. slots: [n_slots, hidden]."""
+        """Tells the target model where to store features. slots: [n_slots, hidden]."""
         return FeatureStore(slots)
 
     @torch.inference_mode()
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor,
                 features: Tensor) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Like `load.Model.forward`. features: those of the token before each row, [n_rows, hidden]. Also returns the
-        features that the head predicts for `rows`, [n_out, hidden]."""
+        """Like `load.Model.forward`. features: the features of the token before each row, [n_rows, hidden]. Also
+        returns the features that the head predicts for `rows`, [n_out, hidden]."""
         layer, s = self._layer, self.spec
         angles = positions[:, None].float() * self._frequencies
         cos_sin = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale
@@ -124,7 +124,7 @@ class Eagle:
         return self._logits(out), out
 
     def _inputs(self, embedded: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs of attention and of the residual stream, of a token and the feature of the token before it."""
+        """The inputs of attention and of the residual stream, from a token and the feature of the token before it."""
         x = self._fc(torch.cat([embedded, features], -1))
         return x, x  # EAGLE has no norm before attention
 
@@ -137,8 +137,8 @@ class Eagle3(Eagle):
 
     def __init__(self, large: Decoder, spec: ModelSpec, layer: Layer, rope: tuple[Tensor, float], fuse: Linear,
                  norms: tuple[Tensor, Tensor], head: Linear, targets: Tensor, eps: float) -> None:  # fmt: skip
-        """fuse: from three hidden states of the target model to a feature. norms: of features, and before the head.
-        targets: the target model's ids of the head's tokens, int64."""
+        """fuse: maps three hidden states of the target model to a feature. norms: the norm of features, and the norm
+        before the output head. targets: int64, for each token of the output head, its id in the target model."""
         super().__init__(large, spec, fuse, layer, rope, eps)
         self._feature_norm, self._norm = norms
         self._head, self._targets = head, targets
@@ -160,8 +160,8 @@ class Eagle3(Eagle):
 
 
 def read_medusa(path: Path, large: ModelSpec, device: torch.device, dtype: torch.dtype) -> Medusa:
-    """The Medusa heads in the checkpoint `path`, on `device` in `dtype`. Raises BadModel if their tensors are missing,
-    and Unsupported if they were made for another model than `large`."""
+    """Read the Medusa heads in the checkpoint `path` to `device` in `dtype`. Raises BadModel if their tensors are
+    missing, and Unsupported if they were made for another model than `large`."""
     with _checkpoint(path) as weights:
         shapes = {name: stored.shape for name, stored in weights.tensors.items()}
         n_heads = 1 + max((int(name.split(".")[0]) for name in shapes if name[0].isdigit()), default=-1)
@@ -245,7 +245,7 @@ def read_eagle(path: Path, large: Decoder, device: torch.device, dtype: torch.dt
 
 
 def _own_head(weights: Checkpoint, large: ModelSpec, device: torch.device, dtype: torch.dtype) -> tuple[Linear, Tensor]:
-    """The output layer of an EAGLE-3 head, and the target model's ids of its tokens: d2t has their differences."""
+    """The output layer of an EAGLE-3 head, and the target model's ids of its tokens. (d2t holds id minus index.)"""
     weight = weights.take("lm_head.weight").to(device, dtype)
     own = torch.arange(len(weight))
     targets = own + weights.take("d2t", len(weight), dtype="I64") if "d2t" in weights else own
@@ -260,14 +260,14 @@ def _layers_read(n_layers: int) -> tuple[int, ...]:
 
 
 def _check_layers(path: Path, n_layers: int) -> None:
-    """Raises Unsupported where a head reads other layers, or the target model has too few."""
+    """Raises Unsupported if a head reads other layers, or the target model has too few layers."""
     config = read_json(path / "config.json") or {}
     named = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
     early, middle, late = _layers_read(n_layers)
     if not early < middle < late:
-        raise Unsupported(f"{path.name} reads three layers of its model, so it needs one of 7 layers or more")
+        raise Unsupported(f"{path.name} reads three layers of its model, so it needs a model of at least 7 layers")
     if named is not None and named != [early - 1, middle - 1, late - 1]:
         raise Unsupported(
-            f"{path.name} reads the outputs of layers {named}; supported are those of EAGLE-3's own code, which are "
+            f"{path.name} reads the outputs of layers {named}; supported: those of EAGLE-3's own code, here "
             f"{[early - 1, middle - 1, late - 1]} here"
         )

@@ -3,9 +3,9 @@
 transformers looks up its attention in a registry (`ALL_ATTENTION_FUNCTIONS`). Ours writes K and V to the pools and
 reads them through the page table. Everything else (norms, experts, positions, logit caps) remains transformers' code.
 
-A layer whose heads are fewer or smaller than the pages' (layers that differ) is padded with zeros, which changes no
-score and no output. Multi-head latent attention reads latents (latent.py). On a CPU, linear layers become `Linear`,
-and experts `PackedExperts` of moe.py. Layers with a recurrent state have it in slots (recurrent.py).
+If layers differ in their heads, a page has room for the largest; other layers are padded with zeros, which changes no
+score and no output. Multi-head latent attention reads latents (latent.py). On a CPU, linear layers become `Linear`, and
+experts `PackedExperts` (moe.py). Recurrent states are kept in slots (recurrent.py).
 
 The attention rule of each layer is read from the model when it is loaded: the first forward pass runs with a mask
 function (`ALL_MASK_ATTENTION_FUNCTIONS`) that receives the function by which transformers would build the layer's mask,
@@ -62,17 +62,20 @@ from banyan.runtime.model.weights import Checkpoint, Progress
 _PAGED, _PROBING = "banyan", "banyan_probing"  # our names in transformers' registry
 _ATTENTION = {"attention", "full_attention", "sliding_attention", "chunked_attention"}
 _RECURRENT = {"conv", "linear_attention", "mamba", "hybrid", "hybrid_sliding", "dummy", "mlp", "moe"}
-"""Kinds of layers of models with recurrent state: with a state, with attention too, and with neither."""
-_UNBOUNDED = 1 << 17  # the longest context where neither config.json nor attention has a limit
+"""Kinds of layers that only models with recurrent state have: layers with a state, with a state and attention, and with
+neither."""
+_UNBOUNDED = 1 << 17  # the longest context if neither config.json nor attention limits it
 _HEAD_DIMS = ("head_dim", "qk_head_dim", "v_head_dim", "global_head_dim", "swa_head_dim", "swa_v_head_dim")
 _KV_HEADS = ("num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads")
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # their count, by family
+# names of the field with their number
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _PROBE = 24  # tokens of the comparison
 _PROBE_PAGE = 16
 
 
 class AttentionRule(NamedTuple):
-    """The window and logit softcap of one layer's attention; 0: none. in_chunks: it attends within its chunk."""
+    """The window and logit softcap of one layer's attention; 0: none. in_chunks: a token attends only inside its
+    chunk."""
 
     window: int
     softcap: float
@@ -93,7 +96,7 @@ _STEP: ContextVar[HfStep] = ContextVar("step")
 
 
 def _images() -> ImageInputs | None:
-    """Those of the running forward pass."""
+    """The image inputs of the running forward pass."""
     step = _STEP.get(None)
     return None if step is None else step.images
 
@@ -158,14 +161,14 @@ class HfModel:
         return logits
 
     def _set_attention(self, name: str) -> None:
-        """Of all modules but the tower that reads images."""
+        """Sets the attention implementation of all modules but the tower that reads images."""
         by_part = {"": name, "text_config": name, "vision_config": "sdpa"}
         self._model.set_attn_implementation(name if self.tower is None else by_part)
 
     def probe(self, n_bits: int = 0, keeps_fp4: bool = False) -> None:
         """Find the rule of each layer, pack linear layers and experts, and compare the logits with the model's eager
-        code. Unsupported if they differ. n_bits: that their weights are rounded to; 0: they are not. keeps_fp4: experts
-        whose weights are numbers of MXFP4 stay in few bits."""
+        code. Unsupported if they differ. n_bits: bits to which weights are rounded; 0: they are not rounded. keeps_fp4:
+        experts whose weights are numbers of MXFP4 stay quantised."""
         try:
             self._probe(n_bits, keeps_fp4)
         except (BanyanError, torch.OutOfMemoryError):
@@ -230,7 +233,8 @@ class HfModel:
                 f"{s.family}: through paged attention its logits differ from transformers' own by {worst:.1%}; "
                 "it computes something outside of the attention registry"
             )
-        if tuple(self.rules[i].window for i in range(len(s.windows))) != s.windows:  # the config does not say it all
+        # config.json does not have all windows
+        if tuple(self.rules[i].window for i in range(len(s.windows))) != s.windows:
             self.spec = msgspec.structs.replace(s, windows=())
         for layer, rule in self.rules.items():
             if rule.window >= self._context:
@@ -239,7 +243,7 @@ class HfModel:
 
 @contextmanager
 def _called(model: nn.Module) -> Iterator[set[nn.Module]]:
-    """Collects the modules that run."""
+    """Context in which the modules that run are collected."""
     called: set[nn.Module] = set()
     hooks = [module.register_forward_hook(lambda own, *_: called.add(own)) for module in model.modules()]
     try:
@@ -272,8 +276,8 @@ class _PackedLinear(nn.Module):
 
 
 def _round(model: nn.Module, n_bits: int, kept: set[nn.Module]) -> None:
-    """Round the weights of each nn.Linear, so that the probe does not see what rounding changes. An embedding that a
-    head is tied to keeps its weights. To round them again changes nothing. kept: modules that are not rounded."""
+    """Round the weights of each nn.Linear, so that the probe does not see what rounding changes. The embedding of a
+    tied head keeps its weights. Rounding is idempotent. kept: modules that are not rounded."""
     for module in model.modules():
         if type(module) is nn.Linear and module not in kept:
             weight = module.weight.data
@@ -284,8 +288,9 @@ def _pack(
     model: nn.Module, called: set[nn.Module], device: torch.device, n_bits: int, experts: dict[nn.Module, Gate],
     keep: Callable[[Tensor], Tensor | Grouped] | None,
 ) -> None:  # fmt: skip
-    """Replace experts, and each nn.Linear that ran. One that did not may be read without a call, as by a head that is
-    tied to it. On a GPU, only what becomes smaller. keep: for weights of experts that are not rounded."""
+    """Replace experts, and each nn.Linear that ran. (An nn.Linear that did not run may be read without a call.) On a
+    GPU, only modules that become smaller are replaced. keep: converts weights of experts that are not rounded; None:
+    they stay as they are."""
     if device.type == "cpu" or n_bits or keep is not None:
         exact: Callable[[Tensor], Tensor | Grouped] = (lambda weight: weight) if keep is None else keep
         moe.pack_experts(model, experts, partial(quantise, n_bits=n_bits) if n_bits else exact)
@@ -344,7 +349,7 @@ def _attention(
     return (out if absorbed is None else absorbed.outputs(out))[None], None
 
 
-# Options of attention calls that we pass on, that the rule covers, or that only other kernels read.
+# Options of attention calls that we pass on, that the attention rule covers, or that only other kernels read.
 _KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", "position_ids", "dropout"} | {
     "logits_to_keep"
 }
@@ -353,16 +358,17 @@ _KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", 
 def _rule(
     module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: HfStep
 ) -> AttentionRule:
-    """The rule of a layer, from its call to attention. Unsupported names what paged attention cannot do."""
+    """Derive the rule of a layer from its call to attention. Unsupported: it needs something that paged attention
+    cannot do, which the message names."""
     name = type(module).__name__
     n_pool, dim = step.kv[module.layer_idx][0].shape[2:]
     if k.shape[1] > n_pool or max(k.shape[3], v.shape[3]) > dim or k.shape[1] != v.shape[1]:
         raise Unsupported(
             f"{name}: layer {module.layer_idx} has {k.shape[1]} key-value heads of {k.shape[3]} and {v.shape[3]}, but "
-            f"from config.json at most {n_pool} of {dim} were expected"
+            f"config.json says at most {n_pool} of {dim}"
         )
     if unknown := [key for key, value in options.items() if key not in _KNOWN_OPTIONS and _is_set(value)]:
-        raise Unsupported(f"{name}: its attention takes {', '.join(unknown)}, which paged attention does not know")
+        raise Unsupported(f"{name}: its attention takes {', '.join(unknown)}, which paged attention does not support")
     if options.get("is_causal") is False:
         raise Unsupported(f"{name}: its attention is not causal")
     if mask is None or mask.shape != (1, 1, 1, 1):
@@ -430,13 +436,13 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
     if getattr(text, "kv_lora_rank", None):
         if text.qk_rope_head_dim and latent.has_latents(auto_class(config)._model_mapping[type(config)]):
             latent_dim, n_kv_heads, head_dim = text.kv_lora_rank, 1, text.kv_lora_rank + text.qk_rope_head_dim
-        else:  # they become keys and values of all heads before attention
+        else:  # latents become keys and values of all heads before attention
             n_kv_heads, head_dim = n_heads, max(text.qk_nope_head_dim + text.qk_rope_head_dim, text.v_head_dim)
     elif getattr(text, "multi_query", False):
         n_kv_heads = 1
     else:
         n_kv_heads = max(_largest(text, name) for name in _KV_HEADS) or n_heads
-    if kv_layers == ():  # its pages hold nothing
+    if kv_layers == ():  # no layer has keys and values
         n_kv_heads = head_dim = 1
     return ModelSpec(
         n_layers=text.num_hidden_layers,
@@ -458,14 +464,14 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
 
 
 def _windows(config: Any) -> tuple[int, ...]:
-    """`ModelSpec.windows`, as far as the config says them; the probe reads them from the model."""
+    """`ModelSpec.windows`, as far as config.json has them; the probe reads them from the model."""
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     window = _largest(config, "sliding_window")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds) if window else ()
 
 
 def _kv_layers(config: Any) -> tuple[int, ...] | None:
-    """The layers with attention, of a model of which some layers have a recurrent state; None of others."""
+    """The layers with attention, if other layers of the model have a recurrent state; None if no layer has one."""
     try:
         layers = DynamicCache(config=config).layers
         if any(isinstance(layer, cache_utils.LinearAttentionLayer) for layer in layers):
@@ -476,7 +482,7 @@ def _kv_layers(config: Any) -> tuple[int, ...] | None:
 
 
 def _largest(config: Any, name: str) -> int:
-    """A number in the config; where it differs by layer, the largest; 0 if there is none."""
+    """A number in the config: the largest if it differs by layer; 0 if there is none."""
     try:
         return getattr(config, name, None) or 0
     except Exception:  # transformers refuses the attribute of the whole model if it differs by layer
@@ -488,8 +494,8 @@ def _n_experts(config: Any) -> int:
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that makes the model; None if it is no language model. A model that also takes images
-    is one: its towers are not used."""
+    """The class of transformers that makes the model; None if it is not a language model. A model that also takes
+    images counts as a language model: its towers are not used."""
     return next(
         (auto for auto in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in auto._model_mapping),
         None,
@@ -509,7 +515,9 @@ def _check(config: Any, text: Any, family: str, kv_layers: tuple[int, ...] | Non
     for what, is_present in unsupported.items():
         if is_present:
             experts = "a mixture-of-experts model; " if _n_experts(text) else ""
-            raise Unsupported(f"{family}: {experts}{what} is not supported; `banyan models` lists what is")
+            raise Unsupported(
+                f"{family}: {experts}{what} is not supported; `banyan models` lists the models that can run"
+            )
     attention = () if kv_layers == () else ("num_attention_heads", "max_position_embeddings")
     for name in ("num_hidden_layers", "hidden_size", "vocab_size", *attention):
         if not _largest(text, name):
@@ -517,14 +525,14 @@ def _check(config: Any, text: Any, family: str, kv_layers: tuple[int, ...] | Non
 
 
 def _beside_text(model: Any) -> set[nn.Module]:
-    """The modules of a model with a tower that compute no text."""
+    """The modules of a multimodal model that compute no text."""
     return set(model.modules()) - {*model.get_decoder().modules(), model.get_output_embeddings()}
 
 
 def build_empty(
     spec: ModelSpec, path: Path, device: torch.device, dtype: torch.dtype, n_bits: int, keeps_fp4: bool
 ) -> nn.Module:
-    """The module that `build` makes, whose tensors have any content; on a CPU within a FakeTensorMode."""
+    """The module that `build` makes, with undefined contents of tensors; for a CPU, call it inside a FakeTensorMode."""
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
@@ -538,7 +546,7 @@ def build_empty(
         towers = [part for part in model.modules() if isinstance(part, PreTrainedModel) and id(part.config) not in own]
         called = set(model.modules()).difference(*(tower.modules() for tower in towers))
         _drop_unused(model, called)
-    moved: dict[int, Tensor] = {}  # by the tensor on the meta device, so that what is tied stays tied
+    moved: dict[int, Tensor] = {}  # tensor on the meta device -> new tensor, so that tied weights stay tied
     for module in model.modules():
         parts: Any
         for parts in (module._parameters, module._buffers):
@@ -565,8 +573,8 @@ def build(
     keeps_fp4: bool,
     progress: Progress | None,
 ) -> HfModel:
-    """Load the weights with transformers (which also renames and fuses them), then probe the model. Weights in few bits
-    become floats first; with `keeps_fp4`, experts in MXFP4 go back to few bits, without a loss."""
+    """Load the weights with transformers (which also renames and fuses them), then probe the model. Quantised weights
+    are dequantised first; with `keeps_fp4`, experts in MXFP4 are quantised again, without a loss."""
     model: Any
     info: dict[str, Any]
     n_bytes = Checkpoint(path).n_bytes
@@ -578,7 +586,7 @@ def build(
             if spec.quantisation is not None:
                 model, info = _from_few_bits(auto, config, path, spec.quantisation, options)
             else:
-                model, info = auto.from_pretrained(  # returns a pair, with the info
+                model, info = auto.from_pretrained(  # returns (model, info)
                     path, use_safetensors=True, local_files_only=True, trust_remote_code=False, **options
                 )
         except (RuntimeError, ValueError, OSError) as e:
@@ -599,14 +607,15 @@ def build(
 def _from_few_bits(
     auto: Any, config: Any, path: Path, quantisation: Quantisation, options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """As from_pretrained, which would ask for the package that wrote the checkpoint, and often for a GPU."""
+    """Loads a quantised checkpoint. from_pretrained would need the package that wrote it, and often a GPU."""
     config.__dict__.pop("quantization_config", None)
     with Checkpoint(path) as weights:
         tensors = state_dict(weights, quantisation, options["dtype"])
     model, info = auto._model_mapping[type(config)].from_pretrained(None, config=config, state_dict=tensors, **options)
     if any(isinstance(module, Conv1D) for module in model.modules()):
         raise Unsupported(
-            f"{config.model_type} stores its weights transposed, which is not supported in few bits; load it in 16 bits"
+            f"{config.model_type} stores its weights transposed, which is not supported for quantised checkpoints; "
+            "load one in 16 bits"
         )
     return model, info
 
@@ -630,7 +639,8 @@ def _freeze_rope(model: nn.Module, context: int) -> None:
 
 
 def _freeze_temperature(model: nn.Module) -> None:
-    """Leaves it to `_attention` to scale queries by position: transformers counts positions from the batch's start."""
+    """Turns off the scaling of queries by position in transformers' code, which counts positions from the batch's
+    start; `_attention` does it instead."""
     module: Any
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", False) and not module.use_rope:
@@ -639,7 +649,7 @@ def _freeze_temperature(model: nn.Module) -> None:
 
 @contextmanager
 def _reported(progress: Progress | None, n_bytes: int) -> Iterator[None]:
-    """Reports transformers' loading to `progress`, instead of its own progress bar."""
+    """Reports the loading by transformers to `progress`, in place of transformers' own progress bar."""
 
     def hook(factory: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Iterator[Any]:
         items = list(args[0])

@@ -1,8 +1,8 @@
 """Which models take images, and how an image stands in their prompts. Imports neither torch nor transformers.
 
-A prompt has a row for each vector that the vision tower makes of an image. In transformers' prompts all of these rows
-have one id (`ImageSpec.row_id`). Here their ids are negative and follow from the hash of the image's file, so that the
-radix tree tells images apart; the engine puts `row_id` in their place.
+A prompt has a row for each vector that the vision tower makes from an image. In transformers' prompts all of these rows
+have the same token id (`ImageSpec.row_id`). Here their ids are negative and computed from the hash of the image's file,
+so that the radix tree can tell images apart; the engine replaces them by `row_id`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _TOWERS = ("clip_vision_model", "siglip_vision_model")
 
 
 class ImageShape(msgspec.Struct, frozen=True, array_like=True):
-    """What decides the tokens of an image. height, width: the size of its grid of rows. n_down, n_across: the tiles
-    that a large image is cut into, besides the whole image; 0: it is not cut."""
+    """The numbers on which the tokens of an image depend. height, width: the size of its grid of rows. n_down,
+    n_across: numbers of tiles into which a large image is cut, in addition to the whole image; 0: it is not cut."""
 
     height: int
     width: int
@@ -45,7 +45,7 @@ class ImageShape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowCount(NamedTuple):
-    """So many rows of an image."""
+    """n rows of an image, as a piece of an expanded prompt."""
 
     n: int
 
@@ -53,7 +53,7 @@ class RowCount(NamedTuple):
 class ImageSpec(msgspec.Struct, frozen=True):
     """How a model takes images.
 
-    kind      the group of families that do it alike
+    kind      a group of families that take images in the same way
     row_id    the id of a row of an image in transformers' prompts
     mark_id   the id that the chat template writes for an image
     end_id    the id after the rows of an image; -1: none
@@ -72,21 +72,22 @@ class ImageSpec(msgspec.Struct, frozen=True):
 
     @property
     def has_grid_positions(self) -> bool:
-        """Rows of an image have positions of three axes, and the text after it continues after the largest (M-RoPE)."""
+        """Whether rows of an image have positions of three axes, and the text after it continues after the largest
+        (M-RoPE)."""
         return self.kind == "qwen"
 
     @property
     def is_bidirectional(self) -> bool:
-        """The rows of an image attend to each other in both directions."""
+        """Whether the rows of an image attend to each other in both directions."""
         return self.kind == "gemma3"
 
     def alone(self, mark: str) -> tuple[str, str]:
-        """The texts before and after the mark of an image that is in no turn."""
+        """The texts before and after the mark of an image that is not inside a turn."""
         return ("<|vision_start|>", "<|vision_end|>") if self.kind == "qwen" else ("", "")
 
     def expand(self, shape: ImageShape, mark: str, end: str) -> Iterator[str | RowCount]:
-        """What transformers' processor puts in place of the mark: text with control tokens, and rows. mark, end: the
-        texts of mark_id and end_id."""
+        """What transformers' processor inserts in place of the mark: text with control tokens, and rows of the image.
+        mark, end: the texts of mark_id and end_id."""
         match self.kind:
             case "gemma3":
                 yield f"\n\n{mark}"
@@ -107,7 +108,7 @@ class ImageSpec(msgspec.Struct, frozen=True):
 
 
 def image_spec(path: Path, config: dict[str, Any]) -> ImageSpec | str:
-    """How the model in a directory takes images, or why it does not take any. config: its config.json. BadModel: a
+    """How the model in a directory takes images, or, as a string, why it does not. config: its config.json. BadModel: a
     number in it is invalid."""
     family = config.get("model_type", "")
     if (vision := config.get("vision_config")) is None:

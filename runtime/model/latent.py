@@ -1,10 +1,12 @@
-"""Multi-head latent attention of transformers' models over latents, instead of keys and values of all heads.
+"""Lets transformers' models with multi-head latent attention attend to latents, instead of keys and values of all
+heads.
 
-A token's keys and values are products of one latent (DeepSeek-AI, DeepSeek-V2, 2024). The matrix that makes keys is
-multiplied with queries instead, and the one that makes values with the sums over latents. So attention reads one key
-per token, which is the latent and the part of keys that is rotated; the latent is the value too.
+A token's keys and values are products of one latent (DeepSeek-AI, DeepSeek-V2, 2024). The matrix that makes keys from
+latents is applied to queries instead, and the matrix that makes values is applied to the weighted sums of latents. So
+attention reads one key per token, which is the latent and the part of keys that is rotated; the latent is the value
+too.
 
-transformers makes keys and values of a layer's latents in `expand_kv`, which a module loses here.
+transformers makes keys and values from a layer's latents in `expand_kv`; this file replaces that method of each module.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 
 
 class Absorbed(nn.Module):
-    """The weight of `kv_b_proj`, by what it is multiplied with."""
+    """The weight of `kv_b_proj`, cut into the part for keys and the part for values."""
 
     def __init__(self, linear: nn.Linear, n_heads: int, v_dim: int) -> None:
         """linear: latent -> n_heads * (part of a key + value)."""
@@ -48,7 +50,7 @@ class _OverLatents:
 
 
 def has_latents(model_class: type) -> bool:
-    """Whether a class of transformers makes keys and values of latents in a step of its own."""
+    """Whether a class of transformers makes keys and values from latents in a method of its own (`expand_kv`)."""
     own = vars(inspect.getmodule(model_class)).values()
     return any(inspect.isclass(part) and hasattr(part, "expand_kv") for part in own)
 

@@ -19,7 +19,7 @@ from banyan.kernels.linear.grouped import Grouped
 from banyan.runtime.errors import ConfigError
 
 TILE = 64
-"""Rows of every matrix product in deterministic mode, where the library's choice of kernel depends on the number of
+"""Rows of every matrix product in deterministic mode, because a library's choice of kernel depends on the number of
 rows. A decode batch usually fits into one tile."""
 
 
@@ -30,8 +30,9 @@ class Linear:
 
     def __init__(self, weight: Tensor | Grouped, bias: Tensor | None = None, deterministic: bool = False,
                  dtype: torch.dtype = torch.float32) -> None:  # fmt: skip
-        """deterministic: the bits of a row of y do not depend on the other rows. dtype: of x, if the weight is in few
-        bits; where no kernel computes with those, it is dequantised. ConfigError: not possible on this machine."""
+        """deterministic: the bits of a row of y do not depend on the other rows. dtype: the dtype of x, if the weight
+        is quantised; if no kernel computes with it, the weight is dequantised. ConfigError: deterministic mode is not
+        possible on this machine."""
         packed = ops.pack(weight, deterministic, dtype)
         if isinstance(weight, Grouped):
             weight = weight.dequantise(dtype) if packed is None else weight.numbers
@@ -63,8 +64,8 @@ def tiled(x: Tensor, weight: ops.AnyWeight, bias: Tensor | None) -> Tensor:
 
 @cache
 def _can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN's packed linear works here and agrees with F.linear. float16 is not packed: oneDNN is slow in
-    it."""
+    """Whether oneDNN's packed linear works here and agrees with F.linear. float16 is not packed, because oneDNN is slow
+    in float16."""
     if dtype not in (torch.float32, torch.bfloat16):
         return False
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from banyan.runtime.model.recurrent import StatePool
     from banyan.runtime.model.towers import ImageInputs, ImageTower
 
-KV = Sequence[tuple[Pool, Pool]]  # per layer K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
+KV = Sequence[tuple[Pool, Pool]]  # layer -> K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
 
 N_BITS = {"int8": 8, "int4": 4}
 """weight_dtype -> the bits that weights are rounded to"""
 
 
 def keeps_fp4(spec: ModelSpec, weight_dtype: str) -> bool:
-    """Whether experts in MXFP4 stay so, in a family that transformers computes."""
+    """Whether experts in MXFP4 stay quantised, in a family that transformers computes."""
     schemes = () if spec.quantisation is None else spec.quantisation.schemes
     return weight_dtype == "auto" and any(scheme.format == "mxfp4" for _, scheme in schemes)
 
@@ -78,7 +78,7 @@ class ImageModel(Model, Protocol):
 
     @property
     def tower(self) -> ImageTower | None:
-        """Makes the embeddings of an image. None: it takes none."""
+        """The vision tower, which makes the embeddings of an image. None: the model does not take images."""
 
     def forward(
         self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: KV, rows: Tensor, adapted: AdaptedRows | None = None,
@@ -107,10 +107,10 @@ def load(
     max_context   tokens of the longest request, at most the model's own limit (the default) unless there is a window;
                   it selects longrope's short or long factors, see `rope`
     deterministic the bits of a row's logits do not depend on the other rows of the batch
-    weight_dtype  of linear layers. auto: in the few bits that they are stored in, else dtype; int8, int4: rounded to so
-                  many bits in groups of 32, if they are not stored in as few; dtype: always dtype
+    weight_dtype  how linear layers are kept. auto: quantised as stored, else in dtype; int8, int4: rounded to 8 or 4
+                  bits in groups of 32, unless stored in as few bits; dtype: dequantised to dtype
     window, sinks see `spec.windowed`
-    shard         load only the part of this rank; its `spec` is that of the part
+    shard         load only the part of this rank; the model's `spec` describes that part
     progress      called with (bytes read, bytes in total); `weights.bar` makes one
 
     Raises ModelNotFound, BadModel, Unsupported, ConfigError, or OutOfMemory.
@@ -118,7 +118,7 @@ def load(
     directory = resolve(path)
     spec = windowed(read_spec(directory), window, sinks)
     if shard is not None:
-        sharded(spec, shard.n_ranks)  # raises where it cannot be cut
+        sharded(spec, shard.n_ranks)  # raises if the model cannot be cut
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}; it must be one of {', '.join(DTYPES)}")
     context = spec.max_context if max_context is None else max_context

@@ -1,8 +1,8 @@
 """Reads adapters (LoRA) in peft's format: adapter_config.json and adapter_model.safetensors.
 
-A file may come from anybody. Before its tensors are read, names and shapes are checked: they must be those of the
-model's projections, with a rank of at most MAX_RANK. Keys of rank_pattern and alpha_pattern are regular expressions to
-peft; here they are names of modules, since an expression may take forever to match.
+The files may come from anybody. Before tensors are read, names and shapes are checked: they must fit the model's
+projections, with a rank of at most MAX_RANK. In peft, the keys of rank_pattern and alpha_pattern are regular
+expressions; here they are names of modules, since an expression may take forever to match.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 
 
 class Adapter(NamedTuple):
-    """digest: a digest of all that the adapter's outputs depend on, besides the model; 16 bytes."""
+    """An adapter that was read. digest: 16 bytes, a digest of everything besides the model that its outputs depend
+    on."""
 
     digest: bytes
     weights: AdapterWeights
 
 
 class _Place(NamedTuple):
-    """Where a projection is in the model's fused linear layers."""
+    """Where a projection lies in the model's fused linear layers."""
 
     linear: int  # index into LINEARS
     column: int
@@ -159,7 +160,7 @@ def _places(c: Dense) -> dict[str, _Place]:
 
 
 def _bounded(file: Path, size: int | None = None) -> Path:
-    """The file. BadModel: it is not there, no regular file, or larger than `size` bytes."""
+    """Returns `file`. BadModel: it does not exist, is not a regular file, or has more than `size` bytes."""
     if not file.is_file():
         raise BadModel(f"{file.parent} has no {file.name}; an adapter is a directory that peft's save_pretrained wrote")
     if size is not None and file.stat().st_size > size:
@@ -168,7 +169,7 @@ def _bounded(file: Path, size: int | None = None) -> Path:
 
 
 def _parse(file: Path, raw: bytes) -> AdapterConfig:
-    """The config. BadModel: it is broken. Unsupported: it is of an adapter that computes something else."""
+    """Parse the config. BadModel: it is broken. Unsupported: it describes an adapter that computes something else."""
     try:
         fields: dict[str, Any] = msgspec.json.decode(raw, type=dict[str, Any])
         config = msgspec.convert({k: v for k, v in fields.items() if v is not None}, AdapterConfig)
@@ -182,7 +183,7 @@ def _parse(file: Path, raw: bytes) -> AdapterConfig:
     for name in ("rank_pattern", "alpha_pattern"):
         wrong += [f"{key!r} in {name}" for key in getattr(config, name) or () if not re.fullmatch(r"\^?[\w.]+\$?", key)]
     if wrong:
-        raise Unsupported(f"{file} has {', '.join(wrong)}; supported are adapters of linear layers with LoRA")
+        raise Unsupported(f"{file} has {', '.join(wrong)}; only LoRA adapters of linear layers are supported")
     return config
 
 

@@ -1,8 +1,8 @@
-"""Experts of transformers' models in our own op.
+"""Runs the experts of transformers' models in our own op.
 
-transformers 5 keeps the weights of a layer's experts in stacks (gate_up_proj and down_proj [n_experts, ...]), and says
-in fields of the module how they lie. The function between the two products is the module's `_apply_gate`: its results
-for a grid of numbers are compared with those of `Gate`, so no list of families is needed. Experts with another
+transformers 5 keeps the weights of a layer's experts in stacks (gate_up_proj and down_proj [n_experts, ...]), and
+fields of the module say how they are laid out. The function between the two products is the module's `_apply_gate`: its
+results for a grid of numbers are compared with those of `Gate`, so no list of families is needed. Experts with another
 function, or with a norm after them, stay in transformers' code.
 """
 
@@ -30,7 +30,7 @@ _FIELDS = {*_STACKS, "is_transposed", "is_concatenated", "has_gate", "has_bias"}
 
 @torch.no_grad()
 def gate_of(module: Any) -> Gate | None:
-    """The gate of experts that our op can compute; None if the module is none of them."""
+    """The gate of a module of experts; None if the module is not one that our op can compute."""
     if not all(hasattr(module, name) for name in _FIELDS) or not module.has_gate:
         return None
     if getattr(module, "has_post_expert_norm", False):
@@ -58,19 +58,19 @@ def _matrices(module: Any, name: str) -> Iterator[Tensor]:
 
 
 def gates(model: nn.Module) -> dict[nn.Module, Gate]:
-    """All experts that our op can compute."""
+    """All modules of experts that our op can compute, with their gates."""
     return {module: gate for module in model.modules() if (gate := gate_of(module)) is not None}
 
 
 def round_experts(known: Iterable[nn.Module], n_bits: int) -> None:
-    """Rounds the weights in place, as they will be packed. To round them again changes nothing."""
+    """Rounds the weights in place, as they will be packed. Idempotent."""
     for module, name in itertools.product(known, _STACKS):
         for weight in _matrices(module, name):
             weight.copy_(quantise(weight, n_bits).dequantise(weight.dtype))
 
 
 def pack_experts(model: nn.Module, known: dict[nn.Module, Gate], small: Callable[[Tensor], Tensor | Grouped]) -> None:
-    """Replaces experts by `PackedExperts`. small: what is kept of a weight [n_out, n_in]."""
+    """Replaces experts by `PackedExperts`. small: converts a weight [n_out, n_in] to the form that is kept."""
     for parent in [*model.modules()]:
         for name, child in [*parent.named_children()]:
             if child in known:
@@ -78,7 +78,7 @@ def pack_experts(model: nn.Module, known: dict[nn.Module, Gate], small: Callable
 
 
 class PackedExperts(nn.Module):
-    """`ops.experts` in the place of a module of transformers. It takes the module's weights away, to free memory."""
+    """Computes `ops.experts` in place of a module of transformers, whose weights are removed to free memory."""
 
     def __init__(self, module: Any, gate: Gate, small: Callable[[Tensor], Tensor | Grouped]) -> None:
         super().__init__()

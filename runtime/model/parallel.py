@@ -1,8 +1,8 @@
 """Tensor parallel: each of several processes, its ranks, computes a part of every layer (Shoeybi et al., 2019).
 
 Queries, keys, values, gate and up are cut by outputs, so a rank has whole heads and their KV. `out` and `down` are cut
-by inputs, and the ranks add up what they give. Embedding and head are cut by tokens of the vocabulary. Every rank has
-the whole hidden states, and only rank 0 has all logits.
+by inputs, and the ranks' results are added (all-reduce). Embedding and head are cut by tokens of the vocabulary. Every
+rank has the whole hidden states, and only rank 0 has all logits.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from banyan.runtime.model.spec import ModelSpec
 dist: Any = _distributed  # whose stubs lack much
 
 TIMEOUT = timedelta(minutes=10)
-"""For one exchange between ranks. It is longer than any step; a rank that dies ends an exchange at once."""
+"""Time limit for one exchange between ranks. It is longer than any step; a rank that dies ends an exchange at once."""
 
 
 class Shard:
-    """The part of a model that this rank has, and its exchanges with the other ranks. `connect` before the first.
+    """The part of a model that this rank has, and its exchanges with the other ranks. Call `connect` before the first
+    exchange.
 
     deterministic: sums are added in the order of the ranks, so that their bits do not depend on the number of rows."""
 
@@ -99,7 +100,7 @@ class Shard:
         return torch.cat(parts, 1)[:, :n_vocab].contiguous() if parts else y
 
     def share(self, x: Tensor) -> Tensor:
-        """Overwrite x with that of rank 0."""
+        """Overwrite x with rank 0's x (broadcast)."""
         self._group.broadcast([x], dist.BroadcastOptions()).wait()
         return x
 
@@ -118,7 +119,7 @@ class SummedLinear(Linear):
 
 
 class JoinedLinear(Linear):
-    """The head, which is cut by outputs."""
+    """The output head, which is cut by outputs."""
 
     __slots__ = ("_n_out", "_shard")
 
@@ -132,7 +133,7 @@ class JoinedLinear(Linear):
 
 def cut(weight: Tensor | Grouped, at: slice, name: str, by_inputs: bool = False) -> Any:
     """A copy of a part of a weight [n_out, n_in], of the same type: outputs `at`, or inputs. Unsupported: a group of a
-    weight in few bits would be cut."""
+    quantised weight would be cut."""
     if isinstance(weight, Tensor):
         return (weight[:, at] if by_inputs else weight[at]).clone(memory_format=torch.contiguous_format)
     numbers, scale, minimum, n_bits = weight
@@ -153,8 +154,8 @@ def cut(weight: Tensor | Grouped, at: slice, name: str, by_inputs: bool = False)
 
 
 def sharded(spec: ModelSpec, tp: int) -> ModelSpec:
-    """The dimensions of the part of a model that each of `tp` ranks has. ConfigError: the model cannot be cut so;
-    Unsupported: it is of no native family."""
+    """The dimensions of the part of a model that each of `tp` ranks has. ConfigError: the model cannot be cut into `tp`
+    parts; Unsupported: it is not of a native family."""
     if tp == 1:
         return spec
     c = spec.dense

@@ -1,9 +1,10 @@
-"""Recurrent state: what linear attention, state space and convolution layers keep of a text, in slots.
+"""Recurrent states in slots: what linear attention, state space and convolution layers remember of a text.
 
 Such a layer of transformers' code reads and writes its state through a cache object. `pack_mixers` finds these modules
-(the *mixers*) by a run with a cache that records who asks, and puts a `RecurrentMixer` in the place of each. It calls
-the mixer with the rows of one request, or of several that have as many rows, and with their states. A step may also
-copy a request's state between two of its rows: then the mixer is called for the rows before, and for the rows after.
+(the *mixers*) by a run with a cache that records which modules use it, and replaces each by a `RecurrentMixer`. A
+RecurrentMixer calls the mixer with the rows of one request, or of several requests with equal numbers of rows, and with
+their states. A step may also copy a request's state between two of its rows: then the mixer is called for the rows
+before, and again for the rows after.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _ALIGNED = 64  # bytes
 
 
 class StatePart(NamedTuple):
-    """One tensor of a request's state: shape, without the batch. name, number: its place in transformers' cache."""
+    """One tensor of a request's state. shape: without the batch dimension. name, number: its place in transformers'
+    cache."""
 
     layer: int
     name: str
@@ -41,8 +43,9 @@ class StatePart(NamedTuple):
 
 
 class _MixerCall(NamedTuple):
-    """A call of each mixer. rows: int64 [n_requests, n_rows]; n_all: if they are all rows of the step in order, their
-    number, else 0. slots: of their states. kept: slots to copy from and to, after the call; int64 [2, n]."""
+    """One call of each mixer in a step. rows: int64 [n_requests, n_rows]. n_all: the number of rows, if these are all
+    rows of the step in order; else 0. slots: the slots of the requests' states. kept: int64 [2, n], slots to copy from
+    and to after the call."""
 
     rows: Tensor
     n_all: int
@@ -51,7 +54,7 @@ class _MixerCall(NamedTuple):
 
 
 def slot_bytes(parts: Sequence[StatePart]) -> int:
-    """Bytes of a request's state."""
+    """Bytes of a request's state, padded."""
     return -(-sum(part.n_bytes for part in parts) // _ALIGNED) * _ALIGNED
 
 
@@ -61,8 +64,8 @@ class StatePool:
     def __init__(
         self, parts: Sequence[StatePart], n_slots: int, device: torch.device | str, is_stepwise: bool = False
     ) -> None:
-        """is_stepwise: the mixers compute several rows only from the first state on, so rows after another state are
-        computed one by one."""
+        """is_stepwise: the mixers can compute several rows at once only from the initial state, so rows after any other
+        state are computed one by one."""
         self.n_slots, self._size = n_slots, (size := slot_bytes(parts))
         try:
             self._slots = torch.zeros(n_slots, size, dtype=torch.uint8, device=device)
@@ -73,7 +76,7 @@ class StatePool:
             ) from e
         self._layers: dict[int, list[tuple[StatePart, Tensor]]] = {}
         self._calls: list[_MixerCall] = []
-        self._is_stepwise, self._first = is_stepwise, set[int]()  # slots with the first state
+        self._is_stepwise, self._first = is_stepwise, set[int]()  # slots with the initial state
         at = 0
         for part in sorted(parts, key=lambda part: -part.dtype.itemsize):  # so each begins at a multiple of its dtype
             view = self._slots[:, at : at + part.n_bytes].view(part.dtype).view(n_slots, *part.shape)
@@ -94,8 +97,8 @@ class StatePool:
                 self._slots[destination] = self._slots[source]
 
     def begin(self, spans: Sequence[tuple[int, int, Sequence[tuple[int, int]]]]) -> None:
-        """Set the rows of the next forward pass. spans: of each request, in order, the number of its rows, the slot of
-        its state, and for states to copy on the way, (number of rows before, slot), in order."""
+        """Set the rows of the next forward pass. spans: for each request, in order: the number of its rows, the slot of
+        its state, and the copies of the state to make on the way, as (number of rows before the copy, slot)."""
         groups: dict[tuple[int, int], list[tuple[int, int, int]]] = {}  # first row, slot, slot to copy to
         first = 0
         for n_rows, slot, kept in spans:
@@ -170,7 +173,8 @@ class RecurrentMixer(nn.Module):
         super().__init__()
         self.mixer, self._layer = mixer, layer
         self._names = list(inspect.signature(mixer.forward).parameters)
-        self._none = dict.fromkeys({"attention_mask"} & {*self._names})  # rows of padding, of which there are none
+        # transformers' mask of padding rows; there are none
+        self._none = dict.fromkeys({"attention_mask"} & {*self._names})
         self._cache = next(name for name in _CACHES if name in self._names)
 
     def forward(self, *args: Any, **options: Any) -> Tensor:
@@ -192,7 +196,7 @@ class RecurrentMixer(nn.Module):
 
 
 def _rows_of(value: Any, n_rows: int, call: _MixerCall) -> Any:
-    """The rows of a call from tensors [1, n_rows, ...], as [n_requests, n, ...]."""
+    """Picks the rows of a call from tensors [1, n_rows, ...]; returns [n_requests, n, ...]."""
     if isinstance(value, tuple):
         return tuple(_rows_of(one, n_rows, call) for one in value)
     if not isinstance(value, Tensor) or value.shape[:2] != (1, n_rows):
@@ -201,7 +205,7 @@ def _rows_of(value: Any, n_rows: int, call: _MixerCall) -> Any:
 
 
 class _MixerUse(NamedTuple):
-    """A call of a module that used the state of a layer."""
+    """One call of a module that used the state of a layer."""
 
     layer: int
     args: Any
@@ -209,8 +213,8 @@ class _MixerUse(NamedTuple):
 
 
 class _Recorder(DynamicCache):  # type: ignore[misc]
-    """Records which module uses the state of which layer. running: the modules that run and their arguments, the
-    innermost last."""
+    """Records which module uses the state of which layer. running: the modules that are running and their arguments,
+    the innermost last."""
 
     def __init__(self, config: Any, running: list[tuple[nn.Module, Any, Any]]) -> None:
         super().__init__(config=config)
@@ -276,8 +280,9 @@ def pack_mixers(model: Any, ids: Tensor) -> tuple[list[StatePart], bool]:
 
 
 def _needs_steps(uses: Sequence[tuple[RecurrentMixer, _MixerUse]], pool: StatePool, n: int) -> bool:
-    """Whether a mixer is wrong for several rows after a state. Compares n rows at once with two halves, and with the
-    second half row by row: rounding gives both errors of one size."""
+    """Whether a mixer gives wrong results for several rows after a state. Compares n rows computed at once with two
+    halves, and with a second half computed row by row: if only rounding differs, both errors have about the same
+    size."""
     half = n // 2
 
     def outputs(*kept: int) -> list[Tensor]:

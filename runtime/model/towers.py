@@ -1,8 +1,8 @@
-"""Images in models that transformers computes: the tower that reads them, and the rows that they have in a step.
+"""Images in models that transformers computes: the vision tower, and the rows of images in a step.
 
 After the embedding layer, the embeddings of an image's rows replace those of their ids. DeepStack (Qwen3-VL) adds more
 vectors of the tower after the first layers. In Gemma 3 the rows of an image attend to each other in both directions,
-which attention over pages does not know: these rows are computed here by torch."""
+which paged attention does not support: torch computes these rows here."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class ImageInputs(NamedTuple):
     rows       int64 [n]: the rows in the batch, in ascending order
     values     [n, hidden]: in place of the embeddings of their ids
     deeper     for each of the first layers, [n, hidden] that is added to its output
-    positions  int64 [3, n_rows]: the positions of all rows of the batch, where they have three axes
-    blocks     where attention is bidirectional
+    positions  int64 [3, n_rows]: the positions of all rows of the batch, if they have three axes
+    blocks     the rows whose attention is bidirectional
     """
 
     rows: Tensor
@@ -52,9 +52,11 @@ class ImageTower:
     """The part of a model that reads images. current: the images of the step that runs."""
 
     def __init__(self, model: Any, current: Callable[[], ImageInputs | None]) -> None:
-        """Unsupported: this release of transformers has no way to call the tower by itself."""
+        """Unsupported: in this release of transformers, the tower cannot be called by itself."""
         if not hasattr(model, "get_image_features"):
-            raise Unsupported(f"{type(model).__name__} of this transformers has no get_image_features; install 5.24")
+            raise Unsupported(
+                f"{type(model).__name__} has no get_image_features in this version of transformers; install 5.24"
+            )
         self._model, self._current = model, current
         model.get_input_embeddings().register_forward_hook(self._embed)
         for module in model.modules():
@@ -63,8 +65,8 @@ class ImageTower:
 
     @torch.inference_mode()
     def __call__(self, arrays: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """The embeddings of an image's rows [n, hidden], and those that the first layers add. arrays: what
-        transformers' image processor makes of it."""
+        """Compute the embeddings of an image's rows [n, hidden], and the vectors that are added after the first layers.
+        arrays: the output of transformers' image processor."""
         device, dtype = self._model.device, self._model.dtype
         placed = {
             name: array.to(device, dtype if array.is_floating_point() else None) for name, array in arrays.items()

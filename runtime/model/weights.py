@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Progress = Callable[[int, int], None]  # (bytes read so far, bytes in total)
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
-_KNOWN = _FLOATS | {"I64", "I32", "I8", "U8", "F8_E4M3", "BOOL"}  # weights in few bits, tables and masks
+_KNOWN = _FLOATS | {"I64", "I32", "I8", "U8", "F8_E4M3", "BOOL"}  # quantised weights, tables and masks
 _SAMPLE = 256  # bytes per sample of a tensor in a fingerprint
 _MAX_HEADER = 100 << 20  # as in the safetensors library
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -39,7 +39,8 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 class Checkpoint:
     """The tensors of a model directory or .gguf file by name. A context manager that closes the files it opened.
-    dtype: that of tensors from GGUF. files: those with the tensors, where they are not a model's.
+    dtype: the dtype to which tensors from GGUF are converted. files: the files with the tensors, if they are not those
+    of a model.
 
     Raises BadModel if there are no safetensors, a shard is missing or a file is broken; Unsupported for unknown dtypes.
     """
@@ -84,7 +85,7 @@ class Checkpoint:
 
     @cached_property
     def modules(self) -> dict[str, set[str]]:
-        """The tensors of each module, by their names in it."""
+        """The tensors of each module, by their names inside the module."""
         found: dict[str, set[str]] = {}
         for name in self.tensors:
             module, suffix = split(name)
@@ -92,8 +93,8 @@ class Checkpoint:
         return found
 
     def take(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
-        """The tensor `name` on the CPU, as stored; from GGUF in the dtype of this checkpoint. dtype: the one that it is
-        stored in, by safetensors' name; None: any float. BadModel if it is missing or does not have the shape `shape`;
+        """Read the tensor `name` to the CPU, as stored; from GGUF, in the dtype of this checkpoint. dtype: the stored
+        dtype, by safetensors' name; None: any float. BadModel if it is missing or does not have the shape `shape`;
         Unsupported if it is stored in another dtype."""
         stored = self.tensors.get(name)
         if stored is None:
@@ -105,7 +106,7 @@ class Checkpoint:
         return weight
 
     def take_grouped(self, name: str, *shape: int) -> Grouped | None:
-        """The matrix `name` in the few bits that it has in GGUF; None: it has none. BadModel: it cannot be read."""
+        """Read the quantised matrix `name` from GGUF; None: it is not quantised. BadModel: it cannot be read."""
         stored = self.tensors.get(name)
         if self._gguf is None or stored is None or stored.shape != shape:
             return None
@@ -150,8 +151,8 @@ class Checkpoint:
 
 
 class Headers(Checkpoint):
-    """A checkpoint whose tensors have their shapes and no content, for a model that is only measured. device: meta, or
-    cpu within a FakeTensorMode, so that no tensor takes memory."""
+    """A checkpoint whose tensors have shapes but no content, for a model that is only measured. device: meta, or cpu
+    inside a FakeTensorMode, so that no tensor takes memory."""
 
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(path, dtype=dtype)
@@ -169,7 +170,7 @@ class Headers(Checkpoint):
         return empty_grouped(stored, self.device) if self._gguf and stored and stored.shape == shape else None
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
-        """Whether a tensor has an effect may depend on its content."""
+        """Does nothing: whether a tensor was left out rightly may depend on its content."""
 
 
 def weight_files(path: Path) -> list[Path]:
@@ -208,9 +209,9 @@ def version(path: Path) -> str:
 
 
 def fingerprint(path: Path) -> bytes:
-    """Identifies the weights in a directory on any machine: a 16-byte digest of config.json, and of the name, shape,
-    place, start, middle and end of each tensor. Takes 10 ms for 300 tensors. Changes elsewhere in a tensor are not
-    detected; `version` detects them."""
+    """Identifies the weights in a directory on any machine: a 16-byte digest of config.json, and of each tensor's name,
+    shape, place, and samples from its start, middle and end. Takes 10 ms for 300 tensors. Changes elsewhere in a tensor
+    are not detected; `version` detects them."""
     state = blake2b(digest_size=16)
     with suppress(FileNotFoundError):
         state.update(gguf.read_bytes(path / "config.json"))
@@ -246,13 +247,13 @@ def _header(file: Path) -> dict[str, Stored]:
         raise BadModel(f"{file} has {size} bytes, but its header requires {end}; it is truncated or was changed")
     for name, entry in stored.items():
         if entry.dtype not in _KNOWN:
-            raise Unsupported(f"{name} is stored as {entry.dtype}; known are {', '.join(sorted(_KNOWN))}")
+            raise Unsupported(f"{name} is stored as {entry.dtype}; supported: {', '.join(sorted(_KNOWN))}")
     return stored
 
 
 @contextmanager
 def bar(title: str, *, shown: bool | None = None) -> Iterator[Progress | None]:
-    """A progress bar on stderr for `load`. shown: None: only if stderr is a terminal."""
+    """A progress bar on stderr for `load`. shown: whether to show it; None: only if stderr is a terminal."""
     if not (sys.stderr.isatty() if shown is None else shown):
         yield None
         return

@@ -1,7 +1,7 @@
 """The decoders of the server, the engine, its host and the preflight process; wire.py has that of a client.
 
-They are in a file of their own because making them takes 3 ms of `import banyan`, which needs none of them. There is
-one per direction, so a message of another direction does not decode.
+They are in a separate file because creating them takes 3 ms, and `import banyan` needs none of them. There is one per
+direction, so a message that belongs to another direction does not decode.
 """
 
 from __future__ import annotations

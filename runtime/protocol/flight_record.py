@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 LOOP, COMPILER = 0, 1
 _N_ROWS = 2
-_MAX_IDS = 4095  # request ids in a row; any more are left out
+_MAX_IDS = 4095  # most request ids in a row; further ones are left out
 _ROW_BYTES = 8 * (1 + _MAX_IDS)  # their number, then the ids, as int64
 
 
@@ -27,13 +27,13 @@ class FlightRecord:
 
     @staticmethod
     def make() -> int:
-        """The file descriptor of a new one. The caller closes it."""
+        """Create the memory of a new record. Returns its file descriptor, which the caller must close."""
         fd = os.memfd_create("banyan-flight", os.MFD_CLOEXEC)
         os.ftruncate(fd, _N_ROWS * _ROW_BYTES)
         return fd
 
     def note(self, row: int, rids: Sequence[int]) -> None:
-        """From now on the thread of `row` works on these requests."""
+        """Record that the thread of `row` works on these requests from now on."""
         words, at, n = self._words, row * (1 + _MAX_IDS), min(len(rids), _MAX_IDS)
         words[at] = 0  # a crash during the next line leaves an empty row, not a half-written one
         words[at + 1 : at + 1 + n] = memoryview(array("q", rids[:n]))

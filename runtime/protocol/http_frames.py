@@ -1,4 +1,4 @@
-"""Messages of the socket as bodies of HTTP: each preceded by its length, 4 bytes in little-endian order."""
+"""Messages of the socket as HTTP bodies: each message is preceded by its length, 4 bytes in little-endian order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PATH = "/v1/programs"
 KIND = "application/x-banyan"
 """The content type of such a body."""
 SESSION = "x-banyan-session"
-"""The header of the response to POST PATH: more messages go to PATH/SESSION."""
+"""The header of the response to POST PATH that holds the session id: further messages go to PATH/SESSION."""
 MAX_BODY = 32 << 20
-"""Bytes of a request's body. An HTTP server may read no more of it."""
+"""Most bytes of a request's body that an HTTP server reads."""
 MAX_MESSAGE = MAX_BODY - 4
 _LENGTH = 4
 

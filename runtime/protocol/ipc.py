@@ -29,9 +29,10 @@ HEARTBEAT = 1.0
 MAX_MISSED = 5
 """Pings that the server may leave unanswered before the client considers it lost."""
 MAX_SILENT = 30
-"""Heartbeats without a message after which the server forgets a client. The death of a client is seen at once."""
+"""Heartbeats without a message after which the server forgets a client. (The death of a client's process is noticed at
+once.)"""
 
-_RECEIVE_LIMIT = 64  # unread messages of one client in the server; more of them wait in the client
+_RECEIVE_LIMIT = 64  # most unread messages of one client in the server; further ones wait in the client
 _SEND_LIMIT = 100_000  # messages queued for a client that does not read; then it is disconnected
 _EVENT = struct.Struct("=Hi")  # an event of a `watch` socket: its kind and its value
 _PATH_LIMIT = 107  # bytes of a Unix socket's path, without the final NUL
@@ -52,7 +53,7 @@ def private_directory(path: Path) -> None:
         raise ConfigError(f"{path} belongs to user {status.st_uid}; put the socket in a directory of your own")
     if stat.S_IMODE(status.st_mode) & 0o077:
         raise ConfigError(
-            f"others may enter {path} (mode {stat.S_IMODE(status.st_mode):04o}); "
+            f"other users may enter {path} (mode {stat.S_IMODE(status.st_mode):04o}); "
             f"put the socket in a directory of its own, or run `chmod 700 {path}`"
         )
 
@@ -87,7 +88,7 @@ def _probe(path: Path) -> None:
 
 def listen(context: Context, path: Path, max_message: int) -> tuple[Socket, Lock]:
     """A ROUTER bound to `path`, and the lock of the path. The socket file of a dead server is replaced. ConfigError: a
-    server listens there, or others can access the path."""
+    server listens there, or other users can access the path."""
     where = address(path)
     private_directory(path.parent)
     lock = Lock(path)

@@ -1,8 +1,8 @@
-"""The limits of one message: how long each string and each list in it may be. They are the same for all servers. (That
-of marks is one of a state.)
+"""The limits of one message: how long each string and each list in it may be. They are the same for all servers. (The
+limit of marks applies to a state.)
 
-Decoders check them before they read the contents, so a message that exceeds one costs no time. `config` has the limits
-that a server can set: bytes of a message, and what a client may have on the server at a time.
+Decoders check them before they read the contents, so a message that exceeds one costs no time. The limits that a server
+can set are in `config`: bytes of a message, and what a client may have on the server at a time.
 """
 
 from __future__ import annotations
@@ -75,4 +75,4 @@ MESSAGE_LIMITS = (
     MessageLimit("results of one turn's calls", MAX_RESULTS, "texts"),
     MessageLimit("nodes of the tree in one answer", MAX_NODES, "nodes"),
 )
-"""All of them, for `banyan serve --help` and the documentation."""
+"""The table of all limits, for `banyan serve --help` and the documentation."""

@@ -13,7 +13,7 @@ from banyan.runtime.protocol.limits import MAX_NUMBER
 
 
 class ValueSource(NamedTuple):
-    """Which op makes a value: its ref, the name of the gen and its source line, for errors."""
+    """The op that makes a value: its ref, the name of the gen and its source line, for errors."""
 
     ref: int
     name: str = ""
@@ -21,8 +21,9 @@ class ValueSource(NamedTuple):
 
 
 class ProgramTemplate:
-    """The ops of one Define. n_args, n_children, n_refs, n_marks: how many numbers of each kind a Use takes. places:
-    the sources of its values. n_draws: gens and selects without a seed."""
+    """The ops of one Define. n_args: how many arguments a Use must give. n_children, n_refs, n_marks: how many states,
+    values and marks it numbers. places: the sources of its values. n_draws: number of gens and selects without a
+    seed."""
 
     def __init__(self, ops: Iterable[wire.TemplateOp] = ()) -> None:
         self.ops: list[wire.TemplateOp] = []
@@ -68,7 +69,8 @@ class ProgramTemplate:
         ):
             if start + n - 1 > MAX_NUMBER:
                 raise BadProgram(
-                    f"template {use.template} numbers its {what} up to {start + n - 1}; {MAX_NUMBER} is the most"
+                    f"template {use.template} numbers its {what} up to {start + n - 1}, but the largest number is "
+                    f"{MAX_NUMBER}"
                 )
         seeds = iter(use.seeds)
         is_renumbered = (use.state, use.child, use.ref, use.mark) != (0, 1, 0, 0)

@@ -49,8 +49,8 @@ REASONING_FORMATS: Final[dict[str, Reasoning]] = {
 
 
 def format_in(template: str) -> Reasoning | None:
-    """The format whose marks stand in the source of a chat template; None: the model does not reason."""
+    """The format whose marks occur in the source of a chat template; None: the model does not reason."""
     found = (marks for marks in REASONING_FORMATS.values() if marks.start in template and marks.end in template)
     if (marks := next(found, None)) is None:
         return None
-    return replace(marks, is_forced=False)  # a prompt that ends inside the reasoning shows it itself
+    return replace(marks, is_forced=False)  # a prompt that ends inside the reasoning contains the start mark

@@ -1,5 +1,5 @@
-"""Names of roles, and of tools in a conversation. A chat template writes them beside its control tokens, so they are
-short and cannot spell one."""
+"""Checks the names of roles, and of tools in a conversation. A chat template writes them beside its control tokens, so
+they must be short, and must not be able to spell a control token."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _ROLE = re.compile(r"[A-Za-z0-9_ .-]{1,64}")
 
 
 def check_role(name: object) -> None:
-    """BadProgram: it is no name of a role."""
+    """Check the name of a role. BadProgram: it is not valid."""
     if not isinstance(name, str) or len(name) > 64 or not _is_role(name):
         raise BadProgram(
-            f"a role is a name of 1 to 64 letters, digits, spaces and `_.-`, such as 'tool', not {str(name)[:80]!r}"
+            "a role must be a name of 1 to 64 letters, digits, spaces and `_.-`, such as 'tool', not "
+            f"{str(name)[:80]!r}"
         )
 
 
@@ -32,20 +33,20 @@ def _is_role(name: str) -> bool:
 
 
 def check_calls(calls: Iterable[WireToolCall]) -> None:
-    """BadProgram: a call of an earlier turn has a bad id or name."""
+    """Check the calls of an earlier turn. BadProgram: a call has an invalid id or name."""
     for call in calls:
         if not _ID.fullmatch(call.id):
-            raise BadProgram(f"the id of a call has nine digits, not {call.id[:80]!r}")
+            raise BadProgram(f"the id of a call must have nine digits, not be {call.id[:80]!r}")
         if not _TOOL.fullmatch(call.name):
-            raise BadProgram(f"a tool's name has 1 to 64 letters, digits and `_.-`, not {call.name[:80]!r}")
+            raise BadProgram(f"a tool's name must have 1 to 64 letters, digits and `_.-`, not be {call.name[:80]!r}")
 
 
 def read_arguments(call: WireToolCall) -> dict[str, Any]:
-    """The arguments of a call of an earlier turn. BadProgram: they are no JSON object."""
+    """The arguments of a call of an earlier turn. BadProgram: they are not a JSON object."""
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
-        raise BadProgram(f"the arguments of a call are a JSON object, not {call.arguments[:80]!r}")
+        raise BadProgram(f"the arguments of a call must be a JSON object, not {call.arguments[:80]!r}")
     return arguments

@@ -1,8 +1,8 @@
 """Encrypted tcp:// sockets for clients and engines on other machines, with CURVE.
 
 The server has a key pair (`banyan keys DIR`), whose public key its peers must know. Clients are identified by the
-access token that they send encrypted, engine hosts by key pairs of their own, whose public keys the server knows. In
-all else the sockets are those of ipc.py.
+access token that they send encrypted, and engine hosts by their own key pairs, whose public keys the server knows. In
+all other respects the sockets are as in ipc.py.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _TIMEOUT_MS = 5000  # a connection without a heartbeat for this time is closed
 def make_keys(folder: Path, name: str = NAME) -> tuple[Path, Path]:
     """Write a public and a secret key into a directory of mode 0700. ConfigError: it contains keys of this name."""
     if not re.fullmatch(r"[\w.-]{1,64}", name):
-        raise ConfigError(f"a name has 1 to 64 letters, digits and ._-, not {name[:200]!r}")
+        raise ConfigError(f"a name must have 1 to 64 letters, digits and ._-, not be {name[:200]!r}")
     ipc.private_directory(folder)
     if (existing := folder / f"{name}.key_secret").exists():
         raise ConfigError(
-            f"{existing} is there already; clients that use it could not connect any more. Choose another directory"
+            f"{existing} exists already, and clients that use it could not connect any more; choose another directory"
         )
     old_umask = os.umask(0o077)
     try:
@@ -46,18 +46,20 @@ def make_keys(folder: Path, name: str = NAME) -> tuple[Path, Path]:
 
 
 def read_keys(path: Path) -> tuple[bytes, bytes]:
-    """(public, secret) of a server or an engine host, from the file with the secret key. ConfigError: unreadable, or
-    others may read it."""
+    """(public, secret) of a server or an engine host, from the file with the secret key. ConfigError: it cannot be
+    read, or other users may read it."""
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise ConfigError(f"others may read the secret key in {path}; run `chmod 600 {path}`")
+            raise ConfigError(f"other users may read the secret key in {path}; run `chmod 600 {path}`")
         public, secret = zmq.auth.load_certificate(path)
     except ConfigError:
         raise
     except (OSError, ValueError) as e:
         raise ConfigError(f"curve_key {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if secret is None:
-        raise ConfigError(f"{path} holds no secret key; that is in a file NAME.key_secret, such as {NAME}.key_secret")
+        raise ConfigError(
+            f"{path} has no secret key; secret keys are in files NAME.key_secret, such as {NAME}.key_secret"
+        )
     return public, secret
 
 
@@ -81,7 +83,9 @@ def known_keys(path: Path) -> dict[bytes, str]:
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"engine_keys {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if bad := next((words for words in lines if len(words) != 2 or len(words[1]) != _KEY_LENGTH), None):
-        raise ConfigError(f"engine_keys {path}: {' '.join(bad)[:80]!r} is no line NAME KEY; `banyan keys` prints one")
+        raise ConfigError(
+            f"engine_keys {path}: {' '.join(bad)[:80]!r} is not a line NAME KEY; `banyan keys` prints such a line"
+        )
     return {key.encode(): name for name, key in lines}
 
 
@@ -107,12 +111,14 @@ def connect(
     events: int = 0,
 ) -> tuple[ipc.Socket, ipc.Socket]:
     """Like ipc.connect, for tcp://HOST:PORT. ConnectFailed also if the key is missing or invalid. keys: (public,
-    secret) of the peer, if the server knows its peers by their keys. events: those of libzmq that the second socket
-    tells, in place of those of `watch`."""
+    secret) of the peer, if the server identifies peers by their keys. events: the libzmq events that the second socket
+    reports, in place of those of `watch`."""
     try:
         host, port = tcp(address)
         if not server_key:
-            raise ConfigError(f"it wants the server's public key: connect(..., server_key=...), or {SERVER_KEY}")
+            raise ConfigError(
+                f"it needs the server's public key: give connect(..., server_key=...), or set {SERVER_KEY}"
+            )
         key = public_key(server_key)
         sockets.create_connection((host, port), timeout).close()
     except ConfigError as e:
@@ -125,7 +131,7 @@ def connect(
         dealer.curve_serverkey = key
     except zmq.ZMQError as e:
         dealer.close(0)
-        raise ConnectFailed(f"{address}: server_key is no key: {server_key}") from e
+        raise ConnectFailed(f"{address}: server_key is not a key: {server_key}") from e
     _set_heartbeat(dealer)
     monitor = dealer.get_monitor_socket(events) if events else ipc.watch(dealer)
     dealer.connect(address)
@@ -133,7 +139,7 @@ def connect(
 
 
 def own_address(address: str) -> str:
-    """The address of this machine for peers on the way to tcp://HOST:PORT. Sends nothing."""
+    """The address of this machine on the network through which it reaches tcp://HOST:PORT. Sends nothing."""
     family, _, _, _, to = sockets.getaddrinfo(*tcp(address), type=sockets.SOCK_DGRAM)[0]
     with sockets.socket(family, sockets.SOCK_DGRAM) as socket:
         socket.connect(to)

@@ -29,8 +29,8 @@ def date_time(has_zone: bool | None) -> str:
 _HOURS, _MINUTES, _SECONDS = "[0-9]{1,6}H", "[0-9]{1,6}M", "[0-9]{1,6}(?:\\.[0-9]{1,6})?S"
 _CLOCK = f"T(?:{_HOURS}(?:{_MINUTES})?(?:{_SECONDS})?|{_MINUTES}(?:{_SECONDS})?|{_SECONDS})"
 DURATION = f"-?P(?:[0-9]{{1,6}}D(?:{_CLOCK})?|{_CLOCK})"
-"""Days, hours, minutes and seconds. Years, months and weeks, which ISO 8601 has too, have no fixed length or are not
-read by all libraries."""
+"""Days, hours, minutes and seconds. ISO 8601 also has years and months, which have no fixed length, and weeks, which
+not all libraries read."""
 
 _NUMBER = "(?:0|[1-9][0-9]*)(?:\\.[0-9]+)?"
 COMPLEX = f"-?{_NUMBER}(?:[+-]{_NUMBER}j|j)?"
@@ -45,7 +45,7 @@ URL_TAIL = r"(?:[/?#][!#-\[\]-~]*)?"
 
 
 def base64(shortest: int = 0, longest: int | None = None) -> str:
-    """The base64 of `shortest` to `longest` bytes."""
+    """The base64 encoding of `shortest` to `longest` bytes."""
     forms = []
     for n, rest in enumerate(("", "[A-Za-z0-9+/]{2}==", "[A-Za-z0-9+/]{3}=")):
         low = max(0, -((n - shortest) // 3))
@@ -55,7 +55,8 @@ def base64(shortest: int = 0, longest: int | None = None) -> str:
 
 
 def decimal(max_digits: int | None = None, decimal_places: int | None = None) -> str:
-    """A decimal number without exponent. max_digits: of both sides of the point. decimal_places: after the point."""
+    """A decimal number without exponent. max_digits: most digits on both sides of the point together. decimal_places:
+    most digits after the point."""
     if max_digits is None:
         return f"-?(?:0|[1-9][0-9]*){_fraction(decimal_places)}"
     whole = max_digits if decimal_places is None else max_digits - decimal_places
@@ -92,7 +93,7 @@ ENFORCED_FORMATS = frozenset(
 """Formats of JSON Schema that are enforced. All others only annotate, as the standard says."""
 ANNOTATING_FORMATS = frozenset((
     *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
-    *("uri-reference", "uri-template"),  # the standard's; then those of OpenAPI's registry
+    *("uri-reference", "uri-template"),  # the formats of the standard; then those of OpenAPI's registry
     *("base64url", "binary", "byte", "char", "commonmark", "decimal", "decimal128", "double", "double-int", "float"),
     *("html", "http-date", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "media-range"),
     *("password", "sf-binary", "sf-boolean", "sf-decimal", "sf-integer", "sf-string", "sf-token"),

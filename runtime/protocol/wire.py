@@ -51,7 +51,7 @@ VERSION = 2
 
 # Types with a range or a length, which decoders check; see limits.py.
 Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
-"""What a client numbers: programs, messages, states, refs, marks, templates."""
+"""A number that a client assigns: of a program, message, state, ref, mark or template."""
 Int32 = Annotated[int, Meta(ge=-MAX_COUNT - 1, le=MAX_COUNT)]
 Seed = Annotated[int, Meta(ge=-MAX_NUMBER - 1, le=MAX_NUMBER)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
@@ -101,7 +101,7 @@ class BeginTurn(Wire, frozen=True, tag="begin"):
     role: Annotated[str, Meta(max_length=MAX_ROLE)]
     answers: WireToolCall | None = None
     """For a tool's turn, the call whose result the turn is. Only the call's id and name count. The id has nine digits,
-    as Mistral's templates want it."""
+    as Mistral's templates require."""
 
 
 class EndTurn(Wire, frozen=True, tag="end"):
@@ -118,8 +118,8 @@ class Image(Wire, frozen=True):
 
 
 class TokenIds(Wire, frozen=True, tag="ids"):
-    """Tokens of the model's vocabulary (int32), with control tokens. The prompt gets exactly these: no begin-of-text
-    token is put before them."""
+    """Tokens of the model's vocabulary (int32), including control tokens. The prompt gets exactly these tokens; no
+    begin-of-text token is put before them."""
 
     ids: Annotated[bytes, Meta(max_length=4 * MAX_IDS)]
 
@@ -140,19 +140,18 @@ class ConstraintSpec(Wire, frozen=True):
     """What the whole output of a gen must match. Only an output with finish_reason "stop" that no stop string ended is
     guaranteed to be complete.
 
-    text: by `kind`, a regex in Rust's syntax (no look-around, no back-references), a JSON Schema, a context-free
-    grammar in llguidance's Lark dialect, or a JSON list of strings. style: whitespace in JSON: {"a": 1, "b": 2},
-    {"a":1,"b":2}, either of these throughout a value, or any.
-    after: trigger strings. The output is free text until it contains one of them, as text or as a special token; then
-    the constraint applies. (): from the first token. scope: with triggers, whether the output must contain a
-    constrained value ("must"), may contain one ("may"), or any number with free text in between ("repeat"). since: the
-    triggers have no effect before this string, which ends the model's reasoning.
-    end: text that is forced directly after each value, such as "\\n</tool_call>".
-    engine: "": llguidance, or the server's default for its kind. outlines_core takes regexes and choices without
-    triggers; llguidance compiles those that are too complex for it.
-    order: of a JSON Schema's optional properties: as the schema lists them, or any order after the required ones.
-    is_checked: the client validates the value against the JSON Schema. Then keywords that cannot be enforced while it
-    is generated are left out, and not refused.
+    text: depending on `kind`, a regex in Rust's syntax (no look-around, no back-references), a JSON Schema, a
+    context-free grammar in llguidance's Lark dialect, or a JSON list of strings. style: the whitespace in JSON: as in
+    {"a": 1, "b": 2}, as in {"a":1,"b":2}, either of these throughout a value, or any. after: trigger strings. The
+    output is free text until it contains one of them, as text or as a special token; then the constraint applies. ():
+    from the first token. scope: with triggers, whether the output must contain a constrained value ("must"), may
+    contain one ("may"), or any number with free text in between ("repeat"). since: the triggers have no effect before
+    this string, which ends the model's reasoning. end: text that is forced directly after each value, such as
+    "\\n</tool_call>". engine: the library that compiles it. "": llguidance, or the server's default for the kind.
+    outlines_core compiles regexes and choices without triggers; llguidance compiles those that are too complex for
+    outlines_core. order: the order of a JSON Schema's optional properties: as the schema lists them, or any order after
+    the required ones. is_checked: the client validates the value against the JSON Schema. Then keywords that cannot be
+    enforced while the value is generated are left out, and not refused.
     """
 
     kind: Literal["regex", "json_schema", "grammar", "choices"]
@@ -208,13 +207,13 @@ class Tools(Wire, frozen=True):
     specs: ToolSpecs
     max_rounds: Int32 = 4
     ends_turn: bool = False
-    """There is one turn only. If the model calls tools in it, the turn ends with the calls, which are in Sample.calls;
-    Sample.text is the text before them. What is no valid call is text. A constraint of the gen applies if the model
-    calls none: then the output is generated a second time."""
+    """The gen has one turn only. If the model calls tools in it, the turn ends with the calls, which are in
+    Sample.calls; Sample.text is the text before them. An invalid call is text. A constraint of the gen applies only if
+    the model calls no tool: then the output is generated a second time."""
     must_call: bool = False
     """With ends_turn: the output is a call and nothing else, apart from reasoning."""
     only: Name = ""
-    """The one tool that may be called; "": all of them. The model reads the specs of all."""
+    """The only tool that may be called; "": all of them. The model reads the specs of all tools in any case."""
     one_call: bool = False
     """A turn has at most one call."""
 
@@ -262,9 +261,9 @@ class Gen(Wire, frozen=True):
     """> 0: the client validates each output. The server sends Called (without calls); Results with an empty text accept
     it, any other text is an error message for the model, which tries again. Only the last output enters the state."""
     timeout: float = 0.0
-    """Seconds after which the gen fails, from when its state reaches it; 0: none."""
+    """Seconds after which the gen fails, counted from when its state reaches it; 0: no limit."""
     budget: Number = 0
-    """Tokens, over all samples and turns, after which the gen fails; 0: none."""
+    """Tokens, over all samples and turns, after which the gen fails; 0: no limit."""
     priority: Int32 | None = None
     """Overrides the program's priority; see ProgramLimits."""
     deadline: float = 0.0
@@ -303,8 +302,8 @@ class Fork(Wire, frozen=True):
 
 
 class Join(Wire, frozen=True):
-    """Append to `state`, in order, the text that each child got since its fork. adopt: instead, `state` becomes
-    equal to its only child, tokens included."""
+    """Append to `state`, in order, the text that each child has got since its fork. adopt: instead, `state` becomes
+    equal to its only child, including the tokens."""
 
     state: Number
     children: Numbers
@@ -361,8 +360,8 @@ class Use(Wire, frozen=True):
 
 
 class Results(Wire, frozen=True):
-    """The client's reply to a Called: one text for each call, in order. It is not queued behind other ops. The server
-    ignores Results that nothing waits for."""
+    """The client's reply to a Called: one text for each call, in order. It is not queued after other ops. The server
+    ignores Results for which nothing waits."""
 
     state: Number
     ref: Number
@@ -379,7 +378,7 @@ TemplateOp = Append | Gen | Select | Fork | Join | Mark | Read | Drop | CacheHin
 
 class Hello(Wire, frozen=True):
     """The first message of a client. client: its name for the log. token: its access token, if the server asks for
-    one. tenant: an operator acts for this tenant, and gives up an operator's rights."""
+    one. tenant: the tenant for which an operator wants to act, without an operator's rights."""
 
     version: Int32
     client: Name = ""
@@ -388,7 +387,8 @@ class Hello(Wire, frozen=True):
 
 
 class ProgramLimits(Wire, frozen=True):
-    """Limits and priority of a program. When a limit is reached, what is unfinished fails with an error that names it.
+    """Limits and priority of a program. When a limit is reached, everything unfinished fails with an error that names
+    the limit.
 
     timeout: seconds, as the user gave it (0: none). left: how many of them are left when the message is sent.
     timeout_of: whether a run or a batch has the timeout. budget: tokens for all gens together (0: no limit).
@@ -453,7 +453,7 @@ Topic = (
     Literal["stats", "flush", "check", "info", "tree", "events", "programs"]
     | Literal["load_adapter", "unload_adapter", "add", "drain", "roll"]
 )
-"""What one can ask; see Ask."""
+"""The subject of a question; see Ask."""
 
 
 class Ask(Wire, frozen=True):
@@ -466,12 +466,12 @@ class Ask(Wire, frozen=True):
     event number `since`, the `next` of the previous answer; -1: all prefixes stored now (`radix_cache.events`).
     "programs": programs that run, that are idle, and that have ended, the newest first (`server.programs.overview`).
     "load_adapter": load the adapter in the directory `path` of the server's machine, for gens that name it `name`.
-    "unload_adapter": new gens cannot name it; its memory is free when the requests that use it have ended. (The engine
-    gets its digest in hex as `name`.)
-    "add": start one more engine; the answer comes when it is ready. "drain": place nothing more in the engine `name`;
-    the answer comes when it has ended. "roll": replace the engines one at a time by engines with the weights of the
-    model `path`; the answer comes when all have them. If there are several engines, "events" are those of the engine
-    `name`, and all other answers are the sums of what they say.
+    "unload_adapter": new gens cannot name the adapter; its memory is freed when the requests that use it have ended.
+    (The engine gets the adapter's digest in hex as `name`.) "add": start one more engine; the answer comes when it is
+    ready. "drain": place no more programs in the engine `name`; the answer comes when the engine has ended. "roll":
+    replace the engines one at a time by engines with the weights of the model `path`; the answer comes when all have
+    them. If there are several engines, "events" are those of the engine `name`, and all other answers are sums over the
+    engines.
     """
 
     id: Number
@@ -508,7 +508,7 @@ class SlicedDefine(Wire, frozen=True, tag="define"):
 
 
 class OpSource(msgspec.Struct, frozen=True):
-    """What an error says about an op that does not decode."""
+    """The fields of an op that an error names if the op cannot be decoded."""
 
     t: Name = ""
     name: Name = ""
@@ -549,13 +549,14 @@ class Welcome(Wire, frozen=True):
     sampling: Sampling = Sampling()
     """The model's defaults, for gens and runs without options of their own."""
     no_images: str = ""
-    """Why prompts may contain no images, if there is more to say than that the model takes only text."""
+    """Why prompts must not contain images, if the reason is not simply that the model takes only text."""
 
 
 class TokenUsage(Wire, frozen=True):
-    """Token counts of one gen or select. prompt: of these, `cached` came from the tree; what samples or choices share
-    counts once. generated: output tokens of all samples; of these, `reasoning` come before the content, where the
-    reasoning is separated. drafted, accepted: draft tokens proposed for the output, and how many became part of it."""
+    """Token counts of one gen or select. prompt: prompt tokens; of these, `cached` came from the tree; tokens that
+    samples or choices share count once. generated: output tokens of all samples; of these, `reasoning` come before the
+    content, if reasoning is separated. drafted, accepted: draft tokens proposed for the output, and how many became
+    part of it."""
 
     prompt: int = 0
     cached: int = 0
@@ -618,7 +619,7 @@ class Sample(Wire, frozen=True):
 
 class Scores(Wire, frozen=True):
     """Scores of a select, for each choice: the mean logprob, the (logprob, id) of each scored token, and its weight in
-    the draw. unconditional: only for the method that needs it."""
+    the draw. unconditional: the same without the prompt, only for the method that needs it."""
 
     normalized: tuple[float, ...]
     tokens: tuple[tuple[tuple[float, int], ...], ...]
@@ -630,8 +631,8 @@ class Delta(Wire, frozen=True):
     """More text of a streaming gen. It contains whole characters only, and no text that a stop string may still cut.
 
     n_tokens: output tokens so far. is_thought: the text is reasoning (see Gen.reasoning). round: the turn or attempt of
-    a gen with tools or retries, from 0; with retries only the last one counts. logprobs: those of the tokens since the
-    previous Delta, if requested. n_prompt, n_cached: as in TokenUsage, for this round; 0: not known yet.
+    a gen with tools or retries, from 0; with retries only the last one counts. logprobs: the logprobs of the tokens
+    since the previous Delta, if requested. n_prompt, n_cached: as in TokenUsage, for this round; 0: not known yet.
     """
 
     program: int
@@ -681,8 +682,9 @@ class Value(Wire, frozen=True):
 
 
 class Failed(Wire, frozen=True):
-    """Value `ref` failed (ref None: the whole program). code and message are those of an error in errors.py. From the
-    engine, `program` is the request id. program -1: the server refuses the client, or the engine could not start."""
+    """Value `ref` failed (ref None: the whole program). code and message are those of an error in errors.py. In a
+    message from the engine, `program` is the request id. program -1: the server refuses the client, or the engine could
+    not start."""
 
     program: int
     seq: int
@@ -709,8 +711,8 @@ class Pong(Wire, frozen=True):
 
 class ImageRows(Wire, frozen=True):
     """Tokens start .. start + n - 1 of a prompt are rows of an image, from its row `first` on. image: the digest of its
-    file. Their ids are negative and follow from the digest. height, width: the size of the grid of rows, where
-    positions have three axes."""
+    file. Their ids are negative and computed from the digest. height, width: the size of the grid of rows, if positions
+    have three axes."""
 
     start: int
     n: int
@@ -745,11 +747,11 @@ class Run(Wire, frozen=True):
     client: int = 0
     """The client's number. The scheduler gives clients equal shares."""
     priority: int = 0
-    """Waiting requests with a higher one go first."""
+    """Waiting requests with a higher priority go first."""
     deadline: float = 0.0
     """Orders requests of equal priority: the earlier goes first. On the clock of Times; 0.0: none."""
     adapter: bytes = b""
-    """Digest of the adapter that computes it; b"": none."""
+    """Digest of the adapter that computes the request; b"": none."""
     images: tuple[ImageRows, ...] = ()
     """The rows of images in the prompt, in ascending order. The engine asks for the images that it needs."""
 
@@ -763,8 +765,8 @@ class PixelArray(Wire, frozen=True):
 
 
 class ImagePixels(Wire, frozen=True):
-    """The answer to WantImages for one image: what transformers' image processor makes of it. error: why there is
-    none; the requests that wait for it fail."""
+    """The answer to WantImages for one image: the output of transformers' image processor. error: why there is none;
+    then the requests that wait for the image fail."""
 
     image: bytes
     arrays: dict[str, PixelArray] = {}
@@ -786,7 +788,7 @@ class SetVocabulary(Wire, frozen=True):
 
 
 class Listen(Wire, frozen=True):
-    """Send TreeEvents from now on: first all that is there, then with each step what has changed."""
+    """Send TreeEvents from now on: first everything that is stored now, then with each step what has changed."""
 
 
 class Abort(Wire, frozen=True):
@@ -806,7 +808,7 @@ class Hold(Wire, frozen=True):
     """Protect the cached part of a prefix from eviction. hold: the server's number for this hold; a new Hold with the
     same number replaces the old one. steps: about how many engine steps pass until the prefix is needed; < 0: unknown.
     seconds: pin it for this long. prefetch: copy its pages back from host memory first, as far as there are pages that
-    nobody holds."""
+    no hold protects."""
 
     hold: int
     ids: bytes
@@ -860,8 +862,8 @@ class Finish(Wire, frozen=True):
 
 
 class EnginePong(Wire, frozen=True):
-    """The engine's reply to a Ping. Seconds of a step, fixed and for each row, as learned from the last ones; 0.0: from
-    too few."""
+    """The engine's reply to a Ping. fixed, row: the seconds of a step, fixed and for each row, as measured lately; 0.0:
+    too few steps were measured."""
 
     fixed: float = 0.0
     row: float = 0.0
@@ -891,14 +893,14 @@ class TreeEvent(Wire, frozen=True):
 
 
 class TreeEvents(Wire, frozen=True):
-    """What the tree has stored and evicted since the last message. is_all: instead, all that is there now."""
+    """What the tree has stored and evicted since the last message. is_all: instead, everything that is stored now."""
 
     events: tuple[TreeEvent, ...]
     is_all: bool = False
 
 
 class KVFormat(Wire, frozen=True):
-    """What must be equal in two engines for pages to move between them. layout: the version of a page's layout.
+    """What must be equal in two engines so that they can exchange pages. layout: the version of a page's layout.
     weights: `weights.fingerprint`. context: some models' positions depend on it. heads: key-value heads."""
 
     layout: int
@@ -916,8 +918,8 @@ class KVFormat(Wire, frozen=True):
 
 class Export(Wire, frozen=True):
     """Pull number `pull` begins. Copy the stored pages of a prefix of run.ids, from token `first` on, to where another
-    engine can read them, and keep the copy until EndPull, or for so many seconds. compute: first compute what is not
-    stored of it, as this Run, without an output."""
+    engine can read them, and keep the copy until EndPull, or for `seconds`. compute: first compute the part of the
+    prefix that is not stored, as this Run, without an output."""
 
     pull: int
     run: Run
@@ -927,8 +929,8 @@ class Export(Wire, frozen=True):
 
 
 class Pull(Wire, frozen=True):
-    """Take over exported pages: those of the last tokens of `ids`, from token `first` on. kv: the format of the engine
-    that exported them. places: where they are, one for each way of reading them."""
+    """Take over exported pages: the pages of `ids` from token `first` on. kv: the format of the engine that exported
+    them. places: where they are, one place for each transport that can read them."""
 
     pull: int
     ids: bytes
@@ -940,15 +942,15 @@ class Pull(Wire, frozen=True):
 
 
 class EndPull(Wire, frozen=True):
-    """The pull is over, for the engine that exports and for the one that reads. Both free what they hold for the
+    """The pull is over. Sent to the engine that exports and to the one that reads; both free what they hold for the
     pull."""
 
     pull: int
 
 
 class Exported(Wire, frozen=True):
-    """The answer to Export. n_tokens: where the exported prefix ends; 0: there is none, and `why`. seconds: that the
-    copying took."""
+    """The answer to Export. n_tokens: where the exported prefix ends; 0: there is none, and `why` says the reason.
+    seconds: how long the copying took."""
 
     pull: int
     n_tokens: int = 0
@@ -958,8 +960,8 @@ class Exported(Wire, frozen=True):
 
 
 class Pulled(Wire, frozen=True):
-    """The answer to Pull. n_tokens: the length of the prefix that is stored now; 0: nothing was taken over, and
-    `why`. seconds: that the copying took."""
+    """The answer to Pull. n_tokens: the length of the prefix that is stored now; 0: nothing was taken over, and `why`
+    says the reason. seconds: how long the copying took."""
 
     pull: int
     n_tokens: int = 0
@@ -968,19 +970,19 @@ class Pulled(Wire, frozen=True):
 
 
 class Notice(Wire, frozen=True):
-    """What an engine that starts does for seconds, or lacks: a line for a person."""
+    """A line for people: something that takes a starting engine seconds, or that it lacks."""
 
     text: str
 
 
 class WantImages(Wire, frozen=True):
-    """The engine needs the pixels of these images, by digest, for requests that it has."""
+    """The engine needs the pixels of these images, which are named by digest, for its requests."""
 
     images: tuple[bytes, ...]
 
 
 class Ready(Wire, frozen=True):
-    """The engine has loaded its model and allocated its pages. page: slots of a page. report: lines for a person about
+    """The engine has loaded its model and allocated its pages. page: slots of a page. report: lines that tell people
     what was chosen. step_seconds: the time of the largest step, measured at start. weights: `weights.fingerprint`, for
     root keys."""
 
@@ -991,15 +993,15 @@ class Ready(Wire, frozen=True):
     step_seconds: float = 0.0
     weights: bytes = b""
     adapters: dict[str, bytes] = {}
-    """Name -> digest, of those in the configuration."""
+    """Name -> digest of the adapters in the configuration."""
     threads: int = 0
-    """Of a step, over all its processes; 0: it computes on a GPU."""
+    """CPU threads of a step, over all processes of the engine; 0: it computes on a GPU."""
     n_cores: int = 0
-    """Of its machine."""
+    """CPU cores of the engine's machine."""
     layout: str = ""
-    """The dtypes of what the model computes and of KV. Engines of one server have the same."""
+    """The dtypes of the computation and of KV. They are equal for all engines of a server."""
     kv: KVFormat | None = None
-    """None: its pages do not move to other engines."""
+    """The format of the engine's pages. None: they cannot be moved to other engines."""
 
 
 # ---- server <-> engine host: after an empty frame; a message of one frame is for the engine or from it -------------
@@ -1027,15 +1029,15 @@ class EngineEnded(Wire, frozen=True):
 
 
 class StartEngine(Wire, frozen=True):
-    """Start an engine, and end the one before. config: the server's Config as JSON, of which the host replaces what is
-    its own. model: what takes the place of the host's own model; "": nothing."""
+    """Start an engine, and end the previous one. config: the server's Config as JSON; the host replaces the options of
+    config.OWN by its own. model: the model to load in place of the host's own; "": the host's own."""
 
     config: bytes
     model: str = ""
 
 
 class EndEngine(Wire, frozen=True):
-    """Kill the engine. is_hung: because it gives no sign of life, not because of what it sent."""
+    """Kill the engine. is_hung: because it gives no sign of life, and not because of an invalid message."""
 
     is_hung: bool = False
 
@@ -1051,8 +1053,8 @@ class Dismiss(Wire, frozen=True):
 
 
 class Check(Wire, frozen=True):
-    """Try to compile a constraint in the preflight process. owner: the client, for fair queueing. is_loose: only the
-    loosest form of a checked schema."""
+    """Try to compile a constraint in the preflight process. owner: the client, for fair queueing. is_loose: use only
+    the loosest form of a checked schema."""
 
     id: int
     spec: ConstraintSpec

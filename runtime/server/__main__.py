@@ -3,7 +3,7 @@
 import gc
 import sys
 
-gc.disable()  # for good: a sixth of the imports' time is spent on objects that stay, and `main` needs no collector
+gc.disable()  # for good: collections would take a sixth of the imports' time, and `main` needs no collector
 
 from banyan.runtime.server.worker import main  # noqa: E402
 

@@ -17,8 +17,8 @@ from banyan.runtime.protocol import ipc, tcp_auth
 Client = bytes
 
 SHARED = 1 << 18
-"""Bytes from which on a message is not copied to be sent: a copy of 10 MB takes 1 to 6 ms."""
-_BATCH = 64  # messages taken from one socket before the next one
+"""Messages of at least this many bytes are sent without a copy: copying 10 MB takes 1 to 6 ms."""
+_BATCH = 64  # most messages taken from one socket before the next one gets its turn
 
 
 class Listeners:
@@ -27,8 +27,8 @@ class Listeners:
     sockets   readable when a client has sent something
     monitors  readable when a connection broke
     address   tcp://HOST:PORT as bound; "" without `bind`
-    report    lines for a person about where it listens besides the local socket
-    peer      where the message came from that `receive` yielded last: an IP address, or "the local socket"
+    report    lines that tell people where it listens besides the local socket
+    peer      the origin of the message that `receive` yielded last: an IP address, or "the local socket"
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: Config) -> None:
@@ -52,7 +52,7 @@ class Listeners:
         self.monitors = tuple(map(ipc.watch, self.sockets))
 
     def receive(self) -> Iterator[tuple[Client, list[bytes]]]:
-        """(client, frames) of messages that have arrived, up to a limit, so that other work of the loop is not
+        """Yields (client, frames) of messages that have arrived, up to a limit, so that other work of the loop is not
         delayed."""
         for letter, socket in self._sockets.items():
             for _ in range(_BATCH):

@@ -66,31 +66,31 @@ MAX_INLINE = 4096
 """Characters that are tokenised on the loop itself: at most 1 ms. The round trip to a thread takes 0.1 ms."""
 
 SWITCH = 0.0005
-"""Seconds for which a thread that lays out a prompt may keep the loop waiting; Python's own 5 ms add up."""
+"""Seconds for which a thread that lays out a prompt may keep the loop waiting. Python's default of 5 ms adds up."""
 
 MAX_FAILED_STARTS = 2
-"""Engines in a row that may die before they are ready. Then no other is started in their place; the server ends with
-the last one."""
+"""If this many engines in a row die before they are ready, no other is started in their place. The server ends when no
+engine is left."""
 
 ANY_HOST = ("0.0.0.0", "::")
-"""With one of these as the host of `engines_at`, engines here do not know where others reach them, which then pull no
-KV from them."""
+"""If `engines_at` has one of these hosts, engines on this machine do not know the address at which others reach them,
+so the others pull no KV from them."""
 
 MAX_REFUSALS = 16
-"""Messages of one peer that are refused with an error. Later ones are ignored."""
+"""This many bad messages of one peer are answered with an error. Later ones are ignored."""
 
 MAX_COUNTED_PEERS = 4096
-"""Peers whose refused messages are counted."""
+"""Most peers whose refused messages are counted."""
 
 MAX_LOGGED = 1000
-"""Characters of a line of the log."""
+"""Most characters of a line of the log."""
 
 MAX_LOGGED_NAME = 100
-"""Characters that the log shows of the name that a client gave itself."""
+"""Most characters of a client's name for itself that the log shows."""
 
 PING = wire.encode(wire.Ping())
 ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
-"""How an Acknowledge begins: all but the number of its program."""
+"""The first bytes of an encoded Acknowledge: all but the number of its program."""
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -116,15 +116,19 @@ class Server:
         self._error: BanyanError | None = None  # why the server ends
         self.tenants = Tenants(configured(config), config.isolate == "connection")
         if config.bind and not self.tenants.asks_for_token:
-            raise ConfigError(f"bind is {config.bind}, and anybody could come in there; say who may, with token_file")
+            raise ConfigError(
+                f"bind is {config.bind}, where anybody could connect; set token_file, so that only clients with a "
+                "token can"
+            )
         self._peers: dict[bytes, Peer] = {}
         self._standard = wire.Ready(0, 0, 0)  # of the engine that became ready last
         self._addresses: dict[bytes, str] = {}  # addresses of peers whose Hello waits
         self._refusals: OrderedDict[bytes, int] = OrderedDict()  # refused messages of recent peers
         self._throttled: set[bytes] = set()  # clients that wait until they learn whether their token is right
-        self._waiting: dict[bytes, tuple[str, Tenant]] = {}  # clients that wait until the engine is ready: their names
-        self._has_free_memory = False  # a client has left since memory was given back
-        self._n_collected = 0  # programs that had begun when all garbage was collected
+        # clients that wait until the engine is ready -> (name, tenant)
+        self._waiting: dict[bytes, tuple[str, Tenant]] = {}
+        self._has_free_memory = False  # whether a client has left since memory was last given back
+        self._n_collected = 0  # how many programs had begun at the last full garbage collection
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
         self.times = LoopTimes()
@@ -261,7 +265,7 @@ class Server:
         self.chat = generator.with_call_format(template.chat_markers()) if template else None
 
     def _durables(self, undo: contextlib.ExitStack) -> Durables:
-        """The journal of durable programs, unless no client could come back to its programs."""
+        """Make the journal of durable programs, unless no client could come back to its programs."""
         if self._is_private:
             why = "this server ends with the process that started it; use `banyan serve --socket PATH`"
             return Durables(unsupported=why)
@@ -313,7 +317,7 @@ class Server:
                 self.times.since("timers", start)
                 self.work.run()
                 start = self.times.clock()
-                gc.collect(0)  # the objects of this round alone: Python itself lets far more pile up before it looks
+                gc.collect(0)  # collects only the objects of this round; Python would let far more pile up first
                 self.times.since("garbage", start)
                 if time.monotonic() >= next_heartbeat:
                     next_heartbeat = time.monotonic() + ipc.HEARTBEAT
@@ -353,7 +357,7 @@ class Server:
             start = self.times.clock()
             try:
                 self._calls.popleft()()
-            except Exception:  # a bug of ours costs what was to be done, and not the loop
+            except Exception:  # a bug of ours must not end the loop
                 traceback.print_exc()
             self.times.since("call", start)
             if self.work.is_late():
@@ -369,14 +373,15 @@ class Server:
         self, client: Hashable, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None],
         has_images: bool = False,
     ) -> None:  # fmt: skip
-        """Run `work`, on a thread if the text is long, and `then` with its result or exception on the loop. Clients
-        have the threads in turn. has_images: it may have to wait until images are decoded."""
+        """Run `work`, on a thread if the text is long, and then `then` on the loop, with the result or exception.
+        Clients share the threads in turn. has_images: `work` may have to wait until images are decoded."""
 
         def result() -> Any:
             try:
                 return work()
             except BanyanError as e:
-                return e.with_traceback(None)  # a traceback holds all objects of the thread, which the loop would free
+                # a traceback refers to all objects of the thread's frames, which the loop would have to free
+                return e.with_traceback(None)
             except Exception as e:  # `then` decides what it means
                 return e
 
@@ -412,7 +417,7 @@ class Server:
         self.times.since("receive", start)
 
     def _begin(self, client: bytes, data: bytes) -> QueuedWork:
-        """What a message asks for, as work."""
+        """Make the work that a message asks for."""
         try:
             message = _decode(data)
         except BanyanError as e:
@@ -545,7 +550,7 @@ class Server:
         self._has_free_memory = True
 
     def _probe_clients(self) -> None:
-        """Find out which connections broke: sending to a client that is gone fails."""
+        """Find out which connections broke, by sending to each client: sending fails if it is gone."""
         for client in list(self._peers):
             self._send(client, wire.Pong())
 
@@ -555,8 +560,8 @@ class Server:
         if is_empty and (self._has_free_memory or self.programs.n_started > self._n_collected):
             self._n_collected = self.programs.n_started
             gc.collect()  # the heap is small now; this also empties Python's free lists
-            gc.freeze()  # caches that are there now are not looked at again
-        if self._has_free_memory and not self.work:  # all that the client had is freed
+            gc.freeze()  # later collections skip the caches that exist now
+        if self._has_free_memory and not self.work:  # after everything that the client had was freed
             self._has_free_memory = False
             self._threads.submit(malloc_trim)
         self.changes.go_on()
@@ -608,7 +613,7 @@ class Server:
             "longest": {kind: round(seconds, 6) for kind, seconds in self.times.longest.items()},
             "seconds": round(time.monotonic() - self._started, 3),
         }
-        kept = self.tokenizer.kept() | {"constraints": self.constraints.kept}  # what outlives programs
+        kept = self.tokenizer.kept() | {"constraints": self.constraints.kept}  # memory that outlives programs
         if self._template is not None:
             kept["chat_markers"] = self._template.kept
         if isinstance(self.images, Images):
@@ -637,7 +642,7 @@ class Server:
         return EngineLink(self._context, config, Path(self.config.socket), command)
 
     def _remote_link(self) -> RemoteLink:
-        """A connection to an engine of another machine, which has not joined yet."""
+        """Make a connection for an engine on another machine that has not joined yet."""
         hosts = self.hosts
         assert hosts is not None
 
@@ -659,13 +664,14 @@ class Server:
             self.times.since("hosts", start)
 
     def _probe_hosts(self) -> None:
-        """Find out which hosts are gone: telling them something fails."""
+        """Find out which hosts are gone, by sending to each: sending fails if it is gone."""
         for replica in self.replicas:
             if isinstance(replica.link, RemoteLink):
                 replica.link.tell(wire.Ping())
 
     def _host_joined(self, new: NewHost) -> RemoteLink:
-        """The host of an engine on another machine has come. ConnectFailed: there is no room for it."""
+        """Called when the host of an engine on another machine has connected. ConnectFailed: there is no room for its
+        engine."""
         links = (replica.link for replica in self.replicas)
         link = next((link for link in links if isinstance(link, RemoteLink) and link.is_gone), None)
         if link is None:
@@ -716,7 +722,7 @@ class Server:
         return ()
 
     def _send_pixels(self, replica: ReplicaProcess, pid: int, pixels: wire.ImagePixels | Exception) -> None:
-        """Give an engine an image that it asked for, if it is still there."""
+        """Send an engine the image that it asked for, if the engine still exists."""
         if isinstance(pixels, Exception):
             traceback.print_exception(pixels)
         elif replica.link.pid == pid:
@@ -767,14 +773,15 @@ class Server:
         engine that it replaces. is_rolled: this engine's weights are being changed."""
         mine = self._standard
         if not is_rolled and ready.weights != (before or mine.weights):
-            return "has other weights than those that run; its files were changed, or are another model's"
+            return "has other weights than the running engines; its files were changed, or are another model's"
         for what in ("page", "max_context", "layout"):
             if (its := getattr(ready, what)) != (ours := getattr(mine, what)):
-                return f"has another {what} than those that run: {its}, not {ours}"
+                return f"has another {what} than the running engines: {its}, not {ours}"
         return ""
 
     def _find_weights(self, model: str) -> Path:
-        """The directory of a model that can take the place of this one. Runs on a thread. Raises if it cannot."""
+        """The directory of a model that can replace the present one. Runs on a thread. Raises if the model cannot
+        replace it."""
         directory = resolve(model)
         new, now = Files.read(directory), Files.read(self.directory)
         is_same = (new.tokenizer, new.template) == (now.tokenizer, now.template)
@@ -783,7 +790,7 @@ class Server:
         return directory
 
     def _has_weights(self, directory: Path) -> None:
-        """All engines have the weights of another model."""
+        """Called when all engines have the weights of another model."""
         self.directory, self.name = directory, name_of(directory)
 
     def _report_start(self, lines: tuple[str, ...]) -> None:
@@ -797,9 +804,10 @@ class Server:
         self.ready_fd = None
 
     def _engine_died(self, replica: ReplicaProcess) -> None:
-        """Start another engine and replay the running requests. If it dies again and again before it is ready, the
-        server does without it; it ends if this was the last one, or if one of its first engines died while it was
-        starting. An engine of another machine that has lost its connection is missed only if it was the last one."""
+        """Start another engine and replay the running requests. If an engine dies again and again before it is ready,
+        it is not replaced. The server ends if that was the last engine, or if an engine dies while the server itself is
+        starting. An engine on another machine that has lost its connection is removed if there are others; if it was
+        the last one, the server waits for another."""
         link = replica.link
         link.receive(partial(self._handle_report, replica))  # reports sent before it died
         death, was_ready = link.death(), link.ready is not None
@@ -896,7 +904,7 @@ def _handle_signals(server: Server, has_parent: bool) -> None:
         server.wake()
 
     def parent_died(*_: Any) -> None:
-        if os.getppid() != parent:  # otherwise only the thread that started us has ended
+        if os.getppid() != parent:  # else only the thread that started us has ended
             end()
 
     signal.signal(signal.SIGTERM, end)

@@ -223,7 +223,7 @@ def test_unknown_keys_are_refused_and_logged(hosts: Hosts, tmp_path: Path) -> No
         ({"engines_at": "7200"}, "write it like"),
         ({"engines_at": "", "engine_keys": "", "curve_key": ""}, "there would be no engine"),
         ({"engine_keys": "nowhere"}, "engine_keys nowhere cannot be read"),
-        ({"engine_keys": __file__}, "is no line NAME KEY"),
+        ({"engine_keys": __file__}, "is not a line NAME KEY"),
     ],
 )
 def test_server_that_cannot_take_hosts_says_why(hosts: Hosts, change: dict[str, str], error: str) -> None:

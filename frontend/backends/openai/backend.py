@@ -72,7 +72,9 @@ class _ApiProgram(LocalProgram):
         enforces the timeout and the budget."""
         for name in ("priority", "deadline"):
             if getattr(limits, name):
-                raise Unsupported(f"{name}: an API decides itself which request goes first; leave it out")
+                raise Unsupported(
+                    f"{name} is not supported: an API itself decides the order of requests; leave {name} out"
+                )
         if limits.durable:
             raise Unsupported("durable: only a server of `banyan serve` keeps the progress of a program")
 
@@ -283,7 +285,8 @@ def _deliver(job: Job, outcome: GenOutcome) -> GenOutcome:
 
 
 def served(base_url: str, api_key: str | None = None, timeout: float = 10.0) -> OpenAI:
-    """A backend for the first model of a server, with all extensions but "prefix". Warns of what will not run there.
+    """A backend for the first model of a server, with all extensions but "prefix". Warns about features that will not
+    work there.
 
     ConnectFailed: no answer within `timeout` seconds. ModelNotFound: the server has no model.
     """

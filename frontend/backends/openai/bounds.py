@@ -16,10 +16,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 SLOWEST = 6.0
-"""A request may take this many times the client's `timeout` in all, with retries; the timeout itself applies to each
+"""A request, with its retries, may take this many times the client's `timeout`; the timeout itself applies to each
 read."""
 UNLIMITED = 1 << 14
-"""Tokens that a request is expected to need at most where it has no limit: a select of a chat model."""
+"""Most tokens that are expected for a request without a limit, which is a select on a chat model."""
 MAX_EVENT_LINES = 1024
 """Lines of one event of a stream. The package joins them in quadratic time."""
 _END_OF_EVENT = re.compile(rb"\n\n|\r\r|\r\n\r\n")
@@ -80,7 +80,8 @@ def http_client() -> Any:
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             counter = BodyCounter(limits.get(), self._has_lines)
-            async with aclosing(aiter(self._stream)) as parts:  # its generators leave those open that they read
+            # its generators do not close the generators that they read
+            async with aclosing(aiter(self._stream)) as parts:
                 async for data in parts:
                     try:
                         counter.count(data)
@@ -106,8 +107,8 @@ def http_client() -> Any:
 
 @cache
 def _ssl_context(package: str, *_: str | None) -> Any:
-    """The context that the package of the clients would make for each of them: it takes 26 ms to read the certificates,
-    for which it asks the environment."""
+    """The TLS context that the openai package would create for each client: reading the certificates, which the
+    environment may name, takes 26 ms."""
     return sys.modules[package].create_ssl_context()
 
 
@@ -115,13 +116,13 @@ class BodyCounter:
     """Counts a body as it arrives, and raises AnswerTooLarge where it exceeds a limit."""
 
     def __init__(self, limits: AnswerLimits, has_lines: bool = True) -> None:
-        """has_lines: it is a stream of events, whose lines have limits too."""
+        """has_lines: the body is a stream of events, whose lines have limits too."""
         self._limits, self._has_lines = limits, has_lines
         self._n_bytes = self._n_line = self._n_event_lines = 0
-        self._last = b""  # the end of what came before: an end of an event may be cut in two
+        self._last = b""  # the last bytes so far: the end of an event may be cut in two
 
     def count(self, data: bytes) -> None:
-        """More of the body has arrived."""
+        """Count more bytes of the body."""
         self._n_bytes += len(data)
         if self._has_lines:
             self._count_lines(data)

@@ -31,7 +31,8 @@ EXTENSIONS = {
     "ignore_eos": "max_tokens alone",
     "prefix": "@function(num_api_spec_tokens=...), which asks for the whole turn, or let the gen come first in it",
 }
-"""prefix: the server continues an assistant's turn that has begun (vLLM and SGLang do)."""
+"""Features that some servers add to OpenAI's API. prefix: the server continues an assistant's turn that has begun (as
+vLLM and SGLang do)."""
 
 # Feature that no server has in one of the kinds -> what to use instead.
 INSTEAD = {
@@ -71,7 +72,7 @@ def refusals(kind: Kind) -> frozenset[str]:
 def refuse(what: str, kind: Kind) -> NoReturn:
     extension = f', or OpenAI(..., extensions=["{what}"]) if the server knows it' if what in EXTENSIONS else ""
     instead = EXTENSIONS.get(what) or INSTEAD[what]
-    raise Unsupported(f"{what}: OpenAI's {kind} API has no such thing; use {instead}{extension}")
+    raise Unsupported(f"{what}: OpenAI's {kind} API does not support it; use {instead}{extension}")
 
 
 def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as: str) -> dict[str, Any]:

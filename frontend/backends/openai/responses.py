@@ -19,7 +19,7 @@ from banyan.runtime.executor.select_scoring import decide, with_tokens
 from banyan.runtime.protocol import wire
 
 NO_ID = -1
-"""In place of the ids of tokens, which the API does not return."""
+"""Stands for the ids of tokens, which the API does not return."""
 
 
 class ResponseReader:
@@ -51,7 +51,7 @@ class ResponseReader:
         return new
 
     def outcome(self) -> GenOutcome:
-        """ProgramError: the model refused, or there are no choices."""
+        """The outcome of the whole response. ProgramError: the model refused, or there are no choices."""
         if not self._choices:
             raise ProgramError("the API answered with no choices")
         usage, choices = _usage(self._usage), [choice for _, choice in sorted(self._choices.items())]
@@ -65,7 +65,7 @@ class ResponseReader:
 
 class _Choice:
     """One choice of a response, as far as it was read. calls: index of a tool call -> [id, name, arguments]. n_chars:
-    of its text, its calls and its refusal."""
+    characters of its text, calls and refusal."""
 
     def __init__(self) -> None:
         self.n_chars = 0
@@ -134,7 +134,7 @@ def _completion_logprobs(logprobs: Any) -> tuple[wire.TokenLogprob, ...]:
 
 
 def _usage(usage: Any) -> wire.TokenUsage:
-    """The token counts of a response; 0 for what is missing or no count."""
+    """The token counts of a response; 0 for counts that are missing or invalid."""
 
     def count(source: Any, name: str) -> int:
         n = getattr(source, name, None)
@@ -193,5 +193,5 @@ def _generated_choice(op: wire.Select, answer: GenOutcome) -> GenOutcome:
     except (msgspec.DecodeError, KeyError, TypeError):
         choice = None
     if choice not in op.choices:
-        raise ProgramError(f"the API was to answer with one of the choices, but it said {text[:200]!r}")
+        raise ProgramError(f"the API should have answered with one of the choices, but it answered {text[:200]!r}")
     return GenOutcome((wire.Sample(choice, "stop", n_tokens=answer.usage.generated),), answer.usage)

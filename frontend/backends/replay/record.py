@@ -118,7 +118,7 @@ class _Question:
         self.round = 0
         self.attempt: _RecordedAttempt | None = None
         self.value: wire.Value | BaseException | None = None
-        self.spent = wire.TokenUsage()  # by the rounds that were written
+        self.spent = wire.TokenUsage()  # keys of the rounds that were written
         self.called: wire.Called | None = None  # an output that the user's process is checking
         self.results: tuple[str, ...] = ()
         self.deltas: list[wire.Delta] = []
@@ -231,7 +231,7 @@ class _RecordedProgram(LocalReader, ProgramObserver):
             if (last := question.entry) is None:
                 where: dict[str, Any] = {"program": self._name, "name": op.name, "state": op.state}
                 entry = TapeEntry(**where, key=key, after=after, parts=tuple(parts), asked=asked)
-            elif question.called is None:  # the calls of the round before have results
+            elif question.called is None:  # the calls of the previous round have results
                 entry = replace(last, key=key, after=last.key, parts=(), answers=question.results)
             else:
                 self._put_round(question, question.called)

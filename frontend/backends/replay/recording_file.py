@@ -58,7 +58,7 @@ class TapeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     parts: tuple[Text, ...] = ()
     asked: wire.Gen | wire.Select
     answers: tuple[str, ...] = ()
-    """For a gen with tools, which has an entry for each round: the results of the calls before this round."""
+    """For a gen with tools, which has an entry for each round: the results of the previous round's calls."""
     calls: tuple[wire.WireToolCall, ...] = ()
     """The calls of this round."""
     refused: tuple[tuple[str, str], ...] = ()
@@ -136,7 +136,10 @@ def read(path: Path) -> tuple[Header, list[TapeEntry]]:
     if header.banyan != "recording":
         raise ConfigError(f"{path} is not a recording: its first line is not a header; make one with bn.Record")
     if header.version != VERSION:
-        raise ConfigError(f"{path} is a recording of version {header.version}, this reads {VERSION}; record it again")
+        raise ConfigError(
+            f"{path} is a recording of version {header.version}, but this release reads version {VERSION}; record it "
+            "again"
+        )
     entries = []
     for number, line in enumerate(lines[1:], 2):
         try:

@@ -9,13 +9,13 @@ from banyan.runtime.errors import ConstraintUnsatisfiable
 
 
 def check_finite(root: dict[str, Any], defs: dict[str, Schema]) -> None:
-    """Raises ConstraintUnsatisfiable. It does not find every such schema."""
+    """Raises ConstraintUnsatisfiable for a schema that no finite value satisfies. Not every such schema is found."""
     finite = set[str]()  # names of definitions that have a finite value
     while more := {name for name, one in defs.items() if name not in finite and _is_finite(one, finite)}:
         finite |= more
     if not _is_finite(root, finite):
         raise ConstraintUnsatisfiable(
-            "no value can satisfy the constraint within limits: the schema requires itself, so a value never ends"
+            "no value can satisfy the constraint within limits: the schema requires itself, so a value would never end"
         )
 
 

@@ -12,7 +12,7 @@ from jsonschema_specifications import REGISTRY
 from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge
 
 _ROOT_REFS = ("$dynamicRef", "$recursiveRef")
-"""In a metaschema these refer to the root of the metaschema."""
+"""References that stand for the root of the metaschema."""
 
 
 def check_form(schema: Any) -> None:
@@ -48,8 +48,8 @@ def _metaschema(draft: Any) -> Any:
 
 
 def _localized(schema: Any) -> Any:
-    """A part of a metaschema with its references pointing into the merged document. References are strings; a property
-    that happens to be called `$ref` has a schema as its value."""
+    """A part of a metaschema whose references point into the merged document. (A `$ref` is a reference if its value is
+    a string. A property that happens to be called `$ref` has a schema as its value.)"""
     if isinstance(schema, list):
         return [_localized(one) for one in schema]
     if not isinstance(schema, dict):

@@ -10,12 +10,12 @@ from banyan.runtime.constraint.schema.read import DIGITS, Schema, coefficient, s
 from banyan.runtime.errors import ConstraintTooLarge
 
 _ANY = Fraction(0)
-"""No `multipleOf`."""
+"""The multiple that stands for no `multipleOf`."""
 
 
 def check_multiples(root: dict[str, Any], defs: dict[str, Schema]) -> None:
     """Raises ConstraintTooLarge if the keywords that apply to one value require too large a multiple."""
-    cached: dict[int, set[Fraction]] = {}  # id of a schema -> the multiple that each of its alternatives requires
+    cached: dict[int, set[Fraction]] = {}  # id of a schema -> the multiples that its alternatives require
 
     def alternatives(schema: Schema) -> set[Fraction]:
         if isinstance(schema, bool):

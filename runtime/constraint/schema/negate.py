@@ -165,8 +165,8 @@ def _not_among(values: list[Any]) -> Schema:
 
 
 def all_but(words: list[str]) -> str:
-    """A regex for all strings but `words`. A match leaves the prefix tree of the words, or ends in it where no word
-    does."""
+    """A regex for all strings but `words`. A match leaves the prefix tree of the words, or ends at a node at which no
+    word ends."""
     heads = sorted({word[0] for word in words if word})
     leave = f"[^{''.join(map(_in_class, heads))}][\\s\\S]*" if heads else "[\\s\\S]+"
     below = [re.escape(head) + f"(?:{all_but([word[1:] for word in words if word[:1] == head])})" for head in heads]

@@ -24,7 +24,7 @@ Schema = bool | dict[str, Any]
 NODES, DEPTH, CHAIN, ENUM, DIGITS = 20_000, 128, 128, 10_000, 9_999
 """Limits of subschemas, nesting depth, chained references, values of an enum, and the coefficient of a multipleOf."""
 LEAST = 100_000
-"""The most items, characters or properties that a schema may require of a value."""
+"""The most items, characters or properties that a schema may require a value to have."""
 
 ONE = ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then", "unevaluatedItems",
        "unevaluatedProperties")  # fmt: skip
@@ -113,7 +113,7 @@ class Document:
         root = self._roots.get(address)
         if root is None:
             raise ConstraintUnsupported(
-                f"the reference {ref[:200]!r} at {path or '/'} leads out of the schema; copy that document into $defs, "
+                f"the reference {ref[:200]!r} at {path or '/'} points outside of it; copy that document into $defs, "
                 "with its address as $id"
             )
         if fragment and not fragment.startswith("/"):
@@ -129,10 +129,10 @@ class Document:
             elif isinstance(at, list) and key.isdecimal() and int(key) < len(at):
                 at = at[int(key)]
             else:
-                raise ConstraintSyntax(f"invalid JSON Schema: {ref[:200]!r} at {path or '/'} leads nowhere")
+                raise ConstraintSyntax(f"invalid JSON Schema: {ref[:200]!r} at {path or '/'} has no target")
             where += f"/{part}"
         if not isinstance(at, dict | bool):
-            raise ConstraintSyntax(f"invalid JSON Schema: {ref[:200]!r} at {path or '/'} leads to no schema")
+            raise ConstraintSyntax(f"invalid JSON Schema: {ref[:200]!r} at {path or '/'} does not point to a schema")
         return _SchemaLocation(at, base, where)
 
     def _name(self, ref: str, place: _SchemaLocation) -> str:
@@ -142,7 +142,7 @@ class Document:
             place = self._find(ref, self._base_of(place.schema, place.base), place.path)
             schema, key = place.schema, id(place.schema)
             if key in seen:
-                raise ConstraintSyntax(f"invalid JSON Schema: the reference at {place.path or '/'} leads to itself")
+                raise ConstraintSyntax(f"invalid JSON Schema: the reference at {place.path or '/'} points to itself")
             seen.add(key)
             if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str) and self._is_alias(schema)):
                 break
@@ -199,13 +199,14 @@ class Document:
             out.setdefault("allOf", []).append({"$ref": f"#/$defs/{name}"})
         for keyword, dependents in (("if", ("then", "else")), ("contains", ("minContains", "maxContains"))):
             if keyword not in out:
-                for dependent in dependents:  # they mean nothing without it
+                for dependent in dependents:  # these keywords mean nothing without it
                     out.pop(dependent, None)
         return out
 
     def _is_followed(self, key: str, place: _SchemaLocation) -> bool:
-        """Whether a reference can be followed here. Others are left out if the value is checked: recursive references,
-        dynamic ones whose anchor several schemas define (else they are plain), and metaschemas."""
+        """Whether a reference can be followed. References that cannot are left out if the value is checked: recursive
+        references, dynamic references whose anchor several schemas define (other dynamic references are plain), and
+        references to metaschemas."""
         address, name = urldefrag(_join(self._base_of(place.schema, place.base), place.schema[key]))
         if key == "$ref":
             is_followed = not self._is_checked or address in self._roots or address not in REGISTRY
@@ -234,7 +235,7 @@ class Document:
 
 
 def _join(base: str, ref: str) -> str:
-    return base + ref if ref.startswith("#") else urljoin(base, ref)  # which loses a URN
+    return base + ref if ref.startswith("#") else urljoin(base, ref)  # urljoin would lose a URN
 
 
 def _below(schema: dict[str, Any], path: str, base: str, named: tuple[str, ...]) -> Iterator[_SchemaLocation]:
@@ -282,8 +283,8 @@ def subschemas(schema: Schema) -> list[Schema]:
 
 
 def coefficient(multiple: Fraction) -> int:
-    """A multiple without decimal point and trailing zeros. It determines the size of the automaton: 0.25 costs as much
-    as 25. 9,999 takes 67 ms and 4 MB (one core of an AMD EPYC)."""
+    """The digits of a multiple, without decimal point and trailing zeros. They determine the size of the automaton:
+    0.25 costs as much as 25. 9,999 takes 67 ms and 4 MB (one core of an AMD EPYC)."""
     while multiple.denominator > 1:
         multiple *= 10
     return int(str(multiple.numerator).rstrip("0") or 0)

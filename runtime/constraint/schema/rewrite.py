@@ -3,9 +3,9 @@
 `not` becomes the negated schema. `if` becomes two alternatives; `dependent...` becomes one alternative without the
 property and one with what it requires. `oneOf` becomes `anyOf` if its branches are disjoint, else each branch excludes
 the others. `unevaluated...` becomes `additionalProperties` or `items`, once per combination of branches that evaluate
-other properties or items. Counts of properties become one alternative per set of optional ones. What cannot be
-rewritten is rejected by name, or left out if the finished value is checked. Apart from that the result never allows a
-value that the schema does not.
+other properties or items. Counts of properties become one alternative per set of optional properties. A keyword that
+cannot be rewritten is rejected by name, or left out if the finished value is checked. Apart from what is left out, the
+result never allows a value that the schema does not.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from banyan.runtime.constraint.schema.read import MANY, NAMED, NODES, ONE, Docum
 from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
 
 _MAX_ALTERNATIVES = 64
-"""Alternatives that one keyword may become."""
+"""Most alternatives that one keyword may become."""
 _MAX_ARRAYS = 400
-"""Arrays that `uniqueItems` may become."""
+"""Most arrays that `uniqueItems` may become."""
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
 _NO_OBJECT = {"type": [one for one in TYPES if one != "object"]}
 
@@ -44,11 +44,11 @@ _NO_OBJECT = {"type": [one for one in TYPES if one != "object"]}
 def rewrite(
     schema: Schema, order: Literal["schema", "any"] = "schema", is_checked: bool = False, is_loose: bool = False
 ) -> dict[str, Any]:
-    """A schema for the compiler that allows only values that `schema` allows, and as many of them as possible.
+    """Return a schema for the compiler that allows only values that `schema` allows, and as many of them as possible.
 
     order: "any" allows optional properties in any order, after the required ones. A name may then be repeated.
     is_checked: the finished value is validated. So a keyword that cannot be enforced while the value is generated is
-    left out. is_loose: all keywords that must be rewritten are left out, and what the compiler may refuse.
+    left out. is_loose: all keywords that would have to be rewritten, or that the compiler may refuse, are left out.
 
     Raises a ConstraintError that says what is wrong or what cannot be enforced.
     """
@@ -68,9 +68,9 @@ def rewrite(
 class _SchemaWriter:
     """Rewrites the schemas of one document.
 
-    names_are_open   whether the pattern "" can stand for the names that a schema does not list. Without a pattern, the
-                     compiler would allow a listed name with an escape (`"\\u0061"` for "a") and a value that only other
-                     properties may have. So without it no text may contain such escapes
+    names_are_open   whether the pattern "" can stand for the names that a schema does not list. Without that pattern,
+                     the compiler would allow a listed name that is written with an escape (`"\\u0061"` for "a"), with
+                     a value that only other properties may have. So then no text may contain such escapes
     """
 
     def __init__(self, document: Document, order: str, is_checked: bool, is_loose: bool) -> None:
@@ -79,7 +79,7 @@ class _SchemaWriter:
         self.names_are_open = not any(map(_restricts_names, (document.root, *document.defs.values())))
 
     def write(self, schema: Schema, types: set[str]) -> Schema:
-        """types: the types that the schemas around this one allow."""
+        """Rewrite a schema. types: the types that the schemas around this one allow."""
         ref = schema.get("$ref") if isinstance(schema, dict) else None
         if isinstance(schema, dict) and ref and isinstance(target := self._document.target(ref), bool):
             schema = target and {key: one for key, one in schema.items() if key != "$ref"}
@@ -128,7 +128,7 @@ class _SchemaWriter:
 
     @staticmethod
     def _loosened(key: str, rest: dict[str, Any], before: dict[str, Any]) -> list[Schema]:
-        """Leaves out a keyword that cannot be enforced. What stays allows more than the keyword."""
+        """Leaves out a keyword that cannot be enforced. The result allows more values."""
         for one in (key, *_DEPENDENTS.get(key, ())):
             rest.pop(one, None)
         if key == "oneOf":
@@ -253,7 +253,7 @@ class _SchemaWriter:
 
     def _counts(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:
         """`minProperties` and `maxProperties`: the compiler counts only required and unlisted properties. So each set
-        of optional ones is an alternative, in which these are required and the others forbidden."""
+        of optional properties becomes an alternative, in which the set is required and the other ones are forbidden."""
         needed = set(rest.get("required", ()))
         free = [name for name, one in rest.get("properties", {}).items() if one is not False and name not in needed]
         is_closed = rest.get("additionalProperties") is False and "patternProperties" not in rest
@@ -265,11 +265,11 @@ class _SchemaWriter:
         if not free or "object" not in types or not rest.keys() & {"minProperties", "maxProperties"}:
             return []
         ways: list[Schema] = []
-        if is_closed and low <= 0:  # the most that may be there
+        if is_closed and low <= 0:  # the most properties that may be present
             sets = [(max(high, 0), False)]
         else:
             sets = [(n, True) for n in range(len(free) + 1) if n <= high and (n >= low or not is_closed)]
-            if high == math.inf:  # enough of them, and any others
+            if high == math.inf:  # at least the minimum, and any other properties
                 sets = [one for one in sets if one[0] < low] + [(low, True)] * (low <= len(free))
         if sum(math.comb(len(free), int(n)) for n, _ in sets) > _MAX_ALTERNATIVES:
             key = "minProperties" if low > 0 else "maxProperties"
@@ -312,7 +312,7 @@ class _SchemaWriter:
         return [any_of(ways)]
 
     def _evaluations(self, schema: Schema, depth: int) -> list[_Evaluated]:
-        """The ways to match a schema, as far as they evaluate different properties or items."""
+        """The ways to match a schema that differ in the properties or items that they evaluate."""
         if depth > 16:
             raise ConstraintUnsupported('JSON Schema keyword "unevaluated..." beside a loop of "$ref" is not supported')
         if isinstance(schema, bool):
@@ -401,7 +401,7 @@ class _Evaluated(NamedTuple):
     when: tuple[Schema, ...] = ()
 
     def combined(self, other: _Evaluated) -> _Evaluated:
-        """What is evaluated if both hold."""
+        """What is evaluated if both schemas hold."""
         return _Evaluated(
             tuple(dict.fromkeys((*self.names, *other.names))),
             tuple(dict.fromkeys((*self.patterns, *other.patterns))),
@@ -414,7 +414,8 @@ class _Evaluated(NamedTuple):
 
 
 _STEPS = {
-    "unevaluatedProperties": _SchemaWriter._unevaluated_properties,  # first: they read what the others remove
+    # these come first: they read what the others remove
+    "unevaluatedProperties": _SchemaWriter._unevaluated_properties,
     "unevaluatedItems": _SchemaWriter._unevaluated_items,
     "not": _SchemaWriter._not,
     "if": _SchemaWriter._if,

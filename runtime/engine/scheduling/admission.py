@@ -1,7 +1,7 @@
 """Limits how many programs run side by side: only as many as fit into the cache together, the oldest first.
 
-An admitted program needs its text in the tree again when its tool has answered; if more are admitted than fit, each
-evicts what another needs next (Denning, The working set model for program behavior, 1968). So a request that would
+An admitted program needs its text in the tree again when its tool has answered. If more programs are admitted than fit,
+each evicts what another needs next (Denning, The working set model for program behavior, 1968). So a request that would
 evict the texts of older programs is held back, unless the batch gets too small or it has waited too long."""
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class AdmittedProgram:
         self.rank, self.shared = rank, shared
         self.n_running = self.n_own = 0
         self.paused_since = 0.0
-        self._text_lengths: dict[int, int] = {}  # by state: tokens counted in n_own, or shared
+        self._text_lengths: dict[int, int] = {}  # state -> its tokens that are counted in n_own or in shared
 
     def grow(self, request: Request, n_cached: int) -> None:
-        """Count the text of the request's state up to its present end. n_cached: how much of it other states already
-        have, if the state is new."""
+        """Count the text of the request's state up to its present end. n_cached: if the state is new, how many of its
+        tokens other states already have."""
         order = request.run.order
         state = order[1] if len(order) > 1 else 0
         self.n_own += request.n_total - self._text_lengths.get(state, n_cached)
@@ -41,20 +41,21 @@ class AdmittedProgram:
 
 
 class AdmissionControl:
-    """The admitted programs, by rank."""
+    """Keeps the admitted programs, by rank, and decides which requests may start."""
 
     def __init__(self, page: int) -> None:
         self._page = page
         self._programs: dict[tuple[int, int], AdmittedProgram] = {}
         self._by_rank: list[AdmittedProgram] = []
-        self._shared_now: Counter[tuple[int, int]] = Counter()  # by shared prefix: running requests
+        # shared prefix -> number of running requests that use it
+        self._shared_now: Counter[tuple[int, int]] = Counter()
         self._pause = FIRST_PAUSE
 
     def __len__(self) -> int:
         return len(self._by_rank)
 
     def start(self, request: Request, n_cached: int, now: float) -> None:
-        """The request starts running. Admits its program if it is new."""
+        """Record that the request starts to run. Admits its program if that is new."""
         program = self._programs.get(_key(request))
         if program is None:
             n = n_cached - n_cached % self._page
@@ -68,7 +69,7 @@ class AdmissionControl:
         program.grow(request, n_cached)
 
     def stop(self, request: Request, now: float) -> None:
-        """The request no longer runs: it has ended or was retracted."""
+        """Record that the request no longer runs: it has ended or was retracted."""
         if program := self._programs.get(_key(request)):
             program.n_running -= 1
             program.paused_since = now
@@ -76,7 +77,7 @@ class AdmissionControl:
             self._shared_now[program.shared] -= 1
 
     def end_program(self, client: int, number: int) -> None:
-        """The program has ended."""
+        """Forget a program that has ended."""
         if program := self._programs.pop((client, number), None):
             del self._by_rank[bisect_left(self._by_rank, program.rank, key=attrgetter("rank"))]
             self._shared_now[program.shared] -= program.n_running
@@ -107,14 +108,14 @@ class StepTime:
         self._last: tuple[float, int] | None = None
 
     def note(self, now: float, n_rows: int) -> None:
-        """A step of n_rows starts; 0: there is no step."""
+        """Record that a step of n_rows rows starts; 0: no step starts."""
         if self._last is not None:
             self._cost.note(0, self._last[1], now - self._last[0])
         self._last = (now, n_rows) if n_rows else None
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Of a step, fixed and for each row; (0.0, 0.0): from too few steps."""
+        """The seconds of a step: the fixed part, and for each row. (0.0, 0.0) if too few steps were seen."""
         return (self._cost.step(0, 0), self._cost.per_row) if self._cost.is_warm else (0.0, 0.0)
 
     @property

@@ -1,4 +1,4 @@
-"""Applies the server's hints about KV to the cache: what will be needed again, what stays, what can go."""
+"""Applies the server's hints to the cache: which KV will be needed again, which to keep, and which can be evicted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ENTRY = 512
 
 
 class KVHintReceiver:
-    """The hints of one server by their numbers. An order whose number is unknown concerns a hint that has ended."""
+    """The hints of one server by their numbers. An order with an unknown number refers to a hint that has ended, and is
+    ignored."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache

@@ -16,12 +16,13 @@ class OutputLengths:
         self._classes: dict[int, _LengthClass] = {}
 
     def note(self, max_tokens: int, n_out: int) -> None:
-        """An output finished after n_out tokens."""
+        """Record that an output finished after n_out tokens."""
         self._classes.setdefault(max_tokens.bit_length(), _LengthClass()).note(n_out)
 
     def left(self, max_tokens: int, n_out: int) -> int:
-        """Expected number of further tokens of an output that has n_out: the mean length of finished outputs that were
-        longer. If none was longer, half of what max_tokens leaves; if none has finished, all of it."""
+        """The expected number of tokens that an output of n_out tokens will still get, from the mean length of finished
+        outputs that were longer. If none was longer, half of what max_tokens leaves; if none has finished, all of
+        it."""
         max_left = max_tokens - n_out
         known = self._classes.get(max_tokens.bit_length())
         if known is None:

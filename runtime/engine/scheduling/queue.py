@@ -7,11 +7,11 @@
     lpm    the longest prefix in the tree first
     fcfs   first come, first served
 
-In all of them a higher priority goes first, and among equals an earlier deadline. dfs and fair also divide tokens
-evenly among clients that have work: a client keeps its turn for a quantum of tokens, so that its prefixes are used
-while they are cached, then the client with the fewest tokens gets it. A client that returns after a pause gets no
-credit for the pause, and is still ahead if it was. (Sheng et al., Fairness in serving large language models, 2024; Cao
-et al., Locality-aware fair scheduling, 2025.)
+In all of them a higher priority goes first, and among equal priorities an earlier deadline. dfs and fair also divide
+tokens evenly among clients that have work: a client keeps its turn for a quantum of tokens, so that its prefixes are
+used while they are cached, then the client with the fewest tokens gets it. A client that returns after a pause gets no
+credit for the pause; if it was ahead of the others before, it still is. (Sheng et al., Fairness in serving large
+language models, 2024; Cao et al., Locality-aware fair scheduling, 2025.)
 
 Every AGED_TURN-th start goes to the request that has waited longest, if it has waited longer than PATIENCE and much
 longer than is usual now, so none starves."""
@@ -34,7 +34,7 @@ PATIENCE = 10.0  # seconds
 STRETCH = 3.0  # multiple of the usual wait before the first start of a program
 AGED_TURN = 4
 N_KNOWN = 16384
-"""Programs, and clients, whose tokens are remembered while they have no request here."""
+"""How many programs without requests, and how many such clients, have their token counts remembered."""
 QUANTUM = 2048  # tokens by which a client or program may get ahead of the others
 MAX_LEAD = 2 * QUANTUM  # tokens by which a client that returns may be ahead of the one that got least
 WORTH_MOVING = 16  # tokens by which a waiting request's cached prefix must change before the request changes its place
@@ -44,7 +44,8 @@ _rank = attrgetter("key")
 
 
 class QueueOrder:
-    """Waiting requests, and which of them is first: here by rank, which is priority, deadline and arrival."""
+    """Waiting requests, and the order in which they start. This base class orders them by rank: priority, deadline,
+    arrival."""
 
     def __init__(self) -> None:
         self._requests: list[Request] = []
@@ -62,11 +63,11 @@ class QueueOrder:
         return self._requests[0]
 
     def is_still_first(self, request: Request, n_cached: int) -> bool:
-        """Whether the first stays first, now that n_cached tokens of it were found in the tree."""
+        """Whether the first request stays first, now that n_cached of its tokens were found in the tree."""
         return True
 
     def published(self, request: Request) -> None:
-        """The request's prompt is in the tree now."""
+        """Called when the request's prompt has been stored in the tree."""
 
 
 # ---- by clients and programs ---------------------------------------------------------------------------------------
@@ -98,7 +99,8 @@ class _ClientQueue:
     def __init__(self, account: ServiceAccount) -> None:
         self.account = account
         self.programs: dict[int, _ProgramQueue] = {}
-        self.heap: list[tuple[_Place, int, _ProgramQueue]] = []  # place may be outdated, and some no longer wait
+        # a heap; places may be outdated, and some programs no longer wait
+        self.heap: list[tuple[_Place, int, _ProgramQueue]] = []
 
 
 class _PriorityQueue:
@@ -111,7 +113,7 @@ class _PriorityQueue:
         self.turn_end = 0
 
     def next_client(self) -> _ClientQueue:
-        """The client whose turn it is. After a quantum the turn passes to the one with the fewest tokens."""
+        """The client whose turn it is. After a quantum the turn passes to the client with the fewest tokens."""
         clients, turn = self.clients, self.turn
         if len(clients) == 1:
             return next(iter(clients.values()))
@@ -126,7 +128,7 @@ class ProgramOrder(QueueOrder):
     """By priority, then client, then program, and within a program depth-first."""
 
     def __init__(self, is_fair: bool) -> None:
-        """is_fair: the client's program with the fewest tokens goes first; otherwise its oldest."""
+        """is_fair: of a client's programs, the one with the fewest tokens goes first; otherwise the oldest."""
         self._is_fair = is_fair
         self._priorities: dict[int, _PriorityQueue] = {}
         self._numbers = count()  # so that a heap never compares programs
@@ -187,8 +189,9 @@ class PrefixOrder(QueueOrder):
 
     def __init__(self, n_matched: Callable[[Request], int]) -> None:
         self._n_matched = n_matched
-        self._n_cached: dict[int, int] = {}  # by rid: tokens of each waiting request that were in the tree
-        self._heap: list[tuple[int, float, int, int, Request]] = []  # stale where the length is not that above
+        self._n_cached: dict[int, int] = {}  # rid -> how many tokens of the waiting request were in the tree
+        # an entry is stale if its length differs from _n_cached
+        self._heap: list[tuple[int, float, int, int, Request]] = []
         self._sorted: list[tuple[bytes, bytes, int, Request]] = []  # namespace, ids, rid
 
     def __iter__(self) -> Iterator[Request]:
@@ -244,7 +247,7 @@ class Queue:
     """The waiting requests in the configured order."""
 
     def __init__(self, schedule: Schedule, n_matched: Callable[[Request], int]) -> None:
-        """n_matched: how many tokens of a request are in the tree."""
+        """n_matched: returns how many tokens of a request are in the tree."""
         self._is_by_program = schedule in ("dfs", "fair")
         self.order: QueueOrder
         if schedule == "lpm":
@@ -253,7 +256,8 @@ class Queue:
             self.order = ProgramOrder(is_fair=schedule == "fair") if self._is_by_program else QueueOrder()
         self._clients: dict[int, ServiceAccount] = {}  # accounts of clients with requests here
         self._absent: OrderedDict[int, int] = OrderedDict()  # client -> its tokens; recent clients without requests
-        self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()  # recent ones too
+        # also of recent programs without requests
+        self._programs: OrderedDict[tuple[int, int], ServiceAccount] = OrderedDict()
         self._arrivals: OrderedDict[Request, None] = OrderedDict()  # waiting or set aside; longest wait first
         self._unstamped: list[Request] = []  # requests whose wait starts at the next `start_waits`
         self._usual_wait = 0.0
@@ -269,7 +273,7 @@ class Queue:
 
     @property
     def n_clients(self) -> int:
-        """How many clients have requests that are registered."""
+        """How many clients have registered requests."""
         return len(self._clients)
 
     def register(self, request: Request, arrival: int) -> None:
@@ -291,7 +295,7 @@ class Queue:
         request.key = -run.priority, run.deadline or inf, run.order if self._is_by_program else (), arrival
 
     def unregister(self, request: Request) -> None:
-        """The request has ended."""
+        """Forget a request that has ended."""
         request.program.n_requests -= 1
         request.client.n_requests -= 1
         if not request.client.n_requests:
@@ -300,8 +304,8 @@ class Queue:
                 self._absent.popitem(last=False)
 
     def end_program(self, client: int, serial: int) -> None:
-        """The program will send no more requests. If one of its requests is still here, its account is kept until
-        N_KNOWN other programs came."""
+        """Called when the program will send no more requests. If one of its requests has not ended, its account is kept
+        until N_KNOWN other programs have come."""
         if (account := self._programs.get((client, serial))) is not None and not account.n_requests:
             del self._programs[client, serial]
 
@@ -320,14 +324,15 @@ class Queue:
         self.order.remove(request)
 
     def remove(self, request: Request) -> None:
-        """The request waits no longer, and is not set aside."""
+        """Remove a request that no longer waits, and is not set aside either."""
         if request.is_waiting:
             self.set_aside(request)
         self._arrivals.pop(request, None)
         request.waiting_since = nan
 
     def start(self, request: Request, now: float) -> None:
-        """The request starts running. One that started because of its wait will not be preempted again."""
+        """Remove a request because it starts to run. If it starts because it has waited too long, it will not be
+        preempted again."""
         self._n_started += 1
         if request is not self.aged and not request.program.n_served:
             self._usual_wait += 0.1 * (now - request.waiting_since - self._usual_wait)
@@ -336,7 +341,7 @@ class Queue:
             request.key = -inf, *request.key[1:]
 
     def start_waits(self, now: float) -> None:
-        """The wait of requests added since the last call starts now."""
+        """Start the wait of the requests that were added since the last call."""
         for request in self._unstamped:
             if request.is_waiting:
                 request.waiting_since = now

@@ -16,7 +16,7 @@ from banyan.radix_cache.host_tier import Move
 from banyan.runtime.constraint.guide import Guide
 from banyan.runtime.protocol.wire import Run, TopLogprobs
 
-NO_TOKEN = -1  # in a Result: no token could be sampled, because the logits were NaN or all tokens were forbidden
+NO_TOKEN = -1  # in place of a sampled token: the logits were NaN, or all tokens were forbidden
 MAX_TREE = 64  # most rows of a request whose draft branches: a row's mask of ancestors has 64 bits
 
 
@@ -56,14 +56,14 @@ class Request:
         # While a step is planned ahead: tokens that the step in flight computes, and whether it samples a token that
         # the text continues from. Otherwise 0.
         self.n_inflight = self.n_pending = 0
-        self.turn = 0  # the last step in which it had a row and other decodes of its client had none
+        self.turn = 0  # the last step in which it had a row while other decodes of its client had none
         self.is_waiting = False
         self.waiting_since = nan  # nan while it does not wait, and until the first plan after it was added
         self.start_time = 0.0  # time of the request's first step
         self.lease: Lease | None = None  # held while it runs
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
-        self.fork_points: set[int] = set()  # positions where other texts leave its own; see `Scheduler._keep_states`
-        self.images: dict[bytes, Any] = {}  # by digest, those that it holds; see `Scheduler._has_images`
+        self.fork_points: set[int] = set()  # positions at which other texts branch off; see `Scheduler._keep_states`
+        self.images: dict[bytes, Any] = {}  # digest -> image that it holds; see `Scheduler._missing_images`
         self.drafted = array("i")  # positions in the output whose tokens were drafted or forced
         self.n_forced = 0  # output tokens that the constraint forced
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
@@ -71,12 +71,12 @@ class Request:
         s = self.sampling
         has_penalties = bool(s.frequency_penalty or s.presence_penalty or s.repetition_penalty != 1.0)
         self.has_edits = has_penalties or bool(s.logit_bias or s.min_tokens)
-        # Its next token is the argmax of its row, and nothing else is needed.
+        # The next token is the argmax of the row, and no logprobs are needed.
         self.is_plain = not (self.has_edits or s.temperature or s.logprobs or guide)
         # How often each token of the text occurs in the output. None without penalties.
         self.token_counts: dict[int, int] | None = None
         if has_penalties:
-            self.token_counts = dict.fromkeys((i for i in self.ids if i >= 0), 0)  # without the rows of images
+            self.token_counts = dict.fromkeys((i for i in self.ids if i >= 0), 0)  # rows of images are not counted
             _count(self.token_counts, self.ids[self.n_prompt :])
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -87,7 +87,7 @@ class Request:
 
     @property
     def pages(self) -> list[int]:
-        """The request's block table. Only while the request runs."""
+        """The request's block table. Only a running request has one."""
         assert self.lease is not None
         return self.lease.pages
 
@@ -140,8 +140,8 @@ class Work(NamedTuple):
     """What one request does in one step: compute tokens start .. start + n_new into the pages of its lease. draws: the
     last row samples the next token. n_scored: number of tokens from `score_at` on that get their logprob. draft: tokens
     computed after the last one, each of whose rows samples too. parents: for each draft token the index of the draft
-    token it follows, always a lower one, or -1 for the text; () where each follows the one before it. kept: for each
-    (n, slot), the recurrent state after the first n tokens of this step is copied to the slot."""
+    token it follows, always a lower one, or -1 for the text; () where each follows the one before it. kept: (n, slot)
+    pairs: the recurrent state after the first n tokens of this step is copied to the slot."""
 
     request: Request
     lease: Lease
@@ -156,13 +156,13 @@ class Work(NamedTuple):
 
     @property
     def n_pending(self) -> int:
-        """1 if this step samples a token for the request from which the text may continue, 0 if it samples none or the
-        last."""
+        """1 if this step samples a token after which the text may continue; 0 if it samples no token, or the last
+        one."""
         return int(self.draws and self.request.n_total + 1 < self.request.max_total)
 
     @property
     def is_current(self) -> bool:
-        """False: since the plan was made, the request has ended or was retracted. Then the result is discarded."""
+        """False if the request has ended or was retracted since the plan was made. Then the result is discarded."""
         return self.request.lease is self.lease
 
 
@@ -199,7 +199,7 @@ class Plan(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What the model gave for a plan. ids: for each work that samples, in order, one token, and one more per token of
+    """The model's results for a plan. ids: for each work that samples, in order, one token, and one more per token of
     its draft. logprobs: by rid, one entry per such token, where requested. scores: by rid, the logprobs of the step's
     scored tokens; tops: the same with alternatives, where requested."""
 

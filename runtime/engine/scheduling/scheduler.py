@@ -3,12 +3,12 @@ give the same plans.
 
 A plan first gives each decode its token, then gives chunks of prompts what is left of the token budget, then starts
 waiting requests with the rest. A request whose prefix is being computed by another one right now waits until that
-prefix is in the tree, so n requests with the same new prefix cost one prefill. A step is planned while the one before
-it is computed where counts alone suffice (`plan_ahead`).
+prefix is in the tree, so n requests with the same new prefix cost one prefill. If the counts alone suffice, a step is
+planned while the previous one is being computed (`plan_ahead`).
 
 When pages run out, the running request of the last rank is retracted: its lease is closed and it queues again with all
-its tokens. The first in rank always makes progress, and a request alone always fits (`take` refuses others), so there
-is no deadlock and only time is lost."""
+its tokens. The first in rank always makes progress, and a single request always fits (`take` refuses larger ones), so
+there is no deadlock; a retraction costs only time."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from banyan.runtime.engine.speculation.draft import accept_path, slot_moves
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConstraintBroke
 from banyan.runtime.protocol.wire import Abort, Failed, Finish, FinishReason, ProgramEnded, Run, Step, TopLogprobs
 
-WORTH_WAITING = 16  # tokens: requests that share a shorter new prefix all compute it, because waiting costs a step
+WORTH_WAITING = 16  # tokens; requests with a shorter new prefix in common all compute it, because waiting costs a step
 FORESIGHT = 1.0
-"""The share of the pages which running requests are expected to claim that must be available before another starts.
+"""Before another request starts, this share of the pages that running requests are expected to claim must be available.
 With 0, requests start as long as there is a page, and retract each other."""
 
 MAX_ASKING = 4
-"""Requests that wait for images and ask for them at a time."""
+"""How many waiting requests ask for their images at a time."""
 
 BESIDE = 0.75
-"""What the rows of a client may cost beside the decodes of another, as a share of the fixed part of a step."""
+"""What the rows of one client may cost in a step with decodes of another client, as a share of the step's fixed
+cost."""
 
 _rank = attrgetter("key")
 
@@ -59,11 +60,11 @@ class PromptRows:
     """The rows (tokens) that prompts may take in one step.
 
     budget    rows for all prompts
-    n_beside  rows for clients that were served over QUANTUM tokens more than another client that decodes in the step:
-              for a client's decodes and the prompts of all. They cost less than the fixed part of a step, so the
-              time between two tokens of the other client at most doubles
+    n_beside  limit for a client that is over QUANTUM tokens ahead of another client that decodes in the step: rows of
+              its own decodes plus all rows of prompts. They cost less than the fixed part of a step, so the time
+              between two tokens of the other client at most doubles
     decodes   the works of the step that decode; () if all requests are of one client
-    has_whole_images  a work that reaches into an image goes on to its end, beyond the budget
+    has_whole_images  rows that reach into an image are extended to its end, even beyond the budget
     """
 
     def __init__(self, budget: int, n_beside: int, decodes: Sequence[Work], has_whole_images: bool) -> None:
@@ -72,7 +73,7 @@ class PromptRows:
 
     @cached_property
     def _clients(self) -> dict[int, list[Request]]:
-        """Client -> its decodes. Most steps have no prompts, and do not ask."""
+        """Client -> its decodes. Computed on demand, because most steps have no prompts."""
         return _by_client(work.request for work in self._decodes)
 
     def left(self, request: Request) -> int:
@@ -101,24 +102,25 @@ class Scheduler:
         self, cache: Cache, limits: EngineLimits, schedule: Schedule = "dfs", drafting: DepthController | None = None,
         find_image: Callable[[bytes], object | None] = lambda digest: None,
     ) -> None:  # fmt: skip
-        """find_image: an image by its digest; None: it is not here."""
+        """find_image: returns an image by its digest, or None if it has not arrived."""
         self.cache = cache
         self.drafting = drafting or DepthController()
         self.limits = limits
-        self.max_running = min(limits.max_running, limits.step_tokens)  # each decode has its token in each step
+        # so that each decode can have a token in each step
+        self.max_running = min(limits.max_running, limits.step_tokens)
         if cache.states is not None:
             self.max_running = min(self.max_running, cache.states.n_slots)
-        self.requests: dict[int, Request] = {}  # by rid: all that have not ended
+        self.requests: dict[int, Request] = {}  # rid -> request; all that have not ended
         self.waiting = Queue(schedule, self._n_matched)
         self.running: list[Request] = []  # by rank; exactly those that hold a lease
         self.following: list[Request] = []  # until the next plan: another request computes their prefix in this step
-        self.lacking: dict[Request, set[bytes]] = {}  # requests that wait for images, and for which
+        self.lacking: dict[Request, set[bytes]] = {}  # waiting request -> digests of the images that it lacks
         self._find_image = find_image
-        self._asked: set[bytes] = set()  # images that the server was asked for, and has not sent
+        self._asked: set[bytes] = set()  # images that the server was asked for, but has not sent yet
         self.lengths = OutputLengths()
         self.admission = AdmissionControl(cache.page) if schedule == "dfs" and cache.enabled else None
         self._step_time = StepTime()
-        self._now = 0.0  # of the last plan
+        self._now = 0.0  # time of the last plan
         self._n_taken = self._n_released = 0
         # The request that last could not start for lack of pages, and _n_released at that time. While other requests
         # run, it is not tried again until _n_released changes.
@@ -165,7 +167,8 @@ class Scheduler:
             self._finish_if_complete(request)  # a previous engine may have generated all of it
 
     def admit(self, order: Run) -> int:
-        """The n_total at which the length limit ends the request. 0: it cannot be served; the next report says why."""
+        """Return the n_total at which the length limit ends the request. 0: it cannot be served; the next report says
+        why."""
         try:
             if order.rid in self.requests:
                 raise BadMessage(f"request {order.rid} exists already")
@@ -180,7 +183,7 @@ class Scheduler:
         """The next step, or None where there is nothing to do. now: seconds; only differences count. Claims pages,
         evicts and retracts. Counts move in `commit`."""
         if self.cache.quarantined and not self.running:
-            self.cache.readmit()  # otherwise a request alone might not fit
+            self.cache.readmit()  # otherwise a single request might not fit
         n_reserved = 0
         if self.drafting.drafters:
             n_decoding = sum(request.n_computed >= request.n_submitted for request in self.running)
@@ -198,11 +201,11 @@ class Scheduler:
         return Plan(tuple(works), tuple(copies), moves, states=tuple(states)) if works else None
 
     def plan_ahead(self, inflight: Plan, now: float) -> Plan | None:
-        """The step after one that is still being computed, planned by counts alone. None where counts do not suffice or
-        there is nothing to do. A request that ends with the token being sampled has one row too many in this step,
-        which `commit` ignores; its KV goes into a slot behind the text."""
+        """Plan the step after one that is still being computed, by counts alone. Returns None if counts do not suffice
+        or there is nothing to do. A request that ends with the token being sampled has one row too many in this step,
+        which `commit` ignores; its KV goes into a slot after the end of the text."""
         if inflight.is_ahead:
-            self._step_time.note(now, inflight.n_rows)  # the step before it has been committed, so it starts now
+            self._step_time.note(now, inflight.n_rows)  # the previous step has been committed, so this step starts now
         current = [work for work in inflight.works if work.is_current]
         if not all(map(self._can_plan_ahead, current)):
             return None
@@ -217,9 +220,9 @@ class Scheduler:
         return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), is_ahead=True)
 
     def _keep_states(self, work: Work) -> Work:
-        """Adds the positions whose recurrent state is kept, so that other texts can continue there: where a text that
-        is known by now leaves this one; before the last token of the prompt, which is always computed; and the end of
-        each chunk before, if a slot is free."""
+        """Adds the positions whose recurrent state is kept, so that other texts can continue there: where another known
+        text branches off; before the last token of the prompt, which is always computed; and the end of each earlier
+        chunk, if a slot is free."""
         request, start, end = work.request, work.start, work.start + work.n_new
         last = request.n_submitted - 1
         positions = {position: True for position in (*request.fork_points, last) if start < position <= end}
@@ -229,9 +232,9 @@ class Scheduler:
         return work._replace(kept=tuple((p - start, slot) for p, slot in slots.items() if slot >= 0))
 
     def _can_plan_ahead(self, work: Work) -> bool:
-        """Whether the request's next work can be planned before its token is sampled. It cannot if it depends on how
-        much of a draft is accepted, on what a constraint then forces, or on what a drafter would propose, or if there
-        are no pages for it."""
+        """Whether the request's next work can be planned before its token is sampled. It cannot if the work depends on
+        how much of a draft is accepted, on what a constraint then forces, or on what a drafter would propose, or if
+        there are no pages for it."""
         request, n_pending = work.request, work.n_pending
         if work.draft or work.n_scored:
             return False
@@ -254,14 +257,14 @@ class Scheduler:
         for request in tuple(self.running):
             lease = request.lease
             if lease is None or not (lease.grow(request.n_total) or self._make_room(request)):
-                continue  # retracted by an earlier one, or now
+                continue  # retracted for an earlier request, or just now
             if (n_left := request.n_left) > 1:
                 chunks.append(request)
             elif n_left:
                 decodes.append(request)
         works = [make_work(request, 1) for request in self._in_turn(decodes, n_beside)]
         budget = max(self.limits.step_tokens - len(works) - n_reserved, 0)
-        decoding = tuple(works) if self.waiting.n_clients > 1 else ()  # a client alone shares with no other
+        decoding = tuple(works) if self.waiting.n_clients > 1 else ()  # a single client shares with no other
         rows = PromptRows(budget, n_beside, decoding, self.limits.has_whole_images)
         for request in chunks:
             if request.lease is not None and rows.left(request):
@@ -269,8 +272,9 @@ class Scheduler:
         return works, self._start_waiting(works, rows, now)
 
     def _in_turn(self, decodes: list[Request], n_beside: int) -> list[Request]:
-        """The decodes that get a row of this step. Beside another client, a client gets n_beside rows, or as many as
-        the client with the fewest decodes, so one with many does not hold up the others. Its decodes take turns."""
+        """The decodes that get a row in this step. If several clients decode, each gets n_beside rows, or as many as
+        the client with the fewest decodes has, so a client with many decodes does not hold up the others. A client's
+        decodes take turns."""
         if len(decodes) <= n_beside or self.waiting.n_clients == 1 or len(clients := _by_client(decodes)) == 1:
             return decodes
         n_rows = max(n_beside, min(map(len, clients.values())))
@@ -296,7 +300,7 @@ class Scheduler:
 
     def _start_waiting(self, works: list[Work], rows: PromptRows, now: float) -> list[tuple[int, int, int]]:
         """Start waiting requests in the queue's order while there are rows, places and pages. If the first cannot
-        start, none behind it does. Adds their works and returns their page copies."""
+        start, none after it does. Adds the started requests' works to `works`, and returns their page copies."""
         waiting, running = self.waiting, self.running
         expected: list[Growth] | None = None
         in_windows: list[Growth] = []
@@ -356,7 +360,8 @@ class Scheduler:
     # ---- images ----------------------------------------------------------------------------------------------------
 
     def _missing_images(self, request: Request, n_cached: int) -> set[bytes]:
-        """The images that are not here, of those of which not all rows are cached. It holds the others."""
+        """The images that the request needs but that have not arrived. (If all rows of an image are cached, it is not
+        needed.) The request then holds the other images that it needs."""
         missing = set()
         for one in request.run.images:
             if one.start + one.n > n_cached and one.image not in request.images:
@@ -373,7 +378,7 @@ class Scheduler:
         return tuple(wanted)
 
     def image_arrived(self, digest: bytes) -> None:
-        """An image that was asked for is here: `find_image` finds it now."""
+        """Called when an image has arrived, so that `find_image` finds it."""
         self._asked.discard(digest)
         for request, missing in [*self.lacking.items()]:
             if digest in missing:
@@ -384,7 +389,7 @@ class Scheduler:
                     self.waiting.add(request)
 
     def image_failed(self, digest: bytes, error: str) -> None:
-        """An image that was asked for will not come."""
+        """Called when an image that was asked for will not come. Fails the requests that wait for it."""
         self._asked.discard(digest)
         for request in [request for request, missing in self.lacking.items() if digest in missing]:
             self._fail(request, BadProgram.code, error)
@@ -419,11 +424,11 @@ class Scheduler:
         return True
 
     def _is_admitted(self, request: Request, lease: Lease) -> bool:
-        """Whether to start a request now. Without admission control, always. Otherwise, if its n_new uncached tokens
-        fit into the slots that no running request uses, beside the texts of older programs that are paused and will
-        need these texts again. If they do not fit, starting the request may evict such texts. Even then a request is
-        started if it is the one that has waited too long, or if the larger batch saves more time than it takes to
-        compute n_new tokens."""
+        """Whether admission control lets a request start now. It does if the request's n_new uncached tokens fit into
+        the slots that no running request uses, beside the texts of older programs that are paused and will need these
+        texts again. If they do not fit, starting the request may evict such texts. Even then it starts if it is the
+        request that has waited too long, or if the larger batch saves more time than it takes to compute n_new
+        tokens."""
         if self.admission is None or request is self.waiting.aged:
             return True
         n_new = request.n_total - lease.n_cached
@@ -440,8 +445,8 @@ class Scheduler:
         return Growth(n_left, n_room, (request.n_out + n_left) // self.cache.page)
 
     def _window_growth(self, requests: Sequence[Request], lease: Lease | None = None) -> list[Growth]:
-        """The same in the pages of windowed layers, where a request that has a whole window grows no more. lease: of a
-        request that does not run yet."""
+        """The expected growth of requests in the pages of windowed layers, where a request with a whole window grows no
+        more. lease: the lease of a request that does not run yet."""
         found: list[Growth] = []
         for request in requests:
             own = lease or request.lease
@@ -458,8 +463,8 @@ class Scheduler:
         return self.cache.n_usable(request.ids.tobytes(), request.run.namespace, request.n_reusable)
 
     def _is_being_computed(self, request: Request, n_cached: int) -> bool:
-        """Whether this step computes more of the request's prefix than the tree has. Then the request waits one step:
-        waiting requests are only considered if the budget lets every running request end its prefill in this step."""
+        """Whether this step computes more of the request's prefix than the tree has. Then the request waits one step.
+        One is enough, because requests start only in a step in which every running request ends its prefill."""
         if not self.cache.enabled or n_cached >= request.n_reusable:
             return False
         if (found := self.cache.in_flight.find(request.run.ids, request.run.namespace)) is None:
@@ -496,7 +501,7 @@ class Scheduler:
                 if request.n_computed == request.n_total:
                     self._finish(request, "length")
                 continue
-            path: Sequence[int] = ()  # of accepted draft tokens
+            path: Sequence[int] = ()  # indexes of the accepted draft tokens
             if draft:
                 path, sampled = accept_path(draft, parents, sampled)
                 self.moves += slot_moves(request, parents, path)
@@ -561,7 +566,8 @@ class Scheduler:
         return True
 
     def _end_without_token(self, request: Request) -> None:
-        """No token may come next. A complete output is finished, any other fails."""
+        """End a request for which no token is allowed. If its output is complete, the request is finished; otherwise it
+        fails."""
         guide = request.guide
         if guide is not None and guide.error:
             why = f"the constraint's engine gave up after {request.n_out} tokens: {guide.error}"
@@ -578,15 +584,15 @@ class Scheduler:
                 self._fail(work.request, code, message)
 
     def report(self) -> tuple[Step, Sequence[Failed]]:
-        """What happened since the last report."""
+        """Return what happened since the last report."""
         step, failed = self._report.step(), self._report.failed
         self._report = StepReport()
         self.counts["generated_tokens"] += len(step.ids) // 4
         return step, failed
 
     def _publish(self, request: Request) -> None:
-        """Put newly computed tokens into the tree. Those of a prompt are published at once, because others may wait for
-        them; those of an output page by page."""
+        """Put newly computed tokens into the tree. Prompt tokens are published at once, because other requests may wait
+        for them; output tokens page by page."""
         n, page = request.n_computed, self.cache.page
         is_prompt = request.n_published < request.n_submitted
         assert request.lease is not None
@@ -626,7 +632,8 @@ class Scheduler:
         self.waiting.add(request)
 
     def _keep_last_state(self, request: Request) -> None:
-        """Leave the request's recurrent state to the tree. Not if its step failed: then the state is another one."""
+        """Leave the request's recurrent state to the tree, unless its step failed, after which the state is not
+        known."""
         if request.lease is not None:
             request.lease.keep_last_state(request.n_computed)
 
@@ -654,7 +661,7 @@ class Scheduler:
 
     def repair(self) -> None:
         """Withdraw the pages in doubt when the cache's invariants do not hold. Requests that used them start again, and
-        nothing they computed is published. Raises AssertionError where that does not help."""
+        nothing that they computed is published. Raises AssertionError if the invariants cannot be restored."""
         ended = set(quarantine(self.cache))
         for request in [request for request in self.running if request.lease in ended]:
             request.n_published = request.n_computed

@@ -12,8 +12,9 @@ from banyan.runtime.protocol.wire import Run, Sampling
 
 
 class EngineLimits(NamedTuple):
-    """Limits of requests and steps. context: tokens of prompt and output together. row_id: stands for rows of images;
-    -1: there are none. has_whole_images: a step that computes rows of an image computes all that are left of it."""
+    """Limits of requests and steps. context: tokens of prompt and output together. row_id: the token id that stands for
+    rows of images; -1: the model takes no images. has_whole_images: a step that computes rows of an image must compute
+    all its remaining rows."""
 
     context: int
     vocab_size: int

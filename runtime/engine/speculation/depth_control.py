@@ -39,17 +39,18 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 
 MAX_DEPTH = 64
 FIRST_RATE, FIRST_OTHER_RATE = 0.7, 0.2
-"""FIRST_RATE: the initial acceptance rate of a token. FIRST_OTHER_RATE: that of a token that is an alternative to
-another drafter's."""
-TRUST = 1.0  # how many of the request's own tokens the rate of a kind is worth
+"""FIRST_RATE: the initial acceptance rate of a token. FIRST_OTHER_RATE: the same for a token that is an alternative to
+another drafter's token."""
+TRUST = 1.0  # weight of the rate of a kind, in tokens of the request's own record
 MEMORY, LONG_MEMORY = 0.9, 0.998
 """Factors by which a request's own record and a kind's record fade with each judged draft."""
 MAX_CREDIT = 4
 """The most right tokens that one draft counts for, if all its tokens are uncertain. Otherwise one long draft would
 dominate the rate."""
 LEVELS = 0.9, 0.75, 0.6, 0.45, 0.3, 0.2, 0.1, 0.05  # thresholds that are tried
-MIN_SPEEDUP, MIN_MODEL_SPEEDUP = 1.03, 1.1  # see the module; a model's passes certainly cost, and gains are guesses
-MAX_MISSES = 4  # proposals in a row that were not worth computing, after which drafters are asked less often
+# see the module; more for a model: its cost is certain, its gain a guess
+MIN_SPEEDUP, MIN_MODEL_SPEEDUP = 1.03, 1.1
+MAX_MISSES = 4  # after so many proposals in a row that were not worth computing, drafters are asked less often
 MAX_PAUSE = 32
 """Most steps in which no drafter is asked about a request. `can_skip` may add as many, so that steps can be planned
 ahead."""
@@ -58,7 +59,8 @@ RARE_HITS = 0.05
 RECENT = 0.04  # weight of one ask in that share, and of one step in the mean length of drafts
 DEPTHS = (1, 2, 3, 4, 6, 8)
 MAX_PROMPT_ROWS = 4
-"""Rows per sampled token, without drafts, up to which a step is used to fit `Cost`. Rows of prompts cost less."""
+"""A step is used to fit `Cost` only if it has at most this many rows per sampled token, not counting drafts: rows of
+prompts cost less."""
 SHARE = 0.01
 CATCH_UP_STEPS = 8  # steps over which the cost of catching up is spread; few, since outputs may be short
 
@@ -70,7 +72,7 @@ class AcceptanceRate:
         self.n_judged, self.n_right = n_judged, n_right
 
     def add(self, n_right: int, is_whole: bool, memory: float) -> None:
-        """Add a draft that was right for n_right tokens. is_whole: none was wrong."""
+        """Add a draft of which n_right tokens were right. is_whole: none was wrong."""
         self.n_judged = memory * self.n_judged + n_right + (not is_whole)
         self.n_right = memory * self.n_right + n_right
 
@@ -86,7 +88,7 @@ class _DraftHistory:
         self.own = [AcceptanceRate() for _ in range(n_drafters)]
         self.counts = [[0, 0] for _ in range(n_drafters)]  # drafted, accepted
         self.n_misses = n_misses  # asks in a row that led to no draft
-        self.max_length = max_length  # most tokens of an all uncertain draft; follows from how many were accepted
+        self.max_length = max_length  # most tokens of a draft without certain tokens; grows and shrinks with acceptance
         self.clear()
 
     def clear(self) -> None:
@@ -104,21 +106,22 @@ class DepthController:
 
     def __init__(self, drafters: Sequence[Drafter] = (), jumps: bool = True, cost: Cost | None = None,
                  max_depth: int = MAX_DEPTH, max_tree: int = MAX_TREE) -> None:  # fmt: skip
-        """jumps: what a constraint forces is appended without sampling. max_depth: the most tokens of a draft.
+        """jumps: tokens that a constraint forces are appended without sampling. max_depth: the most tokens of a draft.
         max_tree: the most rows of one request in a step, if its draft branches."""
         self.drafters, self.jumps, self.max_depth, self.max_tree = tuple(drafters), jumps, max_depth, max_tree
         self.cost = cost or Cost()
         self._histories: dict[int, _DraftHistory] = {}  # by rid
-        self.proposed: dict[int, _DraftHistory] = {}  # by rid: those with proposals to be judged after this step
+        # rid -> history; requests with proposals to be judged after this step
+        self.proposed: dict[int, _DraftHistory] = {}
         self._n_steps = 0  # planned
-        self._next_ask: dict[int, int] = {}  # by rid: the first step in which to ask again
+        self._next_ask: dict[int, int] = {}  # rid -> the first step in which drafters are asked again
         self._kind_rates, self._other_rates = (  # by drafter and kind
             [[AcceptanceRate(TRUST, TRUST * first) for _ in range(d.n_kinds)] for d in drafters]
             for first in (FIRST_RATE, FIRST_OTHER_RATE)
         )
         self._hit_rate = 1.0  # the share of asks that led to a draft; fades
         self._mean_length = 0.0  # draft tokens per request that samples, in steps with room for them; fades
-        self._allowance = [0.0] * len(self.drafters)  # seconds that each may spend where it does not pay
+        self._allowance = [0.0] * len(self.drafters)  # drafter -> seconds that it may spend although it does not pay
         self.counts = {d.name: [0, 0] for d in self.drafters}  # drafted, accepted
 
     # ---- plan ------------------------------------------------------------------------------------------------------
@@ -163,8 +166,9 @@ class DepthController:
             self._hit_rate += RECENT * (bool(history.drafters) - self._hit_rate)
 
     def expected_tokens(self, n_decoding: int) -> int:
-        """How many draft tokens n_decoding requests are expected to have. Prompts in the same step leave room for them:
-        a row costs the same beside prompts, and each accepted token saves a decode the wait for another long step."""
+        """How many draft tokens n_decoding requests are expected to have. Prompts in the same step leave room for
+        these: a draft row costs the same beside prompts, and each accepted token saves a decode from waiting for
+        another long step."""
         return int(2 * self._mean_length * n_decoding)
 
     def note(self, plan: Plan, n_rows: int, seconds: float) -> None:
@@ -197,7 +201,7 @@ class DepthController:
         return not self.drafters or self._n_steps + 1 < self._next_ask.get(request.rid, -MAX_PAUSE) + MAX_PAUSE
 
     def skip_step(self) -> None:
-        """The step that is planned now has no drafts."""
+        """Record that the step that is planned now has no drafts."""
         self._n_steps += 1
 
     def _ask(self, d: int, asks: Sequence[_Ask]) -> None:
@@ -218,7 +222,7 @@ class DepthController:
         return (own.n_right + TRUST * self._kind_rates[d][kind].rate) / (own.n_judged + TRUST)
 
     def _worth_asking(self, d: int, asks: list[_Ask], n_draws: int, seconds: float) -> list[_Ask]:
-        """The requests, with limits, for which to ask a drafter that runs a model; see the module."""
+        """Choose the requests, with their limits, for which a drafter that runs a model is asked; see the module."""
         drafter, cost = self.drafters[d], self.cost
         assert drafter.cost is not None
         asks = [(history, r, min(n, history.max_length)) for history, r, n in asks if drafter.can_draft(r)]
@@ -270,9 +274,10 @@ class DepthController:
     def _lengths(self, branches: Sequence[DraftBranch], threshold: float, n: int, share: float) -> list[int]:
         """How many tokens of each branch to compute: those whose probability is at least `threshold`.
 
-        The most likely branch is extended to its end if two things hold. The drafter proposed fewer than the n tokens
-        that it could have, so it has no more to propose. And with p the probability that the whole branch is right,
-        p * share > (1 - p) * cost of the extra rows: share is the time of one step, in seconds, saved if it is right.
+        The most likely branch is extended to its end if two things hold. First, the drafter proposed fewer tokens than
+        the limit n, so it has no more to propose. Second, p * share > (1 - p) * cost of the extra rows, where p is the
+        probability that the whole branch is right, and share is the time of the step, in seconds, that is saved if it
+        is.
         """
         lengths = [branch.length(threshold) for branch in branches]
         first = branches[0]
@@ -331,7 +336,7 @@ class DepthController:
         history.clear()
 
     def end(self, request: Request) -> dict[str, tuple[int, int]]:
-        """The request has ended. Returns the numbers of its drafted and accepted tokens by drafter."""
+        """Forget a request that has ended. Returns the numbers of its drafted and accepted tokens by drafter."""
         for drafter in self.drafters:
             drafter.end(request)
         self._next_ask.pop(request.rid, None)

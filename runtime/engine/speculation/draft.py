@@ -2,13 +2,14 @@
 
 A draft is a tree: each of its tokens follows another of them, or the text. One forward pass computes the last token of
 a request and all tokens of its draft; each draft token sees the text and its own ancestors, and the sampler samples
-from every row. A draft token is accepted where it is the one that was sampled after its accepted parent. So each output
-token is one that the model sampled with the random number of its position: with a seed, outputs are the same with
+from every row. A draft token is accepted if it equals the token that was sampled after its accepted parent. So the
+model has sampled each output token, with the random number of its position: with a seed, outputs are the same with
 drafts and without.
 
 For one chain this is rejection sampling (Leviathan et al., Fast inference from transformers via speculative decoding,
-2023); for a tree, that of SpecInfer (Miao et al., 2024) with deterministic drafts. One uniform number per position is
-the coupling of Daliri et al., Coupling without communication and drafter-invariant speculative decoding, 2024."""
+2023); for a tree, it is the sampling of SpecInfer (Miao et al., 2024) with deterministic drafts. One uniform number per
+position is the coupling of Daliri et al., Coupling without communication and drafter-invariant speculative decoding,
+2024."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 
 class Proposal(NamedTuple):
     """One proposed chain. kind: how the drafter found it, 0 .. Drafter.n_kinds - 1; acceptance is measured per kind.
-    uncertain: ascending indexes of the tokens that may be wrong, where the others follow from those before; None: any
-    token may be wrong."""
+    uncertain: ascending indexes of the tokens that may be wrong, if the other tokens follow from those before them;
+    None: any token may be wrong."""
 
     tokens: Sequence[int]
     kind: int = 0
@@ -30,9 +31,9 @@ class Proposal(NamedTuple):
 
 
 class Drafter:
-    """Proposes continuations of outputs. cost: only for a drafter that runs a model: the seconds of one pass, by the
-    numbers of requests and of rows to catch up with. Such a drafter is asked only where it pays. None: a proposal costs
-    next to nothing."""
+    """Proposes continuations of outputs. cost: for a drafter that runs a model, the seconds of one pass, by the numbers
+    of requests and of rows that it must catch up with; such a drafter is asked only when that pays. None: a proposal
+    costs next to nothing."""
 
     name: str
     n_kinds: int
@@ -43,7 +44,7 @@ class Drafter:
         Called before the first request, while the pages hold nothing."""
 
     def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
-        """The tokens' bytes, and the tokens that are not text. Called at most once."""
+        """Receives the tokens' bytes, and the tokens that are not text. Called at most once."""
 
     def can_draft(self, request: Request) -> bool:
         """Whether the drafter can propose something for this request now."""
@@ -54,14 +55,15 @@ class Drafter:
         return 0
 
     def prepare(self, asks: Sequence[tuple[Request, int]]) -> None:
-        """`propose` will be called for these requests and limits in this step. For drafters that work on a batch."""
+        """Called before the `propose` calls of a step, with their requests and limits, for drafters that work on a
+        batch."""
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
-        """Chains of at most n tokens that may follow the request's last token, the most likely chain first."""
+        """Proposes chains of at most n tokens that may follow the request's last token, the most likely chain first."""
         raise NotImplementedError
 
     def end(self, request: Request) -> None:
-        """The request has ended or failed. Perhaps nothing was ever proposed for it."""
+        """Called when a request has ended or failed, even if nothing was ever proposed for it."""
 
     def kept(self) -> dict[str, tuple[int, int]]:
         """Memory that is kept after requests have ended, by name: (its approximate bytes, the most bytes it may
@@ -76,8 +78,8 @@ class DraftPosition:
                  "stop_ids", "token", "token_counts")  # fmt: skip
 
     def __init__(self, request: Request, n: int, token: int, counts: dict[int, int] | None, n_back: int = 0) -> None:
-        """n: draft tokens up to and including `token`. counts: see Request.token_counts. n_back: by how many tokens the
-        row before is deeper than this token's parent."""
+        """n: draft tokens up to and including `token`. counts: see Request.token_counts. n_back: depth of the previous
+        row minus depth of this token's parent, in tokens."""
         self.token, self.n_back = token, n_back
         self.n_total, self.n_out = request.n_total + n, request.n_out + n
         self.rid, self.run, self.sampling, self.token_counts = request.rid, request.run, request.sampling, counts
@@ -128,8 +130,8 @@ def accept_path(draft: Sequence[int], parents: Sequence[int], sampled: list[int]
 
 
 def slot_moves(request: Request, parents: Sequence[int], path: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """The slots in which the accepted tokens were computed and those in which they belong, where these differ; slots of
-    windowed layers as ~slot. The KV must be moved before the tokens are published."""
+    """For each accepted token that was computed in another slot than its final one: the source slots and the
+    destination slots; slots of windowed layers as ~slot. The KV must be moved before the tokens are published."""
     if not parents or path == list(range(len(path))):
         return []
     end = request.n_total

@@ -18,8 +18,8 @@ SURE = 0.99  # upper bound of the probability of an uncertain token
 
 class Chain(NamedTuple):
     """A proposal with probabilities. chance: the probability that an uncertain token is right, given that those before
-    it are. other: the probability that a token is right which is an alternative to a more likely one. is_first: the
-    chain is its drafter's most likely one. uncertain: see `draft.Proposal`."""
+    it are. other: the probability that a token is right if it is an alternative to a more likely one. is_first: it is
+    its drafter's most likely chain. uncertain: see `draft.Proposal`."""
 
     tokens: Sequence[int]
     drafter: int
@@ -51,8 +51,9 @@ class Chain(NamedTuple):
 
 
 class DraftBranch:
-    """A run of draft tokens in a tree. above: the index of the branch that it leaves or extends; -1: it follows the
-    text. at: the depth of its first token, which is the number of draft tokens before it on the path from the text."""
+    """A run of draft tokens in a tree. above: the index of the branch from which this one branches off, or which it
+    extends; -1: it follows the text. at: the depth of the first token, i.e. the number of draft tokens between the text
+    and it."""
 
     __slots__ = ("_gains", "_negated", "above", "at", "chain", "chances", "is_other", "tokens")
 
@@ -79,7 +80,8 @@ class DraftBranch:
 
 
 def merge(chains: Sequence[Chain]) -> list[DraftBranch]:
-    """The branches of a tree that contains all chains; a branch comes after the one it leaves."""
+    """Build a tree that contains all chains. Returns its branches; a branch comes after the one from which it branches
+    off."""
     branches: list[DraftBranch] = []
     for chain in chains:
         tokens, n = chain.tokens, len(chain.tokens)
@@ -116,8 +118,8 @@ class DraftTokens(NamedTuple):
 
 
 def flatten(branches: Sequence[DraftBranch], counts: Sequence[int]) -> DraftTokens:
-    """The first `counts` tokens of each branch. The most likely branch comes first, because the KV of its tokens then
-    needs no move when they are accepted."""
+    """Put the first `counts` tokens of each branch into one draft. The most likely branch comes first, because the KV
+    of its tokens then needs no move when they are accepted."""
     if not any(counts[1:]):
         tokens = array("i", branches[0].tokens[: counts[0]])
         return DraftTokens(tokens, [], [branches[0].chain.drafter] * len(tokens))
@@ -161,7 +163,7 @@ def trim(request: Request, draft: DraftTokens, budget: int) -> DraftTokens:
         del tokens[n:], draft.drafters[n:]
         return draft
     out = DraftTokens(array("i"), [], [])
-    index, depth = {-1: -1}, {-1: 0}  # by number in `draft`, of the tokens that are kept: number in `out`, and depth
+    index, depth = {-1: -1}, {-1: 0}  # index in `draft` -> (index in `out`, depth), for the tokens that are kept
     n_in = 0  # tokens that the guide has accepted
     for i, (token, parent, drafter) in enumerate(zip(*draft, strict=True)):
         if token in stops or parent not in index:

@@ -28,8 +28,8 @@ DraftModel = load.Model | heads.Eagle | heads.Medusa
 
 
 class DraftSource(NamedTuple):
-    """What `Config.draft_model` names, before its weights are read. kv_elements: numbers it stores per token. n_layers:
-    how many layers of the large model an early exit runs."""
+    """What `Config.draft_model` names, before its weights are read. kv_elements: numbers that it stores per token.
+    n_layers: how many layers of the large model an early exit runs."""
 
     path: Path
     kind: heads.Kind | Literal["early exit"]
@@ -93,7 +93,8 @@ def read(source: DraftSource, resolved: Resolved, large: load.Model) -> DraftMod
 def make_controller(
     names: Sequence[str], model_drafter: Drafter | None = None, max_tree: int = MAX_TREE
 ) -> DepthController:
-    """The controller of the drafters in `names`, of config.DRAFTERS, and of the one that runs a model, if any."""
+    """Make the controller. names: the drafters to use, from config.DRAFTERS; the drafter that runs a model, if any, is
+    added."""
     drafters: list[Drafter] = [kind() for kind in (TreeDrafter, NgramDrafter) if kind.name in names]
     if model_drafter is not None:
         drafters.append(model_drafter)
@@ -101,7 +102,7 @@ def make_controller(
 
 
 def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwatch: Callable[[], float]) -> Drafter:
-    """The drafter that runs `draft`. For a head, the large model stores its hidden states from now on."""
+    """Make the drafter that runs `draft`. For a head, the large model stores its hidden states from now on."""
     store, large_spec = large.store, large.model.spec
     device = store.device.type
     if isinstance(draft, heads.Eagle | heads.Medusa):
@@ -120,7 +121,7 @@ def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwat
 
 
 def _vocabulary(directory: Path) -> dict[int, str]:
-    """The tokens of tokenizer.json by id; {} where there is none, or its format is unknown."""
+    """The tokens of tokenizer.json by id; {} if there is no such file, or its format is unknown."""
     try:
         file = json.loads(read_bytes(directory / "tokenizer.json"))
     except (OSError, ValueError):

@@ -22,15 +22,15 @@ from banyan.runtime.model import heads
 
 class EagleDrafter(ModelDrafter):
     """Runs an EAGLE head. It differs from a small model in its input: the token, and the hidden state of the token
-    before it. Within a draft that is the state it predicted itself, so draft tokens that are accepted are computed
-    again from the true state."""
+    before it. Within a draft, the head uses the states that it predicted itself. So accepted draft tokens are computed
+    again from the true states."""
 
     name = "eagle"
     keeps_tail = False
 
     def __init__(self, head: heads.Eagle, features: Tensor, kv: Sequence[tuple[Pool, Pool]], n_pages: int, page: int,
                  n_vocab: int, device: str, stopwatch: Callable[[], float]) -> None:  # fmt: skip
-        """features: the large model's hidden states, [n_slots, hidden]. For the rest see `ModelDrafter`."""
+        """features: the large model's hidden states, [n_slots, hidden]. For the other arguments see `ModelDrafter`."""
         self._head, self._features = head, features
         self._predicted = torch.zeros_like(features)
         super().__init__(head, kv, n_pages, page, n_vocab, device, stopwatch)
@@ -42,7 +42,7 @@ class EagleDrafter(ModelDrafter):
                  n_texts: Sequence[int]) -> Tensor:  # fmt: skip
         page = self._page
         before = array("q")  # the slot of the token before each row
-        is_true = array("b")  # whether the large model's state is there
+        is_true = array("b")  # whether the slot has the large model's hidden state
         for q, kv, own, n in zip(shape.q_lens, shape.kv_lens, pages, n_texts, strict=True):
             for at in range(kv - q - 1, kv - 1):
                 before.append(own[at // page] * page + at % page if at >= 0 else 0)
@@ -57,8 +57,8 @@ class EagleDrafter(ModelDrafter):
 
 
 class MedusaDrafter(Drafter):
-    """Runs Medusa heads. Proposes the chain of their best tokens (kind 0), and in place of each of the first two tokens
-    the second best (kind 1)."""
+    """Runs Medusa heads. Proposes the chain of their best tokens (kind 0), and chains in which one of the first two
+    tokens is the second best (kind 1)."""
 
     name, n_kinds = "medusa", 2
 

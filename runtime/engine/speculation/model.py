@@ -1,13 +1,13 @@
 """The drafter that runs a smaller model with the same tokenizer.
 
-It runs as the large model does: batched over requests, and on the same pages, whose slots hold its tokens' KV in the
-pools of both models. But the small model is asked only where that pays, so it skips parts of the text. For each page
-whose KV it has computed, it remembers a digest of the text from its start to the end of the page. Missing KV is
-computed as a chunk when it is needed. Wrong KV would only make a bad draft.
+Like the large model, it is batched over requests. It uses the same page tables: a slot of a page stands for the same
+token in the pools of both models. But the small model is asked only where that pays, so it skips parts of the text. For
+each page whose KV it has computed, it remembers a digest of the text from its start to the end of the page. Missing KV
+is computed as a chunk when it is needed. Wrong KV would only make a bad draft.
 
-Where tokens are sampled, it uses the random numbers of the same positions: where both models agree on the distribution,
-they agree on the token. For greedy requests it proposes its best tokens, and in place of the first ones its second
-best."""
+When tokens are sampled, the small model uses the random numbers of the same positions: if both models agree on the
+distribution, they agree on the token. For greedy requests it proposes its best tokens, and chains in which one of the
+first tokens is its second best."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from banyan.runtime.engine.speculation.step_cost import Cost
 from banyan.runtime.model import heads
 from banyan.runtime.model.load import Model
 
-MAX_CATCH_UP = 512  # Most rows of one request per pass. A request that is further behind catches up over several steps.
+# Most rows of one request per pass. A request that lags further behind catches up over several steps.
+MAX_CATCH_UP = 512
 N_SECOND = 3  # number of positions at which the second best token is proposed too
 
 
@@ -40,7 +41,7 @@ class _DraftText:
         self.writer = 0  # the request's number as a writer of slots; a new one for each lease
         self.lease: Lease | None = None
         self.digests = array("L", [0])  # digests of the text up to the end of each page that is known to be right
-        self.n_computed = 0  # tokens of its text that were computed at the last pass,
+        self.n_computed = 0  # how many tokens of its text were computed at the last pass,
         self.tail: Sequence[int] = ()  # and the proposed tokens computed after them
         self.proposals: list[Proposal] = []
 
@@ -50,7 +51,7 @@ class _DraftTurn:
 
     def __init__(self, request: Request, n: int, start: int) -> None:
         self.request, self.n = request, n
-        self.computed = list(request.ids[start : start + MAX_CATCH_UP])  # tokens from `start` on
+        self.computed = list(request.ids[start : start + MAX_CATCH_UP])  # token ids from position `start` on
         self.start, self.end = start, start + len(self.computed)
         self.position: Request | DraftPosition = request  # after the last draft token
         self.draft: list[int] = []
@@ -66,11 +67,11 @@ class ModelDrafter(Drafter):
 
     def __init__(self, network: Model | heads.Eagle, kv: Sequence[tuple[Pool, Pool]], n_pages: int, page: int,
                  n_vocab: int, device: str, stopwatch: Callable[[], float]) -> None:  # fmt: skip
-        """kv: the network's pools, with the same number of pages. n_pages, page, n_vocab: those of the large model. Ids
-        from n_vocab on are not proposed."""
+        """kv: the small model's pools, with the same number of pages as the large model's. n_pages, page, n_vocab: of
+        the large model. Ids from n_vocab on are not proposed."""
         self._network, self._kv, self._n_vocab, self._stopwatch = network, kv, n_vocab, stopwatch
         self._device, self._page = torch.device(device), page
-        # By page: digest of the text up to the page's end; 0: the page is not complete.
+        # For each page: digest of the text up to the page's end; 0: the page is not complete.
         self._digests = array("L", bytes(8 * n_pages))
         self._writers = array("L", bytes(8 * n_pages))
         self._texts: dict[int, _DraftText] = {}
@@ -87,7 +88,7 @@ class ModelDrafter(Drafter):
     # ---- which KV is valid -----------------------------------------------------------------------------------------
 
     def can_draft(self, request: Request) -> bool:
-        return not request.run.images  # the network reads text
+        return not request.run.images  # the small model reads text only
 
     def n_behind(self, request: Request) -> int:
         return request.n_total - 1 - self._n_valid(request)
@@ -176,7 +177,7 @@ class ModelDrafter(Drafter):
     def _extend(self, turns: Sequence[_DraftTurn], logits: Tensor) -> list[_DraftTurn]:
         """Choose each request's next token as the large model's sampler would. Returns those that need one more."""
         ready = [i for i, turn in enumerate(turns) if turn.end >= turn.request.n_total]
-        if len(ready) < len(turns):  # some are still behind
+        if len(ready) < len(turns):  # some requests still lag behind
             logits, turns = logits[ready], [turns[i] for i in ready]
         if not turns:
             return []
@@ -204,7 +205,8 @@ class ModelDrafter(Drafter):
 
     def _forward(self, ids: Sequence[int], q_lens: Sequence[int], kv_lens: Sequence[int],
                  pages: Sequence[Sequence[int]], n_texts: Sequence[int]) -> Tensor:  # fmt: skip
-        """The logits of each request's last row. n_texts: tokens of each that belong to its text, not to a draft."""
+        """One forward pass: the logits of each request's last row. n_texts: for each request, how many of its tokens
+        belong to the text, not to a draft."""
         shape = ragged(q_lens, kv_lens, pages, self._page, self._device, chunk=self._network.spec.chunk)
         rows = to_device(np.array(ids, np.int64), self._device)
         last = to_device(np.cumsum(np.array(q_lens, np.int64)) - 1, self._device)
@@ -234,7 +236,7 @@ class EarlyExitDrafter(ModelDrafter):
         return request.n_total - 1
 
     def _record(self, turn: _DraftTurn) -> None:
-        """The large model writes all that is kept."""
+        """Record nothing: the large model writes all KV that is kept."""
 
 
 def _proposals(draft: list[int], second_best: Sequence[int], n_vocab: int) -> list[Proposal]:

@@ -1,4 +1,5 @@
-"""The drafter that copies from the request's own text: what followed the last tokens where they occurred before.
+"""The drafter that copies from the request's own text: it finds where the last tokens occurred before, and proposes
+what followed them there.
 
 (Saxena, Prompt lookup decoding, 2023.)
 """
@@ -13,7 +14,8 @@ from banyan.runtime.engine.speculation.ngram_index import NgramIndex, Piece
 
 ORDERS = (4, 2, 1)  # lengths of the n-grams that are looked up, in this order
 STRIDE = 8
-"""New tokens after which a text is indexed again. A call of numpy costs as much for one token as for a hundred."""
+"""A text is indexed again after this many new tokens, because a numpy call costs as much for one token as for a
+hundred."""
 INDEX_SIZE = 1 << 21
 """Entries of the index. All requests share it, each with its own salt, so that one call indexes many."""
 

@@ -1,4 +1,4 @@
-"""A hash table from n-grams to where they last occurred, for the drafters that copy.
+"""A hash table from n-grams to the places where they last occurred, for the drafters that copy.
 
 A later n-gram overwrites an earlier one with the same hash. The answers are hints; the caller compares the tokens."""
 
@@ -13,7 +13,7 @@ import numpy as np
 
 _WORD = (1 << 64) - 1
 _FACTOR = 0x9E3779B97F4A7C15  # odd; Fibonacci hashing
-_STRIDE = 0xD1342543DE82EF95  # odd; of the polynomial over the tokens
+_STRIDE = 0xD1342543DE82EF95  # odd; base of the polynomial over the tokens
 _NO_TOKEN = 1 << 32  # stands before the start of a text
 
 
@@ -51,8 +51,8 @@ class NgramIndex:
         self._table.fill(0)
 
     def find(self, ids: Sequence[int], *salts: int) -> Iterator[int]:
-        """For each salt and each length in turn: the number put for the last tokens of `ids`, or for others with the
-        same hash; -1 for none."""
+        """For each salt, and for each length in turn: the number that was put for the last tokens of `ids`, or for
+        other tokens with the same hash; -1 if there is none."""
         sums = [sum(map(mul, ids[-order:], by)) for order, by in zip(self.orders, self._factors, strict=True)]
         shift, numbers = self._shift, self._numbers
         for salt in salts:

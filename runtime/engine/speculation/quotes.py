@@ -1,10 +1,10 @@
 """Learns which parts of a prompt an output quotes, so that a value can be drafted before its first token.
 
-At the start of a field n-grams do not help: after `"city": "` other texts had other cities. But those cities came from
-between "lives in" and ", is" of their prompts, and this prompt has its own city in that place. So for the tokens before
-a quote (the key), a rule keeps what was left and right of the quoted run in the prompt, as far as several texts agree
-on it. It is matched against the prompt of each request that reaches the same key. (Califf and Mooney, Bottom-up
-relational learning of pattern matching rules for information extraction, 2003.)
+At the start of a field n-grams do not help: after `"city": "` other texts had other cities. But in their prompts, those
+cities stood between "lives in" and ", is", and this prompt has its own city in that place. So for the tokens before a
+quote (the key), a rule keeps what was left and right of the quoted run in the prompt, as far as several texts agree on
+it. It is matched against the prompt of each request that reaches the same key. (Califf and Mooney, Bottom-up relational
+learning of pattern matching rules for information extraction, 2003.)
 
 A word starts with a space in prose, but with none after a quotation mark. Both are the same here: a *plain* text is a
 string with one character per token, in which a token that begins with a space is replaced by the one without it, where
@@ -31,10 +31,11 @@ N_RULES, N_PLACES, N_NEXT = 8, 8, 3
 kept of those that followed a quote."""
 N_KEYS = 1 << 12  # most keys; beyond that the one that least recently learned a quote is evicted
 RULE_BYTES = 500  # approximate memory of one rule; a key takes about as much
-MAX_QUOTE = 32  # tokens of a quote
+MAX_QUOTE = 32  # most tokens of a quote
 N_NEAR, N_READ = 1024, 128
-"""N_NEAR: tokens that are searched at the end of a prompt, and learned from at the start of an output. N_READ: most
-places of that output where a quote is looked for. The worst case takes 2 ms."""
+"""N_NEAR: only the last N_NEAR tokens of a prompt are searched, and only the first N_NEAR tokens of an output are
+learned from. N_READ: most positions of such an output at which a quote is looked for. In the worst case, learning takes
+2 ms."""
 FIRST_RATE, MEMORY, MIN_RATE, RARELY = 0.7, 0.8, 0.5, 32
 """FIRST_RATE: the initial acceptance rate of a key's quotes. MEMORY: the factor by which the rate fades with each
 quote. Below MIN_RATE, only every RARELY-th lookup proposes a quote."""
@@ -46,10 +47,10 @@ FORESEEN = 0.8
 
 
 class _QuoteRule(NamedTuple):
-    """lead: tokens between the key and the quote. left, right: plain context in the prompt. is_plain: the quote is
-    copied in its plain form. following: tokens that came after the quote, the latest first. weight: number of words in
-    left and right. last: the last quote, plain. has_right: a quote may contain `right`. is_shared: from several
-    texts."""
+    """lead: tokens between the key and the quote. left, right: context of the quoted run in the prompt, plain.
+    is_plain: the quote is copied in its plain form. following: tokens that came after the quote, the latest first.
+    weight: number of words in left and right. last: the last quote, plain. has_right: a quote may contain `right`.
+    is_shared: from several texts."""
 
     lead: array[int]
     left: str
@@ -73,7 +74,7 @@ class RuleSet:
         self.rate = MEMORY * self.rate + (1 - MEMORY) * is_right
 
     def is_worth(self, min_rate: float) -> bool:
-        """Whether to propose a quote. If the rate is too low, every RARELY-th call says yes."""
+        """Whether to propose a quote. If the rate is too low, True only in every RARELY-th call."""
         if self.rate >= min_rate:
             return True
         self._n_skipped = (self._n_skipped + 1) % RARELY
@@ -81,8 +82,8 @@ class RuleSet:
 
 
 class Quote(NamedTuple):
-    """tokens: a lead of n_lead tokens, then the quote. is_guess: by a rule from one text. following: what may come
-    next, the most likely first."""
+    """tokens: a lead of n_lead tokens, then the quote. is_guess: the rule comes from one text only. following: tokens
+    that may come next, the most likely first."""
 
     tokens: array[int]
     n_lead: int
@@ -101,7 +102,7 @@ class QuoteState:
         self.has_guessed = self.has_quoted = False
 
     def judge(self, output: array[int]) -> None:
-        """output: the tokens since the pending quote was proposed."""
+        """Compare the pending quote with the output. output: the tokens since the quote was proposed."""
         quote = self.pending
         if quote is not None and len(output) > quote.n_lead:
             is_right = output[: quote.n_lead + 1] == quote.tokens[: quote.n_lead + 1]
@@ -138,7 +139,7 @@ class QuoteIndex:
     # ---- learn -----------------------------------------------------------------------------------------------------
 
     def end(self, state: QuoteState, request: Request) -> None:
-        """The request has ended. Learn from its output if that is worth the time."""
+        """Called when a request has ended. Learns from its output if that is worth the time."""
         self._n_texts += 1
         self._use += RECENT * (state.has_quoted - self._use)
         was_foreseen = len(request.drafted) > FORESEEN * request.n_out and not state.has_guessed
@@ -204,9 +205,9 @@ class QuoteIndex:
     # ---- find ------------------------------------------------------------------------------------------------------
 
     def propose(self, state: QuoteState, request: Request, n: int, min_rate: float) -> tuple[array[int], list[int]]:
-        """About n tokens that the request may quote next, and what its constraint forces between one quote and the
-        next. Also returns the indexes of uncertain tokens: the first of each quote, and the one that follows it.
-        min_rate: the acceptance rate that rules need."""
+        """Propose about n tokens: quotes that may come next, and what the constraint forces between one quote and the
+        next. Also returns the indexes of uncertain tokens: the first token of each quote, and the token after the
+        quote. min_rate: the acceptance rate that rules need."""
         ids, guide = request.ids, request.guide
         assert guide is not None
         out, uncertain, n_in = array("i"), list[int](), 0
@@ -238,7 +239,7 @@ class QuoteIndex:
         return out, uncertain
 
     def find(self, last: array[int], state: QuoteState, namespace: bytes, min_rate: float = MIN_RATE) -> Quote | None:
-        """What a text that ends with the tokens `last` may quote from its prompt; None: no rule matches."""
+        """Find what a text that ends with the tokens `last` may quote from its prompt; None: no rule matches."""
         for n in (N_KEY, N_KEY - 1):
             rules = self._rules.get((namespace, last[-n:].tobytes()))
             if rules is None or not rules.is_worth(min_rate):
@@ -258,8 +259,8 @@ class QuoteIndex:
 
 
 def _best_match(rules: Sequence[_QuoteRule], prompt: str) -> tuple[_QuoteRule, int, int] | None:
-    """A rule, and the start and end of what it quotes. Of shared rules with some weight the one that matches last in
-    the prompt; otherwise the first that matches."""
+    """Choose a rule. Returns it, and the start and end of what it quotes. Of the shared rules with enough weight, the
+    one that matches last in the prompt is chosen; otherwise the first rule that matches."""
     best = None
     for rule in rules:
         if best is not None and (not rule.is_shared or rule.weight < 2):
@@ -271,8 +272,8 @@ def _best_match(rules: Sequence[_QuoteRule], prompt: str) -> tuple[_QuoteRule, i
 
 
 def _match(prompt: str, rule: _QuoteRule) -> tuple[int, int]:
-    """Start and end of the rule's last match in the prompt; (0, 0) for none. A rule of one text need not match with all
-    of its context."""
+    """Start and end of the rule's last match in the prompt; (0, 0) for none. A rule from one text need not match with
+    all of its context."""
     left, right = (rule.left, rule.right) if rule.is_shared else (rule.left[-2:], rule.right[0])
     n_left, stop = len(left), len(prompt)
     for _ in range(N_PLACES):
@@ -286,8 +287,8 @@ def _match(prompt: str, rule: _QuoteRule) -> tuple[int, int]:
 
 
 def _longest_match(prompt: str, text: str, at: int) -> tuple[int, int]:
-    """Start and length of the longest run of the prompt that the text repeats from its token `at` on, the last of
-    several. A single token counts if it occurs once. (-1, 0): none."""
+    """Find the longest run of the prompt that the text repeats from its token `at` on; of several, the last. Returns
+    its start and length. A single token counts only if it occurs once. (-1, 0): there is none."""
     run = text[at : at + MAX_QUOTE]
     best, longest = -1, 0
     place = len(prompt)

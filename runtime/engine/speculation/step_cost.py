@@ -13,8 +13,8 @@ WARM, SELDOM = 64, 4  # after WARM steps, only every SELDOM-th step without extr
 
 
 class Cost:
-    """seconds = a + b * n_requests + c * n_extra, where n_extra are rows beyond each request's one. Fitted by least
-    squares of the relative error with fading weights, and kept near the prior until there is evidence."""
+    """seconds = a + b * n_requests + c * n_extra, where n_extra is the number of rows beyond one per request. Fitted by
+    least squares of the relative error with fading weights, and kept near the prior until there is evidence."""
 
     def __init__(self, a: float = 16.0, b: float = 1.0, c: float = 1.0) -> None:
         """a, b, c: the prior, in any unit; the first `note` scales it."""

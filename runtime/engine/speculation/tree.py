@@ -4,7 +4,7 @@ Each new token of any request is indexed once. N-grams of the same program are l
 turns repeat each other, then those of all requests in the namespace. (Oliaro et al., SuffixDecoding, 2024; here with
 n-grams of fixed lengths in place of a suffix tree, so that memory is bounded and a lookup costs the same at any size.)
 
-Of outputs under a constraint it also learns what they quoted of their prompts: see `quotes`."""
+From outputs under a constraint it also learns what they quoted from their prompts: see `quotes`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ORDERS = (16, 6, 3)
 """Lengths of the n-grams that are looked up, in this order. The longest reaches from the start of a turn across its
 role marker, which all turns share, into the question."""
 STRIDE, MAX_PENDING = 32, 1 << 13
-"""New tokens after which a running text is queued for the index, and most queued tokens of all texts. An index update
-takes 0.1 ms for few tokens as for many. Ended texts are queued until the next proposal."""
+"""STRIDE: a running text is queued for the index after this many new tokens. MAX_PENDING: most queued tokens of all
+texts. An index update takes 0.1 ms for few tokens as for many. Ended texts are queued until the next proposal."""
 QUOTED = 2 * len(ORDERS)
 WEAK = frozenset(kind for kind in range(QUOTED) if kind % len(ORDERS))
-"""Kinds of matches by n-grams shorter than the longest. A quote is more likely to be right than these."""
+"""The kinds of matches of all n-grams but the longest. A quote is more likely to be right than these."""
 N_TOKENS = 1 << 20  # most tokens of ended texts; beyond that the oldest are evicted
-TEXT_BYTES = 300  # memory of an ended text besides its tokens
+TEXT_BYTES = 300  # bytes that an ended text takes besides its tokens
 MIN_TOKENS = 32  # if ended texts are shorter on average, fewer tokens are kept, because of TEXT_BYTES
 ENTRIES_PER_TOKEN = 8  # index entries: three lengths are indexed for the program and for everyone
 _N_BITS = 24  # lower bits of an index number: the position in the text. Tokens beyond 2^24 of a text are not indexed
@@ -47,11 +47,11 @@ class _Reader:
     """A running request: its text, and the source it copies from."""
 
     def __init__(self, number: int, first: int, salts: tuple[int, int], quotes: QuoteState | None) -> None:
-        """first: its first token that is not known from another text."""
+        """first: index of the first token that is not known from another text."""
         self.number, self.first, self.salts, self.quotes = number, first, salts, quotes
         self.n_indexed = first
         self.source: array[int] | None = None
-        self.uncertain: list[int] = []  # tokens of a source that was made of quotes
+        self.uncertain: list[int] = []  # tokens of the source, if it was made of quotes
         self.at = self.kind = self.n_seen = 0  # position in the source, when the request had n_seen tokens
 
 
@@ -173,7 +173,8 @@ class TreeDrafter(Drafter):
         self._pieces, self._n_pending = [], 0
 
     def _find(self, request: Request, reader: _Reader) -> tuple[array[int] | None, int, int]:
-        """A text, the position in it of what may come next, and the kind of the match; (None, 0, 0): there is none."""
+        """Find a text to copy from. Returns the text, the position in it of what may come next, and the kind of the
+        match; (None, 0, 0): there is none."""
         ids, n = request.ids, len(request.ids)
         for kind, number in enumerate(self._index.find(ids, *reader.salts)):
             text = self._texts.get(number >> _N_BITS)

@@ -1,8 +1,8 @@
-"""Buffers read over the network, in chunks with a checksum: ZeroMQ with CURVE, for engines on different hosts.
+"""The transport for engines on different hosts: buffers are read in chunks with checksums, over ZeroMQ with CURVE.
 
-Whoever knows a buffer's name, 16 random bytes, may read it. Names go through the servers' own connections and over
-encrypted sockets, and a peer that knows none gets nothing. All sizes are bounded: that of a request, that of a chunk,
-and the number of chunks that a reader asks for ahead.
+Whoever knows a buffer's name, 16 random bytes, may read it. Names are sent only over the servers' own connections and
+over encrypted sockets; a peer that knows no name gets nothing. The size of a request, the size of a chunk and the
+number of chunks that a reader asks for ahead are bounded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ASKED = struct.Struct("=16sQQQ")  # name and number of a buffer; offset and len
 _HANDSHAKE = 4096  # bytes of a message beyond its content; CURVE's own are below 1 KiB
 _POLL_MS = 500
 _HEARTBEAT_MS = 1000
-_LOST_MS = 5000  # a peer without an answer for this time is gone
+_LOST_MS = 5000  # a peer that does not answer for so long counts as gone
 
 
 class Chunks:
@@ -70,7 +70,7 @@ class Chunks:
         return read
 
     def trim(self) -> None:
-        """A read's memory is freed with it."""
+        """Nothing to free: the memory of a read is freed with the read."""
 
     def close(self) -> None:
         self._is_closing = True
@@ -130,7 +130,7 @@ class _ChunkRead:
         return memoryview(self._memory) if self._is_done else None
 
     def confirm(self) -> None:
-        """Each chunk was confirmed when it was sent."""
+        """Nothing to check: the owner checked each chunk when it sent it."""
 
     def close(self) -> None:
         self._is_closed = True

@@ -1,8 +1,8 @@
 """Moves KV between this engine and others, piece by piece between its steps.
 
-Of a pull, the source leases the longest stored prefix and copies its pages into a buffer; then the lease ends. The
+In a pull, the source leases the longest stored prefix and copies its pages into a buffer; then the lease ends. The
 puller claims pages like a request, fills them from the buffer, and publishes the tokens. So a prefix enters the tree
-whole or not at all, and whatever fails, the server sends the request, which computes the prefix.
+whole or not at all. If a pull fails, the server sends the request anyway, and the engine computes the prefix.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from banyan.runtime.protocol.wire import (
 PIECE = 4 << 20
 """Bytes that are copied at once: less than 1 ms."""
 FIRST_RID = 1 << 62
-"""Numbers of the requests that compute what is exported. Those of the server are below."""
+"""The numbers of requests that compute what is exported start here. Numbers that the server gives are lower."""
 
 
 class RunsRequests(Protocol):
@@ -104,15 +104,15 @@ class KVExchange:
         adapters: Container[bytes] = (),
         transfer: Literal["tcp", "nixl"] = "tcp",
     ) -> None:
-        """kv: the format of this engine's pages; None: they cannot be moved. host: the name or address of this machine,
-        as engines on others reach it; "": there are none. adapters: digests of the loaded adapters. transfer: see
-        `Config.kv_transfer`."""
+        """kv: the format of this engine's pages; None: they cannot be moved. host: the name or address under which
+        engines on other machines reach this one; "": there are no such engines. adapters: digests of the loaded
+        adapters. transfer: see `Config.kv_transfer`."""
         self.cache, self.runner, self.kv, self._scheduler, self._clock = cache, runner, kv, scheduler, clock
         self._adapters = adapters
         chunks = Chunks(host) if host and kv is not None else None
         self._memory = SharedMemory(clock)
         nixl = Nixl(chunks.wake) if chunks is not None and transfer == "nixl" else None
-        ways: tuple[Transport | None, ...] = (self._memory, nixl, chunks)  # the best first
+        ways: tuple[Transport | None, ...] = (self._memory, nixl, chunks)  # the best transport first
         self._transports = tuple(way for way in ways if way is not None)
         self.wake = chunks.wake if chunks is not None else None  # readable when something has arrived
         self.buffers = Buffers(clock)
@@ -181,7 +181,7 @@ class KVExchange:
         return (len(ids) // 4 - 1) // self.cache.page * self.cache.page
 
     def _copy_stored(self, one: _Exporting) -> None:
-        """Lease what is stored, and have it copied."""
+        """Lease the stored prefix, and start to copy its pages."""
         run, page = one.export.run, self.cache.page
         limit = min(self._n_whole(run.ids), one.export.first + self.buffers.room // self._page_bytes * page)
         n = self.cache.n_usable(run.ids, run.namespace, limit)
@@ -248,7 +248,8 @@ class KVExchange:
     # ---- work ------------------------------------------------------------------------------------------------------
 
     def work(self, until: float) -> Iterable[EngineReport]:
-        """Copy until there is nothing to copy, or it is later than `until`; at least one piece. Returns the reports."""
+        """Copy until there is nothing to copy, or the time `until` has passed; at least one piece. Returns the
+        reports."""
         now = self._clock()
         for export in [one for one in self._exporting.values() if one.until < now]:
             self._fail_export(export, "it took too long")
@@ -293,7 +294,7 @@ class KVExchange:
 
     def _import_piece(self, one: _Importing, n: int) -> None:
         if not one.lease.is_open:
-            raise TransferFailed("the pages for it were withdrawn")
+            raise TransferFailed("the pages that it was to fill were withdrawn")
         if one.memory is None:
             if (found := one.read.poll()) is None:
                 return
@@ -316,7 +317,7 @@ class KVExchange:
     # ---- ends ------------------------------------------------------------------------------------------------------
 
     def without_own(self, step: Step, failed: list[Failed]) -> Step:
-        """Remove from the report of a step the requests that compute what is exported, and go on with their exports."""
+        """Take the requests that compute what is exported out of a step's report, and continue their exports."""
         own = [finish for finish in step.finished if finish.rid >= FIRST_RID]
         for failure in [one for one in failed if one.program >= FIRST_RID]:
             failed.remove(failure)
@@ -358,7 +359,7 @@ class KVExchange:
             one.lease.close()
 
     def trim(self) -> None:
-        """Free memory that was not used for long. Called about once a second."""
+        """Free memory that has not been used for a long time. Called about once a second."""
         self.buffers.trim()
         for way in self._transports:
             way.trim()

@@ -1,8 +1,8 @@
 """Buffers read by NIXL, NVIDIA's library for moving tensors: by RDMA where the network has it, else over TCP.
 
 UCX, on which NIXL builds, does not encrypt. Whoever reaches an engine and knows its metadata may read its buffers, so
-this transport is for networks in which only engines are. A buffer and all that is read are registered once and used
-again, as in transport.py.
+this transport is for networks that only engines can reach. The memory of buffers and of reads is registered once and
+used again, as in transport.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from banyan.runtime.engine.transfer.transport import HEADER, Buffer, Buffers, Tr
 from banyan.runtime.errors import ConfigError
 
 POLL = 0.0005
-"""Seconds between two looks at a transfer."""
+"""Seconds between two checks of a transfer's state."""
 
 
 class Nixl:
@@ -76,7 +76,7 @@ class Nixl:
             self._targets.give(target)
 
     def trim(self) -> None:
-        """Free the memory of reads that was not used for long."""
+        """Free the memory of reads that has not been used for a long time."""
         with self._lock:
             self._targets.trim()
 
@@ -93,7 +93,7 @@ class _NixlRead:
     def __init__(
         self, nixl: Nixl, peer: str | bytes, address: int, expected: bytes, target: Buffer, n_bytes: int
     ) -> None:
-        """expected: how the buffer begins while it has the content that was described."""
+        """expected: the buffer's first bytes as long as it has the content that was described."""
         self._nixl, self._peer, self._address, self._expected = nixl, peer, address, expected
         self._target, self._n_bytes = target, n_bytes
         self._lock = threading.Lock()
@@ -110,7 +110,7 @@ class _NixlRead:
         return self._target.memory[: self._n_bytes] if self._has_ended else None
 
     def confirm(self) -> None:
-        """What arrived is a copy, and was confirmed before its use."""
+        """Nothing to check: what arrived is a copy, which was checked before its use."""
 
     def close(self) -> None:
         with self._lock:
@@ -120,7 +120,7 @@ class _NixlRead:
 
     def _run(self) -> None:
         try:
-            for n_bytes in (HEADER + self._n_bytes, HEADER):  # the head again: it changes before the content does
+            for n_bytes in (HEADER + self._n_bytes, HEADER):  # read the head again: it changes before the content does
                 self._fetch(n_bytes)
                 if self._target.head != self._expected and not self._is_closed:
                     raise TransferFailed("the buffer was filled with other pages meanwhile")

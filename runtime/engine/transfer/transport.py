@@ -1,9 +1,9 @@
-"""How the bytes of pages get from one engine to another: the protocol of a transport, and shared memory on one host.
+"""Moving the bytes of pages from one engine to another: the interface of a transport, and shared memory on one host.
 
 An engine copies pages into a buffer, and tells with `describe` where the buffer is. Its memory is registered once and
-used again: to fault in 112 MiB of new memory takes longer than all else (100 ms of CPU, where a copy takes 15). So a
-peer may still read a buffer when it is filled with other pages. To detect that, the owner changes a number at the
-buffer's start before it writes, and a reader compares the number after it has read (a seqlock).
+used again: faulting in 112 MiB of new memory takes 100 ms of CPU, and a copy takes only 15. So a buffer may be filled
+with other pages while a peer still reads it. To detect that, the owner changes a number at the buffer's start before it
+writes, and a reader compares the number after it has read (a seqlock).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _GRAIN = 1 << 20  # sizes of buffers are multiples of this
 
 
 class TransferFailed(Exception):
-    """The bytes did not arrive, or are not those that were exported. The prefix is computed instead."""
+    """The bytes did not arrive, or are not the exported ones. The prefix is computed instead."""
 
 
 def head(name: bytes, number: int) -> bytes:
-    """How a buffer begins."""
+    """The first bytes of a buffer: its name and the number of its content."""
     return _HEAD.pack(name, number)
 
 
 class Buffer:
-    """Registered memory. memory: what peers read. number: the number of its present content. address: of its head, in
-    this process. before_close: called before the memory goes."""
+    """Registered memory. memory: what peers read. number: the number of its present content. address: the address of
+    its head in this process. before_close: called before the memory is released."""
 
     def __init__(self, n_bytes: int) -> None:
         self.name, self.number, self.unused_since = secrets.token_bytes(16), 0, 0.0
@@ -54,11 +54,11 @@ class Buffer:
 
     @property
     def head(self) -> bytes:
-        """What is there of `head` now."""
+        """The buffer's first bytes as they are now; see `head`."""
         return self._map[: _HEAD.size]
 
     def reuse(self) -> None:
-        """Give notice that other content follows. What peers read from now on, they discard."""
+        """Mark the content as outdated before other content is written. Peers discard what they read from now on."""
         self.number += 1
         self._map[: _HEAD.size] = head(self.name, self.number)
 
@@ -106,7 +106,7 @@ class Buffers:
         self._free.append(buffer)
 
     def trim(self, n_more: int = 0) -> None:
-        """Close the free buffers that were not used for long, or that leave no room for n_more bytes."""
+        """Close the free buffers that have not been used for a long time, or that leave no room for n_more bytes."""
         old = self._clock() - KEPT
         for buffer in sorted(self._free, key=lambda one: one.unused_since):
             is_short = self.n_bytes + n_more > self._limit and buffer.n_bytes < n_more
@@ -123,13 +123,13 @@ class TransferRead(Protocol):
     """One buffer of a peer that is being read."""
 
     def poll(self) -> memoryview | None:
-        """The bytes, or None while they are on their way. TransferFailed: they do not come."""
+        """Return the bytes, or None while they are on their way. TransferFailed: they will not arrive."""
 
     def confirm(self) -> None:
         """Called after the bytes were used. TransferFailed: they were overwritten meanwhile."""
 
     def close(self) -> None:
-        """Reads no more. Idempotent."""
+        """Stop reading. Idempotent."""
 
 
 class Transport(Protocol):
@@ -143,7 +143,7 @@ class Transport(Protocol):
         TransferFailed: the content is gone."""
 
     def trim(self) -> None:
-        """Free what was not used for long."""
+        """Free memory that has not been used for a long time."""
 
     def close(self) -> None: ...
 
@@ -196,7 +196,8 @@ class SharedMemory:
         return mapped
 
     def trim(self) -> None:
-        """Forget the maps that were not used for long. They are unmapped when nobody reads them any more."""
+        """Forget the maps that have not been used for a long time. They are unmapped when nobody reads them any
+        more."""
         old = self._clock() - KEPT
         for name in [name for name, (_, used) in self._maps.items() if used < old]:
             del self._maps[name]

@@ -29,10 +29,10 @@ from banyan.runtime.protocol.roles import ASSISTANT
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:
-    """A message, whole or as a stream."""
+    """Create a message, whole or as a stream."""
     body = decode(request.body, MessageRequest)
     adapter = await adapter_of(request, body.model)
-    if body.thread is not None:  # the code tells Anthropic's tool runner to go on without
+    if body.thread is not None:  # this code tells Anthropic's tool runner to go on without it
         details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         text = "conversations are not kept; send all messages"
         raise HTTPError(400, text, param="thread", details=details)
@@ -58,7 +58,8 @@ async def count(request: HTTPRequest) -> Reply:
 
 
 def _prompt(request: HTTPRequest, body: CountRequest) -> tuple[wire.Part, ...]:
-    """The conversation, up to where the output begins: a new turn, or at the end of one that the client began."""
+    """The conversation up to the place where the output begins: a new turn, or the end of a turn that the client
+    began."""
     turns = body.turns
     goes_on = turns[-1].role == ASSISTANT and not turns[-1].tool_calls
     parts = PromptWriter(chat_markers(request)).parts(turns, leaves_open=goes_on)
@@ -87,7 +88,7 @@ def _start(request: HTTPRequest, body: MessageRequest, adapter: str) -> ModelCal
 
 
 def _pin(call: ModelCall, seconds: float) -> None:
-    """Pin the KV of the conversation, now that all of it is computed."""
+    """Pin the KV of the conversation, after all of it has been computed."""
     if seconds:
         call.submit((wire.CacheHint(0, pin=seconds),), (), stream=False, last=True)
 
@@ -194,7 +195,7 @@ def _use(call: wire.WireToolCall, given: Any) -> dict[str, Any]:
 
 
 def _usage(usage: wire.TokenUsage) -> dict[str, Any]:
-    """Anthropic counts prompt tokens that were cached apart from the others."""
+    """The usage as Anthropic counts it: cached prompt tokens are counted separately."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_read_input_tokens": usage.cached,

@@ -75,7 +75,7 @@ class ToolResultBlock(Body, tag="tool_result", tag_field="type"):
 
 
 class ThinkingBlock(Body, tag="thinking", tag_field="type"):
-    """Reasoning of an earlier turn, which models do not get again."""
+    """Reasoning of an earlier turn. It is not given to the model again."""
 
     thinking: str
     signature: str = ""
@@ -177,7 +177,7 @@ class CountRequest(Body, kw_only=True):
 
     @property
     def chat_tools(self) -> list[ToolSpec]:
-        """The tools as chat completions have them."""
+        """The tools in the form of chat completions."""
         return [
             ToolSpec(function=FunctionSpec(name=one.name, description=one.description, parameters=one.input_schema))
             for one in self.tools or ()
@@ -185,7 +185,7 @@ class CountRequest(Body, kw_only=True):
 
     @property
     def chat_choice(self) -> ToolChoice:
-        """The choice of tools as chat completions have it."""
+        """The tool choice in the form of chat completions."""
         match self.tool_choice:
             case NamedChoice(name=name):
                 return NamedTool(function=NamedFunction(name=name))
@@ -197,7 +197,7 @@ class CountRequest(Body, kw_only=True):
 
     @property
     def chat_format(self) -> SchemaFormat | None:
-        """The form of the output as chat completions have it."""
+        """The output format in the form of chat completions."""
         form = self.output_config.format if self.output_config is not None else None
         return None if form is None else SchemaFormat(json_schema=JSONSchemaFormat(name="output", schema=form.schema))
 
@@ -231,8 +231,8 @@ class MessageRequest(CountRequest, kw_only=True):
 PROMPT_IGNORED = ("output_config.effort", "messages.content.is_error", "messages.content.citations", "speed")
 MESSAGE_IGNORED = (*PROMPT_IGNORED, "service_tier", "inference_geo")
 THINKING_IGNORED = ("thinking.budget_tokens", "thinking.display")
-"""Fields that have no effect here. Those of `thinking` are given for a model that reasons; any other model ignores all
-of `thinking`."""
+"""Fields that have no effect here. Of `thinking`, the listed fields have no effect for a model that reasons; for other
+models, all of `thinking` has none."""
 
 
 def _parts(blocks: Sequence[TextBlock | ImageBlock]) -> list[ContentPart]:
@@ -257,7 +257,9 @@ def _turns(message: MessageTurn, where: str) -> list[ChatTurn]:
             (message.role == ASSISTANT) != isinstance(block, ToolUseBlock)
         )
         if is_misplaced:
-            raise HTTPError(400, f"a message of the {message.role} has no such block", param=f"{where}.content[{k}]")
+            raise HTTPError(
+                400, f"a message of the {message.role} must not have such a block", param=f"{where}.content[{k}]"
+            )
         match block:
             case TextBlock() | ImageBlock():
                 parts += _parts([block])

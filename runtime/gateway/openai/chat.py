@@ -22,7 +22,7 @@ from banyan.runtime.protocol.roles import ASSISTANT
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:
-    """A chat completion, whole or as a stream."""
+    """Create a chat completion, whole or as a stream."""
     body = decode(request.body, ChatRequest)
     adapter = await adapter_of(request, body.model)
     check_stream_options(body)
@@ -105,7 +105,7 @@ class ChatWriter(ChoiceWriter):
 
 
 def calls_of(sample: wire.Sample) -> list[dict[str, Any]]:
-    """The calls of an output, with new ids."""
+    """The tool calls of an output, with new ids."""
     return [
         {
             "id": f"call_{uuid.uuid4().hex[:24]}",

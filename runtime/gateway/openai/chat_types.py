@@ -38,7 +38,7 @@ ContentPart = TextPart | RefusalPart | ImagePart
 
 
 class CalledFunction(Body):
-    """parsed_arguments: what `parse` of the openai package adds, and sends back."""
+    """The function of a call. parsed_arguments: a field that `parse` of the openai package adds, and sends back."""
 
     name: str
     arguments: str
@@ -46,7 +46,7 @@ class CalledFunction(Body):
 
 
 class ToolCallPart(Body):
-    """A call that the assistant made. index: some clients send back what a stream gave them."""
+    """A call that the assistant made. index: accepted because some clients send back what a stream gave them."""
 
     id: str
     function: CalledFunction
@@ -55,8 +55,8 @@ class ToolCallPart(Body):
 
 
 class ChatTurn(Body):
-    """One message of the conversation. reasoning_content, reasoning: the reasoning of an assistant's earlier turn;
-    models do not get it again. parsed: what `parse` of the openai package adds."""
+    """One message of the conversation. reasoning_content, reasoning: the reasoning of an assistant's earlier turn,
+    which is not given to the model again. parsed: a field that `parse` of the openai package adds."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -129,7 +129,7 @@ class StreamOptions(Body):
 
 
 class SamplingFields(Body):
-    """Fields that the OpenAI endpoints share. Those from top_k on are not OpenAI's. None: not given."""
+    """Fields that the OpenAI endpoints share. The fields from top_k on are not in OpenAI's API. None: not given."""
 
     model: str
     stream: bool | None = None
@@ -156,7 +156,7 @@ class SamplingFields(Body):
     regex: str | None = None
     grammar: str | None = None
     choices: list[str] | None = None
-    # Routers fill these in. Other values than their defaults are refused.
+    # Routers fill these in. Only the default values are accepted.
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
     return_hidden_states: bool | None = None
@@ -199,11 +199,11 @@ IGNORED = (
     *("reasoning_effort", "verbosity", "prediction", "stream_options.include_obfuscation"),
     *("messages.name", "messages.content.image_url.detail"),
 )
-"""Fields without effect here."""
+"""Fields that are accepted, but have no effect here."""
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
-    """The body of POST /v1/completions. logprobs: how many alternatives of each token."""
+    """The body of POST /v1/completions. logprobs: how many alternatives are given for each token."""
 
     prompt: str | list[str | TokenId | list[TokenId]]
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

@@ -1,4 +1,4 @@
-"""What responses of chats and of completions have in common: choices, their chunks, and their usage."""
+"""The common part of chat and text completions: choices, chunks, and usage."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 def check_stream_options(body: SamplingFields) -> None:
-    """HTTPError: stream_options stands without stream."""
+    """Check that stream_options comes only with stream. HTTPError: it does not."""
     if body.stream_options is not None and not body.stream:
         raise HTTPError(400, "stream_options needs stream: true", param="stream_options")
 
 
 class ChoiceWriter(ABC):
-    """Writes one response, whole or in chunks. What does not change in a chunk is encoded once."""
+    """Writes one response, whole or in chunks. The fixed part of chunks is encoded once."""
 
     def __init__(self, body: SamplingFields, name: str, kind: str, chunk_kind: str, text: bytes) -> None:
         """name: how the response's id begins. kind, chunk_kind: the field `object` of a whole response and of a chunk.
@@ -97,7 +97,7 @@ class ChoiceWriter(ABC):
 
 
 async def stream(call: ModelCall, writer: ChoiceWriter) -> AsyncGenerator[bytes, None]:
-    """The events of a call. What arrives together is sent together."""
+    """The events of a call. Pieces that arrive together are sent together."""
     async with call:
         while arrived := await call.arrivals():
             yield b"".join([writer.chunk(ref, item) for ref, item in arrived])
@@ -112,7 +112,7 @@ def finish_reason(sample: wire.Sample) -> str:
 
 
 def usage_of(usages: Mapping[int, wire.TokenUsage], n: int) -> dict[str, Any]:
-    """The tokens of all choices. Each `n` choices share a prompt, which counts once, with the cache hits of the choice
+    """The usage of all choices. Every `n` choices share a prompt, which counts once, with the cache hits of the choice
     that ran first."""
     prompts: dict[int, tuple[int, int]] = {}
     for index, one in usages.items():

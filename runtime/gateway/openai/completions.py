@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts as plain text, in which control tokens count, or as token ids."""
+"""POST /v1/completions. A prompt is token ids, or plain text in which control tokens are encoded as such."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from banyan.runtime.protocol.limits import MAX_IDS
 
 MAX_PROMPTS = 1024
 MAX_TOKENS = 16
-"""max_tokens of a request that does not give it, as with OpenAI."""
+"""The default of max_tokens, which is OpenAI's."""
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:
-    """A completion of one or more prompts, whole or as a stream."""
+    """Create completions of one or more prompts, whole or as a stream."""
     body = decode(request.body, CompletionRequest)
     adapter = await adapter_of(request, body.model)
     check_stream_options(body)
     if body.best_of not in (None, body.n or 1):
-        raise HTTPError(400, "best_of is not supported; n outputs are n choices", param="best_of")
+        raise HTTPError(400, "best_of is not supported; use n for several choices", param="best_of")
     prompts = [_parts(prompt) for prompt in _prompts(body.prompt)]
     if body.echo and body.logprobs is not None and body.stream:
         raise HTTPError(400, "echo with logprobs cannot be combined with stream", param="echo")
@@ -95,13 +95,14 @@ class CompletionWriter(ChoiceWriter):
     """Writes one completion."""
 
     def __init__(self, body: CompletionRequest, n_choices: int) -> None:
-        """With `echo`, the values from n_choices on are the texts of the prompts, and come before their outputs."""
+        """With `echo`, the values from n_choices on are the texts of the prompts. They arrive before the outputs."""
         super().__init__(body, "cmpl", "text_completion", "text_completion", b'"text":%s')
         self._n_choices = n_choices
         self._prompts: dict[int, str] = {}
         self._has_logprobs = body.logprobs is not None
         self._offsets: Counter[int] = Counter()
-        """Choice -> characters of the tokens so far; text may wait for a stop."""
+        """Choice -> number of characters of its tokens so far. (The text sent may be shorter, since text that may begin
+        a stop waits.)"""
 
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
         if isinstance(item, wire.Value) and index >= self._n_choices:
@@ -131,7 +132,7 @@ class CompletionWriter(ChoiceWriter):
 
     def _output(self, index: int, value: wire.Value) -> dict[str, Any]:
         sample = value.samples[0]
-        # with max_tokens=0 the server tells what would come next, which is no part of the output
+        # with max_tokens=0 the server returns the logprobs of what would come next, which is not part of the output
         tokens = (*value.prompt, *(sample.logprobs if value.usage.generated else ()))
         return {"text": self._prompts.get(index // self._n, "") + sample.text, "logprobs": self._logprobs(tokens, 0)}
 

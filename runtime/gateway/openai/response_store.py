@@ -1,4 +1,4 @@
-"""Responses that later requests may ask for, or follow."""
+"""Keeps responses that later requests may retrieve or continue."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from banyan.runtime.gateway.openai.chat_types import ChatTurn
 from banyan.runtime.gateway.prompt import PromptWriter
 
 MAX_STORED = 1024
-"""Responses that are kept for the requests that follow them. The least recently used goes first."""
+"""Most responses that are kept for later requests. The least recently used are dropped first."""
 
 
 class Conversation(NamedTuple):
-    """A program that later responses can continue. client: the connection that the program belongs to. writer: knows
-    the calls so far. states, refs: the next free numbers."""
+    """A program that later responses can continue. client: the connection to which the program belongs. writer: has
+    recorded the tool calls so far. states, refs: the next free numbers."""
 
     client: Client
     program: ProgramHandle
@@ -29,7 +29,7 @@ class Conversation(NamedTuple):
 
 
 class StoredResponse:
-    """A response that may be asked for again, or followed. turns: the conversation with its output."""
+    """A response that may be retrieved or continued. turns: the conversation, including the response's output."""
 
     def __init__(self, tenant: str, payload: dict[str, Any], turns: list[ChatTurn], instructions: str | None) -> None:
         self.tenant, self.payload, self.turns, self.instructions = tenant, payload, turns, instructions
@@ -43,7 +43,8 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """The responses that are kept. One that is dropped takes its conversation along if no other is in it."""
+    """The responses that are kept. When the last response of a conversation is dropped, the conversation is dropped
+    too."""
 
     def __init__(self) -> None:
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
@@ -56,7 +57,7 @@ class ResponseStore:
                 dropped.task.cancel()
 
     def get(self, tenant: str, number: str, param: str | None = None) -> StoredResponse:
-        """HTTPError: this tenant has no such response."""
+        """Return a response. HTTPError: this tenant has no such response."""
         stored = self._stored.get(number)
         if stored is None or stored.tenant != tenant:
             text = f"there is no response {number[:80]!r}, or it is not kept any more; send the conversation as input"

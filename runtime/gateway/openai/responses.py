@@ -1,5 +1,5 @@
-"""/v1/responses: create, retrieve, cancel and delete responses. A response that follows another one goes on in its
-state on the server, with the tokens that the model generated."""
+"""/v1/responses: create, retrieve, cancel and delete responses. A response that follows another one continues that
+one's state on the server, with the tokens that the model generated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 async def create(request: HTTPRequest) -> Reply | EventReply:
-    """A response, whole, as a stream, or in the background."""
+    """Create a response: whole, as a stream, or in the background."""
     body = decode(request.body, ResponseRequest)
     adapter = await adapter_of(request, body.model)
     if body.background and (body.stream or body.store is False):
@@ -57,7 +57,7 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
 
 
 def _previous(request: HTTPRequest, body: ResponsePrompt) -> StoredResponse | None:
-    """The response that `body` follows."""
+    """The earlier response that `body` names, if any."""
     if body.previous_response_id is None:
         return None
     before = request.gateway.responses.get(request.tenant, body.previous_response_id, "previous_response_id")
@@ -85,7 +85,7 @@ async def count_input(request: HTTPRequest) -> Reply:
 
 
 async def retrieve(request: HTTPRequest) -> Reply:
-    """A response that was made before."""
+    """Return a response that was created before."""
     if dict(parse_qsl(request.query.decode("latin-1"))).get("stream") == "true":
         raise HTTPError(400, "only the request that creates a response can stream it", param="stream")
     return json_reply(request.gateway.responses.get(request.tenant, request.path["id"]).payload)
@@ -226,7 +226,7 @@ class ResponseRun:
                 data, arrived = [], await call.arrivals()
 
     def failed(self, error: HTTPError) -> bytes:
-        """The response failed: its last event."""
+        """Record that the response failed. Returns its last event."""
         self.payload |= {"status": "failed", "error": {"code": error.code or "server_error", "message": error.message}}
         return self._event("response.failed")
 
@@ -285,7 +285,7 @@ class ItemEvents:
         return {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
 
     def _open(self) -> str:
-        """The kind of the item that text goes to; "" if there is none."""
+        """The kind of the item to which text is added; "" if no item is open."""
         is_open = self._output and self._output[-1]["status"] == "in_progress"
         return str(self._output[-1]["type"]) if is_open else ""
 

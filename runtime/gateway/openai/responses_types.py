@@ -63,7 +63,7 @@ InputPart = InputText | OutputText | Refusal | InputImage | ReasoningPart
 
 
 class InputItem(Body):
-    """A message, a call, the output of a call, or earlier reasoning, which models do not get again."""
+    """A message, a call, the output of a call, or earlier reasoning, which is not given to the model again."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: str | None = None
@@ -121,11 +121,11 @@ class ResponsePrompt(Body, kw_only=True):
     truncation: str | None = None
 
     def chat_tools(self) -> list[ToolSpec] | None:
-        """The tools as chat completions have them."""
+        """The tools in the form of chat completions."""
         return None if self.tools is None else [ToolSpec(function=tool) for tool in self.tools]
 
     def chat_choice(self) -> ToolChoice:
-        """The choice of tools as chat completions have it."""
+        """The tool choice in the form of chat completions."""
         match self.tool_choice:
             case FunctionChoice(name=name):
                 return NamedTool(function=NamedFunction(name=name))
@@ -136,7 +136,7 @@ class ResponsePrompt(Body, kw_only=True):
                 return choice
 
     def chat_format(self) -> TextFormat | JSONFormat | SchemaFormat | None:
-        """The form of the output as chat completions have it."""
+        """The output format in the form of chat completions."""
         form = self.text.format if self.text is not None else None
         return SchemaFormat(json_schema=form) if isinstance(form, ResponseSchemaFormat) else form
 
@@ -168,7 +168,7 @@ RESPONSE_IGNORED = (
     *("safety_identifier", "service_tier", "max_tool_calls", "prompt_cache_retention", "prompt_cache_options"),
     "stream_options.include_obfuscation",
 )
-"""Fields without effect here."""
+"""Fields that are accepted, but have no effect here."""
 
 
 def turns_of(given: str | Sequence[InputItem]) -> list[ChatTurn]:

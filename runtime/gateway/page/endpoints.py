@@ -1,5 +1,5 @@
-"""GET /: a page that shows what the server does, and the JSON that it reads: the answers to the questions of
-`banyan top`, `banyan tree` and an overview of programs. The server answers them to operators only."""
+"""GET /: a page that shows what the server does, and the JSON that the page reads: the data of `banyan top`, of `banyan
+tree`, and an overview of programs. The server gives these to operators only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _static = Path(__file__).parent / "static"
 
 
 def _file(name: str, kind: str) -> Handler:
-    """Answers with a file of the page. It has no secrets: the data need a key, if there are keys."""
+    """Answers with a file of the page. The file has no secrets; if there are keys, the data need one."""
     headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
 
     async def answer(request: HTTPRequest) -> Reply:
@@ -46,7 +46,7 @@ async def stats(request: HTTPRequest) -> Reply:
 
 
 async def tree(request: HTTPRequest) -> Reply:
-    """The largest nodes of the radix tree: `limit` of them, 100 without it."""
+    """The largest `limit` nodes of the radix tree (default: 100)."""
     given = parse_qs(request.query.decode("latin-1")).get("limit", ["100"])[0]
     if not given.isascii() or not given.isdecimal() or len(given) > 9:
         raise HTTPError(400, "limit must be a number", param="limit")
@@ -81,14 +81,14 @@ async def published(request: HTTPRequest) -> Reply:
 async def show(request: HTTPRequest) -> Reply:
     """A published page. It is a client's own HTML, so the browser runs it without the rights of this origin."""
     if (page := request.gateway.run_pages.find(request.path["page"])) is None:
-        raise HTTPError(404, "there is no such page; the oldest ones are forgotten")
+        raise HTTPError(404, "there is no such page; old pages are forgotten")
     policy = "sandbox allow-scripts; default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     headers = {"content-security-policy": policy, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
     return Reply(page.html.encode(), kind="text/html; charset=utf-8", headers=headers)
 
 
 async def _ask(request: HTTPRequest, what: Literal["stats", "tree", "programs"], limit: int = 0) -> Any:
-    """HTTPError: the server refuses, which it does unless an operator asks."""
+    """Ask the server. HTTPError: it refuses, because no operator asks."""
     try:
         return await asyncio.to_thread(partial(request.client.ask, what, _SECONDS, limit))
     except RuntimeLost:

@@ -10,7 +10,7 @@ MAX_PAGES, MAX_BYTES = 100, 64 << 20
 
 
 class RunPage(NamedTuple):
-    """One page. id: whoever knows it may read the page, as a browser sends no key with a link."""
+    """One page. id: whoever knows it may read the page, because a browser sends no key with a link."""
 
     id: str
     tenant: str

@@ -1,8 +1,9 @@
 """POST /v1/programs: programs over HTTP, with the messages of the socket.
 
 In JSON, a request carries the ops of one program, and its response streams the program's values. With the content type
-application/x-banyan, which Banyan's own client uses, it carries any messages of a client, and its response streams
-those of the server. More ops, or messages, go to /v1/programs/SESSION. A session ends with its first response.
+application/x-banyan, which Banyan's own client uses, it carries any messages of a client, and its response streams the
+server's messages. Further ops, or messages, go to /v1/programs/SESSION. A session ends when the response to its first
+request ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from banyan.runtime.protocol import http_frames, wire
 
 
 async def begin(request: HTTPRequest) -> EventReply:
-    """Open a session, and stream what comes of it."""
+    """Open a session, and stream its values or messages."""
     if _is_binary(request):
         return await _begin_binary(request)
     program = JSONProgram(request.client.welcome.max_message)
@@ -33,7 +34,7 @@ async def begin(request: HTTPRequest) -> EventReply:
 
 
 async def go_on(request: HTTPRequest) -> Reply:
-    """Take more of an open session."""
+    """Pass more ops or messages to an open session."""
     session = request.gateway.sessions.find(request.path["session"], request.tenant)
     if _is_binary(request):
         for data in _messages(request):
@@ -73,7 +74,7 @@ def _is_binary(request: HTTPRequest) -> bool:
 
 
 def _messages(request: HTTPRequest) -> list[bytes]:
-    """The messages of a body. HTTPError: the server would close the connection at one, as it is too long."""
+    """The messages of a body. HTTPError: one is so long that the server would close the connection."""
     messages, most = http_frames.unpack(request.body), request.client.welcome.max_message
     if any(len(data) > most for data in messages):
         raise HTTPError(413, f"a message has more than {most} bytes")
@@ -85,7 +86,7 @@ async def _begin_binary(request: HTTPRequest) -> EventReply:
         (data,) = _messages(request)
         hello = msgspec.msgpack.decode(data, type=wire.Hello)
     except wire.UNREADABLE as e:
-        raise HTTPError(400, f"a session begins with a Hello, and nothing else: {str(e)[:200]}") from None
+        raise HTTPError(400, f"a session must begin with a single Hello: {str(e)[:200]}") from None
     session, data = await request.gateway.sessions.open(request.client, hello.version, hello.client)
     welcome = msgspec.msgpack.decode(data, type=wire.Welcome)
     most = min(welcome.max_message, http_frames.MAX_MESSAGE)

@@ -1,4 +1,4 @@
-"""A program that comes in JSON: its requests, and which of its values are missing."""
+"""A program given in JSON: turns its requests into messages, and tracks which of its values are missing."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_NAME, MAX_OPS
 
 NUMBER = 0
-"""The number of the program on its connection, which it has for itself."""
+"""The number of the program. Each program has a connection of its own."""
 
 
 class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of a request. The fields are those of wire.Submit; name and limits count in the first request."""
+    """The body of a request. The fields are those of wire.Submit; name and limits are used in the first request
+    only."""
 
     ops: Annotated[tuple[wire.Op, ...], Meta(max_length=MAX_OPS)]
     last: bool = True
@@ -25,7 +26,7 @@ class ProgramRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JSONProgram:
-    """Turns requests into messages. max_message: the bytes that the server takes at once."""
+    """Turns requests into messages. max_message: the most bytes of a message to the server."""
 
     def __init__(self, max_message: int) -> None:
         self._max_message = max_message
@@ -39,7 +40,7 @@ class JSONProgram:
         return self._has_failed or (self._is_last and not self._missing)
 
     def message(self, body: ProgramRequest) -> bytes:
-        """The Submit for a request. HTTPError: the program takes no more ops, or does not take these."""
+        """The Submit for a request. HTTPError: the program takes no more ops, or these ops are invalid."""
         if self._is_last and not all(isinstance(op, wire.Results) for op in body.ops):
             raise HTTPError(400, "an earlier request said `last`, so the program takes no more ops", param="ops")
         if any(isinstance(op, wire.Use) for op in body.ops):
@@ -55,7 +56,7 @@ class JSONProgram:
         return data
 
     def note(self, message: wire.ServerMessage) -> bool:
-        """Take note of a message of the server. Returns whether it is about the program."""
+        """Handle a message from the server. Returns whether it is about the program."""
         match message:
             case wire.Value(ref=ref) | wire.Failed(ref=int(ref)):
                 self._missing.discard(ref)

@@ -1,5 +1,5 @@
-"""Connections to the server that belong to one HTTP client each. The server sees each as a client of its own, so
-limits, fairness, and what happens when the client is gone, are those of the socket."""
+"""Connections to the server that belong to one HTTP client each. To the server each is a separate client, so limits,
+fairness and the handling of lost clients are the same as on the socket."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from banyan.runtime.gateway.programs.json_program import JSONProgram
 from banyan.runtime.protocol import ipc, wire
 
 MAX_SESSIONS = 256
-"""Sessions of one tenant at a time."""
+"""Most sessions of one tenant at a time."""
 MAX_WAITING = 64 << 20
-"""Bytes that wait for a client that does not read. Then it loses its session."""
+"""Most bytes that wait for a client that does not read. Beyond that it loses its session."""
 WELCOME_SECONDS = 10.0
 
 
 class Session:
-    """A connection to the server. Lives on one event loop."""
+    """A connection to the server. Used on one event loop only."""
 
     def __init__(self, context: ipc.Context, path: Path, tenant: str) -> None:
         self.id, self.tenant = secrets.token_hex(16), tenant
@@ -51,7 +51,7 @@ class Session:
             raise HTTPError(503, "the server does not answer") from None
         if isinstance(answer := wire.decode_server(data), wire.Failed):
             raise HTTPError(503 if answer.code == "overloaded" else 400, answer.message, code=answer.code)
-        ipc.connected(self._monitor)  # the event that came before the Welcome
+        ipc.connected(self._monitor)  # read the event that came before the Welcome
         self._is_watched = True
         self._loop.add_reader(self._monitor.fileno(), self._take)
         self._take()
@@ -69,7 +69,7 @@ class Session:
         self._timer = self._loop.call_later(ipc.HEARTBEAT, self.keep_alive)
 
     async def messages(self) -> list[bytes]:
-        """All that has arrived; waits until something has. []: the server is gone."""
+        """Wait until messages arrive, and return all that have. []: the server is gone."""
         while not (self._arrived or self.is_over):
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -77,7 +77,7 @@ class Session:
         return arrived
 
     def _take(self) -> None:
-        """libzmq reports that it has something only once, so all of it is taken."""
+        """Read all messages: libzmq reports only once that there are some."""
         if self._socket.closed:
             return
         is_gone = self._is_watched and ipc.drain(self._monitor)
@@ -91,7 +91,7 @@ class Session:
             self._wake()
 
     def end(self) -> None:
-        """No more messages will come."""
+        """Called when no more messages will come from the server."""
         self.is_over = True
         self._wake()
 
@@ -123,12 +123,14 @@ class Sessions:
         return len(self._sessions)
 
     async def open(self, client: Client, version: int, name: str) -> tuple[Session, bytes]:
-        """A session of the client's tenant, and the server's Welcome. HTTPError: there are too many, or the server
-        refuses."""
+        """Open a session for the client's tenant. Returns it and the server's Welcome. HTTPError: there are too many,
+        or the server refuses."""
         address = client.address
         tenant = address.tenant
         if self._n_of[tenant] >= MAX_SESSIONS:
-            raise HTTPError(429, f"{MAX_SESSIONS} sessions of this API key are open; end some of them")
+            raise HTTPError(
+                429, f"{MAX_SESSIONS} sessions of this API key are open, the most that are allowed; end some of them"
+            )
         try:
             session = Session(self._context, Path(address.path), tenant)
         except ConnectFailed as e:
@@ -145,7 +147,7 @@ class Sessions:
         """The open session with this id. HTTPError: the tenant has none."""
         session = self._sessions.get(name)
         if session is None or session.tenant != tenant:
-            raise HTTPError(404, "there is no such session; it ended with the response that began it")
+            raise HTTPError(404, "there is no such session; a session ends with the response to its first request")
         return session
 
     def end(self) -> None:

@@ -24,13 +24,13 @@ MAX_HEADER = 64 << 20
 """Bytes of the longest header. A vocabulary of 262,144 tokens with its merges takes 14 MB."""
 _MAX_DIMENSIONS = 4
 
-# GGUF's number of a value's type -> its code in `struct` and `array`
+# GGUF's number for a value's type -> the type's code in `struct` and `array`
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 
 class Format(NamedTuple):
-    """How weights are stored: blocks of `block` weights in `n_bytes` bytes. number: GGUF's for the format."""
+    """How weights are stored: blocks of `block` weights in `n_bytes` bytes. number: GGUF's number for the format."""
 
     number: int
     block: int
@@ -59,7 +59,7 @@ _OTHER_FORMATS = {
 
 
 class GgufHeader(NamedTuple):
-    """metadata: arrays of numbers are lists. end: bytes of the header in the file."""
+    """The header of a file. metadata: arrays of numbers are lists. end: size of the header in bytes."""
 
     metadata: dict[str, Any]
     tensors: dict[str, Stored]
@@ -79,8 +79,8 @@ def shards(file: Path) -> list[Path]:
 
 
 def read_header(file: Path) -> GgufHeader:
-    """The header of a file. Cached until the file changes. BadModel: it is broken; Unsupported: it has a version or a
-    format of weights that is not known."""
+    """Read the header of a file. Cached until the file changes. BadModel: it is broken; Unsupported: its version, or a
+    format of its weights, is not supported."""
     try:
         status = file.stat()
         return _read(file, status.st_size, status.st_mtime_ns)
@@ -117,7 +117,10 @@ class _HeaderReader:
             raise BadModel(f"{self._file} is not a GGUF file")
         version = self._number("I")
         if version not in (2, 3):
-            raise Unsupported(f"{self._file} is GGUF of version {version} or big-endian; versions 2 and 3 are known")
+            raise Unsupported(
+                f"{self._file} is GGUF of version {version} or big-endian; little-endian files of versions 2 and 3 are "
+                "supported"
+            )
         n_tensors, n_values = self._number("Q"), self._number("Q")
         metadata: dict[str, Any] = {}
         for _ in range(self._checked(n_values, 13)):
@@ -147,7 +150,7 @@ class _HeaderReader:
         kind, offset = self._number("I"), self._number("Q")
         if kind not in _BY_NUMBER:
             dtype = _OTHER_FORMATS.get(kind, f"format {kind}")
-            raise Unsupported(f"{self._file}: {name} is stored as {dtype}; known are {', '.join(FORMATS)}")
+            raise Unsupported(f"{self._file}: {name} is stored as {dtype}; supported: {', '.join(FORMATS)}")
         form = FORMATS[dtype := _BY_NUMBER[kind]]
         if not shape or shape[-1] % form.block or not all(shape):
             raise BadModel(f"{self._file}: {name} has shape {list(shape)}, which {dtype} cannot store")
@@ -183,7 +186,7 @@ class _HeaderReader:
         return self._data[start : self._at]
 
     def _checked(self, count: int, width: int) -> int:
-        """`count`, if as many values of at least `width` bytes can follow."""
+        """Returns `count`, if the header has room for as many values of at least `width` bytes."""
         if count > (self._end - self._at) // width:
             raise BadModel(
                 f"{self._file} is truncated or broken: at byte {self._at} its header announces {count:,} values of at "

@@ -1,7 +1,8 @@
-"""Weights in GGUF's formats as numbers. A block is a row of bytes; see FORMATS for its sizes.
+"""Reads weights in GGUF's formats. A block is a row of bytes; see FORMATS for its sizes.
 
-The formats are those of ggml-quants.c (dequantize_row_*) in llama.cpp. `d` is a block's scale and `m` what is added or
-subtracted, both float16. Of a byte with two weights, the low half belongs to the first half of the block.
+The formats are those of ggml-quants.c (dequantize_row_*) in llama.cpp. `d` is a block's scale and `m` its minimum,
+which is added or subtracted; both are float16. In a byte with two weights, the low half belongs to the first half of
+the block.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from banyan.runtime.model.gguf.container import FORMATS
 from banyan.runtime.model.stored import Stored
 
 _CHUNK = 1 << 15
-"""Weights that are read at a time, so that what is computed on the way stays in the cache. torch runs ops of this size
-on one thread; on two, 135 M weights took 30 s instead of 1 s where other processes used both cores."""
+"""Weights that are read at a time, so that intermediate results stay in the cache. torch runs ops of this size on one
+thread; with two threads, 135 M weights took 30 s instead of 1 s when other processes used both cores."""
 
 
 class _Groups(NamedTuple):
@@ -50,8 +51,9 @@ def read_tensor(stored: Stored, dtype: torch.dtype) -> Tensor:
 
 
 def read_grouped(stored: Stored) -> Grouped | None:
-    """A matrix on the CPU in the bits that it is stored in; those of Q5 in 8 bits. Q6_K has groups of 16: it is rounded
-    to 8 bits in groups of 32. None: it is stored in floats. OSError, ValueError: the file cannot be read."""
+    """Reads a matrix to the CPU in the bits in which it is stored, with two exceptions: Q5 becomes 8 bits, and Q6_K,
+    which has groups of 16, is rounded to 8 bits in groups of 32. None: it is stored in floats. OSError, ValueError: the
+    file cannot be read."""
     if stored.dtype == "Q6_K":
         return quantise(read_tensor(stored, torch.float32), 8)
     weight = empty_grouped(stored, torch.device("cpu"))
@@ -71,7 +73,7 @@ def read_grouped(stored: Stored) -> Grouped | None:
 
 
 def empty_grouped(stored: Stored, device: torch.device) -> Grouped | None:
-    """What `read_grouped` returns, with any content."""
+    """The result of `read_grouped`, with undefined content."""
     if stored.dtype in _FLOATS:
         return None
     n_out, n_in = stored.shape
@@ -82,7 +84,7 @@ def empty_grouped(stored: Stored, device: torch.device) -> Grouped | None:
 
 
 def _read(stored: Stored, convert: Callable[..., None], outputs: Sequence[Tensor]) -> None:
-    """Calls convert(blocks, *rows of the outputs), which have a row per block, for some blocks at a time."""
+    """Calls convert(blocks, *rows of the outputs) for some blocks at a time. The outputs have a row per block."""
     _, block, n_bytes = FORMATS[stored.dtype]
     n_blocks, step = len(outputs[0]), max(1, _CHUNK // block)
     with stored.file.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_COPY) as data:

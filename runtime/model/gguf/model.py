@@ -1,5 +1,5 @@
-"""A GGUF file as a model directory: the configuration and tokenizer files that its metadata stands for, and its tensors
-by the names that they have in a safetensors checkpoint."""
+"""Presents a GGUF file as a model directory: the configuration and tokenizer files that its metadata stands for, and
+its tensors by the names that they have in a safetensors checkpoint."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _NAMES = {
 
 
 class GgufModel(NamedTuple):
-    """config: what config.json would contain."""
+    """A model in a GGUF file. config: what config.json would contain."""
 
     metadata: dict[str, Any]
     config: dict[str, Any]
@@ -73,7 +73,8 @@ class GgufModel(NamedTuple):
         return self._rows(name, read_tensor(self.tensors[name], dtype))
 
     def take_grouped(self, name: str) -> Grouped | None:
-        """The matrix `name` in the bits that it is stored in, as `take`; None: in floats."""
+        """The matrix `name` in the bits in which it is stored, its rows ordered as in `take`; None: it is stored in
+        floats."""
         from banyan.runtime.model.gguf.dequantise import read_grouped
 
         weight = read_grouped(self.tensors[name])
@@ -93,7 +94,7 @@ class GgufModel(NamedTuple):
 
 
 def read(file: Path) -> GgufModel:
-    """The model in a file and in the shards that belong to it. BadModel, Unsupported: it cannot be run."""
+    """Read the model in a file and in its other shards. BadModel, Unsupported: it cannot be run."""
     headers = [read_header(part) for part in shards(file)]
     with _named(file):
         return _translate(headers)
@@ -117,7 +118,7 @@ def read_bytes(file: Path) -> bytes:
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """Puts the file's name before the errors about what is in it."""
+    """Puts the file's name at the start of errors about its contents."""
     try:
         yield
     except (BadModel, Unsupported) as e:
@@ -137,7 +138,7 @@ def _translate(headers: list[GgufHeader]) -> GgufModel:
     stored = {name: tensor for header in headers for name, tensor in header.tensors.items()}
     architecture = metadata.get("general.architecture")
     if architecture not in _FAMILIES:
-        raise Unsupported(f"general.architecture is {architecture!r}; known are {', '.join(_FAMILIES)}")
+        raise Unsupported(f"general.architecture is {architecture!r}; supported: {', '.join(_FAMILIES)}")
     tensors = {_name(name): tensor for name, tensor in stored.items() if name != "rope_freqs.weight"}
     config: dict[str, Any] = {"model_type": _FAMILIES[architecture]}
     rope: dict[str, Any] = {}
@@ -157,7 +158,8 @@ def _translate(headers: list[GgufHeader]) -> GgufModel:
     config["tie_word_embeddings"] = "lm_head.weight" not in tensors
     if config["model_type"] == "llama" and config.get("sliding_window"):
         config["model_type"] = "mistral"
-    if config["model_type"] in ("llama", "qwen3"):  # the fields are unknown to the others, where biases are fixed
+    # other families do not have these fields: whether they have biases is fixed
+    if config["model_type"] in ("llama", "qwen3"):
         config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in tensors
         config["mlp_bias"] = "model.layers.0.mlp.up_proj.bias" in tensors
     if rope.get("rope_type", "none") != "none":
@@ -173,7 +175,7 @@ def _translate(headers: list[GgufHeader]) -> GgufModel:
 
 
 def _name(name: str) -> str:
-    """The name of a tensor in a safetensors checkpoint; an unknown one stays."""
+    """The name of a tensor in a safetensors checkpoint; unknown names are returned unchanged."""
     match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if match is None or match[2] not in _NAMES:
         return name
@@ -181,7 +183,7 @@ def _name(name: str) -> str:
 
 
 def _check(config: dict[str, Any], own: dict[str, Any], tensors: dict[str, Stored]) -> None:
-    """Raises for sizes that cannot be right, before anything is made of them."""
+    """Raises BadModel or Unsupported for sizes that cannot be right, before they are used."""
     sizes = ("max_position_embeddings", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
     if missing := [field for field in sizes if not isinstance(config.get(field), int)]:
         raise BadModel(f"its metadata gives no {', '.join(missing)}")

@@ -1,7 +1,7 @@
 """The tokenizer in a GGUF file's metadata, as tokenizer.json and tokenizer_config.json.
 
-Two kinds are known: byte-level BPE ("gpt2"), for which GGUF gives the splitting of text by name only, and SentencePiece
-("llama"), whose merges follow from the scores of its pieces.
+Two kinds are supported: byte-level BPE ("gpt2"), for which GGUF only names the regex that splits text, and
+SentencePiece ("llama"), whose merges follow from the scores of its pieces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # types of a token, the others are 
 _SPACE = "\u2581"
 _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>",
                  "<|endoftext|>", "<|end_of_text|>")  # fmt: skip
-"""Control tokens that end an output, as in llama.cpp: many files name one of several."""
+"""Control tokens that end an output, as in llama.cpp: many files name only one of theirs."""
 
 _GPT_4 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -40,7 +40,8 @@ _SPLITS = {
 }
 """tokenizer.ggml.pre -> the regex of a word; "": GPT-2's, "digits": GPT-2's with single digits."""
 _WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}
-"""With these, a word that is a token is not merged from parts, and a begin-of-text token comes before every text."""
+"""In tokenizers of these kinds, a word that is a token is not merged from parts, and a begin-of-text token comes before
+every text."""
 
 
 def _key(metadata: dict[str, Any], name: str, kind: type) -> Any:
@@ -75,7 +76,7 @@ def eos_ids(metadata: dict[str, Any]) -> list[int]:
 
 
 def config(metadata: dict[str, Any]) -> dict[str, Any]:
-    """tokenizer_config.json: control tokens by their role, and the chat template."""
+    """The content of tokenizer_config.json: control tokens by their role, and the chat template."""
     tokens, _ = _tokens(metadata)
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     ids = {role: _id(metadata, name) for role, name in roles.items()}
@@ -84,14 +85,14 @@ def config(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def description(metadata: dict[str, Any]) -> dict[str, Any]:
-    """tokenizer.json. Unsupported: a tokenizer of another kind."""
+    """The content of tokenizer.json. Unsupported: the tokenizer is of another kind."""
     match kind := metadata.get("tokenizer.ggml.model"):
         case "gpt2":
             parts = _byte_level(metadata)
         case "llama":
             parts = _sentencepiece(metadata)
         case _:
-            raise Unsupported(f"tokenizer.ggml.model is {kind!r}; 'gpt2' and 'llama' are known")
+            raise Unsupported(f"tokenizer.ggml.model is {kind!r}; supported: gpt2, llama")
     tokens, types = _tokens(metadata)
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
@@ -104,7 +105,7 @@ def description(metadata: dict[str, Any]) -> dict[str, Any]:
 
 def _byte_level(metadata: dict[str, Any]) -> dict[str, Any]:
     if (name := metadata.get("tokenizer.ggml.pre")) not in _SPLITS:
-        raise Unsupported(f"tokenizer.ggml.pre is {name!r}; known are {', '.join(sorted(_SPLITS))}")
+        raise Unsupported(f"tokenizer.ggml.pre is {name!r}; supported: {', '.join(sorted(_SPLITS))}")
     split = _SPLITS[name]
     first: dict[str, Any] = {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
     if split == "digits":
@@ -164,7 +165,7 @@ def _sentencepiece(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bos_first(metadata: dict[str, Any]) -> dict[str, Any] | None:
-    """The post-processor that puts the begin-of-text token before every text, None if there is none to put."""
+    """The post-processor that puts the begin-of-text token before every text; None if the tokenizer adds none."""
     is_added = _key(metadata, "add_bos_token", bool)
     if is_added is None:
         is_added = metadata.get("tokenizer.ggml.model") == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS

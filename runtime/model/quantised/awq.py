@@ -1,4 +1,4 @@
-"""AWQ, as AutoAWQ writes it for its GEMM kernels: a word has 8 outputs of an input, first the even ones."""
+"""Reads AWQ, as AutoAWQ writes it for its GEMM kernels: a word holds 8 outputs of one input, first the even ones."""
 
 from __future__ import annotations
 

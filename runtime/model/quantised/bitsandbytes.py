@@ -1,5 +1,5 @@
-"""bitsandbytes: 8 bits with a scale per output, and 4 bits (NF4, FP4) as indexes into a table of 16 values, with a
-scale per block of weights in the order of the flat tensor. The scales of blocks may be quantised themselves."""
+"""Reads bitsandbytes: 8 bits with a scale per output, and 4 bits (NF4, FP4) as indexes into a table of 16 values, with
+a scale per block of weights of the flattened tensor. The scales of blocks may be quantised too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Size = Annotated[int, Meta(ge=1, lt=1 << 31)]
 def read_int8(layer: StoredLayer, scheme: Scheme) -> Grouped:
     n_out, n_in = layer.shape("weight")
     if "weight_format" in layer and layer.take("weight_format", dtype="U8").item():
-        raise layer.broken("weight_format is not 0, which stands for rows")
+        raise layer.broken("weight_format must be 0 (rows)")
     scale = layer.take("SCB", n_out).float()[:, None] / 127
     return Grouped(layer.take("weight", n_out, n_in, dtype="I8"), scale, None, 8)
 

@@ -1,6 +1,6 @@
-"""What `quantization_config` in a config.json says about how the weights are stored. Imports no torch.
+"""Parses `quantization_config` in a config.json: how the weights are stored. Imports no torch.
 
-Only what is needed to read the weights is taken from it. A layer that it leaves in floats is known by its tensors.
+Only what is needed to read the weights is parsed. Layers that are stored in floats are recognised by their tensors.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ class Scheme(msgspec.Struct, frozen=True):
     format: str  # a key of PACKED
     n_bits: int
     group: int = -1  # inputs per scale; -1: all
-    block: tuple[int, int] | None = None  # outputs and inputs per scale, where scales lie in a grid
+    block: tuple[int, int] | None = None  # outputs and inputs per scale, if scales form a grid
 
 
 class Quantisation(msgspec.Struct, frozen=True):
     """The schemes of a checkpoint."""
 
     title: str
-    schemes: tuple[tuple[tuple[str, ...], Scheme], ...]  # (the layers it is for, scheme); see `scheme`
+    schemes: tuple[tuple[tuple[str, ...], Scheme], ...]  # (targets: patterns of the layers, scheme); see `scheme`
 
     def scheme(self, module: str) -> Scheme:
-        """The scheme of a linear layer that is stored in few bits. Of several, the one that names it, else the one with
-        a pattern ("re:...") that its name begins with, else the one for all. BadModel: there is none."""
+        """The scheme of a quantised linear layer. If there are several: the scheme that names the layer, else the one
+        whose pattern ("re:...") matches the start of its name, else the one for all linear layers. BadModel: there is
+        none."""
         if len(self.schemes) == 1:
             return self.schemes[0][1]
         for is_hit in (lambda target: target == module, lambda target: _fits(target, module),
@@ -42,7 +43,7 @@ class Quantisation(msgspec.Struct, frozen=True):
         raise BadModel(f"quantization_config has no group for {module}")
 
     def packs(self, tensors: Mapping[str, Stored], module: str) -> bool:
-        """Whether the weight of a module is stored in few bits, and not in floats."""
+        """Whether the weight of a module is stored quantised, not in floats."""
         for _, scheme in self.schemes:
             suffix, dtype = PACKED[scheme.format]
             if (stored := tensors.get(f"{module}.{suffix}")) is not None and stored.dtype == dtype:
@@ -84,24 +85,24 @@ _INSTEAD = "load a checkpoint in one of these formats, or in 16 bits (on a CPU w
 
 
 def parse(config: Mapping[str, Any]) -> Quantisation | None:
-    """The quantisation that a config.json describes; None: the weights are floats. Unsupported: a format, or an option
-    of it, that is not known; BadModel: it makes no sense."""
+    """The quantisation that a config.json describes; None: the weights are floats. Unsupported: the format, or an
+    option of it, is not supported; BadModel: a value is invalid."""
     found = config.get("quantization_config") or config.get("compression_config")
     if not found:
         return None
     if not isinstance(found, dict):
-        raise BadModel(f"quantization_config is {found!r}, which is no object")
+        raise BadModel(f"quantization_config is {found!r}, but must be an object")
     method = found.get("quant_method")
     if method is None and (found.get("load_in_4bit") or found.get("load_in_8bit")):
         method = "bitsandbytes"  # older versions do not name themselves
     if method not in _METHODS:
-        raise Unsupported(f"quantization_config: quant_method {method!r} is not known; known are "
+        raise Unsupported(f"quantization_config: quant_method {method!r} is not supported; supported: "
                           f"{', '.join(_METHODS)}; {_INSTEAD}")  # fmt: skip
     return _METHODS[method](found)
 
 
 def n_parameters(tensors: Mapping[str, Stored], quantisation: Quantisation) -> int:
-    """The weights that the tensors of a checkpoint stand for, without scales and zero points."""
+    """The number of weights that the tensors of a checkpoint stand for, without scales and zero points."""
     total = 0
     for name, stored in tensors.items():
         module, suffix = split(name)
@@ -125,7 +126,7 @@ def split(name: str) -> tuple[str, str]:
 
 
 def _fits(target: str, module: str) -> bool:
-    """Whether a module's name begins with what a target's pattern describes. Unsupported: re2 cannot read it."""
+    """Whether a target's pattern matches the start of a module's name. Unsupported: re2 cannot read the pattern."""
     import re2  # linear time, unlike re, since a checkpoint brings the pattern
 
     try:
@@ -135,13 +136,12 @@ def _fits(target: str, module: str) -> bool:
 
 
 def _one_of(config: Mapping[str, Any], field: str, *known: Any, default: Any = None) -> Any:
-    """The value of a field. Unsupported: it is none of the known ones, where texts are compared without regard to
-    case."""
+    """The value of a field. Unsupported: it is not one of `known`. Upper and lower case are not distinguished."""
     value = config.get(field, default)
     value = default if value is None else value.lower() if isinstance(value, str) else value
     if value not in known or isinstance(value, bool) != isinstance(known[0], bool):
         names = ", ".join(map(repr, known))
-        raise Unsupported(f"quantization_config: {field} is {value!r}; known are {names}; {_INSTEAD}")
+        raise Unsupported(f"quantization_config: {field} is {value!r}; supported: {names}; {_INSTEAD}")
     return value
 
 
@@ -150,7 +150,9 @@ def _group(config: Mapping[str, Any], field: str = "group_size") -> int:
     if group is None:
         return -1
     if not isinstance(group, int) or isinstance(group, bool) or not (group > 0 or group == -1):
-        raise BadModel(f"quantization_config: {field} is {group!r}; it is a positive number, or -1 for all inputs")
+        raise BadModel(
+            f"quantization_config: {field} is {group!r}, but must be a positive number, or -1 for all inputs"
+        )
     return group
 
 
@@ -161,7 +163,7 @@ def _block(config: Mapping[str, Any], field: str) -> tuple[int, int] | None:
         case [int(rows), int(columns)] if rows > 0 and columns > 0:
             return rows, columns
         case other:
-            raise BadModel(f"quantization_config: {field} is {other!r}; it is two positive numbers")
+            raise BadModel(f"quantization_config: {field} is {other!r}, but must be two positive numbers")
 
 
 def _uniform(title: str, scheme: Scheme) -> Quantisation:
@@ -220,7 +222,7 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Quantisation:
 
 
 def _compressed_scheme(weights: Mapping[str, Any]) -> Scheme:
-    """weights: a group's arguments for weights, and its format."""
+    """The scheme of a group of compressed-tensors. weights: the group's arguments for weights."""
     kind = _one_of(weights, "type", "int", "float", default="int")
     layout = _one_of(weights, "format", "pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
                      "mxfp4-pack-quantized", "nvfp4-pack-quantized")  # fmt: skip
@@ -233,7 +235,7 @@ def _compressed_scheme(weights: Mapping[str, Any]) -> Scheme:
         _one_of(weights, "num_bits", 8)
         group = _group(weights)
         return Scheme("fp8", 8, block=(1, group) if group > 0 else _block(weights, "block_structure"))
-    _one_of(weights, "num_bits", 4, 8)  # in a byte each
+    _one_of(weights, "num_bits", 4, 8)  # one number per byte
     return Scheme("int-quantized", 8, _group(weights))
 
 

@@ -1,4 +1,4 @@
-"""Writes a dense model in few bits, as a checkpoint of compressed-tensors (pack-quantized), and measures the loss."""
+"""Quantises a dense model, writes it as a checkpoint of compressed-tensors (pack-quantized), and measures the loss."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PARTS = {
     "down": ("mlp.down_proj",),
 }
 """Field of Layer -> the matrices of a checkpoint that it joins."""
-_LENGTH = 512  # tokens of a text that runs at once
+_LENGTH = 512  # tokens of a text that run in one forward pass
 _PAGE = 16
 _TEXT_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
                "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model")  # fmt: skip
@@ -62,18 +62,18 @@ class Observed:
 
 def quantise(source: Path, out: Path, ids: Sequence[int], method: Method, n_bits: int, group: int,
              progress: Progress | None = None) -> None:  # fmt: skip
-    """Write the model in `source` to the new directory `out`, its linear layers in `n_bits` with a scale per `group` of
-    inputs; embedding and head stay. ids: a text of a few thousand tokens, on which gptq and awq observe the layers'
-    inputs. progress: called with (layers done, layers).
+    """Write the model in `source` to the new directory `out`, with its linear layers quantised to `n_bits` and a scale
+    per `group` inputs; embedding and head are not quantised. ids: a text of a few thousand tokens, on which the methods
+    other than rtn observe the layers' inputs. progress: called with (layers done, layers).
 
-    Raises ConfigError: `out` is there, or the group does not fit; Unsupported: the model is not dense, or is in few
-    bits already.
+    Raises ConfigError: `out` exists, or `group` does not divide the layers' inputs; Unsupported: the model is not
+    dense, or is quantised already.
     """
     spec = read_spec(source)
     if spec.dense is None or spec.quantisation is not None:
         raise Unsupported(f"{spec.name} ({spec.kind}) cannot be quantised: it must be of a native family, in floats")
     if out.exists():
-        raise ConfigError(f"{out} is there already; name a directory that is not")
+        raise ConfigError(f"{out} exists already; name a new directory")
     sizes = spec.dense.hidden_size, spec.n_heads * spec.head_dim, spec.dense.intermediate_size
     if group < 1 or any(size % group for size in sizes):
         raise ConfigError(f"group is {group}, but layers have {', '.join(map(str, sizes))} inputs; it must divide them")
@@ -109,8 +109,8 @@ def quantise(source: Path, out: Path, ids: Sequence[int], method: Method, n_bits
 
 def _round(model: Decoder, layer: Layer, raw: dict[str, Tensor], texts: Sequence[Tensor], method: Method,
            how: tuple[int, int, torch.dtype]) -> tuple[Layer, dict[str, Grouped]]:  # fmt: skip
-    """A layer with rounded weights, and these weights. raw: the weights in float32. texts: the layer's inputs. how: the
-    arguments of the methods after the weight and the products."""
+    """Quantises a layer. Returns the layer with rounded weights, and these weights. raw: the weights in float32. texts:
+    the layer's inputs. how: the further arguments of the method, after the weight and the products."""
     if method == "rtn":
         return layer, {field: rtn(weight, *how) for field, weight in raw.items()}
     observed: dict[str, Any] = {field: Observed(getattr(layer, field)) for field in _PARTS}
@@ -133,8 +133,8 @@ def _round(model: Decoder, layer: Layer, raw: dict[str, Tensor], texts: Sequence
 
 
 def measure(source: Path, out: Path, ids: Sequence[int], rounds_inputs: bool = False) -> Loss:
-    """What quantising `source` to `out` cost on a text that was not used for it. rounds_inputs: the inputs of linear
-    layers are rounded to 8 bits too, as they are on a CPU."""
+    """Measures the loss from quantising `source` to `out`, on a text that was not used for quantising. rounds_inputs:
+    the inputs of linear layers are rounded to 8 bits too, as they are on a CPU."""
     before, after = _decoder(source), _decoder(out, "auto" if rounds_inputs else "dtype")
     sums, n = torch.zeros(3, dtype=torch.float64), 0
     for part in _windows(ids, before):
@@ -155,8 +155,8 @@ def _decoder(path: Path, weight_dtype: str = "dtype") -> Decoder:
 
 
 def _balanced(layer: Layer, raw: dict[str, Tensor], factors: dict[str, Tensor]) -> tuple[Layer, dict[str, Tensor]]:
-    """The layer with its weights' inputs multiplied by factors, and what computes these inputs divided by them: a norm,
-    or the rows of `up`. The inputs of `out` are values that heads share, so they stay."""
+    """Multiplies the inputs of the layer's weights by factors, and divides the norm (or the rows of `up`) that computes
+    these inputs by the same factors. The inputs of `out` are values that heads share, so they are not changed."""
     raw = {field: weight * factors.get(field, 1.0) for field, weight in raw.items()}
     back = torch.cat([torch.ones_like(factors["down"]), 1 / factors["down"]])  # gate and up
     raw["gate_up"] *= back[:, None]
@@ -168,13 +168,13 @@ def _balanced(layer: Layer, raw: dict[str, Tensor], factors: dict[str, Tensor]) 
 
 
 def _windows(ids: Sequence[int], model: Decoder) -> Iterator[Sequence[int]]:
-    """Texts that run at once; a short rest is left out."""
+    """Cuts the text into pieces, each for one forward pass; a short rest is left out."""
     length = min(_LENGTH, model.spec.max_context, len(ids))
     return (ids[at : at + length] for at in range(0, len(ids) - length + 1, max(1, length)))
 
 
 def _run(model: Decoder, layer: Layer, x: Tensor) -> Tensor:
-    """The hidden states after one layer, [n, hidden], of those before it."""
+    """Runs one layer: hidden states before it -> hidden states after it, [n, hidden]."""
     model.layers = (layer,)
     angles = torch.arange(len(x))[:, None] * model.frequencies
     cos_sin = angles.cos() * model.rope_scale, angles.sin() * model.rope_scale
@@ -183,7 +183,7 @@ def _run(model: Decoder, layer: Layer, x: Tensor) -> Tensor:
 
 
 def _batch(n: int) -> Ragged:
-    """One text of n tokens."""
+    """The batch for one text of n tokens."""
     return ragged([n], [n], [range(-(-n // _PAGE))], _PAGE)
 
 
@@ -227,7 +227,8 @@ def _write(source: Path, out: Path, tensors: dict[str, Tensor], n_bits: int, gro
         "ignore": ["lm_head"],
         "kv_cache_scheme": None,
     }
-    config.setdefault("architectures", [f"{config['model_type'].capitalize()}ForCausalLM"])  # GGUF has none
+    # a GGUF file has no such files
+    config.setdefault("architectures", [f"{config['model_type'].capitalize()}ForCausalLM"])
     out.mkdir(parents=True)
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     for name in _TEXT_FILES:

@@ -1,5 +1,5 @@
-"""Floats of 4 bits (E2M1): MXFP4, in groups of 32 whose scale is a power of 2, and NVFP4, in groups of 16 whose scale
-is a float of 8 bits times one scale for the tensor. The doubles of their values are whole numbers up to 12."""
+"""Reads 4-bit floats (E2M1): MXFP4, in groups of 32 whose scale is a power of 2, and NVFP4, in groups of 16 whose scale
+is an 8-bit float times one scale for the tensor. Twice the value of such a float is an integer of at most 12."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(layer: StoredLayer, scheme: Scheme) -> Grouped:
     n_out, n_bytes = layer.shape("weight_packed")
     group = 32 if scheme.format == "mxfp4" else 16
     if 2 * n_bytes % group:
-        raise layer.broken(f"its {2 * n_bytes} inputs are no whole groups of {group}")
+        raise layer.broken(f"its {2 * n_bytes} inputs are not a multiple of {group}, the size of a group")
     numbers = _DOUBLES[unpack(layer.take("weight_packed", n_out, n_bytes, dtype="U8"), 4).int()]
     shape = n_out, 2 * n_bytes // group
     if scheme.format == "mxfp4":
@@ -29,8 +29,8 @@ def read(layer: StoredLayer, scheme: Scheme) -> Grouped:
 
 
 def read_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """gpt-oss's experts: uint8 [n, n_out, n_groups, 16] and exponents, uint8 [n, n_out, n_groups] -> [n, n_in,
-    n_out]."""
+    """Dequantises gpt-oss's experts: numbers, uint8 [n, n_out, n_groups, 16], and exponents, uint8 [n, n_out, n_groups]
+    -> [n, n_in, n_out]."""
     n, n_out, n_groups, n_bytes = blocks.shape
     numbers = _DOUBLES[unpack(blocks.reshape(-1, n_bytes), 4).int()].view(n, n_out, n_groups, 2 * n_bytes)
     weight = numbers * (_power(scales) / 2)[..., None]
@@ -38,8 +38,9 @@ def read_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def regroup(weight: Tensor, is_known: bool = False) -> Grouped | Tensor:
-    """The same weight [n_out, n_in] in groups of 32 if its numbers are those of MXFP4, else as it is. A group's scale
-    follows from its largest number, which becomes 4 or 6. is_known: the numbers are not looked at."""
+    """Quantises a weight [n_out, n_in] to MXFP4, in groups of 32, if that is exact; otherwise returns it unchanged. A
+    group's scale follows from its largest number, which becomes 4 or 6. is_known: exactness is known, and not
+    checked."""
     if weight.shape[1] % 32:
         return weight
     groups = weight.float().view(len(weight), -1, 32)

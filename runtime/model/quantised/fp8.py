@@ -1,4 +1,4 @@
-"""Floats of 8 bits (E4M3) with a scale for the tensor, for each output or for each block, such as 128 x 128."""
+"""Reads 8-bit floats (E4M3) with a scale for the tensor, for each output, or for each block of, say, 128 x 128."""
 
 from __future__ import annotations
 

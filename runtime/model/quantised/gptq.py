@@ -1,8 +1,8 @@
-"""GPTQ, as AutoGPTQ and GPTQModel write it.
+"""Reads GPTQ, as AutoGPTQ and GPTQModel write it.
 
 `qweight` packs 32 / bits inputs of an output in a word, `qzeros` as many outputs of a group. The first version of the
 format stores each zero point less 1, modulo 2^bits. `g_idx` is the group of each input: with `desc_act`, inputs are
-quantised in the order of their importance, and groups lie scattered.
+quantised in the order of their importance, so the inputs of a group are scattered.
 """
 
 from __future__ import annotations

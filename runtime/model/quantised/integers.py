@@ -1,4 +1,4 @@
-"""The integer formats of compressed-tensors: several weights in a word, or one in a byte."""
+"""Reads the integer formats of compressed-tensors: several weights in a word, or one in a byte."""
 
 from __future__ import annotations
 

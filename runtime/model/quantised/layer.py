@@ -12,11 +12,11 @@ from banyan.runtime.model.weights import Checkpoint
 
 ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
                "activation_scale", "q_scale", "k_scale", "v_scale")  # fmt: skip
-"""Scales of activations and of the KV cache. They are not used: both stay in the dtype that the model computes in."""
+"""Tensors with scales of activations and of the KV cache. They are ignored, because neither is quantised by them."""
 
 
 class StoredLayer:
-    """The tensors of the layer `name`, by their names below it."""
+    """The tensors of the layer `name`, by the rest of their names."""
 
     def __init__(self, weights: Checkpoint, name: str) -> None:
         self.name = name
@@ -35,12 +35,13 @@ class StoredLayer:
         return shape[0], shape[1]
 
     def take(self, suffix: str, *shape: int, dtype: str | None = None) -> Tensor:
-        """BadModel: there is no such tensor, or it has another shape. dtype: safetensors' name; None: a float."""
+        """Take a tensor. dtype: safetensors' name of its dtype; None: any float. BadModel: there is no such tensor, or
+        it has another shape or dtype."""
         self._left.discard(suffix)
         return self._weights.take(f"{self.name}.{suffix}", *shape, dtype=dtype)
 
     def per_output(self, suffix: str, n_out: int, dtype: str | None = None) -> Tensor:
-        """A tensor [n_out, n_groups] of which a file may have one number for all outputs, or one for each."""
+        """Take a tensor as [n_out, n_groups]. The file may have one number for all outputs, or one for each output."""
         found = self.take(suffix, dtype=dtype)
         if found.numel() == 1:
             return found.reshape(1, 1).expand(n_out, 1)
@@ -49,9 +50,9 @@ class StoredLayer:
         return found.view(n_out, -1)
 
     def finish(self) -> None:
-        """Unsupported: the layer has tensors that were not taken."""
+        """Check that all tensors of the layer were taken. Unsupported: some were not."""
         if self._left:
-            raise Unsupported(f"{self.name} has {', '.join(sorted(self._left))}, which its format does not know")
+            raise Unsupported(f"{self.name} has {', '.join(sorted(self._left))}, which its format does not have")
 
     def broken(self, what: str) -> BadModel:
         return BadModel(f"{self.name}: {what}; the checkpoint is broken")
@@ -71,14 +72,14 @@ def pack(numbers: Tensor, n_bits: int) -> Tensor:
 
 def grouped(layer: StoredLayer, numbers: Tensor, scale: Tensor, zero: Tensor | None, n_bits: int, group: int = -1,
             index: Tensor | None = None) -> Grouped | Tensor:  # fmt: skip
-    """The weight (numbers - zero) * scale, with the zero point and the scale of the input's group.
+    """Make the weight (numbers - zero) * scale; zero point and scale are those of the input's group.
 
     numbers  uint8 [n_out, n_in], 0 to 2^n_bits - 1
     scale    float32 [n_out, n_groups]
     zero     uint8 [n_out, n_groups]; None: the middle of the numbers
     group    inputs of a group, the last of which may have fewer; -1: all
-    index    int [n_in]: the group of each input; None: the groups lie one after the other
-    Returns  float32 [n_out, n_in] if the groups are not of one size, or do not lie one after the other
+    index    int [n_in]: the group of each input; None: the groups are consecutive inputs
+    Returns  Grouped; float32 [n_out, n_in] if the groups have different sizes, or are not consecutive
     """
     n_in, n_groups, middle = numbers.shape[1], scale.shape[1], 1 << n_bits - 1
     in_order = torch.arange(n_in) // (n_in if group < 0 else min(group, n_in))

@@ -30,8 +30,8 @@ READERS: dict[str, Callable[[StoredLayer, Scheme], Grouped | Tensor]] = {
 
 def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: str, n_out: int, n_in: int
                 ) -> Grouped | Tensor:  # fmt: skip
-    """The weight of the linear layer `name`: Grouped, or floats [n_out, n_in] if it is stored in floats or its format
-    has no groups of whole numbers. BadModel: the checkpoint is broken; Unsupported: it has something unknown."""
+    """Read the weight of the linear layer `name`: Grouped, or floats [n_out, n_in] if it is stored in floats or its
+    format has no groups of integers. BadModel: the checkpoint is broken; Unsupported: it has something unknown."""
     if quantisation is None or not quantisation.packs(weights.tensors, name):
         return weights.take(f"{name}.weight", n_out, n_in)
     if isinstance(weights, Headers):
@@ -44,8 +44,8 @@ def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: st
 
 
 def _empty(weights: Headers, scheme: Scheme, name: str, n_out: int, n_in: int) -> Grouped | Tensor:
-    """What a reader returns, with any content. A layer with zero points has minimums here; a reader leaves them out
-    where all are in the middle."""
+    """The result of a reader, with undefined content. A layer with zero points has minimums here, which a reader leaves
+    out if all zero points are in the middle."""
     group = {"mxfp4": 32, "nvfp4": 16}.get(scheme.format, scheme.group)
     group = n_in if group < 0 else min(group, n_in)
     if scheme.format in ("fp8", "bitsandbytes-4bit") or n_in % group:
@@ -62,7 +62,7 @@ def floats(weight: Grouped | Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def state_dict(weights: Checkpoint, quantisation: Quantisation, dtype: torch.dtype) -> dict[str, Tensor]:
-    """All tensors of a checkpoint as they would be if its weights were stored in `dtype`."""
+    """All tensors of a checkpoint, with its weights dequantised to `dtype`."""
     found = {}
     for module, names in weights.modules.items():
         is_packed = quantisation.packs(weights.tensors, module)

@@ -1,4 +1,4 @@
-"""Rounds a weight to few bits: to the nearest numbers (rtn), or so that the layer's outputs change little, given the
+"""Rounds a weight to 8 or 4 bits: to the nearest numbers (rtn), or so that the layer's outputs change little, given the
 products of its inputs on a text (gptq, awq, smoothquant)."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from banyan.kernels.linear.grouped import Grouped
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 _DAMPING = 0.01  # a share of the mean of the diagonal, as in the paper
-_BLOCK = 64  # columns whose errors reach the columns after them in one product
+_BLOCK = 64  # columns whose errors are applied to all later columns in one product
 _POWERS = [i / 20 for i in range(20)]
 
 
@@ -25,7 +25,7 @@ def rtn(weight: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
 
 
 def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Grouped:
-    """Rounds one column after the other, those of large inputs first, and corrects the columns that follow for its
+    """Rounds one column after the other, the columns of large inputs first, and corrects the later columns for its
     error (Frantar et al., GPTQ: accurate post-training quantization for generative pre-trained transformers, 2022).
     products: x^T x of the layer's inputs, [n_in, n_in]."""
     scale = _scale(weight.unfold(1, group, group), n_bits, dtype)
@@ -47,8 +47,9 @@ def gptq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch
 
 
 def awq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.dtype) -> Tensor:
-    """The factors [n_in] of the weight's inputs, by which the inputs must be divided, so that `rtn` changes the layer's
-    outputs least: a power of the inputs' size (Lin et al., AWQ: activation-aware weight quantization, 2023)."""
+    """Finds the factors [n_in] with which `rtn` changes the layer's outputs least, if the weight's columns are
+    multiplied by them and the inputs divided: a power of the inputs' size (Lin et al., AWQ: activation-aware weight
+    quantization, 2023)."""
     size = products.diagonal().sqrt()
     size = size.clamp(min=float(size.max()) * 1e-4 + 1e-8)
     best, least = torch.ones_like(size), float("inf")
@@ -63,17 +64,17 @@ def awq(weight: Tensor, products: Tensor, n_bits: int, group: int, dtype: torch.
 
 
 def smoothquant(weight: Tensor, largest: Tensor) -> Tensor:
-    """The factors [n_in] of the weight's inputs, by which the inputs must be divided, so that the largest of each input
-    and of its weights get the same share of few bits (Xiao et al., SmoothQuant: accurate and efficient post-training
-    quantization for large language models, 2022, with alpha 0.5). largest: of each input on a text, in absolute
-    value."""
+    """Finds the factors [n_in] by which the weight's columns must be multiplied, and the inputs divided, so that each
+    input and its weights are equally hard to quantise (Xiao et al., SmoothQuant: accurate and efficient post-training
+    quantization for large language models, 2022, with alpha 0.5). largest: the largest absolute value of each input on
+    a text."""
     factors = (largest / weight.abs().amax(0).clamp(min=1e-8)).sqrt()
     return factors.clamp(min=float(factors.max()) * 1e-4 + 1e-8)
 
 
 def _scale(groups: Tensor, n_bits: int, dtype: torch.dtype) -> Tensor:
-    """The scale of each group [..., group]. In 8 bits, the largest number becomes 127; in 4 bits about -8, with the
-    factor that makes the sum of the squared errors least."""
+    """The scale of each group [..., group]. In 8 bits, the largest number becomes 127. In 4 bits it becomes about -8,
+    scaled by the factor that minimises the sum of the squared errors."""
     largest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
     if n_bits == 8:
         return _stored(largest.abs() / 127, dtype)

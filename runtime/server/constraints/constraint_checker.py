@@ -25,12 +25,12 @@ PREFLIGHT = (sys.executable, "-m", "banyan.runtime.server.constraints.preflight"
 QUEUE = 64
 """The most constraints of one client that may wait for their check. A further one is refused with ConstraintBusy."""
 WAITING_CHARS = 16 << 20
-"""The most characters in all constraints that wait for their check, also for clients that have left. Beyond it, others
-are refused with ConstraintBusy."""
+"""The most characters in all constraints that wait for their check, including those of clients that have left. Further
+constraints are refused with ConstraintBusy."""
 CACHE_CHARS = 16 << 20
 """The most characters in all cached results. Beyond it, the least recently used results are forgotten."""
 ENTRY = 1 << 10
-"""Characters that each constraint counts for, besides its text."""
+"""Characters that are counted for each constraint in addition to its text."""
 ERROR_TTL = 60.0
 """Seconds for which a refusal is cached."""
 MAX_DEATHS = 2
@@ -40,7 +40,7 @@ Callback = Callable[[wire.ConstraintSpec | BanyanError], None]
 
 
 class CachedResult(NamedTuple):
-    """The outcome of a check: the spec for the engine, or an error. expires: until when it is valid, by the clock."""
+    """The outcome of a check: the spec for the engine, or an error. expires: the time until which it is valid."""
 
     result: wire.ConstraintSpec | BanyanError
     expires: float
@@ -77,7 +77,8 @@ class ConstraintChecker:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """path: the server's own socket; the socket of the preflight process is created beside it. max_bytes: the
-        largest constraint. seconds: the time limit of a check. engine: the one that compiles regexes and choices."""
+        largest constraint. seconds: the time limit of a check. engine: the library that compiles regexes and
+        choices."""
         self._context, self._path, self._vocabulary, self._n_vocab = context, path, vocabulary, n_vocab
         self._max_bytes, self._seconds, self._clock = max_bytes, seconds, clock
         self._on_sockets_changed = on_sockets_changed
@@ -108,7 +109,7 @@ class ConstraintChecker:
             if self._n_waiting_chars + ENTRY + _n_chars(spec) > WAITING_CHARS:
                 raise ConstraintBusy("too many constraints of all clients are being compiled; try again")
         except BanyanError as e:
-            return then(e.with_traceback(None))  # `then` is in it, and would be in a cycle with its program
+            return then(e.with_traceback(None))  # it holds `then`, which would be in a reference cycle with its program
         number = self._n_checks
         self._n_checks += 1
         self._n_waiting_chars += ENTRY + _n_chars(spec)
@@ -178,7 +179,7 @@ class ConstraintChecker:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The characters of all cached results, and the most characters that they may have."""
+        """(characters of all cached results, the most characters that they may have)"""
         return self._n_chars, CACHE_CHARS
 
     def _finish(self, number: int, result: wire.ConstraintSpec | BanyanError) -> None:

@@ -49,9 +49,9 @@ from banyan.runtime.errors import (
 from banyan.runtime.protocol import decoders, wire
 
 MAX_CHILDREN, MAX_FAST, FAST_SECONDS = 8, 2, 0.25
-"""The most children at a time; the most fast children of one client at a time; and how many seconds a child is fast.
-After that time it goes on with the lowest priority, and the client's next constraint can start. So clients do not wait
-for each other's constraints, and only briefly for their own."""
+"""MAX_CHILDREN: most children at a time. MAX_FAST: most fast children of one client at a time. A child is fast for its
+first FAST_SECONDS seconds. After that it runs with the lowest priority, and the client's next constraint can start. So
+clients do not wait for each other's constraints, and only briefly for their own."""
 MEMORY = 256 << 20
 """The most bytes that a child may allocate, besides its stack."""
 STACK = 64 << 20
@@ -74,7 +74,7 @@ class PreflightProcess:
         self.output, self.is_warm = b"", False
 
     def begin(self, check: wire.Check, now: float, seconds: float) -> None:
-        """seconds: the time limit."""
+        """Start a check. seconds: its time limit."""
         self.check: wire.Check | None = check
         self.deadline, self.fast_until, self.is_fast = now + seconds, now + FAST_SECONDS, True
         self.output = b""
@@ -94,7 +94,7 @@ class Preflight:
         self._socket, self._alive_fd, self._n_vocab, self._seconds = socket, alive_fd, n_vocab, seconds
         self._engine = engine
         self._vocabulary: Vocabulary | BanyanError | None = None
-        self._queues: dict[int, deque[wire.Check]] = {}  # by client; the first one is next
+        self._queues: dict[int, deque[wire.Check]] = {}  # client -> its waiting checks; the first client is next
         self._children: dict[int, PreflightProcess] = {}  # children with a check, by pipe
         self._idle: PreflightProcess | None = None
         self._poller = zmq.Poller()
@@ -152,7 +152,7 @@ class Preflight:
                 del self._queues[owner]
                 check = queue.popleft()
                 if queue:
-                    self._queues[owner] = queue  # as the last client
+                    self._queues[owner] = queue  # the client goes to the end of the queue
                 return check
         return None
 
@@ -191,7 +191,7 @@ class Preflight:
         return PreflightProcess(pid, pipe, start, input_, stderr)
 
     def _read(self, child: PreflightProcess) -> None:
-        """Take a part of a result. A child whose result is whole becomes idle, if it stays alive and was fast."""
+        """Read a part of a result. A child whose result is complete becomes idle, if it stays alive and was fast."""
         data = os.read(child.pipe, 1 << 16)
         child.output += data
         if not data:
@@ -329,9 +329,9 @@ def _try(check: wire.Check, vocabulary: Vocabulary, engine: str) -> wire.CheckRe
 
 
 def _with_engine(spec: wire.ConstraintSpec, vocabulary: Vocabulary, engine: str) -> wire.ConstraintSpec:
-    """The spec with the engine that will compile it: outlines_core, if it is asked for and can compile the constraint
-    in time. This is tried in another process, because outlines_core may need much more memory and time than
-    llguidance."""
+    """The spec with the library that will compile it: outlines_core, if it is asked for and can compile the constraint
+    in time; else llguidance. This is tried in another process, because outlines_core may need much more memory and time
+    than llguidance."""
     is_supported = spec.kind in ("regex", "choices") and not spec.after and not spec.end
     if not is_supported or (engine != "outlines_core" and spec.engine != "outlines_core"):
         return spec
@@ -381,9 +381,9 @@ def _walk(compiled: CompiledConstraint, vocabulary: Vocabulary) -> None:
         if guide.error:
             if "ff_tokens" in guide.error:
                 raise ConstraintUnsatisfiable(
-                    "no output can match the constraint within limits: it forces endless text"
+                    "no output within the limits can match the constraint: it forces endless text"
                 )
-            raise ConstraintTooLarge(f"the constraint is too complex to be followed: {guide.error}")
+            raise ConstraintTooLarge(f"the constraint is too complex to be enforced: {guide.error}")
         allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))
         if not len(allowed):
             return

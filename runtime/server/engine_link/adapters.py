@@ -13,7 +13,8 @@ MAX_ADAPTERS = 1024
 
 
 class NamedAdapter(NamedTuple):
-    """directory: where the engine reads the adapter. digest: stands for the adapter in a Run and in root keys."""
+    """An adapter with a name. directory: where the engine reads the adapter. digest: identifies the adapter in a Run
+    and in root keys."""
 
     directory: str
     digest: bytes
@@ -44,7 +45,7 @@ class AdapterNames:
         """ConfigError: the name is invalid or taken, or there are MAX_ADAPTERS."""
         check_adapter_name(name)
         if len(self._adapters) == MAX_ADAPTERS:
-            raise ConfigError(f"there are {MAX_ADAPTERS} adapters, which is the most; unload one first")
+            raise ConfigError(f"there are already {MAX_ADAPTERS} adapters, the most that are allowed; unload one first")
         if name in self._adapters:
             raise ConfigError(f"there is an adapter {name!r} already; unload it first")
 

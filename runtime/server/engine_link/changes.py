@@ -1,4 +1,5 @@
-"""The engines of a server change while it runs: they are added, drained, scaled by the load, and get other weights."""
+"""Changes the engines of a running server: adds and drains them, scales their number by the load, and changes their
+weights."""
 
 from __future__ import annotations
 
@@ -24,15 +25,16 @@ from banyan.runtime.server.engine_link.roll import WeightsRoll
 
 
 class EngineChanges:
-    """All changes of a server's engines, but for those that die.
+    """Makes all changes of a server's engines, except the replacement of engines that die.
 
     roll   the change of weights that goes on; None: there is none
 
-    directory: of the model. ray: None: engines are started here, or join by themselves. counts: `Goodput.counts`. n_on:
-    returns how many programs run on weights with a fingerprint. on_sockets: called when a process was started or ended.
-    find_weights: returns the directory of a model that can take the place of this one, or raises. on_weights: called
-    with the directory of the model that all engines have now. offload(work, then): runs `work` on a thread, and then
-    `then` on the loop, with its result or exception. log: prints a line of a level.
+    directory: the model's directory. ray: starts engines on a Ray cluster; None: engines are started here, or join by
+    themselves. counts: `Goodput.counts`. n_on: returns how many programs run on weights with a fingerprint. on_sockets:
+    called when a process was started or ended. find_weights: returns the directory of a model that can replace the
+    present one, or raises. on_weights: called with the model's directory when all engines have the new weights.
+    offload(work, then): runs `work` on a thread, and then `then` on the loop, with its result or exception. log:
+    log(level, line) prints a line.
     """
 
     def __init__(
@@ -84,7 +86,8 @@ class EngineChanges:
         return replica
 
     def join(self, link: EngineConnection) -> None:
-        """An engine of another machine has come, for which there was no place yet. ConfigError: there are too many."""
+        """Add an engine on another machine that has connected although no replica waits for one. ConfigError: there are
+        too many engines."""
         replica = self._replicas.join(link)
         self._questions.reload_adapters(replica)
         self._on_sockets()
@@ -92,7 +95,7 @@ class EngineChanges:
             replica.then.append(self._awaited.popleft())
 
     def started(self, replica: ReplicaProcess) -> None:
-        """An engine is ready."""
+        """Called when an engine is ready."""
         if self._scaler is not None and replica.link.n_starts == 1:
             self._scaler.started(time.monotonic() - replica.began)
 
@@ -116,7 +119,8 @@ class EngineChanges:
     # ---- other weights ---------------------------------------------------------------------------------------------
 
     def _look_at_weights(self, model: str, then: Then) -> None:
-        """Find the new model, on a thread, and change the weights to it. then: gets an error, or "" at the end."""
+        """Find the new model, on a thread, and change to its weights. then: called at the end with "", or with an
+        error."""
 
         def start(found: Path | Exception) -> None:
             try:
@@ -152,7 +156,7 @@ class EngineChanges:
 
         def add(then: Then) -> ReplicaProcess:
             if self._config.replicas == 0 or self._ray is not None:
-                raise ConfigError("there is one engine, on another machine; have another join first")
+                raise ConfigError("the only engine is on another machine; let another one join first")
             return self._add(then)
 
         self._replicas.model = model

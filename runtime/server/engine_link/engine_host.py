@@ -1,8 +1,8 @@
 """`banyan engine`: starts an engine for a server on another machine, and passes messages on.
 
-It connects to the server's socket for engines, encrypted, with a key that the server knows. The server says with which
-options an engine starts; the options about this machine (devices, threads, memory, paths) are given here. If the
-connection breaks, the engine ends, and the host joins anew with another engine.
+The host connects to the server's socket for engines, encrypted, with a key that the server knows. The server decides
+the options of the engine, except those about this machine (devices, threads, memory, paths), which are given here. If
+the connection breaks, the engine ends, and the host joins again with another engine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
-_BATCH = 256  # messages passed on in one direction before the other one
+_BATCH = 256  # most messages passed on in one direction before the other gets its turn
 
 
 class _Broken(Exception):
@@ -70,8 +70,8 @@ class EngineHost:
         self._engine: EngineProcess | None = None
 
     def run(self) -> None:
-        """Serve until the server needs this engine no more. ConfigError: the server cannot use this engine, or does not
-        know its key."""
+        """Serve until the server no longer needs this engine. ConfigError: the server cannot use this engine, or does
+        not know its key."""
         said = ""
         while True:
             try:
@@ -128,7 +128,7 @@ class EngineHost:
                     return
 
     def _check(self, monitor: zmq.Socket[bytes]) -> None:
-        """Raise what an event of the connection means."""
+        """Raise the error that an event of the connection stands for, if it is one."""
         event = parse_monitor_message(monitor.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             public = self._keys[0].decode()
@@ -173,7 +173,8 @@ class EngineHost:
         own = base | dict(self._own) | ({"model": start.model} if start.model else {})
         config = msgspec.structs.replace(theirs, replicas=1, prefill_replicas=0, **own)
         configs.check(msgspec.structs.replace(config, engines_at="", engine_keys="", bind="", curve_key=""))
-        command = (*self._command, "--host", tcp_auth.own_address(self._server))  # where others pull its KV
+        # the address at which other engines pull its KV
+        command = (*self._command, "--host", tcp_auth.own_address(self._server))
         self._engine = EngineProcess(self._context, config, self._path, command)
         self._log(f"engine {self._engine.pid} starts: {config.model}")
         return self._engine.pid
@@ -206,8 +207,8 @@ class HostOptions(msgspec.Struct, frozen=True):
 
 
 def main(argv: list[str]) -> int:
-    """Run a host for a program that started this process. Returns 0 if the server needs the host no more or the parent
-    has ended, and 1 if the server cannot use it."""
+    """Run a host, as a child of the process that started this one. Returns 0 if the server no longer needs the host or
+    the parent has ended, and 1 if the server cannot use the host."""
     parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.engine_link.engine_host")
     parser.add_argument("--options", required=True, help="HostOptions as JSON")
     parser.add_argument("--key", required=True, type=Path, help="the file with its secret key")

@@ -32,7 +32,7 @@ MIN_REST = 2.0
 MEMORY = 64
 """An estimate covers roughly this number of last rests of a name: each new rest lowers the weight of the older ones."""
 LINKS = 1000
-"""States above a dropped one that are looked at in one step."""
+"""How many states above a dropped one are looked at in one step."""
 MAX_NAMES, MAX_NAMESPACES = 1024, 64
 """The most names with an estimate in a namespace, and the most namespaces. Beyond that, the least recently used are
 forgotten."""
@@ -81,8 +81,8 @@ class _Fork:
 
 
 class _StateKV:
-    """The KV of one state. serial, name: those of its program. namespace: that of its last generation, or of its
-    program before the first generation."""
+    """The KV of one state. serial, name: of its program. namespace: of its last generation; before the first one, of
+    its program."""
 
     def __init__(
         self, serial: int, name: str, namespace: bytes, parent: _StateKV | None = None, fork: _Fork | None = None
@@ -95,7 +95,7 @@ class _StateKV:
         self.n_branches = 0  # branches that are not dropped
         self.is_dropped = False
         self.tools: tuple[str, ...] = ()  # the tools whose results it waits for
-        self.rest_started = 0.0  # by the clock; 0: it is running, or has not run yet
+        self.rest_started = 0.0  # time at which the rest started; 0: the state is running, or has not run yet
         self.hold = self.pin = 0  # numbers of its holds in the engine; 0: none
 
     @property
@@ -104,8 +104,7 @@ class _StateKV:
 
 
 class KVHintSender:
-    """Gets the events of requests and programs, and sends hints with `send`, to which it also gives the serial number
-    of the program."""
+    """Receives the events of requests and programs, and sends hints: send(hint, serial number of the program)."""
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class KVHintSender:
         self.send, self.clock = send, clock
         self._programs: dict[int, dict[int, _StateKV]] = {}
         self._names: dict[int, tuple[str, bytes]] = {}  # serial -> (program's name, namespace)
-        self._newly_resting: dict[Key, None] = {}  # since the last step
+        self._newly_resting: dict[Key, None] = {}  # states that came to rest since the last step
         self._unfinished: list[_StateKV] = []  # where `_evict` stopped
         self._overdue: list[tuple[float, Key, float]] = []  # heap of (when to give up, state, when the rest started)
         self._max_overdue = 1024  # size at which stale entries are removed
@@ -126,7 +125,7 @@ class KVHintSender:
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def started(self, run: wire.Run) -> None:
-        """A request starts."""
+        """Called when a request starts."""
         if len(run.order) < 2:
             return
         state = self._state(run.order[0], run.order[1])
@@ -139,10 +138,10 @@ class KVHintSender:
             if state.fork is not None and not state.prompt:
                 state.fork.started(run.ids)
             state.prompt, state.output = run.ids, b""
-            state.namespace = run.namespace  # another one for each adapter
+            state.namespace = run.namespace  # each adapter has its own
 
     def ended(self, run: wire.Run, output: bytearray) -> None:
-        """A request has ended, for any reason, with `output` (int32 ids)."""
+        """Called when a request has ended, for any reason, with `output` (int32 ids)."""
         state = self._find(run.order)
         if state is None:
             return
@@ -154,8 +153,8 @@ class KVHintSender:
             self._newly_resting[run.order[0], run.order[1]] = None
 
     def settle(self) -> Iterator[None]:
-        """An engine step was handled and the requests that follow from it have started: all other states rest now. Does
-        one state in each step."""
+        """Called when an engine step was handled and the requests that follow from it have started: all other states
+        rest now. A generator; each of its steps handles one state."""
         now = self.clock()
         steps = self._steps
         if 0.0 < now - steps[1] < 1.0:
@@ -205,16 +204,17 @@ class KVHintSender:
     # ---- programs --------------------------------------------------------------------------------------------------
 
     def begin(self, serial: int, name: str, namespace: bytes = b"") -> None:
-        """A program starts."""
+        """Called when a program starts."""
         self._names[serial] = name[:MAX_NAME], namespace
 
     def calls(self, serial: int, number: int, names: tuple[str, ...]) -> None:
-        """A state waits for these tools."""
+        """Called when a state waits for these tools."""
         if state := self._find((serial, number)):
             state.tools = tuple({name[:MAX_NAME] for name in names})
 
     def keep(self, serial: int, op: wire.CacheHint, ids: bytes) -> None:
-        """Take a hint of the program. ids: the tokens of the state, int32; b"": those of its last generation."""
+        """Take a hint that the program gives. ids: the tokens of the state, int32; b"": those of its last
+        generation."""
         state = self._state(serial, op.state)
         if state.is_dropped:
             return
@@ -246,7 +246,7 @@ class KVHintSender:
         source.prompt = source.output = b""
 
     def drop(self, serial: int, number: int) -> None:
-        """A state will not continue."""
+        """Called when a state will not continue."""
         state = self._find((serial, number))
         if state is None or state.is_dropped:
             return
@@ -256,8 +256,8 @@ class KVHintSender:
         self._evict(state)
 
     def _evict(self, state: _StateKV) -> None:
-        """Have the KV of a dropped state evicted, and that of states above it whose last branch it was: LINKS of them
-        now, and the others when the engine has taken a step."""
+        """Have the KV of a dropped state evicted, and the KV of the states above it whose last branch it was: LINKS of
+        these states now, and the others after the engine's next step."""
         at: _StateKV | None = state
         for _ in range(LINKS):
             if at is None or not at.is_dropped or at.n_branches:
@@ -271,14 +271,14 @@ class KVHintSender:
             self._unfinished.append(at)
 
     def end(self, serial: int) -> Iterator[None]:
-        """A program has ended. Its pins stay. Does one state in each step."""
+        """Called when a program has ended. Its pins stay. A generator; each of its steps handles one state."""
         self._names.pop(serial, None)
         states = self._programs.pop(serial, {})
         while states:
             number, state = states.popitem()
             self._newly_resting.pop((serial, number), None)
             self._give_up(state)
-            state.parent = None  # so that each is freed by itself, and not with a chain of 60,000
+            state.parent = None  # so that each state is freed alone, and not a chain of 60,000 at once
             yield
         if not self._programs:
             self._overdue.clear()

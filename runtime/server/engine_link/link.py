@@ -1,7 +1,8 @@
 """The server's connection to an engine, which may die and be replaced.
 
-Requests and questions that come before the engine is ready are queued; a request that ends meanwhile is taken out. When
-the engine dies, another takes its place, and the server replays the running requests (`EngineRequests.replay`).
+Requests and questions that arrive before the engine is ready are queued; a request that ends meanwhile is removed from
+the queue. When the engine dies, another takes its place, and the server replays the running requests
+(`EngineRequests.replay`).
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from banyan.runtime.server.engine_link.recovery import Death, cause, is_stopped,
 LOADING = 1800.0
 """The most seconds that an engine may take to load its model."""
 SLOWER = 20
-"""An engine counts as hung if it is silent for this many times the duration of the longest step at its start, and for
+"""An engine counts as hung if it has been silent for SLOWER times the longest step measured at its start, and also for
 `engine_timeout` seconds."""
 STOPPED = 2
 """Heartbeats without an answer after which an engine that was stopped by a signal (SIGSTOP) is killed."""
 
 
 def later_config(config: Config, ready: wire.Ready | None) -> Config:
-    """The options of an engine that starts while the server runs. The options name no adapters: the server sends the
-    present ones later. ready: the Ready of an engine that runs beside the new one or did before it, if there is such an
-    engine. Then the new one gets the same number of pages, because the free memory says nothing about its share."""
+    """The options of an engine that starts while the server runs. The options name no adapters, since the server sends
+    the present ones later. ready: the Ready message of an engine that runs beside the new one, or ran before it, if
+    there is one. Then the new one gets the same number of pages, because its share cannot be computed from the memory
+    that is free now."""
     if ready is not None:
         n_tokens = max(1, config.replicas) * ready.n_pages * ready.page
         config = msgspec.structs.replace(config, kv_memory=f"{n_tokens} tokens")
@@ -74,7 +76,7 @@ class EngineProcess:
         return is_stopped(self.pid)
 
     def kill(self, is_hung: bool = False) -> None:
-        """is_hung: it gives no sign of life."""
+        """Kill the process. is_hung: because it gave no sign of life."""
         self._is_hung, self._was_stopped = is_hung, is_hung and self.is_stopped
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -100,10 +102,10 @@ class EngineConnection:
     """The server's side of the connection to an engine, here or elsewhere.
 
     ready    the Ready message of the engine; None until the engine has sent it
-    is_busy  reports have arrived that are not handled yet, besides those in a socket
-    is_gone  there is no engine, and this connection starts none
+    is_busy  there are reports that were received but not handled yet
+    is_gone  there is no engine, and this connection cannot start one
     host     the machine of the engine; "": this one
-    socket   readable when the engine has sent something; None: the server gives `receive` what has arrived
+    socket   readable when the engine has sent something; None: the server passes on what has arrived
     life     a file descriptor that is readable once the engine has died
     """
 
@@ -121,10 +123,10 @@ class EngineConnection:
         self.reset()
 
     def reset(self) -> None:
-        """Another engine takes over. Commands that the previous one did not receive are dropped."""
+        """Prepare for another engine. Commands that the previous one did not receive are dropped."""
         self.ready: wire.Ready | None = None
         self._queued: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # commands, by kind and number
-        self._steps: Iterator[None] = iter(())  # the steps that are left of handling the last report
+        self._steps: Iterator[None] = iter(())  # the remaining steps of handling the last report
         self.is_busy = self._is_listening = False
         self._n_silent = 0
         self._bad_report = ""
@@ -174,10 +176,10 @@ class EngineConnection:
         self._vocabulary = vocabulary
 
     def send(self, command: wire.EngineCommand) -> None:
-        """Send a command, or queue it until the engine is ready, and has got what was queued before. Raises if the
+        """Send a command; or queue it until the engine is ready and has received the earlier ones. Raises if the
         command cannot be encoded."""
         if self.ready is None or self._queued:
-            match command:  # only what an engine without requests and without KV can act on is kept
+            match command:  # keep only commands that make sense for an engine without requests and without KV
                 case wire.Run():
                     self._queued["run", command.rid] = wire.encode(command)
                     return
@@ -192,8 +194,8 @@ class EngineConnection:
     def receive(
         self, handle: Callable[[wire.EngineReport], Iterable[None]], is_late: Callable[[], bool] = lambda: False
     ) -> None:
-        """Do the steps of `handle` for each report that has arrived: at least one step, and no more when it is late. If
-        steps are left, the link `is_busy`. If a report is invalid, the engine is killed."""
+        """Do the steps of `handle` for each report that has arrived: at least one step, until the time slice is over.
+        If steps are left, `is_busy` is True. If a report is invalid, the engine is killed."""
         while True:
             try:
                 for _ in self._steps:

@@ -1,9 +1,9 @@
 """Moves KV from one engine to another: `Pull(ids, namespace, from)`.
 
-The source exports the pages of a prefix (wire.Export), the target takes them over (wire.Pull), and both are told that
-it is over (wire.EndPull). Requests that need the prefix wait for it. Whatever goes wrong, they are sent afterwards, and
-the engine computes what is not there. fleet/placement.py decides what is pulled, from the times that earlier pulls
-took.
+The source exports the pages of a prefix (wire.Export), the target takes them over (wire.Pull), and both are told when
+the pull is over (wire.EndPull). Requests that need the prefix wait for the pull. If it fails, they are sent all the
+same, and the engine computes what is missing. fleet/placement.py decides what is pulled, from the times that earlier
+pulls took.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from banyan.runtime.fleet.index import BLOCK
 from banyan.runtime.protocol import wire
 
 AT_ONCE = 4
-"""Pulls from one engine at the same time; others wait until one has ended."""
+"""Most pulls from one engine at the same time; others wait until one has ended."""
 LEAST = 5.0
-"""The least seconds after which a pull is given up. A busy machine takes its time for the smallest, and the death of an
-engine is seen at once."""
+"""A pull is given up after no less than this many seconds: on a busy machine even a small pull may take long, and the
+death of an engine is noticed at once."""
 
 
 class PullEnd(Protocol):
-    """What this file needs of a Route."""
+    """What this file needs to know about a Route."""
 
     n_pulls: int
     kv: wire.KVFormat | None
@@ -33,13 +33,14 @@ class PullEnd(Protocol):
 
 
 class PendingPull:
-    """One pull that is not over.
+    """One pull that has not ended.
 
     run          the request whose prompt begins with the prefix
     first, end   the tokens of the prefix to move
     seconds      the time that was planned for the pull; until: when it is given up
     compute      whether the source computes the tokens first
-    waiting      by rid, what to call when it is over, however it ended; then: the same for those that are no requests
+    waiting      rid -> what to call when the pull is over, however it ended
+    then         the same for callers that are not requests
     """
 
     def __init__(
@@ -61,8 +62,8 @@ class PendingPull:
 
 
 class Pulls:
-    """All pulls. call_in: call_in(seconds, call) makes a call later, by the time of `clock`. learned: called with what
-    a pull took: the seconds of waiting, and the seconds of copying for each token (0.0: not known)."""
+    """All pulls. call_in: call_in(seconds, call) makes a call later, by the time of `clock`. learned: called with the
+    times of each pull: seconds of waiting, and seconds of copying per token (0.0: not known)."""
 
     def __init__(
         self,
@@ -80,8 +81,8 @@ class Pulls:
         self, run: wire.Run, source: PullEnd, target: PullEnd, first: int, end: int, seconds: float,
         compute: bool = False,
     ) -> PendingPull | None:  # fmt: skip
-        """Begin a pull that may take `seconds`, or LEAST if that is more. None: pages cannot move between these
-        engines."""
+        """Begin a pull, which is given up after `seconds`, but not before LEAST seconds. None: pages cannot be moved
+        between these engines."""
         if source.kv is None or source.kv != target.kv:
             return None
         self._n_begun += 1
@@ -115,18 +116,19 @@ class Pulls:
         )
 
     def serving(self, run: wire.Run, target: PullEnd) -> PendingPull | None:
-        """The last pull that brings a part of a request's prompt to an engine. It ends after all other such pulls."""
+        """The latest of the pulls that bring a part of a request's prompt to an engine, which ends after all others;
+        None: there is none."""
         found = (pull for pull in reversed(self._pending.values()) if pull.target is target and pull.serves(run))
         return next(found, None)
 
     def leave(self, pull: PendingPull, rid: int) -> None:
-        """The request does not wait any more. A prompt that nobody waits for is not computed."""
+        """Called when a request no longer waits. If nobody else waits for a prompt, it is not computed."""
         pull.waiting.pop(rid, None)
         if pull.compute and not pull.waiting and pull.number in self._pending:
             self._end(pull)
 
     def exported(self, report: wire.Exported) -> None:
-        """The source has made a copy, or reports that it cannot."""
+        """Called when the source has made a copy, or reports that it cannot."""
         if (pull := self._pending.get(report.pull)) is None:
             return
         if not report.n_tokens:
@@ -139,7 +141,7 @@ class Pulls:
         pull.target.send(order)
 
     def pulled(self, report: wire.Pulled) -> None:
-        """The target has the prefix, or has failed to take it over."""
+        """Called when the target has the prefix, or has failed to take it over."""
         if (pull := self._pending.get(report.pull)) is None:
             return
         if not report.n_tokens:
@@ -180,8 +182,8 @@ class Pulls:
         self._send_next()
 
     def lost(self, route: PullEnd) -> None:
-        """An engine has died or left. Requests that wait for a pull to it are not called: the caller places them
-        anew."""
+        """Called when an engine has died or left. The callbacks of requests that wait for a pull to it are not called:
+        the caller places these requests again."""
         for pull in list(self._pending.values()):
             if route in (pull.source, pull.target):
                 self._n_failed += 1

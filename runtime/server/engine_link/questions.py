@@ -25,7 +25,7 @@ OURSELVES = b""
 
 
 class AskedEngine(Protocol):
-    """What this file needs of a ReplicaProcess; see there."""
+    """What this file needs to know about a ReplicaProcess; see there."""
 
     @property
     def name(self) -> str: ...
@@ -42,15 +42,15 @@ class _OpenQuestion:
 
 
 class Questions:
-    """Questions that wait for the answers of engines. A question goes to the engines that are ready; one about adapters
-    goes to all engines, and so does any question if none is ready.
+    """Questions that wait for the answers of engines. A question goes to the engines that are ready. It goes to all
+    engines if it is about adapters, or if none is ready.
 
-    engines: all of them. send: sends a message to a client. stats: returns what the server adds to the counters of the
+    engines: all engines. send: sends a message to a client. stats: returns what the server adds to the counters of the
     engines. info: returns the server's own data, given whether an operator asks. programs: makes an overview of the
-    programs, in steps. check: describes a violated invariant of the server, or returns "". on_counters: gets the
-    counters that OURSELVES asked for. change(ask, then): adds or drains an engine, and calls `then` with "" or an
-    error. offload(client, n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with
-    its result or exception. adapters: those that clients load. log: prints a line.
+    programs, step by step. check: describes a violated invariant of the server, or returns "". on_counters: gets the
+    counters that the server itself asked for. change(ask, then): adds or drains an engine, and calls `then` with "" or
+    an error. offload(client, n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with
+    its result or exception. adapters: the adapters that clients have loaded. log: prints a line.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Questions:
         self._n_asked = 0
 
     def ask(self, client: Client, ask: wire.Ask) -> Iterable[None]:
-        """Handle a client's question. Returns the steps that are left to do."""
+        """Handle a client's question. Returns the remaining steps."""
         tenant = Tenant() if client == OURSELVES else self._tenants.tenant(client)
         if ask.what == "info":
             body = msgspec.json.encode(self._info(tenant.is_operator))
@@ -110,7 +110,9 @@ class Questions:
             if ask.what == "events" and len(engines) > 1:
                 engines = [engine for engine in engines if engine.name == ask.name]
             if not engines:
-                raise ConfigError("each engine has its own events; give the name of one (`banyan cluster status`)")
+                raise ConfigError(
+                    "each engine has its own events; name one engine (`banyan cluster status` lists them)"
+                )
         except BanyanError as e:
             self._send(client, wire.Answer(id=ask.id, ok=False, body=e.message.encode()))
             return ()
@@ -150,7 +152,7 @@ class Questions:
             self._conclude(answer.id)
 
     def _conclude(self, number: int) -> None:
-        """All engines have answered."""
+        """Send the answer, once all engines have answered."""
         question = self._open.pop(number)
         client, ask, answers = question.client, question.ask, question.answers
         self._close(client)
@@ -179,7 +181,8 @@ class Questions:
             self._send(client, wire.Answer(id=ask.id, ok=ok, body=body))
 
     def _counters(self, by_name: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-        """The sums over the engines, with the counters of each under "replicas", and those of the server."""
+        """The sums of the counters over the engines, with the counters of each engine under "replicas", and the
+        server's own."""
         stats = reduce(_added, by_name.values()) | self._stats()
         if len(by_name) > 1:
             rates = [(one["cache"]["program_hit_rate"], one["cache"]["n_programs"]) for one in by_name.values()]
@@ -190,7 +193,7 @@ class Questions:
         return stats
 
     def _loaded(self, client: Client, ask: wire.Ask, answer: wire.Answer) -> tuple[bool, bytes]:
-        """Give the name to an adapter that the engine has loaded. Returns what to answer."""
+        """Give the name to an adapter that the engine has loaded. Returns the answer."""
         if client == OURSELVES:
             if ask.name not in self._adapters:  # the adapter was unloaded meanwhile
                 return False, b""
@@ -212,7 +215,8 @@ class Questions:
         self._send(client, wire.Answer(id=ask.id, ok=found is body, body=found))
 
     def fail(self, name: str, why: str) -> None:
-        """The engine has died. Answer the questions that no other engine answers with the error `why`."""
+        """Called when an engine has died. Answer the questions that no other engine will answer with the error
+        `why`."""
         for number, question in list(self._open.items()):
             if name not in question.waiting:
                 continue
@@ -233,8 +237,8 @@ class Questions:
             del self._n_open[client]
 
     def _with_text(self, bodies: Mapping[str, bytes]) -> bytes:
-        """The snapshots of the trees as one, with `text` of `n_shown` tokens in place of `ids`, and tenant names in
-        place of namespaces. With several engines, the name of a root says whose it is."""
+        """Join the snapshots of the engines' trees. `text` of `n_shown` tokens replaces `ids`, and tenant names replace
+        namespaces. With several engines, the name of a root says to which engine it belongs."""
         whole: dict[str, Any] = {}
         nodes: list[dict[str, Any]] = []
         for name, body in bodies.items():

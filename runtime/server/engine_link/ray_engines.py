@@ -1,4 +1,4 @@
-"""Engines on a Ray cluster: the server's side. A process of its own (ray_launcher.py) speaks to Ray."""
+"""Engines on a Ray cluster, on the server's side. A separate process (ray_launcher.py) talks to Ray."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LAUNCHER = (sys.executable, "-m", "banyan.runtime.server.engine_link.ray_launche
 
 class LauncherOptions(msgspec.Struct, frozen=True):
     """What the launcher needs. ray: the address of the cluster. port: the port of the server's socket for engines. key:
-    the secret key with which engines join. own: options of config.OWN. n: number of engines to start. command: starts
-    an engine, with () as `banyan engine` does."""
+    the secret key with which engines join. own: options of config.OWN. n: number of engines to start. command: the
+    command that starts an engine; (): the one that `banyan engine` uses."""
 
     ray: str
     port: int
@@ -39,7 +39,7 @@ class LauncherOptions(msgspec.Struct, frozen=True):
 class RayEngines:
     """The launcher, and the keys with which its engines join.
 
-    config  where EngineHosts listens
+    config  the server's config, with the address at which EngineHosts listens
     life    a file descriptor that is readable once the launcher has ended
     """
 
@@ -59,7 +59,7 @@ class RayEngines:
         self._adds, self.life = -1, -1
 
     def start(self, address: str, model: str, command: tuple[str, ...] = ()) -> None:
-        """Start the launcher, with as many engines as the options say. address: of EngineHosts."""
+        """Start the launcher, with as many engines as the options say. address: where EngineHosts listens."""
         own = {name: getattr(self._theirs, name) for name in configs.OWN} | {"model": model}
         options = LauncherOptions(
             self._theirs.ray, configs.tcp(address)[1], tcp_auth.public_key(str(self._server_key)).decode(),
@@ -75,7 +75,7 @@ class RayEngines:
 
     def add(self) -> None:
         """Start one more engine."""
-        with contextlib.suppress(BrokenPipeError):  # `life` tells it
+        with contextlib.suppress(BrokenPipeError):  # `life` reports the launcher's end
             os.write(self._adds, b"+")
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Starts engine hosts on a Ray cluster, and starts others where they end.
+"""Starts engine hosts on a Ray cluster, and replaces those that end.
 
     python -m banyan.runtime.server.engine_link.ray_launcher --options JSON --adds-fd N --alive-fd M
 
 Each engine has a placement group and an actor, which starts a host (engine_host.py) on its node and waits for its end.
-The host connects to the server itself, so that Ray passes no message between them. When a host or its node dies,
+The host itself connects to the server, so their messages do not go through Ray. When a host or its node dies,
 another actor starts in the group. A host that the server has dismissed is not replaced.
 """
 
@@ -29,7 +29,7 @@ from banyan.runtime.server.engine_link.ray_engines import LauncherOptions
 
 HOST = ("-m", "banyan.runtime.server.engine_link.engine_host")
 LOOK = 0.2
-"""Seconds between two looks at the actors."""
+"""Seconds between two checks of the actors."""
 PAUSE = 1.0
 """Seconds between the death of an actor and the start of another."""
 
@@ -38,7 +38,8 @@ class EngineActor:
     """Starts an engine host on its node, and waits for its end."""
 
     def run(self, options: str, key: str) -> int:
-        """The exit status of the host. options: for engine_host.main. key: the content of the file with its key."""
+        """Run the host, and return its exit status. options: for engine_host.main. key: the content of the file with
+        its key."""
         with tempfile.TemporaryDirectory(prefix="banyan-") as folder:
             path = Path(folder) / "ray.key_secret"
             path.touch(mode=0o600)
@@ -50,7 +51,7 @@ class EngineActor:
 
 
 class PlacedEngine(NamedTuple):
-    """An engine on the cluster. run: becomes its exit status."""
+    """An engine on the cluster. run: a Ray future of the host's exit status."""
 
     group: Any
     actor: Any
@@ -95,7 +96,7 @@ class Launcher:
                 self._log(f"an engine's actor died: {str(e).splitlines()[0]}")
                 status = -1
             ray.kill(engine.actor)
-            if status in (0, 1):  # the server does not need it, or cannot use it
+            if status in (0, 1):  # the server does not need the host, or cannot use it
                 self._log("an engine ended" if status == 0 else "an engine was refused; see above")
                 remove_placement_group(engine.group)
             else:

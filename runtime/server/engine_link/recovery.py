@@ -1,10 +1,10 @@
 """Finds the requests that crash engines, and lets the others continue.
 
-An engine records which requests it is working on (flight_record.py). When it dies, these are the suspects; if it
-recorded none, all requests that it had been given. The next engine runs the suspects one at a time, each alone and for
-one token: its trial. A suspect that passes continues with the others; one that crashes a second engine is given up. If
-the engine was ended from outside (by a signal that is not due to a lack of memory), there are no suspects, and all
-requests continue at once.
+An engine records which requests it is working on (flight_record.py). When it dies, these are the suspects. If it
+recorded none, all requests that it had been given are suspects. The next engine runs the suspects one at a time, each
+alone and for one token: its trial. A suspect that passes continues with the others; one that crashes a second engine is
+given up. If the engine was ended from outside (by a signal that is not due to a lack of memory), there are no suspects,
+and all requests continue at once.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MAX_DEATHS = 2
 MAX_LOST = 4
 """A program is ended when this many of its requests were given up."""
 MAX_BLAMED = 16
-"""A request is given up when it has crashed this many engines in all, also if it got tokens in between."""
+"""A request is given up when it has crashed this many engines in all, even if it got tokens in between."""
 MAX_KILLS = 8
 """A request is given up when this many engines ended while they worked on it, for whatever reason, without a token in
 between."""
 
 
 class Death(NamedTuple):
-    """The end of an engine. how: a description for a person. is_blameless: it was ended from outside. rids: the
+    """The end of an engine. how: a description for people. is_blameless: it was ended from outside. rids: the
     requests that it was working on. was_ready: it had loaded its model and accepted requests."""
 
     how: str = "it ended"
@@ -37,7 +37,7 @@ class Death(NamedTuple):
 
 
 class Suspect(Protocol):
-    """The part of a request that this file needs."""
+    """What this file needs to know about a request."""
 
     n_deaths: int
     """How many engines ended while they worked on the request, since its last token."""
@@ -59,7 +59,7 @@ class Trials(Generic[S]):
     """Runs the suspects of a crash one at a time, while the other requests wait.
 
     send: send(request, is_trial) sends a request to the engine, in a trial for one token. is_living: whether a request
-    has not ended yet. is_late: whether to stop soon. call_later: calls a function on the loop later.
+    has not ended yet. is_late: whether the time slice is over. call_later: calls a function on the loop later.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class Trials(Generic[S]):
         self._waiting.append(request)
 
     def take_innocent(self) -> list[S]:
-        """The requests that wait and have crashed no engine since their last token. They are not run here any more."""
+        """Take out the waiting requests that have crashed no engine since their last token: the caller runs them
+        elsewhere."""
         found = [request for request in self._waiting if not request.n_blamed]
         self._waiting = deque(request for request in self._waiting if request.n_blamed)
         return found
@@ -102,7 +103,8 @@ class Trials(Generic[S]):
         self._send(request, is_trial)
 
     def has_passed(self, request: S) -> bool:
-        """The engine has finished `request`. Returns whether that was only its trial, so that it has to continue."""
+        """Called when the engine has finished `request`. Returns whether that was only its trial, so that the request
+        must continue."""
         if request is not self._on_trial:
             return False
         request.is_given = False
@@ -115,7 +117,8 @@ class Trials(Generic[S]):
         return request is self._on_trial
 
     def judge(self, death: Death, living: Iterable[S]) -> list[S]:
-        """Find the suspects of an engine's death among the requests `living`. Returns those that are given up."""
+        """Find the suspects of an engine's death among the requests `living`. Returns the requests that are given
+        up."""
         given_up: list[S] = []
         self._suspects.clear()
         self._waiting.clear()
@@ -142,8 +145,8 @@ class Trials(Generic[S]):
         return given_up
 
     def go_on(self) -> None:
-        """Start the next trial, or, after the last one, all waiting requests, as far as there is time, and then the
-        others later."""
+        """Start the next trial. After the last trial, start the waiting requests: as many as the time slice allows now,
+        the others later."""
         if self._on_trial is not None and self._is_living(self._on_trial):
             return
         self._on_trial = None
@@ -152,7 +155,7 @@ class Trials(Generic[S]):
             if self._is_living(suspect):
                 self._on_trial = suspect
                 self._run(suspect, is_trial=True)
-                if not self._is_living(suspect):  # the request had all its tokens
+                if not self._is_living(suspect):  # the request already had all its tokens
                     self._on_trial = None
         while self._on_trial is None and self._waiting and not self._is_pausing:
             if self._is_living(request := self._waiting.popleft()):

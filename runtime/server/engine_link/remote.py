@@ -28,16 +28,16 @@ MAX_REPORT = 1 << 28
 """The most bytes of a report."""
 LOST = Death("its connection broke", is_blameless=True)
 MAX_KILLS = 30
-"""Heartbeats for which a host may not do what it is told, until it counts as gone."""
-_BATCH = 256  # messages taken in one round of the server's loop
-_LOG_SECONDS = 60.0  # unknown keys are logged once in this time
+"""A host counts as gone if it has not obeyed a command for this many heartbeats."""
+_BATCH = 256  # most messages taken in one round of the server's loop
+_LOG_SECONDS = 60.0  # seconds; an unknown key is logged at most once in this time
 
 
 class RemoteLink(EngineConnection):
-    """The connection to an engine on another machine, and to those that take its place.
+    """The connection to an engine on another machine, and to the engines that replace it.
 
-    send: sends frames to a host, and returns False if it is gone. options: returns the options of an engine that is
-    started.
+    send: sends frames to a host, and returns False if it is gone. options: returns the options for an engine that
+    starts.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class RemoteLink(EngineConnection):
         self.identity = b""
         self._inbox: deque[bytes] = deque()
         self._death = LOST
-        self._n_kills = 0  # kills of the present engine
+        self._n_kills = 0  # how often the present engine was told to end
         self._ahead = 0.0  # how far our clock is ahead of that of the host
         self.is_gone = True
         self.life = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         super().__init__(engine_timeout)
 
     def attach(self, identity: bytes, host: str, clock: float) -> None:
-        """A host has come. clock: what it read on its clock just now."""
+        """Use a host that has connected. clock: the present time on the host's clock."""
         self.identity, self.host, self._ahead = identity, host, time.monotonic() - clock
         self.is_gone = False
         self._start_engine()
@@ -74,7 +74,7 @@ class RemoteLink(EngineConnection):
             self._start_engine()
 
     def arrived(self, frames: list[bytes]) -> None:
-        """Take a message of the host. Raises if it is invalid."""
+        """Handle a message from the host. Raises if it is invalid."""
         if self.is_gone:  # the host was dismissed
             return
         if len(frames) == 1:
@@ -88,7 +88,7 @@ class RemoteLink(EngineConnection):
                 self._end(Death(end.how, end.is_blameless, frozenset(end.rids)))
 
     def lost(self, why: str = "") -> None:
-        """The host is gone. why: what it did wrong."""
+        """Called when the host is gone. why: what it did wrong."""
         if not self.is_gone:
             self.is_gone = True
             self._end(LOST._replace(how=why) if why else LOST)
@@ -145,7 +145,7 @@ class RemoteLink(EngineConnection):
         self.is_gone = True
 
     def give_up(self, error: str) -> None:
-        """Have the host end, and wait for another."""
+        """Tell the host to end, and wait for another one."""
         self.dismiss(error)
         self._end(LOST._replace(how=error))
 
@@ -169,18 +169,20 @@ class EngineHosts:
 
     sockets  readable when a host has sent something, or is gone
     address  tcp://HOST:PORT as bound
-    report   lines for a person
+    report   lines that tell people where it listens, and its public key
     """
 
     def __init__(self, config: Config, log: Callable[[str], None]) -> None:
         """ConfigError: it cannot listen, or the file of keys is not readable."""
-        from zmq.auth.thread import ThreadAuthenticator  # loads asyncio, a fifth of the time of a server's imports
+        # imported here, because it loads asyncio: a fifth of a server's import time
+        from zmq.auth.thread import ThreadAuthenticator
 
         self._keys, self._log = Path(config.engine_keys), log
         tcp_auth.known_keys(self._keys)
         self._links: dict[bytes, RemoteLink] = {}
         self._n_refused, self._next_log = 0, 0.0
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # own context: keys of clients are not known here
+        # a context of its own, since the keys of clients must not be accepted here
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = ThreadAuthenticator(self._context)
         try:
             self._authenticator.start()
@@ -211,7 +213,8 @@ class EngineHosts:
         return False
 
     def receive(self, join: Callable[[NewHost], RemoteLink | None]) -> None:
-        """Take what has arrived. join: returns the link of a new host; None: there is no room for it."""
+        """Handle the messages that have arrived. join: returns the link for a new host; None: there is no room for
+        it."""
         for _ in range(_BATCH):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -256,7 +259,7 @@ class EngineHosts:
 
     def close(self) -> None:
         self._authenticator.stop()
-        self._context.destroy(2000)  # what the hosts are told last
+        self._context.destroy(2000)  # time for the last messages to the hosts
 
 
 def _hello(frames: list[bytes]) -> wire.HostHello:

@@ -12,14 +12,14 @@ from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.engine_link.routes import Route
 
 Then = Callable[[str], None]
-"""Called once, with "" or with what went wrong."""
+"""Called once: with "" on success, else with an error message."""
 
 MAX_REPLICAS = 256
 """The most engines of a server."""
 
 
 class ReplicaProcess:
-    """One engine, and those that replace it when it dies. name: a number, which no other engine of the server gets."""
+    """One engine, and the engines that replace it when it dies. name: a number that is unique in the server."""
 
     route: Route
 
@@ -51,10 +51,11 @@ class ReplicaProcess:
 class Replicas:
     """All engines of a server.
 
-    model  the one that engines load which start now; "": that of the configuration
+    model  the model that engines which start from now on load; "": the configuration's model
 
-    start: start(name, is_first) starts an engine on this machine; is_first: with the server, and not later. n: number
-    of engines to start now. late: the connection to an engine that will join later.
+    start: start(name, is_first) starts an engine on this machine. is_first: True for the engines that start with the
+    server, False for those added later. n: number of engines to start now. late: the connection for an engine that will
+    join from another machine.
     """
 
     def __init__(
@@ -80,9 +81,9 @@ class Replicas:
         return len(self._replicas)
 
     def _make(self, link: Callable[[str], EngineConnection]) -> ReplicaProcess:
-        """Add a replica. link: makes its connection, given its name."""
+        """Add a replica. link: makes the connection for a given name."""
         replica = ReplicaProcess(str(self._n_made), link(str(self._n_made)))
-        self._replicas = [*self._replicas, replica]  # the loop iterates
+        self._replicas = [*self._replicas, replica]  # a new list, because the loop may be iterating over the old one
         self._n_made += 1
         return replica
 
@@ -106,19 +107,19 @@ class Replicas:
         return replica
 
     def join(self, link: EngineConnection) -> ReplicaProcess:
-        """An engine of another machine has come. ConfigError: there are MAX_REPLICAS."""
+        """Add an engine on another machine. ConfigError: there are MAX_REPLICAS already."""
         return self._join(lambda _: link)
 
     def _join(self, link: Callable[[str], EngineConnection]) -> ReplicaProcess:
         if len(self._replicas) == MAX_REPLICAS:
-            raise ConfigError(f"there are {MAX_REPLICAS} engines, which is the most")
+            raise ConfigError(f"there are already {MAX_REPLICAS} engines, the most that are allowed")
         replica = self._make(link)
         self._connect(replica)
         return replica
 
     def drain(self, name: str, then: Then) -> ReplicaProcess:
-        """Place nothing more in an engine, and move what has no output yet. ConfigError: there is no such engine, or
-        no other one takes programs."""
+        """Place no more programs in an engine, and move its requests that have no output yet. ConfigError: there is no
+        such engine, or no other engine takes programs."""
         replica = next((replica for replica in self._replicas if replica.name == name), None)
         if replica is None:
             raise ConfigError(f"unknown engine {name!r}; choose one of {', '.join(one.name for one in self._replicas)}")

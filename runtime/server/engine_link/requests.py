@@ -2,7 +2,7 @@
 
 The server holds the prompt and the output so far of each request. So the death of an engine costs time, but no results:
 `replay` sends each running request to another engine, with its output so far. recovery.py decides which requests may
-have killed the engine, and routes.py which engine computes what.
+have killed the engine, and routes.py which engine computes which request.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Listener: TypeAlias = Callable[[StreamPiece], None]
 
 
 class RequestRecord(Protocol):
-    """One request in the journal of a durable program: what the journal holds of it, and methods that record more."""
+    """One request in the journal of a durable program: its recorded state, and methods that record more."""
 
     seed: int
     ids: bytearray
@@ -83,10 +83,10 @@ class RequestOwner(Protocol):
         """The record of this request in the program's journal; None: the program is not durable."""
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
-        """Take note that the request with this `order` got `n` tokens."""
+        """Count `n` tokens that the request with this `order` got."""
 
     def crashed(self, error: Exception) -> None:
-        """End the program with `error`, because it cannot continue or the server itself failed."""
+        """End the program with `error`: it cannot continue, or the server itself failed."""
 
 
 def internal_error(error: Exception) -> ProgramError:
@@ -133,7 +133,7 @@ class EngineRequest:
         self.sent, self.first, self.ended = sent, 0.0, 0.0
         self.ids = bytearray()
         self.logprobs: list[wire.TopLogprobs] = []
-        self.n_streamed = 0  # tokens whose logprobs the listener has got
+        self.n_streamed = 0  # number of tokens whose logprobs the listener has received
         self.n_cached = 0  # prompt tokens that were cached; known with the first output token
         self.finish: wire.Finish | None = None
         self.failed: wire.Failed | None = None
@@ -168,8 +168,9 @@ class EngineRequests:
 
     call_later: calls a function on the server's loop, after the current callback. on_end: called with each request that
     ended without an error, before the request's own `done`. is_late: whether the callback should end soon. call_in:
-    calls a function on the loop in so many seconds. n_prefill: how many of the first engines take prompts only.
-    max_bytes: the most that the prompts of a client's requests may take; each counts by itself, as an engine stores it.
+    call_in(seconds, call) calls a function on the loop later. n_prefill: the first n_prefill engines compute prompts
+    only. max_bytes: the most bytes that the prompts of a client's requests may take together; equal prompts are counted
+    each time, as an engine stores each.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class EngineRequests:
         n_prefill: int = 0,
         max_bytes: int = 1 << 30,
     ) -> None:
-        """row_id: the token id that stands for rows of images in the place of their own ids."""
+        """row_id: the token id that replaces the ids of rows of images."""
         self._tokenizer, self._n_vocabulary, self.clock = tokenizer, n_vocabulary, clock
         self._row_id = row_id
         self._call_later, self._on_end, self._is_late = call_later, on_end, is_late
@@ -196,11 +197,11 @@ class EngineRequests:
         self._max_bytes = max_bytes
         self._prompt_bytes = Counter[int]()  # by client
         self._dropped: deque[tuple[EngineRequest, bool]] = deque()
-        """Requests that nobody needs any more, each with whether the engine must still be told to stop it."""
+        """Requests that nobody needs any more -> whether the engine must still be told to stop it."""
         self._n_started = 0
 
     def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Route:
-        """A new engine, to which `send` gives commands."""
+        """Add an engine. send: gives it a command."""
         trials = Trials(self._run, lambda request: request.rid in self._living, self._is_late, self._call_later)
         is_prefill = name.isdigit() and int(name) < self._n_prefill
         self.routes.add(route := Route(name, send, trials, is_prefill))
@@ -237,7 +238,7 @@ class EngineRequests:
         """Send a request to the engine. Calls `done` once, when the request has ended.
 
         ids: the prompt, int32. turn_ends: ids that end the output, unless eos is ignored. visible: special tokens that
-        the text contains. priority, deadline: those of this request; None and 0.0: those of the owner.
+        the text contains. priority, deadline: of this request; None and 0.0: those of the owner apply.
         adapter: the digest of the adapter that computes the request; b"": none. images, files: the rows of images in
         the prompt, and the images.
         """
@@ -298,7 +299,7 @@ class EngineRequests:
             self._end(request, msgspec.structs.replace(record.finish, rid=request.rid, started=0.0))
 
     def _submit(self, request: EngineRequest) -> None:
-        """Run a request, if need be after the pull that brings its prefix."""
+        """Run a request; if a pull brings its prefix, after that pull."""
         if not self._waits(request):
             request.route.trials.submit(request)
 
@@ -328,12 +329,12 @@ class EngineRequests:
         request.owner.crashed(error)
 
     def end(self, client: int, serial: int) -> None:
-        """Take note that the program will start no more requests."""
+        """Called when the program will start no more requests."""
         self.routes.end(client, serial)
 
     def check_room(self, client: int, n_bytes: int) -> None:
-        """Raises Overloaded if the prompts of the client's requests would take more than `max_bytes` with n_bytes
-        more."""
+        """Check whether the client may start requests whose prompts take n_bytes. Raises Overloaded if the prompts of
+        all its requests would then take more than `max_bytes`."""
         if (n_now := self._prompt_bytes[client]) + n_bytes > self._max_bytes:
             now, more, most = (f"{n / 2**20:.1f} MiB" for n in (n_now, n_bytes, self._max_bytes))
             raise Overloaded(
@@ -347,7 +348,7 @@ class EngineRequests:
         request.route.n_running += 1
 
     def _forget(self, rid: int) -> EngineRequest | None:
-        """Take a request out. None: it is not there."""
+        """Remove a request and return it; None: it is not known."""
         if (request := self._living.pop(rid, None)) is not None:
             client = request.run.client
             self._prompt_bytes[client] -= len(request.run.ids)
@@ -361,8 +362,8 @@ class EngineRequests:
         return request
 
     def abort(self, *requests: EngineRequest) -> None:
-        """Forget requests, and stop those that have not ended; `done` is not called. The engine learns it, and their
-        memory is freed, when there is time."""
+        """Forget requests, and stop those that have not ended; `done` is not called. The engine is told, and their
+        memory is freed, later, when there is time."""
         self._dropped.extend((request, self._forget(request.rid) is not None) for request in requests)
         self._drop()
 
@@ -378,8 +379,8 @@ class EngineRequests:
         self._go_on()
 
     def take(self, step: wire.Step, route: Route) -> Iterator[None]:
-        """Handle the report of one step of an engine, one request at a time. What the report says about other engines'
-        requests is ignored."""
+        """Handle the report of one step of an engine, one request at a time. Entries about requests of other engines
+        are ignored."""
         at = 0
         ids = memoryview(step.ids).cast("i")
         counts = memoryview(step.counts).cast("i")
@@ -404,7 +405,7 @@ class EngineRequests:
             route.trials.go_on()
 
     def refused(self, failed: wire.Failed, route: Route) -> None:
-        """An engine has refused a request. Ignored if another engine has the request."""
+        """Called when an engine has refused a request. Ignored if another engine has the request."""
         if (request := self._living.get(failed.program)) and request.route is route:
             self.fail(failed)
 
@@ -417,9 +418,9 @@ class EngineRequests:
             request.route.trials.go_on()
 
     def replay(self, route: Route, death: Death = Death()) -> None:  # noqa: B008 (it is frozen)
-        """The engine has died, and another takes its place. Send all its requests again, with their output so far: the
-        suspects to the new engine, and the others to engines that are ready, if there are some. Requests that are
-        given up fail with Quarantined; so does a program of which MAX_LOST requests were given up."""
+        """Called when an engine has died and another replaces it. Sends all its requests again, with their output so
+        far: the suspects to the new engine, and the others to engines that are ready, if there are any. Requests that
+        are given up fail with Quarantined; so does a program of which MAX_LOST requests were given up."""
         self._lose_pulls(route)
         self.routes.lost(route)
         for request in route.trials.judge(death, self._requests_of(route)):
@@ -437,7 +438,7 @@ class EngineRequests:
         self._go_on()
 
     def remove_engine(self, route: Route) -> None:
-        """The engine has ended for good. Its requests start again elsewhere."""
+        """Remove an engine that has ended for good. Its requests start again elsewhere."""
         route.is_open = False
         self._lose_pulls(route)
         self.routes.remove(route)
@@ -447,7 +448,7 @@ class EngineRequests:
         self._go_on()
 
     def vacate(self, route: Route) -> None:
-        """Place no more requests in this route. Those that have output, or are on trial, end there; all others start
+        """Place no more requests in this route. Requests that have output, or are on trial, end there; all others start
         again elsewhere."""
         route.is_open = False
         route.trials.take_innocent()
@@ -459,8 +460,8 @@ class EngineRequests:
         self._go_on()
 
     def _lose_pulls(self, route: Route) -> None:
-        """The engine has died or left. End the pulls to it: the caller places its requests anew, also those that wait
-        for a pull."""
+        """End the pulls to an engine that has died or left. The caller places its requests again, including those that
+        wait for a pull."""
         for request in self._requests_of(route):
             request.pull = None
         self.routes.pulls.lost(route)
@@ -469,8 +470,8 @@ class EngineRequests:
         return [request for request in self._living.values() if request.route is route]
 
     def _move(self, request: EngineRequest) -> None:
-        """Place a request anew. The request gets another number, so that what its engine still sends for the old one
-        has no effect."""
+        """Place a request again. It gets another number, so that messages which its engine still sends for the old
+        number have no effect."""
         self._forget(request.rid)
         if request.is_given:
             request.route.send(wire.Abort(rid=request.rid))
@@ -485,7 +486,7 @@ class EngineRequests:
 
     def _run(self, request: EngineRequest, is_trial: bool) -> None:
         """Send the request, with the output it has so far. A trial generates one token."""
-        if request.text.matched is not None:  # the request is complete, and only waited for the engine's usage numbers
+        if request.text.matched is not None:  # the request is complete; it only waited for the engine's token counts
             self._forget(request.rid)
             finish = wire.Finish(rid=request.rid, reason="abort", n_prompt=len(request.run.ids) // 4)
             self._guarded(self._end, request, finish)
@@ -585,7 +586,7 @@ class EngineRequests:
         )
 
     def prompt(self, request: EngineRequest) -> tuple[wire.TokenLogprob, ...]:
-        """The prompt tokens whose logprobs were asked for. The first token of a prompt has the logprob nan."""
+        """The prompt tokens whose logprobs were asked for. The logprob of a prompt's first token is nan."""
         start = request.run.sampling.logprob_start
         if start < 0 or not request.run.sampling.logprobs:
             return ()

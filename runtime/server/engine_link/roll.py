@@ -1,8 +1,8 @@
 """A change of weights while the server runs: its engines are replaced one at a time.
 
-Programs that have begun end on the weights that they began with, new ones begin on the new weights as soon as an engine
-has loaded them. So the last engine with the old weights stays until the last of the old programs has ended. A single
-engine gets another beside it first.
+A program ends on the weights on which it began. New programs begin on the new weights as soon as an engine has loaded
+them. So the last engine with the old weights stays until the last of the old programs has ended. If there is only one
+engine, a second one is added first.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class WeightsRoll:
     model     the new model
     starting  the engine that loads the new weights now; None: an engine is being drained
 
-    n_on: returns how many programs run on weights with a fingerprint. restart: starts an engine with a model in the
-    place of another. add: starts one more engine, with the new model. remove: ends an engine for good. before: the
-    model before the change. then: called at the end.
+    n_on: returns how many programs run on weights with a fingerprint. restart: replaces an engine by one with a given
+    model. add: starts one more engine, with the new model. remove: ends an engine for good. before: the model before
+    the change. then: called at the end.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class WeightsRoll:
         add: Callable[[Then], ReplicaProcess],
         remove: Callable[[ReplicaProcess], None],
     ) -> None:
-        """ConfigError: an engine is being added, or no other could be."""
+        """ConfigError: an engine is being added or drained, or the second engine that is needed cannot be added."""
         self.model, self._before, self._then = model, before, then
         self._replicas, self._requests = replicas, requests
         self._n_on, self._restart, self._remove = n_on, restart, remove
@@ -52,7 +52,8 @@ class WeightsRoll:
             raise ConfigError(
                 "an engine starts, waits for its machine or is drained; change the weights when all are ready"
             )
-        newest = requests.routes.weights  # some engines may have others already, if an earlier change stopped half-way
+        # engines may differ in their weights, if an earlier change stopped half-way
+        newest = requests.routes.weights
         self._left = sorted(replicas, key=lambda one: one.route.weights == newest)
         self._old = b""  # the weights of the engine that is being replaced
         if len(replicas) == 1:
@@ -62,7 +63,7 @@ class WeightsRoll:
 
     def go_on(self) -> None:
         """Do what can be done now. Called whenever something may have changed."""
-        there = [*self._replicas]  # replicas that are not in it were lost
+        there = [*self._replicas]  # replicas that are not in this list were lost
         self._left = [one for one in self._left if one in there]
         self._emptying = self._emptying if self._emptying in there else None
         self.starting = self.starting if self.starting in there else None
@@ -99,7 +100,8 @@ class WeightsRoll:
         self._restart(one, model)
 
     def fail(self, why: str) -> None:
-        """The engine that loads the new weights cannot start. It goes back to those before, or ends if it was added."""
+        """Called when the engine that loads the new weights cannot start. It gets the old weights again; if it was
+        added for the change, it ends."""
         one = self.starting
         assert one is not None
         self.starting = None

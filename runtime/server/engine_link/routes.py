@@ -1,12 +1,12 @@
-"""Which engine computes which program.
+"""Decides which engine computes which program.
 
 A program is placed with its first request, whose prompt is known then, and all its requests go to that engine: its
 home. The branches of a fork are placed with the first request of one of them, and may be split over several engines;
-what follows the join is computed at home again. A program or a branch is placed anew when its engine is drained, dies,
-or has a request on trial. `fleet/placement.py` chooses; with one engine there is nothing to choose.
+what follows the join is computed at home again. A program or a branch is placed again when its engine is drained, dies,
+or has a request on trial. `fleet/placement.py` chooses the engine.
 
-The choice may say that an engine pulls the KV of a prefix from another one first (pulls.py). Engines may be told to
-take prompts only: they compute the long prompts of the others, who pull them.
+The choice may include that the engine first pulls the KV of a prefix from another one (pulls.py). Some engines may take
+prompts only: they compute long prompts, whose KV the other engines then pull (disaggregated prefill).
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ N_DIGEST = 16
 MEMORY = 64
 """The expected length of an output covers roughly this number of last outputs."""
 PROMPTS = b"prompts"
-"""What stands before the fingerprint for engines that take prompts only."""
+"""The prefix of the fingerprint for engines that take prompts only."""
 PATIENCE = 4
-"""A pull is given up when it takes this many times as long as to compute the prefix. Then both were done in vain, but
-the estimate of a busy machine is not exact either."""
+"""A pull is given up when it takes this many times as long as computing the prefix would. The factor is large because
+the estimate is not exact on a busy machine."""
 MAX_TEXTS = 1000
-"""Texts whose KV a drained engine hands over, at most; about 0.1 s for the server."""
+"""The most texts whose KV a drained engine hands over; this takes the server about 0.1 s."""
 
 
 BookedWork = tuple[ProgramPlacement, int]
-"""A placement, and which of its branches."""
+"""(placement, index of one of its branches)."""
 
 
 class Route:
-    """The way to one engine, and to those that replace it when it dies.
+    """The way to one engine, and to the engines that replace it when it dies.
 
-    send       gives it a command
-    trials     starts its requests; after a crash the suspects first, each alone
-    n_running  requests there that have not ended
+    send       sends the engine a command
+    trials     starts the requests; after a crash, first the suspects, one at a time
+    n_running  requests on the engine that have not ended
     is_ready   the engine has loaded its model
-    is_open    it takes programs; False: it is drained
-    is_prefill it computes prompts for the others, and programs only if there are no others
-    kv         the format of its pages; None: they cannot be moved
-    cores      what its engine uses of a machine's cores; None: it computes on a GPU
-    n_pulls    pulls from there that have not ended
-    weights    the fingerprint of the engine's weights; b"": it has not told yet
+    is_open    the engine takes programs; False: it is drained
+    is_prefill it computes prompts for other engines, and programs only if there are no other engines
+    kv         the format of the engine's pages; None: they cannot be moved
+    cores      the cores that the engine uses, and of which machine; None: it computes on a GPU
+    n_pulls    pulls from the engine that have not ended
+    weights    the fingerprint of the engine's weights; b"": not known yet
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Route:
 class PlacedProgram:
     """Where a program runs.
 
-    home        None: it has not been placed yet
-    branches    state -> its route, if that is not home
-    forks       branch that has no request yet -> all branches of its fork
-    booked      branch that was placed and has no request yet -> its work
-    routes       all routes that had requests of the program
-    n_given_up  requests that were given up
+    home        the route of the program; None: it has not been placed yet
+    branches    number of a state -> its route, if that is not home
+    forks       branch without a request so far -> all branches of its fork
+    booked      branch that was placed, but has no request so far -> its expected work
+    routes       all routes that have had requests of the program
+    n_given_up  number of requests that were given up
     """
 
     __slots__ = ("booked", "branches", "forks", "home", "n_given_up", "routes")
@@ -116,47 +116,48 @@ class Routes:
         clock: Callable[[], float] = time.monotonic,
         call_in: Callable[[float, Callable[[], None]], object] = lambda seconds, call: None,
     ) -> None:
-        """call_in: call_in(seconds, call) calls later; clock: its time."""
+        """clock: the present time in seconds. call_in: call_in(seconds, call) makes a call later."""
         self.all: list[Route] = []
         self._programs: dict[int, PlacedProgram] = {}  # by serial
         self._fleet = Fleet(STEP)
         self.pulls = Pulls(clock, call_in, self._fleet.pulled)
-        self._in_fleet: dict[Route, bytes] = {}  # -> its weights, preceded by PROMPTS if it takes prompts only
+        self._in_fleet: dict[Route, bytes] = {}  # route -> its weights, preceded by PROMPTS if it takes prompts only
         self._booked: dict[int, BookedWork] = {}  # by rid
-        self.weights = b""  # the weights of programs that begin now
+        self.weights = b""  # the weights for programs that begin now
         self.counts_work = False
-        """Whether the work of a single engine is counted too. Must be set before the first request."""
+        """Whether work is counted even if there is a single engine. Must be set before the first request."""
         self._n_out = float(MEMORY)  # expected tokens of an output
 
     def add(self, route: Route) -> None:
         self.all.append(route)
 
     def remove(self, route: Route) -> None:
-        """The engine is gone, and none of its requests is left."""
+        """Remove the route of an engine that is gone and has no requests left."""
         self.lost(route)
         self.all.remove(route)
         for placed in self._programs.values():
             placed.routes.discard(route)
 
     def lost(self, route: Route) -> None:
-        """The engine has died, and with it what it had cached."""
+        """Called when an engine has died, so that its cache is gone."""
         if self._in_fleet.pop(route, None) is not None:
             self._fleet.remove(route.name)
 
     def others_take(self, route: Route) -> bool:
-        """Whether another engine could take the requests of this one now."""
+        """Whether another engine could take this engine's requests now."""
         others = (other for other in self.all if other is not route and other.weights == route.weights)
         return any(other.takes_programs for other in others)
 
     def measured(self, fixed: float, row: float) -> None:
-        """A step takes an engine so many seconds, fixed and for each row. row: 0.0: it does not know yet."""
+        """Set the cost of an engine step: `fixed` seconds, and `row` seconds for each row; row 0.0: it is not known
+        yet."""
         if row:
             self._fleet.step_time = StepSeconds(fixed, row, row)
 
     def heard(self, route: Route, news: wire.TreeEvents, page: int) -> Iterator[None]:
-        """Take note of what an engine has stored and evicted, one event at a time. page: tokens of a page."""
+        """Record what an engine has stored and evicted, one event at a time. page: tokens of a page."""
         if news.is_all:
-            self.lost(route)  # what was known of it; it comes back with the next placement
+            self.lost(route)  # forget what was known about it; `_join` adds it again at the next placement
             self._join()
         for event in news.events:
             digests = [event.digests[k : k + N_DIGEST] for k in range(0, len(event.digests), N_DIGEST)]
@@ -168,20 +169,20 @@ class Routes:
 
     @property
     def queued_seconds(self) -> float:
-        """Seconds of work that was placed and is not done. A token counts as its part of the largest step."""
+        """Seconds of work that was placed and is not done. A token counts as its share of the largest step."""
         return self._fleet.queued_seconds
 
     def find(self, serial: int) -> PlacedProgram | None:
         return self._programs.get(serial)
 
     def forked(self, serial: int, children: tuple[int, ...]) -> None:
-        """A state of a program was forked."""
+        """Called when a state of a program was forked."""
         if len(self.all) > 1:
             placed = self._programs.setdefault(serial, PlacedProgram())
             placed.forks.update(dict.fromkeys(children, children))
 
     def place(self, run: wire.Run, weights: bytes = b"") -> Route:
-        """The route of a request. weights: those of its program; b"": those of programs that begin now."""
+        """Choose the route of a request. weights: its program's weights; b"": those of programs that begin now."""
         if (placed := self._programs.get(run.order[0]) if run.order else None) is None:
             placed = PlacedProgram()
             if run.order:
@@ -222,7 +223,7 @@ class Routes:
             if route.is_ready and not route.is_open and role == route.weights:
                 self._fleet.drain(route.name)  # other engines may still pull from it
             elif roles.get(route) != role:
-                self.lost(route)  # for the fleet: it has a trial, or another role
+                self.lost(route)  # to the fleet it is lost: it has a trial, or another role
         for route, role in roles.items():
             if route not in self._in_fleet:
                 self._fleet.add(route.name, role, route.cores)
@@ -234,15 +235,15 @@ class Routes:
     def _choose(
         self, run: wire.Run, placed: PlacedProgram, branches: tuple[int, ...], takers: set[Route], weights: bytes
     ) -> None:
-        """Place a program, or the branches of a fork. branches: those of the fork, or the one state. takers: the
-        engines with these weights that take programs."""
+        """Place a program, or the branches of a fork. branches: the numbers of the fork's branches, or of the single
+        state. takers: the engines with these weights that take programs."""
         if takers:
             placement = self._fleet.place(self._demand(run, len(branches), weights))
             by_name = {route.name: route for route in takers}
             chosen = [by_name[name] for name in placement.replicas]
             placed.booked.update({branch: (placement, i) for i, branch in enumerate(branches)})
             self._pull(run, placement.pulls)
-        else:  # all engines start, or have a request on trial
+        else:  # all engines are starting, or have a request on trial
             routes = [route for route in self.all if route.weights in (weights, b"")] or self.all
             routes = [route for route in routes if route.is_open] or routes
             chosen = [min(routes, key=lambda route: route.n_running)] * len(branches)
@@ -261,8 +262,8 @@ class Routes:
             self.pulls.start(run, by_name[source], by_name[target], first, end, seconds)
 
     def _prefill_elsewhere(self, run: wire.Run, target: Route, placement: ProgramPlacement, branch: int) -> None:
-        """Have an engine that takes prompts only compute what is not cached of a prompt, if there is one, and if the
-        pull takes less time than the prefill would take here."""
+        """Let an engine that takes prompts only compute the part of a prompt that is not cached, if there is such an
+        engine, and if pulling the KV takes less time than the prefill would take at home."""
         missing, pull, step = placement.left[branch][0], self._fleet.pull_time, self._fleet.step_time
         role = PROMPTS + target.weights
         if missing < BLOCK or pull is None or role not in self._in_fleet.values() or run.score_from >= 0:
@@ -283,8 +284,8 @@ class Routes:
         self._fleet.computed(placement, branch, n_prompt=missing)
 
     def hand_over(self, route: Route, texts: Iterable[tuple[int, int, bytes, bytes]]) -> None:
-        """An engine is drained: its programs go on elsewhere, with the KV of their states that rest. texts: of each
-        state, the serial of its program, its number, its namespace and its tokens."""
+        """Move the programs of an engine that is drained to other engines, with the KV of their resting states. texts:
+        for each state, the serial of its program, its number, its namespace and its tokens."""
         takers = {one for one in self._join() if one.weights == route.weights}
         by_name = {one.name: one for one in takers}
         for serial, state, namespace, ids in islice(texts, MAX_TEXTS):
@@ -306,25 +307,25 @@ class Routes:
         return Demand(block_digests(run.namespace, run.ids), len(run.ids) // 4, branches, weights)
 
     def began(self, rid: int) -> None:
-        """A request has its first token."""
+        """Called when a request has its first token."""
         if (booked := self._booked.get(rid)) is not None:
             self._fleet.computed(*booked, n_prompt=MAX_COUNT)
 
     def ended(self, rid: int, n_out: int) -> None:
-        """A request has ended, or leaves its route, with `n_out` output tokens."""
+        """Called when a request has ended, or leaves its route, with `n_out` output tokens."""
         if (booked := self._booked.pop(rid, None)) is not None:
             self._fleet.end(*booked)
             self._n_out += (n_out - self._n_out) / MEMORY
 
     def hint(self, serial: int, command: wire.EngineCommand) -> None:
-        """Send a hint about the KV of a program to the engines that have computed for it; if none has yet, or the
-        program has ended, to all."""
+        """Send a hint about the KV of a program to the engines that have run requests of the program; to all engines if
+        none has, or the program has ended."""
         placed = self._programs.get(serial)
         for route in (placed and placed.routes) or self.all:
             route.send(command)
 
     def end(self, client: int, serial: int) -> None:
-        """The program will start no more requests."""
+        """Called when the program will start no more requests."""
         if (placed := self._programs.pop(serial, None)) is not None:
             for booked in placed.booked.values():
                 self._fleet.end(*booked)

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 class FairThreads:
-    """Clients with work are served in turn, one piece each, so that one client's queue does not delay another's."""
+    """Threads that serve clients in turn, one piece of work each, so that one client's queue does not delay
+    another's."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
@@ -29,7 +30,7 @@ class FairThreads:
             pieces = self._waiting.pop(client)
             work = pieces.popleft()
             if pieces:
-                self._waiting[client] = pieces  # behind the others
+                self._waiting[client] = pieces  # after the clients that wait already
             self._n_running += 1
         work()
         with self._lock:
@@ -37,5 +38,5 @@ class FairThreads:
 
     @property
     def is_busy(self) -> bool:
-        """Whether some work is not done."""
+        """Whether there is unfinished work."""
         return bool(self._waiting or self._n_running)

@@ -1,8 +1,8 @@
-"""Limits on what one client may have on the server at a time: programs, their width, and memory. A program that exceeds
-a limit ends with an error that contains the numbers. Other programs continue.
+"""Limits what one client may have on the server at a time: programs, branches and inputs of a program, and memory. A
+program that exceeds a limit ends with an error that contains the numbers. Other programs continue.
 
-Memory is estimated: the bytes of ops, values and insertions, plus a fixed size for each op, part and state. The
-estimate of a program only grows, and is given back when the program ends.
+Memory is estimated: the bytes of ops, values and inserted texts, plus a fixed size for each op, part and state. The
+estimate of a program only grows, until the program ends.
 """
 
 from __future__ import annotations
@@ -57,31 +57,31 @@ class Quota:
         self._program_bytes: dict[int, int] = {}  # by serial
 
     def begin(self, program: RunningProgram) -> None:
-        """A program starts. It is counted even if this raises."""
+        """Count a program that starts. It is counted even if this raises."""
         usage = self._usage(program.client)
         usage.n_programs += 1
         self._program_bytes[program.serial] = 0
         if usage.n_programs > self.limits.max_programs:
             raise Overloaded(
-                f"this client has {usage.n_programs - 1} programs at once, which is all that it may have; "
+                f"this client already has {usage.n_programs - 1} programs at once, the most that it may have; "
                 "wait for some of them, or raise `max_programs`"
             )
 
     def forget(self, program: RunningProgram) -> None:
-        """A program has ended."""
+        """Forget a program that has ended."""
         usage = self._clients[program.client]
         usage.n_programs -= 1
         usage.n_bytes -= self._program_bytes.pop(program.serial)
         self._drop_if_empty(program.client, usage)
 
     def forget_client(self, client: Client) -> None:
-        """A client is gone. Some of its programs may still be ending."""
+        """Forget a client that is gone. Some of its programs may still be ending."""
         if (usage := self._clients.get(client)) is not None:
             for number in tuple(usage.templates):
                 self.undefine(client, number)
 
     def hold(self, program: RunningProgram, n_bytes: int) -> None:
-        """A program takes more memory. It is counted even if this raises."""
+        """Count more memory of a program. It is counted even if this raises."""
         usage = self._clients[program.client]
         usage.n_bytes += n_bytes
         self._program_bytes[program.serial] = total = self._program_bytes[program.serial] + n_bytes
@@ -97,7 +97,7 @@ class Quota:
             )
 
     def queue(self, program: RunningProgram, op: wire.Op, n_encoded: int) -> None:
-        """An op is added to a program. n_encoded: as for `bytes_of`."""
+        """Count an op that is added to a program. n_encoded: as for `bytes_of`."""
         n_bytes = self.bytes_of(op, n_encoded)
         if isinstance(op, wire.Use):
             found = self._clients[program.client].templates.get(op.template)

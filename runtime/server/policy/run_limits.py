@@ -1,4 +1,5 @@
-"""Timeouts and token budgets of programs and gens. What exceeds one ends with an error that names the limit."""
+"""Timeouts and token budgets of programs and gens. A program or gen that exceeds one ends with an error that names the
+limit."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ MAX_BATCHES = 1024
 
 
 ENDED = 16
-"""Programs of a batch that end in one step, when its budget is spent."""
+"""How many programs of a batch are ended in one step when the batch's budget is spent."""
 
 
 class Timer:
@@ -46,7 +47,7 @@ class Timers:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.now = clock
         self._heap: list[tuple[float, int, Timer]] = []
-        self._old: list[tuple[float, int, Timer]] = []  # the heap before it was last cleaned, as far as it is left
+        self._old: list[tuple[float, int, Timer]] = []  # what is left to look at of the heap that is being cleaned
         self._numbers = count()  # keeps calls of the same time in order
         self._n_cancelled = 0
 
@@ -57,8 +58,8 @@ class Timers:
         return timer
 
     def cancelled(self) -> None:
-        """A timer was cancelled. Most are, long before they are due, so the heap is cleaned from time to time, by
-        `run`."""
+        """Count a cancelled timer. Most timers are cancelled long before they are due, so `run` cleans the heap from
+        time to time."""
         self._n_cancelled += 1
         if self._n_cancelled > 100 + len(self._heap) // 2 and not self._old:
             self._heap, self._old = self._old, self._heap
@@ -71,7 +72,7 @@ class Timers:
         return max(0.0, min(timeout, self._heap[0][0] - self.now())) if self._heap else timeout
 
     def run(self, is_late: Callable[[], bool] = lambda: False) -> None:
-        """Make the calls that are due, until it is late."""
+        """Make the calls that are due, until the time slice is over."""
         while self._old:
             entry = self._old.pop()
             if entry[2].action is not None:
@@ -86,7 +87,7 @@ class Timers:
                 action, timer.action = timer.action, None
                 try:
                     action()
-                except Exception:  # a bug of ours costs what was to be done, and not the loop
+                except Exception:  # a bug of ours must not end the loop
                     traceback.print_exc()
 
 
@@ -117,13 +118,14 @@ class Limiter:
         stop: Callable[[RunningProgram, RunningState, BanyanError], None],
     ) -> None:
         self._timers, self._end, self._stop = timers, end, stop
-        self._programs: dict[int, tuple[RunningProgram, list[_Budget]]] = {}  # by serial: those with a budget
+        self._programs: dict[int, tuple[RunningProgram, list[_Budget]]] = {}  # serial of a program -> its budgets
         self._batches: dict[Client, OrderedDict[int, _Budget]] = {}
         self._timeouts: dict[int, Timer] = {}  # by serial
-        self._gens: dict[tuple[int, int], tuple[_Budget | None, Timer | None]] = {}  # by serial and state
+        # (serial of the program, state) -> what is watched
+        self._gens: dict[tuple[int, int], tuple[_Budget | None, Timer | None]] = {}
 
     def begin(self, program: RunningProgram, limits: wire.ProgramLimits) -> None:
-        """A program starts with these limits. BadProgram: a limit has an invalid value."""
+        """Enforce the limits of a program that starts. BadProgram: a limit has an invalid value."""
         check_priority(limits.priority, limits.deadline)
         check_seconds("timeout", limits.timeout)
         check_seconds("what is left of the timeout", limits.left)
@@ -153,7 +155,7 @@ class Limiter:
         return budget
 
     def watch(self, program: RunningProgram, state: RunningState, op: wire.Gen | wire.Select) -> None:
-        """A gen or select starts in a state."""
+        """Enforce the limits of a gen or select that starts in a state."""
         limit = op.budget if isinstance(op, wire.Gen) else 0
         if not (op.timeout or limit):
             return
@@ -167,12 +169,12 @@ class Limiter:
         self._gens[program.serial, state.number] = budget, timer
 
     def rest(self, program: RunningProgram, state: RunningState) -> None:
-        """The gen or select of a state has ended."""
+        """Called when the gen or select of a state has ended."""
         if (watched := self._gens.pop((program.serial, state.number), None)) is not None and watched[1] is not None:
             watched[1].cancel()
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
-        """A request generated `n` tokens. order: as in wire.Run."""
+        """Count `n` tokens that a request generated. order: as in wire.Run."""
         if (found := self._programs.get(order[0])) is None:
             return
         program, budgets = found
@@ -195,14 +197,14 @@ class Limiter:
             self._timers.call(0.0, partial(self._end_programs, budget, error))
 
     def forget(self, program: RunningProgram) -> None:
-        """A program has ended."""
+        """Forget a program that has ended."""
         if (timer := self._timeouts.pop(program.serial, None)) is not None:
             timer.cancel()
         for budget in self._programs.pop(program.serial, (program, []))[1]:
             budget.programs.discard(program)
 
     def forget_client(self, client: Client) -> None:
-        """A client is gone. Its programs have ended."""
+        """Forget a client that is gone and whose programs have ended."""
         self._batches.pop(client, None)
 
 

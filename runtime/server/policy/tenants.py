@@ -1,8 +1,8 @@
-"""Tenants: access tokens say which tenant a client belongs to, and root keys keep the KV of tenants apart.
+"""Tenants: an access token tells which tenant a client belongs to, and root keys keep the KV of tenants apart.
 
 A token file has one token a line: the tenant's name, the token, and optionally the word `operator`. A tenant may have
-several tokens, so that they can be changed without downtime. Without tokens, all clients are one tenant that may ask
-the server anything. Only digests of tokens are kept, and a given token is compared with all of them in constant time.
+several tokens, so that they can be changed without downtime. Without tokens, all clients are one tenant, which has all
+rights. Only digests of tokens are kept, and a given token is compared with all of them in constant time.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_TOKEN = 4096
 
 
 class Tenant(NamedTuple):
-    """Clients that share KV. name: "" without tokens. salt: part of the root key. is_operator: may ask for data of all
-    tenants (stats, the tree, its events), and flush or check the whole server."""
+    """Clients that share KV. name: "" without tokens. salt: part of the root key. is_operator: its clients may ask for
+    data of all tenants (stats, the tree, its events), and flush or check the whole server."""
 
     name: str = ""
     salt: bytes = b""
@@ -58,13 +58,14 @@ def salted(namespace: bytes, salt: str) -> bytes:
 
 
 def adapted(namespace: bytes, adapter: bytes) -> bytes:
-    """The namespace (16 bytes) of what an adapter computes for programs of `namespace`. adapter: its digest; b"":
-    none."""
+    """The namespace (16 bytes) of KV that an adapter computes for programs of `namespace`. adapter: the adapter's
+    digest; b"": no adapter."""
     return blake2b(adapter, key=namespace, digest_size=16, person=b"banyan adapter").digest() if adapter else namespace
 
 
 def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
-    """The tokens of a file. ConfigError: names the invalid line and never contains a token."""
+    """Read the tokens of a file. ConfigError: a line is invalid; the message names the line and never contains a
+    token."""
     split = [(n, re.split(r"(?:^|\s)#", line)[0].split()) for n, line in enumerate(text.splitlines(), 1)]
     lines = [(n, words) for n, words in split if words]
     if not lines:
@@ -79,7 +80,7 @@ def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
             raise ConfigError(f"{where}, line {n}: the token {lengths}")
         digest, is_operator = _digest(words[1]), len(words) == 3 or n_tenants == 1
         if any(token.digest == digest for token in tokens):
-            raise ConfigError(f"{where}, line {n}: this token is on an earlier line too")
+            raise ConfigError(f"{where}, line {n}: an earlier line has the same token")
         tokens.append(AccessToken(digest, Tenant(words[0], _digest(words[0]), is_operator)))
     return tuple(tokens)
 
@@ -95,7 +96,7 @@ def configured(config: Config, environment: Mapping[str, str] = os.environ) -> t
         raise ConfigError(f"token_file {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(
-            f"others may read the tokens in {path} (mode {stat.S_IMODE(mode):04o}); run `chmod 600 {path}`"
+            f"other users may read the tokens in {path} (mode {stat.S_IMODE(mode):04o}); run `chmod 600 {path}`"
         )
     return read_tokens(text, str(path))
 
@@ -114,7 +115,7 @@ class Tenants:
         self.weights = b""
 
     def set_weights(self, weights: bytes) -> None:
-        """The KV of programs that begin from now on is computed with these weights."""
+        """Set the weights with which KV of programs that begin from now on is computed."""
         self.weights = weights
         for client, tenant in self._of.items():
             self._names[self.root(client)] = client.hex() if self._isolates else tenant.name
@@ -130,14 +131,14 @@ class Tenants:
         if not hello.tenant:
             return tenant
         if not tenant.is_operator:
-            raise ConnectFailed(f"only an operator may act for another tenant, and {tenant.name!r} is none")
+            raise ConnectFailed(f"only an operator may act for another tenant, but {tenant.name!r} is not one")
         return Tenant(hello.tenant, _digest(hello.tenant), is_operator=False)
 
     def _authenticate(self, hello: wire.Hello) -> Tenant:
         if not self._tokens:
             return Tenant()
         digest, found = _digest(hello.token if len(hello.token) <= MAX_TOKEN else ""), None
-        for token in self._tokens:  # does not stop at the matching one, so that the time is constant
+        for token in self._tokens:  # does not stop at the matching token, so that the time is constant
             if hmac.compare_digest(digest, token.digest):
                 found = token.tenant
         if found is None:
@@ -146,7 +147,7 @@ class Tenants:
         return found
 
     def join(self, client: Client, tenant: Tenant) -> None:
-        """A client was accepted, perhaps once more with another tenant."""
+        """Record the tenant of an accepted client; a client may join again with another tenant."""
         self.leave(client)
         if self._isolates:
             tenant = tenant._replace(salt=os.urandom(16))
@@ -154,7 +155,7 @@ class Tenants:
         self._names[self.root(client)] = client.hex() if self._isolates else tenant.name
 
     def leave(self, client: Client) -> bytes | None:
-        """A client is gone. Returns the namespace of its tenant if that has no other clients."""
+        """Forget a client that is gone. Returns the namespace of its tenant if the tenant has no other clients."""
         if client not in self._of:
             return None
         root = self.root(client)

@@ -1,8 +1,8 @@
 """Slows down peers that give wrong access tokens, and counts them by address.
 
 After FREE wrong tokens from one address, its peers learn whether a token is right only after a pause, which doubles
-with each further wrong one. A peer with the right token waits as long, so that a pause says nothing. All local peers
-have one address, and so have all of one IPv6 network of 64 bits.
+with each further wrong token. A peer with the right token waits just as long, so a pause reveals nothing. All local
+peers count as one address, and so does an IPv6 network of 64 bits.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from collections.abc import Callable
 from banyan.runtime.server.policy.run_limits import Timers
 
 FREE = 4
-"""Wrong tokens of one address that delay nobody. Half of those counted are forgotten every HALF_LIFE seconds."""
+"""This many wrong tokens of one address delay nobody. The count of an address halves every HALF_LIFE seconds."""
 HALF_LIFE = 60.0
 FIRST_PAUSE, MAX_PAUSE = 0.1, 2.0
-"""Seconds. The longest is short, because a peer that guesses delays the others of its address."""
+"""Seconds. MAX_PAUSE is short, because a peer that guesses delays the other peers of its address."""
 MAX_ADDRESSES = 4096
-"""Addresses that are counted. Beyond that the one without a wrong token for the longest time is forgotten."""
+"""Most addresses that are counted. Beyond that, the address that has sent no wrong token for the longest time is
+forgotten."""
 LOG_INTERVAL = 60.0
 """Seconds between two lines of the log about wrong tokens."""
 
 
 def network(address: str) -> str:
-    """What a peer's address is counted as. address: an IP address, or any other text, which stays as it is."""
+    """The network under which a peer's address is counted. address: an IP address, or any other text, which is returned
+    unchanged."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -36,17 +38,18 @@ def network(address: str) -> str:
 
 
 class TokenThrottle:
-    """The wrong tokens of all peers. n_wrong: their number since the start."""
+    """Counts the wrong tokens of all peers. n_wrong: their number since the start."""
 
     def __init__(self, timers: Timers, log: Callable[[str], None]) -> None:
         self._timers, self._log = timers, log
         self.n_wrong = 0
-        self._by_address: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (faded number, when it was counted)
+        # address -> (decayed count, time of the last wrong token)
+        self._by_address: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._last_address = ""
         self._n_logged = -1  # n_wrong at the last line of the log; -1: the next wrong token is logged at once
 
     def note_wrong(self, address: str) -> None:
-        """A peer at this address gave a wrong token."""
+        """Count a wrong token of a peer at this address."""
         self.n_wrong += 1
         self._last_address = address
         self._by_address[address] = self._n_recent(address) + 1.0, self._timers.now()
@@ -59,7 +62,7 @@ class TokenThrottle:
             self._timers.call(LOG_INTERVAL, self._end_interval)
 
     def pause(self, address: str) -> float:
-        """Seconds that a peer at this address waits until it learns whether its token is right."""
+        """Seconds for which a peer at this address must wait until it learns whether its token is right."""
         n = self._n_recent(address) - FREE
         return min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(n, 60.0)) if n > 0 else 0.0
 

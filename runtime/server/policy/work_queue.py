@@ -22,18 +22,19 @@ QUANTUM = 0.001
 BYTE = 2e-9
 """Seconds that a byte of a message costs its client."""
 MESSAGE = 128
-"""Bytes of a waiting message besides its own."""
+"""Bytes that are counted for a waiting message in addition to its own."""
 
 
 class QueuedWork(NamedTuple):
-    """kind: for LoopTimes. steps: does a step when it is advanced."""
+    """Work of a client. kind: see LoopTimes. steps: an iterator that does one step of the work when it is advanced."""
 
     kind: str
     steps: Iterator[None]
 
 
 class _ClientBacklog:
-    """The waiting work of one client. credit: seconds that it may use in this round; below 0: used in advance."""
+    """The waiting work of one client. credit: seconds that the client may use in this round; negative: it has used
+    seconds of later rounds."""
 
     __slots__ = ("credit", "items", "n_bytes")
 
@@ -44,7 +45,7 @@ class _ClientBacklog:
 
 
 class WorkQueue:
-    """The messages of all clients that are not handled yet, and work that was begun.
+    """The messages of all clients that are not handled yet, and work that has begun.
 
     begin: makes the QueuedWork of a message; must not raise. max_bytes: `add` refuses a message if more bytes of
     messages of the same client are waiting.
@@ -61,15 +62,15 @@ class WorkQueue:
         return bool(self._clients)
 
     def is_late(self) -> bool:
-        """Whether the work that is done now should stop soon, so that the loop can look at its sockets."""
+        """Whether the time slice is over, so that work should stop soon and the loop can look at its sockets."""
         return self._times.clock() >= self._until
 
     def start_slice(self) -> None:
-        """What follows has SLICE seconds until it `is_late`."""
+        """Start a time slice of SLICE seconds, after which `is_late` is True."""
         self._until = self._times.clock() + SLICE
 
     def add(self, client: Client, work: QueuedWork | bytes) -> bool:
-        """Add work, or a message, at the end of the client's waiting work. False: too many bytes of the client wait
+        """Add work, or a message, to the end of the client's queue. False: too many bytes of the client wait
         already."""
         own = self._clients.get(client)
         if own is None:
@@ -89,7 +90,7 @@ class WorkQueue:
             own.n_bytes = 0
 
     def run(self) -> None:
-        """Work for SLICE seconds."""
+        """Do waiting work for SLICE seconds."""
         now = self._times.clock()
         end = now + SLICE
         while self._turns and now < end:

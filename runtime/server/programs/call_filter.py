@@ -9,7 +9,7 @@ from banyan.runtime.server.text.tool_call_format import Form
 
 
 class CallFilter:
-    """Passes text on to `listener`, and holds back what is, or may still become, a call."""
+    """Passes text on to `listener`, and holds back text that is, or may still become, a tool call."""
 
     def __init__(self, form: Form, listener: Callable[[str], None]) -> None:
         self._form, self._listener = form, listener
@@ -32,7 +32,7 @@ class CallFilter:
         self._pass_on(n)
 
     def end(self, is_call: bool) -> None:
-        """The turn is over, and was a call or not."""
+        """Called at the end of the turn, with whether it was a call."""
         self._pass_on(0 if is_call else len(self._held))
 
     def _pass_on(self, n: int) -> None:

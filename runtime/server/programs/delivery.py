@@ -50,6 +50,6 @@ class Delivery:
         self._n_sent[client, message.program] += 1  # after `send`: a message that cannot be encoded takes no seq
 
     def end(self, key: Key) -> None:
-        """The program has ended."""
+        """Forget a program that has ended."""
         self._n_received.pop(key, None)
         self._n_sent.pop(key, None)

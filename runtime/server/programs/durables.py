@@ -18,15 +18,15 @@ class Durables:
 
     def __init__(self, journal: Journal | None = None, unsupported: str = "") -> None:
         self.journal, self.unsupported = journal, unsupported
-        self._running: dict[int, tuple[bytes, RunningProgram, Diary]] = {}  # by serial; with the key of the file
+        self._running: dict[int, tuple[bytes, RunningProgram, Diary]] = {}  # serial -> (journal file, its key)
         self._serials: dict[bytes, int] = {}  # key -> serial
         self._places: dict[tuple[Client, int], int] = {}  # (client, number) of a running program -> serial
         self._ended: dict[tuple[Client, int], Diary] = {}  # (client, number) -> file
         self._acknowledged: set[int] = set()  # serials of running programs
 
     def begin(self, program: RunningProgram, root: bytes, name: str) -> RunningProgram | None:
-        """Make a program durable under `name`. Returns the running program that had this name before, which is to be
-        ended with TAKEN_OVER. root: the root key of its tenant.
+        """Make a program durable under `name`. Returns the running program that had this name before, which the caller
+        must end with TAKEN_OVER. root: the root key of its tenant.
 
         Unsupported: this server has no journal.
         """
@@ -53,7 +53,7 @@ class Durables:
         return None if found is None else found[2]
 
     def over(self, program: RunningProgram, error: BanyanError | None, is_client_gone: bool) -> None:
-        """A program has ended. Its file is kept if its client may still need the values."""
+        """Called when a program has ended. Its file is kept if its client may still need the values."""
         if (found := self._running.pop(program.serial, None)) is None:
             return
         key, _, diary = found
@@ -67,22 +67,23 @@ class Durables:
             self._ended[program.client, program.number] = diary
 
     def _forget_place(self, program: RunningProgram) -> bool:
-        """Forget what is kept of a program while it runs. Returns whether the client has acknowledged its values."""
+        """Forget what is kept about a running program. Returns whether the client has acknowledged its values."""
         place = program.client, program.number
-        if self._places.get(place) == program.serial:  # a later program of the client may have its number
+        if self._places.get(place) == program.serial:  # a later program of the client may have the same number
             del self._places[place]
         is_acknowledged = program.serial in self._acknowledged
         self._acknowledged.discard(program.serial)
         return is_acknowledged
 
     def acknowledge(self, client: Client, number: int) -> None:
-        """The client has all values of a program. The program may still run here, after a restart of the server."""
+        """Called when the client has all values of a program. After a restart of the server, the program may still run
+        here."""
         if (serial := self._places.get((client, number))) is not None:
             self._acknowledged.add(serial)
         elif (diary := self._ended.pop((client, number), None)) is not None:
             diary.remove()
 
     def forget(self, client: Client) -> None:
-        """The client is gone. Keep the files of values that it may not have received."""
+        """Forget a client that is gone. Keep the files of values that it may not have received."""
         for key in [key for key in self._ended if key[0] == client]:
             self._ended.pop(key).close()

@@ -67,22 +67,23 @@ UNUSABLE = (
     *(ConstraintSyntax, ConstraintTimeout, ConstraintTooLarge, ConstraintCrashed, ConstraintUnsatisfiable),
     *(ConstraintUnsupported, Unsupported),
 )
-"""Why a constraint on tool calls is given up for a looser one."""
+"""The errors for which a constraint on tool calls is replaced by a looser one."""
 
 CHOICE, SAMPLE, LOGPROB = 40, 12, 4
-"""The work of a choice besides its text, in characters to encode, and again of its scores; of a sample; of the logprob
-of a token, or of an alternative to it."""
+"""Costs, in units of encoding one character. CHOICE: of a choice besides its text, and once more for its scores.
+SAMPLE: of a sample. LOGPROB: of the logprob of a token or of an alternative."""
 SPEC = 5
-"""The work of making constraints, for each character of the specs of tools, in characters to encode."""
+"""The cost of making constraints, for each character of the tools' specs, in units of encoding one character."""
 PACKED = 4096
-"""The work from which on an outcome is encoded before the loop gets it."""
+"""An outcome that costs at least this much, in units of encoding one character, is encoded before the loop gets it."""
 
 Offload = Callable[[int, int, Callable[[], Any], Callable[[Any], None], bool], None]
-"""(client, n_chars, work, then, has_images): run `work`, on a thread if `n_chars` is large, then `then` on the loop,
-with the result or the exception of `work`. has_images: on the thread where images are decoded."""
+"""(client, n_chars, work, then, has_images): run `work`, on a thread if `n_chars` is large, then call `then` on the
+loop, with the result or the exception of `work`. n_chars: the cost of `work`, in units of encoding one character.
+has_images: use the thread where images are decoded."""
 
 Encoded = tuple[PromptText, list[tuple[TokenRun, ...]]]
-"""The copy of the prompt that was laid out, and the runs of it with each suffix."""
+"""The copy of the prompt that was laid out, and for each suffix the runs of prompt and suffix."""
 
 Read = GenOutcome | BanyanError
 
@@ -136,13 +137,13 @@ class EngineGenerator:
 
     @property
     def call_format(self) -> Form:
-        """How the model writes tool calls. ToolError: it has no format for them."""
+        """The format in which the model writes tool calls. ToolError: it has none."""
         if isinstance(self._call_format, ToolError):
             raise ToolError(self._call_format.message)
         return self._call_format
 
     def with_call_format(self, chat: wire.ChatMarkers) -> wire.ChatMarkers:
-        """The markers, with an example of a call, or why a gen cannot have tools."""
+        """The chat markers, with an example of a tool call, or with the reason why a gen cannot have tools."""
         if isinstance(self._call_format, ToolError):
             return msgspec.structs.replace(chat, no_calls=self._call_format.message)
         return msgspec.structs.replace(chat, calls=example(self._call_format))
@@ -193,14 +194,14 @@ class EngineGenerator:
         self.offload(program, copy.work, work, encoded, bool(copy.n_images))
 
     def set_context(self, n_tokens: int) -> None:
-        """The model's context, when the engine has told it."""
+        """Set the model's context, once the engine has reported it."""
         self._max_context = n_tokens
         self.tokenizer.set_context(n_tokens)
         if isinstance(self.images, Images):
             self.images.max_rows = n_tokens
 
     def check_length(self, n_chars: int) -> None:
-        """PromptTooLong: so much text cannot fit, whatever its tokens are."""
+        """Check the length of a text. PromptTooLong: it has more characters than can fit, whatever its tokens are."""
         limit = self._max_context * self.tokenizer.longest
         if n_chars > limit > 0:
             raise PromptTooLong(
@@ -210,15 +211,15 @@ class EngineGenerator:
 
 
 def _known_error(result: Any) -> Any:
-    """The result of offloaded work, with an error of the library as a BanyanError."""
+    """The result of offloaded work; an error of the tokenizers library becomes a BanyanError."""
     if isinstance(result, Exception) and not isinstance(result, BanyanError):
         return BanyanError(f"the text cannot be encoded: {result!r}")
     return result
 
 
 def _packed(outcome: GenOutcome) -> GenOutcome:
-    """The outcome with its long lists encoded, except for its first sample's fields. The loop then only copies them: an
-    encoding of millions of objects in one call would hold all threads."""
+    """The outcome with its long lists already encoded, except for the fields of its first sample. The loop then only
+    copies them: encoding millions of objects in one call would hold up all threads."""
 
     def pack(items: Iterable[Any]) -> Any:
         return tuple(msgspec.Raw(wire.encode(item)) for item in items)
@@ -260,13 +261,13 @@ class EngineAttempt(Attempt):
         super().finish(outcome)
 
     def _abort_requests(self) -> None:
-        """Stop the requests that run. Forgets all of them: they refer to this attempt, and cycles are garbage that only
-        a collection of the whole heap would free."""
+        """Stop the requests that run. Forgets all of them: they refer to this attempt, and a reference cycle would be
+        freed only by a collection of the whole heap."""
         requests, self.requests = self.requests, []
         self._engine.abort(*requests)
 
     def _check(self) -> None:
-        """Raise BanyanError for what only the server can refuse; the engine checks the rest of Sampling."""
+        """Check what only the server can check; the engine checks the rest of Sampling. Raises BanyanError."""
         self._adapter = self._generator.adapters.digest(self.op.adapter)
         check_seconds("timeout", self.op.timeout)
 
@@ -289,14 +290,14 @@ class EngineAttempt(Attempt):
         generator.offload(self._program, n_chars, work, self._encoded, bool(copy.n_images))
 
     def _n_prepare(self) -> int:
-        """The work of `_examine` and `_prepare`, in characters to encode."""
+        """The cost of `_examine` and `_prepare`, in units of encoding one character."""
         return 0
 
     def _examine(self) -> None:
-        """What may take long before the prompt is laid out. Called on any thread. Raises BanyanError."""
+        """Do work that may take long, before the prompt is laid out. Called on any thread. Raises BanyanError."""
 
     def _prepare(self, encoded: list[tuple[TokenRun, ...]]) -> None:
-        """Other work that may take long. Called on any thread. encoded: the prompt with each suffix."""
+        """Do other work that may take long. Called on any thread. encoded: the prompt with each suffix."""
 
     def _encoded(self, encoded: Encoded | Exception) -> None:
         if self.is_over:
@@ -318,11 +319,11 @@ class EngineAttempt(Attempt):
         raise NotImplementedError
 
     def _check_room(self, n_bytes: int) -> None:
-        """Raises Overloaded if the client's requests take too much with prompts of n_bytes more."""
+        """Check whether the client may start requests with prompts of n_bytes. Raises Overloaded if not."""
         self._engine.check_room(self._program.scheduling.client, n_bytes)
 
     def _start_each(self, n: int, start: Callable[[int], EngineRequest]) -> None:
-        """Call `start` for 0 .. n - 1, until it is late, and for the others when the client has its turn."""
+        """Call `start` for 0 .. n - 1, until the time slice is over; the rest when the client has its turn again."""
         self._n_open = n
         steps = self._starts(n, start)
         for _ in steps:
@@ -343,7 +344,8 @@ class EngineAttempt(Attempt):
             self._program.crashed(e)
 
     def _request_ended(self, request: EngineRequest) -> None:
-        """The first request that fails ends the attempt; else the last one does."""
+        """Called when a request has ended. The first request that fails ends the attempt; otherwise the last one
+        does."""
         self._n_open -= 1
         if request.failed is not None:
             self.finish(from_code(request.failed.code, request.failed.message))
@@ -353,7 +355,7 @@ class EngineAttempt(Attempt):
             self._generator.offload(self._program, n_work, work, self._made)
 
     def _outcome_work(self) -> int:
-        """The work of `_outcome`, in characters to encode."""
+        """The cost of `_outcome`, in units of encoding one character."""
         raise NotImplementedError
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
@@ -366,7 +368,7 @@ class EngineAttempt(Attempt):
         raise NotImplementedError
 
     def _times(self) -> wire.Times:
-        """From the first request that began to the last that ended."""
+        """The times from the first request that began to the last that ended."""
         started = [r.finish.started for r in self.requests if r.finish is not None and r.finish.started]
         first = [r.first for r in self.requests if r.first]
         return wire.Times(
@@ -487,7 +489,7 @@ class GenAttempt(EngineAttempt):
 
     @property
     def _is_logprobs_only(self) -> bool:
-        """Nothing is to be generated: the gen asks for the logprobs of what would come next."""
+        """Whether nothing is to be generated: the gen asks for the logprobs of what would come next."""
         return self.op.sampling.max_tokens == 0 and self.op.sampling.logprobs
 
     def _outcome_work(self) -> int:
@@ -552,7 +554,7 @@ class ToolTurn(GenAttempt):
         assert isinstance(self.prompt, PromptText)
         tools = self.op.tools
         if (tools.must_call or tools.only or tools.one_call) and not tools.ends_turn:
-            raise BadProgram("must_call, only and one_call are for tools with ends_turn")
+            raise BadProgram("must_call, only and one_call need ends_turn=True")
         if tools.ends_turn and (self.prompt.role != ASSISTANT or self.op.sampling.n != 1):
             raise BadProgram("a gen with tools must be in a turn of the assistant, and have one sample")
         self.prompt.tools = tools.specs
@@ -571,15 +573,15 @@ class ToolTurn(GenAttempt):
             assert self.op.tools is not None
             names, only = list(map(_check_tool, self.op.tools.specs)), self.op.tools.only
             if only and only not in names:
-                raise BadProgram(f"only {only!r} may be called, and it is none of the tools ({', '.join(names)})")
+                raise BadProgram(f"only is {only!r}, but must be the name of one of the tools ({', '.join(names)})")
             self._generation.memo = self._constraints()
         if not self._left:
             self._left = self._generation.memo
 
     @property
     def _may_answer(self) -> bool:
-        """The output may be a constrained answer in place of calls. It is then generated again, under its constraint,
-        if the model makes no call; the first output is not streamed."""
+        """Whether the output may be a constrained answer in place of calls. If the model makes no call, the output is
+        then generated again, under the answer's constraint; the first output is not streamed."""
         tools = self.op.tools
         return self.op.sampling.constraint is not None and tools is not None and tools.ends_turn and not tools.must_call
 
@@ -635,7 +637,7 @@ class ToolTurn(GenAttempt):
             return outcome
         if self.op.tools.ends_turn:
             calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
-        # max_tokens may cut the call that must come; what is there of it is no text
+        # max_tokens may cut a required call; its first part must not count as text
         is_cut = self.op.tools.must_call and not calls and outcome.samples[0].finish_reason == "length"
         if self._filter is not None:
             self._filter.end(bool(calls) or is_cut)
@@ -668,7 +670,7 @@ class SelectAttempt(EngineAttempt):
         if not 0 <= self.op.temperature < float("inf"):
             raise BadProgram(f"temperature is {self.op.temperature}; it must be 0 or more")
         if self.op.method == "greedy_token_selection" and self.op.temperature:
-            raise BadProgram("greedy_token_selection has no scores to draw from; use temperature=0")
+            raise BadProgram("greedy_token_selection gives no scores from which to draw; use temperature=0")
         self.suffixes = self.op.choices
 
     def _outcome_work(self) -> int:
@@ -717,7 +719,7 @@ class SelectAttempt(EngineAttempt):
 
 
 def turn_end(chat: wire.ChatMarkers, tokenizer: Tokenizer) -> tuple[int | None, str]:
-    """What ends an assistant's turn: the control token that its suffix begins with, else the suffix as a string."""
+    """What ends an assistant's turn: the control token at the start of its suffix, or else the suffix as a string."""
     suffix = "".join(chat.stop)
     ids = tokenizer.encode([TextSpan(suffix, meant=True)])
     if ids and ids[0] in tokenizer.added.values():
@@ -726,13 +728,15 @@ def turn_end(chat: wire.ChatMarkers, tokenizer: Tokenizer) -> tuple[int | None, 
 
 
 def _check_tool(spec: str) -> str:
-    """The name of the tool. BadProgram: the spec has none."""
+    """The name of a tool. BadProgram: its spec has no name."""
     try:
         name = json.loads(spec)["function"]["name"]
     except (ValueError, KeyError, TypeError, RecursionError):
         name = None
     if not isinstance(name, str):
-        raise BadProgram(f'the spec of a tool is {{"type": "function", "function": {{"name": ...}}}}, not {spec[:80]}')
+        raise BadProgram(
+            f'the spec of a tool must be {{"type": "function", "function": {{"name": ...}}}}, but is {spec[:80]}'
+        )
     return name
 
 

@@ -35,7 +35,7 @@ _MAX_RECORD = 1 << 30
 
 
 class Opened(msgspec.Struct, frozen=True, tag="o"):
-    """First record: when the program started (RunningProgram.started), in ISO format."""
+    """The first record of a file. started: when the program started (RunningProgram.started), in ISO format."""
 
     started: str
 
@@ -68,7 +68,7 @@ _decode = msgspec.msgpack.Decoder(Record).decode
 
 
 class JournalEntry:
-    """One request: what the file holds of it, and methods that record more."""
+    """One request in a file: its recorded state, and methods that record more."""
 
     def __init__(self, diary: Diary, n: int, seed: int) -> None:
         self._diary, self._n = diary, n
@@ -211,7 +211,7 @@ class Journal:
                     self.delete(path.name)
 
     def path(self, key: bytes) -> Path:
-        """Where the file of a program is."""
+        """The path of a program's file."""
         return self._folder / blake2b(key, digest_size=16).hexdigest()
 
     def open(self, key: bytes) -> Diary:
@@ -228,7 +228,7 @@ class Journal:
             self.delete(next(iter(self.closed_sizes)))
         if self.n_bytes + n_bytes > self._max_bytes:
             raise Overloaded(
-                f"the journal of durable programs has {self.n_bytes} bytes, and {self._max_bytes} are the most; "
+                f"the journal of durable programs has {self.n_bytes} bytes, and may have {self._max_bytes}; "
                 "wait for some of them, or raise `durable_bytes`"
             )
 

@@ -1,5 +1,5 @@
-"""What programs do, for a person who watches: their branches, and what each gen took from the tree, computed and
-drafted. No text of a program is part of it, except the names that it gives itself."""
+"""An overview of programs for people: their branches, and how many tokens each gen took from the tree, computed and
+drafted. It contains no text of a program, except the names that the program chose."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from banyan.runtime.executor.state import RunningState
 from banyan.runtime.protocol import wire
 
 MAX_PROGRAMS, MAX_BRANCHES, MAX_GENS = 64, 200, 200
-"""The most programs, branches of one and gens of one that are named; all are counted."""
+"""The most programs that are listed, and the most branches and gens of each. All are counted."""
 SLICE = 4096
-"""Programs that one step looks at: 1 ms."""
+"""How many programs one step looks at; this takes 1 ms."""
 WATCHED = 30.0
-"""Seconds since the last question for which programs that end are kept."""
+"""For this many seconds after a question, programs that end are remembered."""
 
 
 class EndedGen(NamedTuple):
@@ -42,7 +42,7 @@ class EndedGen(NamedTuple):
 
 
 class WatchedProgram(Protocol):
-    """What an overview tells of a RunningProgram; see there."""
+    """What an overview needs to know about a RunningProgram; see there."""
 
     serial: int
     name: str
@@ -60,7 +60,7 @@ class Overview:
         self._asked = -WATCHED
 
     def ended(self, program: WatchedProgram, error: BanyanError | None) -> None:
-        """A program has ended."""
+        """Called when a program has ended."""
         if time.monotonic() < self._asked + WATCHED:
             over = {"is_over": True, "error": "" if error is None else error.message}
             self._ended.append(msgspec.Raw(msgspec.json.encode(_described(program) | over)))
@@ -68,8 +68,9 @@ class Overview:
             self._ended.clear()
 
     def of(self, programs: Iterable[WatchedProgram]) -> Generator[None, None, dict[str, Any]]:
-        """The programs that run, those that are idle until their client sends more, and those that have ended: the
-        newest first within each kind. Describes one program in each step. programs: all that have not ended."""
+        """Lists the programs that run, those that are idle until their client sends more, and those that have ended;
+        the newest first within each group. A generator; each of its steps describes one program. programs: all that
+        have not ended."""
         self._asked = time.monotonic()
         rest, shown, counts = iter(list(programs)), list[WatchedProgram](), {"n_running": 0, "n_idle": 0}
         while some := list(islice(rest, SLICE)):

@@ -1,4 +1,4 @@
-"""The programs of all clients: what comes with each Submit, and what goes back to the clients."""
+"""The programs of all clients: handles each Submit, and sends messages back to the clients."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from banyan.runtime.server.programs.overview import EndedGen, Overview
 from banyan.runtime.server.programs.running_program import Client, RunningProgram
 
 BRANCHES = 64
-"""States that are made, or freed, in one step."""
+"""How many states are made, or freed, in one step."""
 CHECKED = 2048
-"""Programs and requests of all clients that a check looks at."""
+"""How many programs and requests of all clients a check looks at."""
 PARTS = 256
-"""Parts, and calls of earlier turns, that are appended in one step."""
+"""How many parts, or calls of earlier turns, are appended in one step."""
 PIECES = 4096
-"""Ops, or pieces of a prompt, of a state that is freed with its program."""
+"""A state with more ops, or pieces of a prompt, than this is not freed together with its program."""
 
 
 class Telemetry(Protocol):
-    """Sees gens, selects and programs end."""
+    """Is told when gens, selects and programs end."""
 
     def generated(
         self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError
@@ -54,7 +54,7 @@ class Programs(ProgramObserver):
 
     send: gives a message to a client, and must not raise. timers: those of the server's loop. root_key: the root key
     of a client's KV; see tenants.py. durables: the journals of durable programs. is_late: whether a program should
-    pause. later: gets what is left to do for a client, for when it has its turn.
+    pause. later: gets the remaining work for a client, to be done when the client has its turn.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Programs(ProgramObserver):
         self._is_late, self._later = is_late, later
         self._programs: dict[Client, dict[int, RunningProgram]] = {}
         self._ending: dict[int, tuple[RunningProgram, Callable[[], None], BanyanError | None]] = {}
-        """By serial: programs that are over, and whose requests are being stopped."""
+        """serial -> program that is over, and whose requests are being stopped."""
         self._clients: dict[Client, int] = {}
         self._n_clients = self.n_started = 0
         self._overview = Overview()
@@ -87,17 +87,17 @@ class Programs(ProgramObserver):
         return sum(map(len, self._programs.values()))
 
     def n_on(self, weights: bytes) -> int:
-        """The programs that began with these weights and have not ended."""
+        """How many programs that began with these weights have not ended."""
         running = (program for programs in self._programs.values() for program in programs.values())
         ending = (program for program, _, _ in self._ending.values())
         return sum(program.scheduling.weights == weights for program in chain(running, ending))
 
     def overview(self) -> Generator[None, None, dict[str, Any]]:
-        """What runs and what has ended; see Overview.of."""
+        """Which programs run and which have ended; see Overview.of."""
         return self._overview.of(chain.from_iterable(programs.values() for programs in self._programs.values()))
 
     def check(self, requests: EngineRequests) -> str:
-        """What is wrong with the programs between two messages; "" if nothing is."""
+        """Check the programs, between two messages. Returns what is wrong; "" if nothing is."""
         if (n := len(self) + len(requests)) > CHECKED:
             return f"{n} programs and requests are too many to be checked at once; {CHECKED} are the most"
         owned: list[int] = []
@@ -120,7 +120,7 @@ class Programs(ProgramObserver):
     # ---- messages of clients ---------------------------------------------------------------------------------------
 
     def submit(self, client: Client, message: wire.SlicedSubmit) -> Iterator[None]:
-        """Add ops to a program, one in each step."""
+        """Add ops to a program. A generator; each of its steps adds one op."""
         key = client, message.program
         program = self._programs.get(client, {}).get(message.program)
         if (error := self.delivery.receive(key, message.seq)) is not None:
@@ -180,11 +180,11 @@ class Programs(ProgramObserver):
             self._end(before, TAKEN_OVER)
 
     def _small(self, program: RunningProgram, op: wire.Op) -> Iterable[wire.Op]:
-        """`op`, or the ops that do the same and are each done in one step."""
+        """Split an op that is too large for one step into smaller ops that do the same."""
         match op:
             case wire.Use():
                 if (template := self._quota.template(program.client, op.template)) is None:
-                    raise BadProgram(f"Use names template {op.template}, which no Define makes")
+                    raise BadProgram(f"Use names template {op.template}, which no Define has created")
                 return (small for one in template.expand(op) for small in self._small(program, one))
             case wire.Fork(children=children) if len(children) > BRANCHES:
                 n = len(children)
@@ -201,7 +201,7 @@ class Programs(ProgramObserver):
 
     def _queue(self, program: RunningProgram, op: wire.Op) -> None:
         if program.journal is not None and isinstance(op, wire.Gen) and op.stream:
-            raise Unsupported("stream: a durable program cannot stream, as its text may come a second time")
+            raise Unsupported("stream: a durable program cannot stream, since its text may be sent twice")
         if program.journal is not None and isinstance(op, wire.Results):
             program.early_results[op.ref, op.round] = op.texts
         program.queue(op)
@@ -214,7 +214,7 @@ class Programs(ProgramObserver):
         self._durables.acknowledge(client, message.program)
 
     def define(self, client: Client, message: wire.SlicedDefine) -> Iterator[None]:
-        """Add a template, one op in each step. Raises BanyanError."""
+        """Add a template. A generator; each of its steps handles one op. Raises BanyanError."""
         template, n_bytes = ProgramTemplate(), 0
         for data in message.ops:
             op = _decode(data, decoders.decode_template_op)
@@ -227,7 +227,7 @@ class Programs(ProgramObserver):
         self._quota.undefine(client, message.template)
 
     def forget(self, client: Client) -> Iterator[None]:
-        """The client is gone: stop all of its programs, one in each step."""
+        """Stop all programs of a client that is gone. A generator; each of its steps stops one program."""
         while programs := self._programs.get(client):
             self._end(next(reversed(programs.values())), None, is_client_gone=True)
             yield
@@ -372,7 +372,7 @@ def _n_calls(part: wire.Part) -> int:
 
 
 def _decode(data: msgspec.Raw, decode: Callable[[msgspec.Raw], Any] = decoders.decode_op) -> Any:
-    """BadMessage: the op cannot be decoded; says which one."""
+    """Decode an op. BadMessage: it cannot be decoded; the message names it."""
     try:
         return decode(data)
     except wire.UNREADABLE as e:

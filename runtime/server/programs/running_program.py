@@ -48,16 +48,16 @@ class RunningProgram(Executor):
         self.started = datetime.now()
         """The time that chat templates see. It is fixed, so that a prompt does not change at midnight."""
         self.last = self.started
-        """When its last gen or select ended: the client may hold the program for long after that."""
+        """When its last gen or select ended. (The client may keep the program open for long after that.)"""
         self.is_paused = False
-        """The program's `pump` has more to do, and goes on when the client has its turn."""
+        """Whether the program's `pump` has more to do, and continues when the client has its turn."""
         self.is_queueing = False
-        """Ops of a message are being added; `pump` runs when all are."""
+        """Whether ops of a message are being added; `pump` runs when all have been."""
         self.journal: RequestJournal | None = None
         self.ended_gens: deque[EndedGen] = deque(maxlen=MAX_GENS)
-        """The last ones that have ended, for an overview."""
+        """The latest gens that have ended, for an overview."""
         self.early_results: dict[tuple[int, int], tuple[str, ...]] = {}
-        """Results by ref and round, of a durable program: its client sends them again before they are asked for."""
+        """(ref, round) -> results of a durable program, which its client sends again before they are asked for."""
 
     def crashed(self, error: Exception) -> None:
         self._observer.crashed(self, error)

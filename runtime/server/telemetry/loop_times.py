@@ -1,4 +1,4 @@
-"""How long the server's loop was busy with one piece of work, by kind: while it is, no other client is served."""
+"""For each kind of work, how long one piece kept the server's loop busy. During that time no other client is served."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ CLOCK = time.perf_counter
 
 
 class LoopTimes:
-    """The longest piece of each kind since the start."""
+    """The longest piece of work of each kind since the start, in seconds."""
 
     def __init__(self) -> None:
         self.clock = CLOCK
-        # Arrays, because a float that is made when memory is fullest would keep the 1 MiB around it from the system.
+        # Arrays, because a new float object could keep 1 MiB of memory around it from being given back to the system.
         self._longest: defaultdict[str, array[float]] = defaultdict(lambda: array("d", (0.0,)))
 
     @property
@@ -23,10 +23,10 @@ class LoopTimes:
         return {kind: own[0] for kind, own in self._longest.items()}
 
     def note(self, kind: str, seconds: float) -> None:
-        """A piece of work of this kind took `seconds`."""
+        """Record that a piece of work of this kind took `seconds`."""
         if seconds > (own := self._longest[kind])[0]:
             own[0] = seconds
 
     def since(self, kind: str, start: float) -> None:
-        """A piece of work of this kind began at `start`, by `clock`, and has ended."""
+        """Record that a piece of work of this kind began at time `start` and has ended now."""
         self.note(kind, self.clock() - start)

@@ -26,7 +26,7 @@ class Metrics:
     """
 
     def __init__(self, where: str) -> None:
-        """where: as in Config.metrics. ConfigError: the address is in use, or the extra is not installed."""
+        """where: the address, as in Config.metrics. ConfigError: it is in use, or the extra is not installed."""
         try:
             import prometheus_client as prometheus
             from prometheus_client import core

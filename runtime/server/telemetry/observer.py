@@ -17,8 +17,8 @@ from banyan.runtime.server.telemetry.traces import Traces, exporter
 
 
 class Goodput:
-    """Counts what has ended since the server's start, and how much of it met the service levels. The levels `ttft` and
-    `itl` apply to requests, and `program` to whole programs."""
+    """Counts the requests and programs that have ended since the server's start, and how many of them met the service
+    levels. The levels `ttft` and `itl` apply to requests, and `program` to whole programs."""
 
     def __init__(self, levels: str) -> None:
         self.levels = slo(levels)
@@ -71,24 +71,24 @@ class Observer:
             self.metrics.update(counters)
 
     def step(self, report: wire.Step) -> None:
-        """An engine step."""
+        """Record an engine step."""
         if self.metrics is not None and report.rids:
             self.metrics.step(len(report.rids) // 8)
 
     def request_ended(self, request: EngineRequest) -> None:
-        """A request finished without error."""
+        """Record a request that finished without error."""
         self.goodput.request(request)
         if self.metrics is not None:
             self.metrics.request(request)
 
     def generated(self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError) -> None:
-        """A gen or select ended, with or without error."""
+        """Record a gen or select that ended, with or without error."""
         program.last = datetime.now()
         if self.traces is not None:
             self.traces.generated(program, op, outcome)
 
     def program_ended(self, program: RunningProgram, error: BanyanError | None) -> None:
-        """A program ended. error: what it failed with."""
+        """Record a program that ended. error: its error, if it failed."""
         seconds = max(0.0, (program.last - program.started).total_seconds())
         if error is None:
             self.goodput.program(seconds)

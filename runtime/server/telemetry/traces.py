@@ -54,7 +54,7 @@ class Traces:
         self._programs: dict[int, Any] = {}  # by serial: their spans
 
     def generated(self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError) -> None:
-        """A gen or select ended."""
+        """Record a gen or select that ended."""
         parent = self._trace.set_span_in_context(self._span(program))
         times = outcome.times if isinstance(outcome, GenOutcome) else wire.Times()
         kind = type(op).__name__.lower()
@@ -81,7 +81,7 @@ class Traces:
         span.end(_ns(times.ended) if times.ended else None)
 
     def program_ended(self, program: RunningProgram, error: BanyanError | None) -> None:
-        """A program ended."""
+        """Record a program that ended."""
         span = self._span(program)
         if error is not None:
             self._fail(span, error)

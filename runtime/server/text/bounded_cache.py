@@ -1,4 +1,5 @@
-"""A cache with a limit on its memory. What the server keeps of clients' texts beyond their programs is in one."""
+"""A cache with a limit on its memory. All texts of clients that the server keeps after their programs have ended are in
+such caches."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Value]):
-    """The values of at most `max_size` in all; the least recently used are evicted. Thread-safe.
+    """A cache of values with a total size of at most `max_size`; the least recently used are evicted. Thread-safe.
 
     The unit of sizes is that of `put`: bytes, or characters of text.
     """
@@ -24,7 +25,7 @@ class BoundedCache(Generic[Value]):
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The size of all values, and the most it may be."""
+        """(size of all values, largest size allowed)"""
         return self.size, self._max_size
 
     def __contains__(self, key: Hashable) -> bool:
@@ -38,7 +39,7 @@ class BoundedCache(Generic[Value]):
             return found[0]
 
     def put(self, key: Hashable, value: Value, size: int) -> None:
-        """Keep a value. One that is larger than the whole cache is not kept."""
+        """Keep a value. A value larger than the whole cache is not kept."""
         if size > self._max_size:
             return
         with self._lock:
@@ -53,4 +54,4 @@ class BoundedCache(Generic[Value]):
             for key in [key for key in self._values if is_dropped(key)]:
                 self.size -= self._values.pop(key)[1]
             if not self._values:
-                self._values.clear()  # frees the table, which never shrinks by itself
+                self._values.clear()  # frees the hash table, which never shrinks by itself

@@ -31,15 +31,15 @@ from banyan.runtime.server.text.template_sandbox import (
 ROLES = frozenset(
     {"system", "developer", "user", ASSISTANT, "model", "tool", "function", "ipython", "observation", "environment"}
 )
-"""The roles that chat templates know."""
+"""The roles that chat templates usually support."""
 
 MAX_SOURCE = 1 << 20
 
 CACHE_BYTES, ENTRY = 16 << 20, 512
-"""Bytes of all cached markers and tool specs, and of one entry besides its text."""
+"""CACHE_BYTES: most bytes of all cached markers and tool specs. ENTRY: bytes that an entry takes besides its text."""
 
 N_EXACT, N_LAST = 16, 4
-"""Turns of a conversation up to which `ending` renders all of them, and the last ones that it renders else."""
+"""`endings` renders all turns of a conversation of at most N_EXACT turns; of a longer one, the last N_LAST turns."""
 
 _SIGN = re.compile("\ue000[0-9]+\ue001")
 
@@ -60,7 +60,7 @@ class ChatMessage(NamedTuple):
 
     @property
     def n_texts(self) -> int:
-        """Texts of its content, for each of which there is a place between two markers."""
+        """The number of texts in the content. For each of them there is a place between two markers."""
         return 1 if isinstance(self.content, str) else sum(text is not None for text in self.content)
 
     def filled(self, texts: Iterator[str]) -> ChatMessage:
@@ -71,7 +71,8 @@ class ChatMessage(NamedTuple):
 
     def as_dict(self, in_parts: bool = False) -> dict[str, Any]:
         """The dict for templates. Keys without a value are left out, because templates check whether a key exists.
-        in_parts: a text is a list of one part too. BadProgram: the arguments of a call are no JSON object."""
+        in_parts: a single text, too, becomes a list of one part. BadProgram: the arguments of a call are not a JSON
+        object."""
         content: Any = self.content
         if not isinstance(content, str) or in_parts:
             texts = (content,) if isinstance(content, str) else content
@@ -88,7 +89,7 @@ class ChatMessage(NamedTuple):
 
 
 def message(turn: str | ChatMessage) -> ChatMessage:
-    """A turn with any content, given as a role, or as a message with calls."""
+    """A message for a turn that is given by its role alone, or as a message with calls; its content does not matter."""
     return ChatMessage(turn) if isinstance(turn, str) else turn
 
 
@@ -135,7 +136,8 @@ class ChatTemplate:
             template = copy.copy(self)
             template._tools, template._n_tool_chars = [json.loads(spec) for spec in specs], sum(map(len, specs))
             template._serial = next(self._serials)
-            self._cache.put(specs, template, 8 * sum(map(len, specs)))  # text, and what json makes of it
+            # the text, and the objects that json makes from it
+            self._cache.put(specs, template, 8 * sum(map(len, specs)))
         return template
 
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
@@ -157,7 +159,7 @@ class ChatTemplate:
             raise BadProgram(f"the model's chat template fails on these {len(messages)} turns: {e.message}") from e
         except TemplateError as e:
             raise BadProgram(f"the model's chat template refuses this conversation: {e.message or e}") from e
-        except Exception as e:  # whatever the template's own code raises
+        except Exception as e:  # the template's own code may raise anything
             raise BadProgram(f"the model's chat template fails on this conversation: {type(e).__name__}: {e}") from e
 
     def _wants_parts(self) -> bool:
@@ -171,7 +173,7 @@ class ChatTemplate:
         return shown == [False, True]
 
     def _try_out(self) -> None:
-        """BadModel: the template takes more than its budget on a usual conversation."""
+        """Render a usual conversation. BadModel: that takes more than the template's budget."""
         try:
             for n in (1, 2, 8):
                 self.render([ChatMessage("user" if k % 2 == 0 else ASSISTANT, "?") for k in range(n)], prompt=True)
@@ -182,11 +184,11 @@ class ChatTemplate:
     def markers(
         self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None
     ) -> tuple[str, ...] | None:
-        """The text before the content of each turn, and after the last one, for turns with any content. With images,
-        the text before each of the texts of a turn; it has the mark of each image.
+        """The markers: the text before the content of each turn, and after the last one, whatever the contents are.
+        With images, the text before each of the texts of a turn; it contains the images' marks.
 
-        opening: a turn of this role begins after them, and the last marker ends where its content starts. None: the
-        template does not write the content of each turn once and in order.
+        opening: the role of a turn that begins after these turns; the last marker ends where its content starts.
+        Returns None if the template does not write the content of each turn exactly once and in order.
         """
         now = now if self._uses_time else None
         key = self._serial, roles, opening, now
@@ -228,12 +230,13 @@ class ChatTemplate:
         before = self.prefix([question], ASSISTANT, now)
         whole = self.render([question, ChatMessage(ASSISTANT, "", calls)], now=now)
         if not whole.startswith(before):
-            raise BadProgram("the model's chat template begins a turn with calls differently")
+            raise BadProgram("the model's chat template begins a turn with calls in another way than other turns")
         written = whole[len(before) :].rpartition("</think>")[2].strip()
         return written.removesuffix(self.ending(("user", ASSISTANT), now).strip()).rstrip()
 
     def check_role(self, role: str, controls: Callable[[str], Iterable[tuple[int, int, int]]]) -> None:
-        """BadProgram: the template makes a control token of the name of the role, as `<|{{ role }}|>` does of `end`.
+        """Check the name of a role. BadProgram: the template turns the name into a control token, as `<|{{ role }}|>`
+        does with `end`.
 
         controls: see Tokenizer.controls. The roles that templates are made for may have control tokens.
         """
@@ -241,7 +244,7 @@ class ChatTemplate:
             return
         key = self._serial, role
         if (forged := self._cache.get(key)) is None:
-            # "q" stands for a name that no template knows, and that is in no control token.
+            # "q" stands for a name that no template knows, and that occurs in no control token.
             found, expected = (
                 [text[start:end] for text in self._try((name,)) or () for start, end, _ in controls(text)]
                 for name in (role, "q" * len(role))
@@ -284,8 +287,9 @@ class ChatTemplate:
     def endings(self, roles: tuple[str | ChatMessage, ...], ends: Sequence[int], now: datetime | None) -> list[str]:
         """`ending(roles[:k])` for each k of `ends`.
 
-        To render all turns before each k takes time quadratic in the turns. In a long conversation most turns in the
-        middle are left out, where it goes on after the same role, so that the order of the roles stays a valid one.
+        Rendering all turns before each k takes time quadratic in the number of turns. So most turns in the middle of a
+        long conversation are left out, between two places where the role is the same, so that the order of the roles
+        stays valid.
         """
         found = []
         first = {message(roles[k]).role: k for k in range(min(len(roles), N_EXACT - N_LAST) - 1, -1, -1)}

@@ -1,4 +1,4 @@
-"""Incremental detokenisation: whole characters only, and no text that a stop string may still cut."""
+"""Incremental detokenisation: passes on whole characters only, and no text that a stop string may still cut."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pieces: list[str] = []
         self._length = 0
-        self._tail = ""  # the last REACH characters, if there are patterns
+        self._tail = ""  # the last REACH characters of the text, if there are patterns
         self._unsent = ""
         self._ends: list[int] = []  # characters of the first k + 1 tokens; -1 if they end inside a character
         self.matched: str | None = None
@@ -88,8 +88,8 @@ class Detokenizer:
         return 0, 0
 
     def within(self, start: int, end: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The longest run of tokens whose text is within characters start : end, as (tokens, characters) before it and
-        up to its end. If there is none: an empty run at `end`."""
+        """Find the longest run of tokens whose text lies within characters start : end. Returns (tokens, characters)
+        before the run, and (tokens, characters) up to its end. If there is none: an empty run at `end`."""
         n_tokens, n_chars = self.fit(end)
         for k, at in enumerate((0, *self._ends[:n_tokens])):
             if start <= at < n_chars:
@@ -115,7 +115,8 @@ class Detokenizer:
         return cut is None
 
     def _find_stop(self, new: str, search: bool) -> int | None:
-        """Where to cut the text because a stop is complete in `new`. Sets `matched`. search: stops count already."""
+        """Find the place where the text must be cut because a stop is complete in `new`. Sets `matched`. search:
+        whether stops count already."""
         best: tuple[int, int] | None = None  # (end, start), in characters of the whole text
         if self._stops is not None:
             self._stop_state, n, stop = self._stops.walk(self._stop_state, new, search)

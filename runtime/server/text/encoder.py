@@ -28,7 +28,7 @@ from banyan.runtime.errors import BadProgram, PromptTooLong, rust_panics_as
 COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.encoder")
 
 SECONDS, PER_CHARACTER = 2.0, 1e-5
-"""SECONDS + PER_CHARACTER * characters is the time limit of one text in the process. Usual texts take 1 us a
+"""The time limit for one text in the process is SECONDS + PER_CHARACTER * characters. Usual texts take 1 us per
 character."""
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -59,10 +59,11 @@ KNOWN = frozenset({
     rf"{_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_ENDS}",
     *(r"\p{N}{1,3}", r"\p{N}", r"\d", "[0-9]", "[0-9][0-9][0-9]", "[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\s+", " +"),
 })  # fmt: skip
-"""Regexes that take time linear in the text: at each place one of their branches takes what others looked at."""
+"""Regexes that take time linear in the text: at each place, one of their branches consumes what the other branches have
+looked at."""
 
 KNOWN_DIGESTS = frozenset({"b850697ec547c753"})
-"""`digest` of others: that of the pocket model."""
+"""`digest` of further such regexes: the pocket model's."""
 
 
 def digest(pattern: str) -> str:
@@ -83,8 +84,8 @@ def is_known(pattern: str) -> bool:
 
 
 class EncodedText(NamedTuple):
-    """Ids, and for each the characters and the number of the word that it stands for. `offsets` and `word_ids` are
-    empty unless they were asked for."""
+    """The ids of a text. offsets, word_ids: for each id, its characters and the number of its word; empty unless they
+    were asked for."""
 
     ids: list[int]
     offsets: Sequence[tuple[int, int]] = ()
@@ -92,20 +93,20 @@ class EncodedText(NamedTuple):
 
 
 class Encoder(Protocol):
-    """max_ids: how many ids a text may have; 0: any number."""
+    """Encodes texts. max_ids: how many ids a text may have; 0: any number."""
 
     max_ids: int
 
     def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
-        """special: with the ids that stand around every text. Raises an Exception of any kind if it fails; BadProgram
-        if the library panics, as a regex does that backtracks too much, or takes too long; PromptTooLong."""
+        """special: add the ids that stand around every text. Raises PromptTooLong; BadProgram if the library panics
+        (for instance because a regex backtracks too much) or takes too long; if it fails, an Exception of any kind."""
 
     def close(self) -> None:
-        """Idempotent."""
+        """End the process, if there is one. Idempotent."""
 
 
 class LocalEncoder:
-    """Encodes in this process. Other threads go on meanwhile."""
+    """Encodes in this process. Other threads run meanwhile."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         # `encode` of the library holds the GIL, and `encode_batch` releases it; threads of its own would not help.
@@ -116,7 +117,7 @@ class LocalEncoder:
         with rust_panics_as(BadProgram, "it panicked"):
             encode = self._tokenizer.encode_batch if offsets else self._tokenizer.encode_batch_fast
             found = encode([text], add_special_tokens=special)[0]
-        if len(found) > self.max_ids > 0:  # before a list is made of them
+        if len(found) > self.max_ids > 0:  # checked before a list is made of the ids
             raise PromptTooLong(
                 f"a text of {len(text)} characters has {len(found)} tokens; the model's context is {self.max_ids}"
             )
@@ -144,10 +145,10 @@ _decode_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
 class EncoderProcess:
-    """Encodes one text at a time in a child process, which is started when it is needed first. Thread-safe."""
+    """Encodes one text at a time in a child process, which is started at the first text. Thread-safe."""
 
     def __init__(self, tokenizer: bytes) -> None:
-        """tokenizer: as JSON."""
+        """tokenizer: the content of tokenizer.json."""
         self._tokenizer, self.max_ids = tokenizer, 0
         self._lock = threading.Lock()
         self._child: launch.ChildProcess | None = None
@@ -166,14 +167,14 @@ class EncoderProcess:
                 reply = _decode_reply(self._pipe.recv_bytes())
             except (EOFError, OSError) as e:
                 self._stop()
-                raise BadProgram("its process died of it") from e
+                raise BadProgram("its process died while encoding it") from e
         if reply.found is None:
             raise (PromptTooLong if reply.is_too_long else BadProgram)(reply.error)
         return reply.found
 
     def close(self) -> None:
         if (child := self._child) is not None:
-            child.process.kill()  # so that no other thread waits for it, with the lock
+            child.process.kill()  # after the lock is released, so that no other thread waits for it
         with self._lock:
             self._stop()
 

@@ -2,7 +2,7 @@
 
     python -m banyan.runtime.server.text.image_process --fd N --alive-fd M
 
-transformers' image processors do it, with Pillow and numpy (their "pil" backend), so that no torchvision is needed."""
+It uses transformers' image processors with Pillow and numpy (their "pil" backend), which need no torchvision."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 
 class ProcessStart(msgspec.Struct, frozen=True):
-    """The first message: the model's directory, and how it takes images."""
+    """The first message to the process: the model's directory, and how the model takes images."""
 
     directory: str
     spec: ImageSpec
 
 
 class ProcessedImage(msgspec.Struct, frozen=True):
-    """The answer to the bytes of a file. error: why it is no image that the model can take."""
+    """The answer to the bytes of a file. error: why it is not an image that the model can take."""
 
     shape: ImageShape = ImageShape(0, 0)
     arrays: dict[str, wire.PixelArray] = {}
@@ -63,7 +63,7 @@ class ImageProcessor:
         if kind == "idefics3":
             options["return_row_col_info"] = True
         elif kind == "gemma3":
-            options["do_pan_and_scan"] = False  # as its processor of images and text
+            options["do_pan_and_scan"] = False  # as transformers' processor of images and text does
         try:
             found = self._processor([[image]] if kind == "idefics3" else [image], return_tensors="np", **options)
         except ValueError as e:
@@ -87,10 +87,10 @@ class ImageProcessor:
 
 
 def _decode(data: bytes) -> Any:
-    """The image upright and in RGB, as transformers loads it from a file."""
+    """Decode an image, upright and in RGB, as transformers loads it from a file."""
     from PIL import Image, ImageFile, ImageOps
 
-    Image.MAX_IMAGE_PIXELS = None  # the limit below is ours
+    Image.MAX_IMAGE_PIXELS = None  # Pillow's own limit is off, since there is one below
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -98,7 +98,7 @@ def _decode(data: bytes) -> Any:
         raise _InvalidImage(f"not a readable image ({', '.join(FORMATS)}): {e}") from e
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise _InvalidImage(f"{width} x {height} pixels; {MAX_PIXELS:,} are the most")
+        raise _InvalidImage(f"{width} x {height} pixels; at most {MAX_PIXELS:,} are allowed")
     try:
         return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as e:

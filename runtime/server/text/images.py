@@ -1,7 +1,7 @@
-"""The images of prompts on the server: what stands in their place, and what the engine needs of them.
+"""The images of prompts on the server: the tokens that stand for them, and the pixels that the engine needs.
 
-Files are decoded and scaled in a process of their own (image_process.py), once when a prompt is encoded, and again if
-the engine asks for pixels that are not kept any more. Another process is started in its place if it dies."""
+A separate process (image_process.py) decodes and scales files: once when a prompt is encoded, and again if the engine
+asks for pixels that are no longer kept. If the process dies, another one is started."""
 
 from __future__ import annotations
 
@@ -33,13 +33,14 @@ SECONDS = 20.0
 """Time limit of one image in the process. 12 megapixels take 0.5 s of CPU."""
 START_SECONDS = 120.0
 PIXEL_BYTES = 128 << 20
-"""Bytes of the scaled pixels that are kept for the engine to ask for."""
+"""Most bytes of scaled pixels that are kept until the engine asks for them."""
 MAX_KNOWN = 1 << 16
-"""Images whose shapes and first ids are kept."""
+"""How many images have their shapes and first ids kept."""
 
 
 class ImageFile:
-    """An image of a prompt. Prompts share it; its bytes are kept as long as one of them or a request needs it."""
+    """The file of an image in a prompt. Prompts share it; its bytes are kept as long as a prompt or a request needs
+    them."""
 
     __slots__ = ("__dict__", "__weakref__", "data")
 
@@ -52,9 +53,9 @@ class ImageFile:
 
 
 class ImageTokens(NamedTuple):
-    """What stands in a prompt in place of the mark of an image. parts: text with control tokens, and the ids (int32
-    bytes) of rows. shape: the shape of the image's grid. file: the file that is kept for the engine; equal files are
-    kept once."""
+    """What replaces the mark of an image in a prompt. parts: texts with control tokens, and the ids (int32 bytes) of
+    rows. shape: the shape of the image's grid. file: the file that is kept for the engine; equal files are kept
+    once."""
 
     parts: tuple[str | bytes, ...]
     shape: ImageShape
@@ -70,12 +71,12 @@ class _KnownImage(NamedTuple):
 class Images:
     """The images of all prompts of a server. Thread-safe.
 
-    spell: the text of an id."""
+    spell: returns the text of an id."""
 
     def __init__(self, directory: Path, spec: ImageSpec, spell: Callable[[int], str]) -> None:
         self.spec, self._directory = spec, directory
         self.max_rows = 0
-        """Rows that the images of a prompt may have, if the context is known."""
+        """How many rows the images of a prompt may have, once the context is known."""
         self.mark, self._end = spell(spec.mark_id), spell(spec.end_id) if spec.end_id >= 0 else ""
         self._lock = threading.Lock()
         self._child: launch.ChildProcess | None = None
@@ -86,11 +87,11 @@ class Images:
 
     @property
     def kept(self) -> tuple[int, int]:
-        """The bytes of the pixels that are kept, and the most that they may take."""
+        """(bytes of the pixels that are kept, the most bytes that they may take)"""
         return self._pixels.kept
 
     def tokens(self, file: ImageFile) -> ImageTokens:
-        """BadProgram: the file is no image that the model can take."""
+        """The tokens of an image. BadProgram: the file is not an image that the model can take."""
         digest = file.digest
         with self._lock:
             file = self._files.setdefault(digest, file)
@@ -115,7 +116,7 @@ class Images:
         return attempt
 
     def pixels(self, digest: bytes) -> wire.ImagePixels:
-        """What the engine needs of an image whose tokens were asked for, or why there is nothing."""
+        """The pixels of an image whose tokens were asked for, or the reason why there are none."""
         with self._lock:
             arrays, file = self._pixels.get(digest), self._files.get(digest)
             try:
@@ -130,7 +131,7 @@ class Images:
     def close(self) -> None:
         """End the process, if there is one. Idempotent."""
         if (child := self._child) is not None:
-            child.process.kill()  # so that no thread waits for it, with the lock
+            child.process.kill()  # after the lock is released, so that no thread waits for it
         with self._lock:
             self._stop()
 
@@ -143,7 +144,9 @@ class Images:
             answer = self._ask(file.data, SECONDS)
         except (EOFError, OSError) as e:
             self._stop()
-            raise BadProgram(f"the process that scales images died of an image of {len(file.data)} bytes") from e
+            raise BadProgram(
+                f"the process that scales images died while it read an image of {len(file.data)} bytes"
+            ) from e
         if answer.error:
             raise BadProgram(f"an image of {len(file.data)} bytes: {answer.error}")
         self._pixels.put(file.digest, answer.arrays, sum(len(one.data) for one in answer.arrays.values()))
@@ -175,13 +178,13 @@ class Images:
 
 
 def _row_ids(digest: bytes, attempt: int, n: int) -> array[int]:
-    """The ids of an image's rows: all are negative, and follow from its digest."""
+    """The ids of an image's rows: negative numbers computed from its digest."""
     ids = array("I", shake_128(digest + attempt.to_bytes(4, "little")).digest(4 * n))
     return array("i", array("I", (i | 1 << 31 for i in ids)).tobytes())
 
 
 def _filled(parts: list[str | RowCount], ids: array[int]) -> Iterator[str | bytes]:
-    """The parts, with ids in place of counts."""
+    """Replaces the counts of rows in `parts` by ids."""
     at = 0
     for part in parts:
         if isinstance(part, RowCount):

@@ -1,8 +1,9 @@
 """A state's prompt on the server: what was appended, and the tokens of it.
 
-The tokens are runs: one for each stretch of text between two seams (the start, a gen), encoded as one string, and one
-for each output of a gen, whose ids stay as the model generated them. `layout` says what the pieces are as text. Runs
-stay valid while that text begins with theirs, so a template that rewrites earlier turns costs the changed tail alone.
+The tokens are kept in runs. The text between two seams (a seam is the start or a gen) is encoded as one string, and is
+one run. Each output of a gen is a run, whose ids stay as the model generated them. `layout` turns the pieces into text.
+Runs stay valid as long as that text begins with the text of the runs, so if a template rewrites earlier turns, only the
+changed tail is encoded again.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
 
 class GeneratedText(NamedTuple):
-    """The output of a gen: its tokens (int32 ids), and exactly the text they spell. is_given: it comes from the client,
-    and its special tokens are part of the text."""
+    """The output of a gen: its tokens (int32 ids), and exactly the text they spell. is_given: the client gave it, and
+    its special tokens are part of the text."""
 
     text: str
     ids: bytes
@@ -49,14 +50,14 @@ class TurnStart(NamedTuple):
 
 class TurnEnd(NamedTuple):
     calls: tuple[wire.WireToolCall, ...] = ()
-    """The turn's calls, where the template does not write them as text and needs them as messages."""
+    """The turn's calls, if the template needs them as data and not as text."""
     is_given: bool = False
     """The client gave the calls, so the text of the turn does not have them."""
 
 
 class ImagePiece(NamedTuple):
-    """An image. text: the mark that the chat template writes for it. around: what stands around the mark outside of
-    turns."""
+    """An image. text: the mark that the chat template writes for the image. around: the texts around the mark outside
+    of turns."""
 
     text: str
     file: ImageFile
@@ -64,7 +65,7 @@ class ImagePiece(NamedTuple):
 
 
 class ImageRun(NamedTuple):
-    """Rows of an image, from its row `first` on: their ids (int32). As text they are one character."""
+    """Rows of an image, from its row `first` on. ids: int32. In the text they are one character."""
 
     ids: bytes
     file: ImageFile
@@ -79,16 +80,17 @@ Piece = TextSpan | GeneratedText | ImagePiece | TurnStart | TurnEnd
 
 
 PIECE = 2
-"""The work of a piece besides its text, in characters to encode."""
+"""The cost of a piece besides its text, in units of encoding one character."""
 TURN = 40
-"""The work of rendering a turn, or a call, in characters to encode: 10 us on one core of an AMD EPYC."""
+"""The cost of rendering a turn, or a call, in units of encoding one character: 10 us on one core of an AMD EPYC."""
 NEW_ROLE = 20
-"""The work of a turn whose role may be new, in turns: the template is rendered twice to see what it makes of it."""
+"""The cost of a turn whose role may be new, in turns: the template is rendered twice to see what it writes for it."""
 """The work of rendering a turn, in characters to encode: 10 us on one core of an AMD EPYC."""
 IMAGE = 1 << 16
-"""The work of an image, in characters to encode."""
+"""The cost of an image, in units of encoding one character."""
 GAP = 500
-"""The work of text between turns, in characters to encode: the template is rendered twice to find out where it goes."""
+"""The cost of text between turns, in units of encoding one character: the template is rendered twice to find the place
+of the text."""
 
 
 def _atom(piece: Piece | Atom) -> Atom:
@@ -98,7 +100,7 @@ def _atom(piece: Piece | Atom) -> Atom:
 
 
 class TokenRun(NamedTuple):
-    """A stretch of a prompt's tokens, int32 ids, and its text. image: whose rows they are."""
+    """A part of a prompt's tokens: int32 ids, and their text. image: the image whose rows they are."""
 
     text: str
     ids: bytes
@@ -119,14 +121,15 @@ def image_rows(runs: Iterable[TokenRun]) -> tuple[tuple[wire.ImageRows, ...], tu
 
 
 class EncodedPrompt(NamedTuple):
-    """The runs of a prompt that are known, and the atoms after them that are still to be encoded."""
+    """A prompt, partly encoded. runs: the runs that are known. rest: the atoms after them, which are still to be
+    encoded."""
 
     runs: tuple[TokenRun, ...]
     rest: tuple[Atom, ...]
 
     def encode(self, tokenizer: Tokenizer, suffix: str = "", owner: bytes = b"") -> tuple[TokenRun, ...]:
-        """All runs, with `suffix` (as data) joined to the last text. Changes nothing, so any thread may call it. owner:
-        see Tokenizer.encode."""
+        """Encode the rest, with `suffix` (as data) joined to the last text. Returns all runs. Does not change the
+        object, so any thread may call it. owner: see Tokenizer.encode."""
         runs = list(self.runs)
         spans: list[TextSpan] = []
 
@@ -164,10 +167,11 @@ def unpack(ids: bytes) -> list[int]:
 
 
 class _Head(NamedTuple):
-    """What is known of a prompt up to its last marker. After the last marker, pieces are text as they stand.
+    """What is known about a prompt up to its last marker. Pieces after the last marker stand in the text as they are.
 
-    n_pieces, tools: of what pieces, rendered with what tools. atoms: their `layout`. n_sealed: pieces of the prompt,
-    including those after `n_pieces`, whose tokens are its runs; 0: the runs are to be compared with the text.
+    n_pieces, tools: the first n_pieces pieces, rendered with these tools. atoms: the `layout` of these pieces.
+    n_sealed: how many of the prompt's pieces (possibly more than n_pieces) have their tokens in its runs; 0: the runs
+    must be compared with the text.
     """
 
     n_pieces: int
@@ -177,24 +181,25 @@ class _Head(NamedTuple):
 
 
 class PromptText(Prompt):
-    """The pieces of a state, and the runs of tokens known for them.
+    """The prompt of a state: its pieces, and the runs of tokens that are known for them.
 
-    tools: the specs that the template is given; see wire.Tools. images: those of the server, or why it takes none.
+    tools: the specs that the template is given; see wire.Tools. images: the server's Images; a str: why the model does
+    not take images.
     """
 
     def __init__(
         self, pieces: Iterable[Piece] = (), runs: tuple[TokenRun, ...] = (), role: str | None = None,
         tokenizer: Tokenizer | None = None, images: Images | str = "",
     ) -> None:  # fmt: skip
-        """tokenizer: for parts that are token ids. images: takes images; a text: why the model takes none."""
+        """tokenizer: for parts that are token ids. images: see the class."""
         self.images = images
         self.n_images = self._n_sealed_images = 0  # in all pieces; in the pieces with runs
         self.pieces = pieces.copy() if isinstance(pieces, PieceList) else PieceList(pieces)
         self.runs, self.role, self._tokenizer = runs, role, tokenizer
         self.n_inherited = len(self.pieces)
         self.tools: tuple[str, ...] = ()
-        self._n_fixed = 0  # pieces up to the last marker: what is appended after them changes nothing before it
-        self._n_turns = self._n_gaps = 0  # for their work; a turn may count as several
+        self._n_fixed = 0  # pieces up to the last marker; later pieces cannot change the text before it
+        self._n_turns = self._n_gaps = 0  # for `work`; a turn may count as several
         self._n_chars = self._n_sealed_chars = 0  # in all pieces; in the pieces with runs
         self._head: _Head | None = None
 
@@ -207,7 +212,7 @@ class PromptText(Prompt):
         return copied
 
     def learn(self, copy: PromptText, runs: tuple[TokenRun, ...] | None = None) -> None:
-        """Take over what a copy, to which nothing was appended, has found out. runs: the runs of all pieces of the
+        """Take over what was computed on a copy, to which nothing was appended. runs: the runs of all pieces of the
         copy."""
         self.runs, self._head = copy.runs, copy._head
         if runs is not None:
@@ -221,7 +226,7 @@ class PromptText(Prompt):
         self.tools = self.tools or child.tools
 
     def append(self, piece: Piece) -> None:
-        """BadProgram: a turn inside a turn, or the end of a turn where none is open."""
+        """Append a piece. BadProgram: it begins a turn inside a turn, or ends a turn where none is open."""
         match piece:
             case TurnStart(role=role):
                 if self.role is not None:
@@ -290,7 +295,7 @@ class PromptText(Prompt):
 
     @property
     def work(self) -> int:
-        """The work of `prompt` and of the encoding that follows it, in characters to encode."""
+        """The cost of `prompt` and of the encoding that follows it, in units of encoding one character."""
         n_sealed = 0 if self._head is None else self._head.n_sealed
         new = self._n_chars - self._n_sealed_chars + PIECE * (len(self.pieces) - n_sealed)
         new += IMAGE * (self.n_images - self._n_sealed_images)
@@ -300,7 +305,7 @@ class PromptText(Prompt):
         return new + TURN * self._n_turns + GAP * self._n_gaps + self._n_chars // 16
 
     def prompt(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> EncodedPrompt:
-        """The runs that are known, and what is to be encoded. Forgets runs that the template has rewritten."""
+        """The prompt, as far as its runs are known. Forgets runs whose text the template has rewritten."""
         if self._head is None or self._head[:2] != (self._n_fixed, self.tools):
             atoms = layout(self.pieces[: self._n_fixed], tokenizer, template and template.with_tools(self.tools), now)
             self._head = _Head(self._n_fixed, self.tools, self._with_rows(atoms))
@@ -318,8 +323,8 @@ class PromptText(Prompt):
         return EncodedPrompt(self.runs, tuple(_from(atoms, at, n_silent)))
 
     def _with_rows(self, atoms: list[Atom]) -> list[Atom]:
-        """The atoms with rows in place of images. BadProgram: an image cannot be read. PromptTooLong: the context has
-        fewer rows."""
+        """Replaces the images in atoms by their rows. BadProgram: an image cannot be read. PromptTooLong: the rows do
+        not fit into the context."""
         if not self.n_images:
             return atoms
         assert isinstance(self.images, Images)
@@ -338,15 +343,16 @@ class PromptText(Prompt):
                     first += len(part) // 4
             if (n_rows := n_rows + first) > self.images.max_rows > 0:
                 raise PromptTooLong(
-                    f"the images of the prompt take over {n_rows} tokens; the model's context is {self.images.max_rows}"
+                    f"the images of the prompt take more than {n_rows} tokens; the model's context is "
+                    f"{self.images.max_rows}"
                 )
         return found
 
     def tokens(
         self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, owner: bytes = b""
     ) -> tuple[wire.Tokens, str]:
-        """All tokens, as a gen at the end would get them, and their text; rows of images have the id that they have in
-        transformers. owner: see Tokenizer.encode."""
+        """All tokens of the prompt that a gen at its end would get, and their text. Rows of images get
+        `ImageSpec.row_id`, as in transformers. owner: see Tokenizer.encode."""
         runs = self.prompt(tokenizer, template, now).encode(tokenizer, owner=owner)
         lengths, ids = array("i"), b""
         for run in runs:
@@ -367,7 +373,7 @@ class PromptText(Prompt):
         rest, text = self.pieces[start:], ""
         kinds = [type(piece) for piece in self.pieces[:start]]
         if kinds.count(TurnStart) > kinds.count(TurnEnd):
-            # The rest of the turn that `start` stands in, as it was appended.
+            # The rest of the turn in which `start` lies, as it was appended.
             n = next((k for k, piece in enumerate(rest) if isinstance(piece, TurnEnd)), len(rest))
             text = "".join(piece.text for piece in rest[:n] if not isinstance(piece, TurnStart | TurnEnd))
             if n == len(rest):
@@ -380,10 +386,10 @@ class PromptText(Prompt):
         if start and isinstance(self.pieces[start - 1], TurnEnd) and template is not None:
             roles = tuple(turn.shape for turn in _turns(self.pieces[:start])[0])
             end, last = template.ending(roles, now), (template.markers(roles, None, now) or ("",))[-1]
-            before = before.removesuffix(last) + end  # the template ends only the last turn with `last`
+            before = before.removesuffix(last) + end  # only after the last turn does the template write `last`
             text += end if start > len(self.pieces) - len(rest) else ""
         n = len(before)
-        if not whole.startswith(before):  # the template rewrote what stood before `start`
+        if not whole.startswith(before):  # the template rewrote the text before `start`
             n = bisect_left(range(len(before)), True, key=lambda k: not whole.startswith(before[: k + 1]))
         return text + whole[n:]
 
@@ -392,7 +398,7 @@ def _lengths(run: TokenRun, tokenizer: Tokenizer) -> list[int]:
     """How many characters of `run.text` each id spells; the sum is all of them.
 
     An id may spell more than the text has: a begin-of-text token, a space that the tokenizer adds, a hidden end token.
-    Such an id gets what is left for it.
+    Such an id gets as many characters as are left.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     hidden = tokenizer.special if run.is_generated else frozenset()
@@ -410,8 +416,8 @@ def _lengths(run: TokenRun, tokenizer: Tokenizer) -> list[int]:
 
 
 class _TurnLayout(NamedTuple):
-    """One turn of a chat prompt. atoms: the content of the turn. gap: what was appended between the previous turn and
-    this one. answers: the call that a tool's turn answers. calls: the tool calls of the turn."""
+    """One turn of a chat prompt. atoms: the content of the turn. gap: text that was appended between the previous turn
+    and this one. answers: the call that a tool's turn answers. calls: the tool calls of the turn."""
 
     role: str
     atoms: list[Atom]
@@ -430,7 +436,7 @@ class _TurnLayout(NamedTuple):
 
     @property
     def texts(self) -> list[list[Atom]]:
-        """The atoms between images, each stretch with some text; without images, all of them."""
+        """The groups of atoms between images, if they contain text; without images, one group with all atoms."""
         stretches: list[list[Atom]] = [[]]
         for atom in self.atoms:
             if isinstance(atom, ImagePiece):
@@ -463,18 +469,18 @@ class _TurnLayout(NamedTuple):
 
 
 def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> list[Atom]:
-    """The pieces as text: contents as they were appended, and between them what the template writes.
+    """Turns pieces into text: contents as they were appended, and the template's markers between them.
 
-    The template's rendering of the whole conversation decides: where it differs from markers and contents in turn, it
-    is taken as it is. Text outside of turns belongs to no conversation; then the markers are what the template writes
-    around turns of these roles.
+    If the template's rendering of the whole conversation differs from alternating markers and contents, the rendering
+    is used. Text outside of turns belongs to no conversation; then the markers are what the template writes around
+    turns of these roles.
     """
     turns, after, is_open = _turns(pieces)
     if not turns:
         return _alone(after)
     if template is None:
         raise BadProgram(
-            f"the model has no chat template, so there are no role turns (here: {turns[0].role!r}); "
+            f"the model has no chat template, so it cannot render the turn of {turns[0].role!r}; "
             "write the prompt as plain text"
         )
     for role in {turn.role: None for turn in turns}:
@@ -503,7 +509,7 @@ def layout(pieces: Iterable[Piece], tokenizer: Tokenizer, template: ChatTemplate
             ChatMessage(t.role, "" if t.calls else t.content(map(_joined, t.texts)), t.calls, t.answers) for t in closed
         ]
         if opening == ASSISTANT and messages:
-            # One rendering where `prefix` needs two: text that fits the markers is what `prefix` gives.
+            # One rendering, while `prefix` needs two: if the text fits the markers, `prefix` would return the same.
             rendered = template.render(messages, prompt=True, now=now)
             head = _align(rendered, markers, closed, contents, tokenizer)
         if head is None:
@@ -531,8 +537,8 @@ def _alone(pieces: Iterable[Piece | Atom]) -> list[Atom]:
 
 
 def _with_images(atoms: list[Atom], images: Sequence[ImagePiece]) -> list[Atom]:
-    """The atoms with images in place of the marks that the template wrote for them. BadProgram: it wrote more or fewer
-    marks; raw text in a turn may have some too."""
+    """Replaces the marks that the template wrote for images by the images. BadProgram: there are more or fewer marks
+    than images. (Raw text in a turn may contain marks too.)"""
     if not images:
         return atoms
     mark, left, found, n_marks = images[0].text, iter(images), list[Atom](), 0
@@ -573,10 +579,11 @@ def _turns(pieces: Iterable[Piece]) -> tuple[list[_TurnLayout], list[Atom], bool
 def _align(
     rendered: str, markers: tuple[str, ...], turns: Sequence[_TurnLayout], contents: Sequence[str], tokenizer: Tokenizer
 ) -> list[Atom] | None:
-    """`rendered` as markers and contents in turn; contents may be stripped, or escaped for JSON. None: `rendered` has
-    another form.
+    """Parses `rendered` as alternating markers and contents; contents may be stripped, or escaped for JSON. None:
+    `rendered` has another form.
 
-    contents: what the template writes for each turn, or each of its texts. The atoms keep the tokens of outputs.
+    contents: what the template writes for each turn, or for each of its texts. The result's atoms keep the tokens of
+    outputs.
     """
     if not rendered.startswith(markers[0]):
         return None
@@ -601,13 +608,13 @@ def _align(
 
 
 def _variants(content: str) -> Iterator[str]:
-    """How a template may write a content."""
+    """The ways in which a template may write a content."""
     yield from (content, content.strip(), content.lstrip(), content.rstrip())
     yield json.dumps(content, ensure_ascii=False)[1:-1]
 
 
 def _slice(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer) -> list[Atom]:
-    """Characters start : start + length of the atoms. An output that is cut keeps the tokens that fit whole."""
+    """Characters start : start + length of the atoms. An output that is cut keeps the tokens that lie wholly inside."""
     kept: list[Atom] = []
     left = length
     for atom in _from(atoms, start):
@@ -626,9 +633,9 @@ def _slice(atoms: Sequence[Atom], start: int, length: int, tokenizer: Tokenizer)
 
 
 def _from(atoms: Iterable[Atom], start: int, n_silent: int = 0) -> Iterable[Atom]:
-    """The atoms from character `start` on, without the first `n_silent` outputs there that have no text.
+    """The atoms from character `start` on, without the first `n_silent` outputs without text at that place.
 
-    An output that begins before `start` goes on as text.
+    The rest of an output that begins before `start` becomes text.
     """
     at = 0
     for atom in atoms:
@@ -658,18 +665,18 @@ def _is_meant(atom: Atom) -> bool:
 def _as_rendered(
     render: Callable[[Sequence[ChatMessage]], str], turns: Sequence[_TurnLayout], tokenizer: Tokenizer
 ) -> list[Atom]:
-    """A conversation that the template rewrites, as the template writes it.
+    """The text of a conversation as the template writes it, if the template rewrites it.
 
-    Control tokens in it are the template's own, and those that a model generated (`<think>`). Text that only looks like
-    a control token is hidden from the template, and put back as data.
+    Control tokens in the result are the template's own, and those that a model generated (`<think>`). Text that only
+    looks like a control token is replaced before rendering, and put back as data afterwards.
     """
     hidden: list[str] = []
 
     def hide(text: str, kinds: Sequence[str]) -> str:
-        """Replace what only looks like a control token. kinds: the `_kind` of each character."""
+        """Replace text that only looks like a control token. kinds: the `_kind` of each character."""
         shown, done = "", 0
         for start, end, token in tokenizer.controls(text):
-            # Outputs never show special tokens: text of a model that spells one is not one.
+            # Outputs never show special tokens, so text of a model that spells one is only text.
             if "data" in (kind := kinds[start:end]) or ("generated" in kind and token in tokenizer.special):
                 shown += f"{text[done:start]}{_HIDDEN}{len(hidden)}{_HIDDEN}"
                 hidden.append(text[start:end])
@@ -700,7 +707,7 @@ def _interleave(
 ) -> list[Atom]:
     """Markers, contents, and the text between turns: after the end of one turn and before the start of the next."""
     if any(turn.images and not turn.texts for turn in turns):
-        raise BadProgram("where there is text between turns, a turn with an image must have some text too")
+        raise BadProgram("if there is text between turns, a turn with an image must contain text too")
     roles = tuple(t.shape for t in turns)
     after_gap = [k for k, turn in enumerate(turns) if turn.gap and k]
     ends = dict(zip(after_gap, template.endings(roles, after_gap, now), strict=True))

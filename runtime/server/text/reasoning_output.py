@@ -1,4 +1,4 @@
-"""The outputs of a gen whose reasoning is separated: what the client gets of them, and what the state gets."""
+"""Outputs of a gen whose reasoning is separated: the part that the client gets, and the part that the state gets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from banyan.runtime.server.text.tokenizer import TextSpan
 
 
 class ReasoningOutput:
-    """Separates the outputs of one gen. runs: its prompt, which may have begun the reasoning already."""
+    """Separates the reasoning from the outputs of one gen. runs: its prompt, which may already end with the start
+    mark."""
 
     def __init__(self, marks: wire.Reasoning, runs: Sequence[TokenRun], listener: Listener | None = None) -> None:
         self._marks, self._listener = marks, listener
@@ -27,16 +28,17 @@ class ReasoningOutput:
         self._last = StreamPiece("")  # the last piece, with all logprobs that the listener does not have yet
 
     def stream(self, piece: StreamPiece) -> None:
-        """A piece of the first sample."""
+        """Pass on a piece of the first sample."""
         self._last = piece._replace(logprobs=self._last.logprobs + piece.logprobs)
         self._pass_on(self._stream.feed(piece.text))
 
     def end(
         self, samples: Sequence[wire.Sample], requests: Sequence[EngineRequest]
     ) -> tuple[tuple[wire.Sample, ...], tuple[Piece, ...], int]:
-        """Returns all samples with their reasoning moved from `text` to `reasoning`, the content of the first sample
-        (its text without the reasoning) as prompt pieces for the program's state, and the number of tokens that come
-        before the content of a sample that reasons, in all samples. requests: those that generated the samples."""
+        """Returns three things: all samples, with their reasoning moved from `text` to `reasoning`; the content of the
+        first sample (its text without the reasoning) as prompt pieces for the program's state; and the number of
+        reasoning tokens of all samples, i.e. of tokens before the content. requests: the requests that generated the
+        samples."""
         self._pass_on(self._stream.finish())
         separated, n_reasoning = [], 0
         for sample, request in zip(reversed(samples), reversed(requests), strict=True):

@@ -40,7 +40,8 @@ def compiled(pattern: str) -> Any:
     except re2.error as e:
         why = e.args[0].decode(errors="replace") if isinstance(e.args[0], bytes) else str(e)
         raise BadProgram(
-            f"stop_regex {pattern[:200]!r} cannot be used: {why}; RE2's syntax, without look-around and back-references"
+            f"stop_regex {pattern[:200]!r} cannot be used: {why}; it must be in RE2's syntax, without look-around and "
+            "back-references"
         ) from e
     if found.programsize > MAX_STEPS:
         raise BadProgram(
@@ -48,7 +49,7 @@ def compiled(pattern: str) -> Any:
             "repeat less, or without a bound"
         )
     if found.search("") is not None:
-        raise BadProgram(f"stop_regex {pattern[:200]!r} matches empty text: every output would end at once")
+        raise BadProgram(f"stop_regex {pattern[:200]!r} matches the empty text, so every output would end at once")
     return found
 
 
@@ -57,7 +58,7 @@ class Patterns:
 
     def __init__(self, patterns: Sequence[str]) -> None:
         if len(patterns) > MAX_PATTERNS:
-            raise BadProgram(f"stop_regex holds {len(patterns)} patterns; the limit is {MAX_PATTERNS}")
+            raise BadProgram(f"stop_regex has {len(patterns)} patterns; the limit is {MAX_PATTERNS}")
         self._patterns = [(p, compiled(p), any(mark in p for mark in _LOOKS_AHEAD)) for p in dict.fromkeys(patterns)]
         self._seconds_left = ALLOWANCE
 

@@ -8,31 +8,32 @@ from functools import lru_cache
 from banyan.runtime.errors import BadProgram
 
 MAX_STOPS, MAX_CHARS = 64, 4096
-"""Stop strings of one gen, and their characters in all: building the automaton takes at most 2 ms, and 1 MiB."""
+"""The most stop strings of one gen, and the most characters of all of them: building the automaton then takes at most 2
+ms and 1 MiB."""
 
 
 def check_stops(stops: tuple[str, ...]) -> None:
-    """BadProgram: there are too many, or one is empty."""
+    """Check the stop strings of a gen. BadProgram: there are too many, or one is empty."""
     n_chars = sum(map(len, stops))
     if len(stops) > MAX_STOPS or n_chars > MAX_CHARS:
         raise BadProgram(
             f"a gen has {len(stops)} stop strings of {n_chars} characters; the limits are {MAX_STOPS} and {MAX_CHARS}"
         )
     if not all(stops):
-        raise BadProgram("a stop string is empty; it would stop before anything")
+        raise BadProgram("a stop string is empty; every output would end at once")
 
 
 class StopStrings:
     """The automaton of some stop strings. Its states are numbers, from START on.
 
-    A state stands for the longest end of the text that is the beginning of a stop.
+    A state stands for the longest suffix of the text that is a prefix of a stop.
     """
 
     START = 0
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._next: list[dict[str, int]] = [{}]
-        self._matched: list[str | None] = [None]  # the longest stop that is complete in a state
+        self._matched: list[str | None] = [None]  # state -> the longest stop that is complete in it
         for stop in stops:
             state = self.START
             for character in stop:

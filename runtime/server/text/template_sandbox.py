@@ -1,8 +1,8 @@
-"""Jinja for templates that nobody has looked at: Hugging Face's environment, with a budget for each rendering.
+"""Jinja for untrusted templates: Hugging Face's environment, with a budget for each rendering.
 
 A chat template comes with the model, and is a program. The sandbox of Jinja keeps it from files and from Python's
-internals, but not from nested loops or `'x' * 10**9`. Here everything that takes time or memory is paid for from a
-budget, in units of about one character: each block of the template, each text that it makes, each call.
+internals, but not from nested loops or `'x' * 10**9`. Here everything that takes time or memory is paid from a budget:
+each block of the template, each text that it makes, each call. A unit of the budget is about one character.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 BASE, PER_MESSAGE, PER_CHARACTER = 1 << 20, 4096, 32
-"""The budget of a rendering: in all, for each message, and for each character of it and of the tools. The base takes at
-most 30 ms; templates of known models need 100 units and 3 for each character."""
+"""The budget of a rendering, in units: BASE, plus PER_MESSAGE for each message, plus PER_CHARACTER for each character
+of messages and tools. BASE units take at most 30 ms. Templates of known models need 100 units, and 3 for each
+character."""
 
 BLOCK, ITEM, SHARE = 16, 8, 16
-"""Units of entering a block or calling something; of an item of a list of which a text is made; and how many items of
-a list are passed on for one unit."""
+"""BLOCK: units for entering a block or calling something. ITEM: units for an item of a list from which a text is made.
+SHARE: this many items of a list are passed on for one unit."""
 
 MAX_NUMBER, MAX_POWER, MAX_BITS, MAX_INDENT = 10_000, 64, 4096, 16
-"""The largest numbers as an argument of a filter or a method of texts, as an exponent, as a product, as an indent."""
+"""The largest number as an argument of a filter or a string method; the largest exponent; the most bits of a product;
+the largest indent."""
 
-# Filters that take no time, filters that pass items on, and methods whose results are not longer than the text.
+# Filters that take no time, filters that pass items on, and string methods whose results are not longer than the
+# string.
 _FREE = frozenset({"length", "count", "first", "last", "default", "d", "attr"})
 _LAZY = frozenset({"map", "select", "reject", "selectattr", "rejectattr", "list", "reverse", "items", "batch", "slice"})
 _PLAIN = frozenset(
@@ -62,7 +65,7 @@ TemplateError = jinja2.TemplateError
 
 
 class BudgetSpent(TemplateError):
-    """The template takes more time or memory than a rendering has."""
+    """The template takes more time or memory than the budget of a rendering allows."""
 
 
 class _Spending(threading.local):
@@ -74,7 +77,7 @@ _spending = _Spending()
 
 @contextmanager
 def budget(units: int) -> Iterator[None]:
-    """Inside, what this thread renders may take at most `units`. BudgetSpent: it takes more."""
+    """Context in which the renderings of this thread may take at most `units`. BudgetSpent: they take more."""
     before, _spending.left = _spending.left, units
     try:
         yield
@@ -85,7 +88,7 @@ def budget(units: int) -> Iterator[None]:
 def pay(units: int) -> None:
     _spending.left -= units
     if _spending.left < 0:
-        raise BudgetSpent("it takes too much time or memory")
+        raise BudgetSpent("the template takes too much time or memory")
 
 
 class _Generator(CodeGenerator):
@@ -97,7 +100,7 @@ class _Generator(CodeGenerator):
         super().blockvisit(body, frame)
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """A comparison with a constant takes no time; any other, and a search, is paid for."""
+        """Comparisons with a constant are free; other comparisons, and searches, are paid for."""
         (op, *more), is_const = node.ops, isinstance(node.expr, nodes.Const)
         is_search = op.op in ("in", "notin")
         if more:
@@ -177,13 +180,13 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def found(value: Any, place: Any) -> bool:
-        """The operator `in`."""
+        """Compute the operator `in`, and pay for it."""
         _pay_for_search(value, place)
         return value in place
 
     @staticmethod
     def passed(value: Any) -> Any:
-        """A value of which a slice is taken."""
+        """Pay for a slice of a value. Returns the value."""
         pay(_length(value) // SHARE)
         return value
 
@@ -191,7 +194,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return super().getitem(obj, _weighed(argument))
 
     def concatenated(self, values: Sequence[Any]) -> str:
-        """The operator `~`."""
+        """Compute the operator `~`, and pay for it."""
         for value in values:
             _pay_for(value)
         return "".join(map(str, values))
@@ -251,9 +254,9 @@ def _to_json(
 ) -> str:
     # Does not escape <, > and &, unlike jinja's filter.
     if any(_length(one) > MAX_INDENT for one in (indent, *(separators or ()))):
-        raise BudgetSpent("tojson has a long indent or separator")
+        raise BudgetSpent("the indent or a separator of tojson is too long")
     if isinstance(indent, int) and indent > MAX_INDENT:
-        raise BudgetSpent(f"tojson has an indent of {indent}")
+        raise BudgetSpent(f"the indent of tojson is {indent}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -262,7 +265,7 @@ def _length(value: Any) -> int:
 
 
 def _weighed(value: Any) -> Any:
-    """A value that is compared, or looked up: the time depends on all that is in it."""
+    """Pay for a value that is compared or looked up, which takes time for all that is in it. Returns the value."""
     if isinstance(value, list | tuple | dict):
         _pay_for(value)
     else:
@@ -279,7 +282,7 @@ def _pay_for_search(value: Any, place: Any) -> None:
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
-    """Items that are looked at one by one."""
+    """Pay for items that are looked at one by one. Returns them."""
     for value in values:
         pay(ITEM)
         yield value
@@ -302,9 +305,9 @@ def _pay_for(value: Any) -> None:
 
 
 def _paid(value: Any) -> Any:
-    """A value that the template writes."""
+    """Pay for a value that the template writes. Returns it."""
     if type(value) is str:
-        _spending.left -= len(value)  # a template can write only so much until the next block, which looks at it
+        _spending.left -= len(value)  # checked at the next block; a template can write only a limited amount until then
     else:
         _pay_for(value)
     return value
@@ -313,7 +316,7 @@ def _paid(value: Any) -> Any:
 def _check_format(text: str, values: Any) -> None:
     """Pay for `text % values` and `text.format(*values)`."""
     if _WIDE.search(text):
-        raise BudgetSpent("a format has a width of four digits or more, or one that is computed")
+        raise BudgetSpent("the width in a format has four digits or more, or is computed")
     _pay_for(values)
     items = values if isinstance(values, tuple) else (values,)
     pay(text.count("%" if "%" in text else "{") * max(map(_length, items), default=0) + 1000 * text.count("{"))
@@ -342,7 +345,7 @@ def _checked_call(name: str, text: str, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that pays."""
+    """Wrap a filter so that it pays."""
     is_free = name in _FREE
     at = 1 if hasattr(function, "jinja_pass_arg") else 0  # the value follows a context or an environment
 
@@ -377,7 +380,7 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _limited_test(name: str, function: Any) -> Callable[[Any, Any], Any]:
-    """A test that compares, and pays."""
+    """Wrap a test that compares values so that it pays."""
 
     @functools.wraps(function)
     def limited(value: Any, other: Any) -> Any:

@@ -1,8 +1,9 @@
-"""Cache of tokenised text, so that text which many prompts share is tokenised once.
+"""A cache of tokenised text, so that text which many prompts share is tokenised only once.
 
 A piece is the text between two control tokens, such as a system prompt, the text between two gens, or a constant turn
-of a template. A known piece costs one lookup. If only the beginning of a piece is known, as where a template's constant
-text precedes an argument, or where a client sends one growing text, tokenisation starts near the end of that beginning.
+of a template. A known piece costs one lookup. If only the beginning of a piece is known (because a template's constant
+text precedes an argument, or because a client sends one growing text), tokenisation starts near the end of that
+beginning.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from banyan.runtime.server.text.bounded_cache import BoundedCache
 from banyan.runtime.server.text.encoder import EncodedText
 
 MAX_BYTES = 8 << 20
-"""Bytes of all cached texts and their ids. The least recently used are evicted."""
+"""Most bytes of all cached texts and their ids. The least recently used are evicted."""
 
 ENTRY = 450
-"""Bytes that a cached text takes besides its characters and ids, with its share of the hash table."""
+"""Bytes that a cached text takes besides its characters and ids, including its share of the hash table."""
 
 LONG = 256
 """Minimum length in characters of a beginning that is cached."""
@@ -29,10 +30,10 @@ MARGIN = 32
 """Characters at the end of a beginning that are tokenised again, together with the text after them."""
 
 MAX_BORDERS = 4
-"""Beginnings of one piece that are looked up and cached: the longest ones."""
+"""Most beginnings of one piece that are looked up and cached; the longest ones are chosen."""
 
 STEP = 2048
-"""A text that grows has a border after each STEP characters. The last one is cached."""
+"""A text that grows has a border after every STEP characters. The text before the last border is cached."""
 
 
 class CachedIds(NamedTuple):
@@ -51,13 +52,15 @@ class TokenCache:
 
     def __init__(self, encode: Callable[..., EncodedText]) -> None:
         self._encode = encode
-        self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_BYTES)  # keys: (owner, is a whole piece, text)
+        # keys: (owner, whether it is a whole piece, text)
+        self._cache: BoundedCache[CachedIds] = BoundedCache(MAX_BYTES)
 
     def ids(self, text: str, borders: Sequence[int] = (), owner: bytes = b"", grows: bool = False) -> list[int]:
-        """The ids of a piece. borders: where its parts end, in order. Other pieces may begin with the same parts.
-        grows: they may begin with any part of it, as a prompt that is sent again with more text.
+        """The ids of a piece. borders: where the piece's parts end, in order; other pieces may begin with the same
+        parts. grows: other pieces may begin with any part of the piece, as a prompt that is sent again with more text
+        does.
 
-        owner: what another owner's text has left in the cache is not used.
+        owner: only texts of the same owner are used from the cache.
         """
         if not text:
             return []

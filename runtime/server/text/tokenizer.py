@@ -1,7 +1,7 @@
 """The tokenizer: text to ids, and the spelling of each id. Text is tokenised nowhere else.
 
-Text comes as spans. In a span that is `meant`, control tokens are encoded as control tokens. In other spans they are
-data, and `<|im_end|>` is ten characters. Spans are joined before they are encoded, so that borders between them do not
+Text comes as spans. In a span with `meant`, control tokens are encoded as control tokens. In other spans they are data:
+`<|im_end|>` is ten characters there. Spans are joined before they are encoded, so that borders between them do not
 change the tokens.
 
 Control tokens are the added tokens of the vocabulary, except plain words and white space (some vocabularies add runs of
@@ -30,14 +30,14 @@ from banyan.runtime.server.text.encoder import EncodedText, Encoder, EncoderProc
 from banyan.runtime.server.text.token_cache import TokenCache
 
 STOP = 1024
-"""The work of finding the tokens that contain a stop string, in characters to encode."""
+"""The cost of finding the tokens that contain a stop string, in units of encoding one character."""
 
 STOP_IDS = 4 << 20
-"""Bytes of all cached `stop_ids`."""
+"""Most bytes of all cached `stop_ids`."""
 
 
 class TextSpan(NamedTuple):
-    """Text to encode. meant: control tokens in it are encoded as such."""
+    """Text to encode. meant: whether control tokens in it are encoded as such."""
 
     text: str
     meant: bool = False
@@ -104,12 +104,12 @@ def same_tokenizer(a: Path, b: Path) -> bool:
 class Tokenizer:
     """The tokenizer of one model. Thread-safe.
 
-    spelling    bytes of each id; those of a special token are its name, those of an unused id are empty
+    spelling    bytes of each id; a special token is spelled as its name, an unused id is empty
     special     ids that generated text does not show
     eos_ids     ids that end an output
     blank       the prompt for an empty text
     longest     bytes of the longest spelling
-    is_local    texts are encoded in this process; else in one that can be killed
+    is_local    texts are encoded in this process; else in a process that can be killed
     """
 
     def __init__(self, directory: Path, files: Files) -> None:
@@ -135,15 +135,15 @@ class Tokenizer:
         bos = self._tokenizer.token_to_id(files.special_tokens.get("bos_token", ""))
         self.blank = self._start or ([bos] if bos is not None else list(self.eos_ids[:1]))
         reaching = [i for i in self._control if _depends_on_neighbours(added[i])]
-        # None if the encoding of text may depend on the control token beside it.
+        # None if the encoding of a text may depend on control tokens beside it.
         self._cache = None if self._anchor or reaching else TokenCache(self._raw)
         self._stop_ids: BoundedCache[frozenset[int]] = BoundedCache(STOP_IDS)
         self._vocabulary: tuple[bytes, list[int]] | None = None
 
     def encode(self, spans: Iterable[TextSpan], at_start: bool = False, owner: bytes = b"") -> list[int]:
         """The ids of the joined text of the spans. at_start: the text starts a prompt, so the ids that the tokenizer
-        puts before every text (a begin-of-text id) come first, unless the text spells them itself. owner: the namespace
-        of the tenant, who shares cached texts with nobody."""
+        puts before every text (a begin-of-text id) come first, unless the text spells them itself. owner: the tenant's
+        namespace; cached texts are not shared between owners."""
         parts = [span for span in spans if span.text]
         text, spans = "".join(span.text for span in parts), merge(parts)
         spelled = spans and spans[0].meant and text.startswith(self.text_of(self._start))
@@ -172,16 +172,16 @@ class Tokenizer:
         return b"".join(self.spelling[i] for i in ids).decode(errors="replace")
 
     def text_of_packed(self, ids: bytes) -> str:
-        """The text of a client's int32 ids, including special tokens. BadProgram: not all of them are ids."""
+        """The text of a client's int32 ids, including special tokens. BadProgram: one of them is not an id."""
         if len(ids) % 4:
-            raise BadProgram(f"token ids have four bytes each, and these are {len(ids)} bytes")
+            raise BadProgram(f"token ids have four bytes each, but {len(ids)} bytes are not a multiple of four")
         numbers = memoryview(ids).cast("i").tolist()
         unknown = [i for i in (min(numbers, default=0), max(numbers, default=0)) if not 0 <= i < len(self.spelling)]
         spelled = [] if unknown else list(map(self.spelling.__getitem__, numbers))
         if b"" in spelled:
             unknown = [numbers[spelled.index(b"")]]
         if unknown:
-            raise BadProgram(f"{unknown[0]} is no token of the model's vocabulary of {len(self.spelling)} ids")
+            raise BadProgram(f"{unknown[0]} is not an id of the model's vocabulary, which has {len(self.spelling)} ids")
         return b"".join(spelled).decode(errors="replace")
 
     def controls(self, text: str) -> Iterator[tuple[int, int, int]]:
@@ -217,13 +217,13 @@ class Tokenizer:
         return known
 
     def stop_work(self, stop: str) -> int:
-        """The work of `stop_ids`, in characters to encode; 0: it is cached."""
+        """The cost of `stop_ids`, in units of encoding one character; 0: the result is cached."""
         if stop in self._stop_ids:
             return 0
         return STOP + (len(self.spelling) if self._vocabulary is None else 0)
 
     def kept(self) -> dict[str, tuple[int, int]]:
-        """For each cache, its approximate bytes and the most that it may take."""
+        """For each cache: (its approximate bytes, the most bytes that it may take)."""
         token_ids = {} if self._cache is None else {"token_ids": self._cache.kept}
         return token_ids | {"stop_ids": self._stop_ids.kept}
 
@@ -233,11 +233,11 @@ class Tokenizer:
             self._cache.forget(owner)
 
     def set_context(self, n_tokens: int) -> None:
-        """The model's context. PromptTooLong is raised for a text with more tokens."""
+        """Set the model's context. PromptTooLong is raised for a text with more tokens."""
         self._encoder.max_ids = n_tokens
 
     def close(self) -> None:
-        """End the process that encodes, if there is one. Idempotent."""
+        """End the encoder process, if there is one. Idempotent."""
         self._encoder.close()
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
@@ -259,7 +259,8 @@ class Tokenizer:
         return self._raw(anchor + text).ids[len(ids) :]
 
     def _encode_data(self, text: str, at_start: bool) -> list[int]:
-        """Encode text without control tokens: a control token in it is split after its first character."""
+        """Encode text as data: a control token in it is split after its first character, so that it is not
+        recognised."""
         cuts: Sequence[int] = [start + 1 for start, *_ in self.controls(text)]
         if not cuts:
             ids = self._encode(text, at_start)
@@ -270,8 +271,8 @@ class Tokenizer:
         return [i for k, piece in enumerate(pieces) for i in self._encode_data(piece, at_start and not k)]
 
     def _meant(self, text: str, spans: Sequence[TextSpan]) -> tuple[list[tuple[int, int, int]], bool]:
-        """(start, end, id) of each control token in spans that are meant, and whether there are no others in the
-        text."""
+        """Returns (start, end, id) of each control token in spans with `meant`, and whether the text has no other
+        control tokens."""
         ends = list(accumulate(len(span.text) for span in spans))
         found = list(self.controls(text))
         kinds = [(bisect_right(ends, start), end) for start, end, _ in found]
@@ -288,8 +289,8 @@ class Tokenizer:
         return []
 
     def _find_anchor(self) -> tuple[str, list[int]] | None:
-        """A string to put before text inside a prompt, and its ids. None unless the tokenizer adds a space to every
-        text."""
+        """A string to put before a text inside a prompt, and its ids; None unless the tokenizer adds a space before
+        every text."""
         if self.text_of(self._raw("a").ids) == "a":
             return None
         for anchor in ("\n", "\0", "."):
@@ -312,7 +313,7 @@ class Tokenizer:
 
 
 class Marks:
-    """Finds control tokens in text, in one pass for any number of tokens. ids: text of each control token -> its id.
+    """Finds control tokens in text, in one pass for any number of them. ids: text of a control token -> its id.
 
     At each position the longest token is taken.
     """
@@ -327,7 +328,8 @@ class Marks:
     def find(self, text: str) -> Iterator[tuple[int, int, int]]:
         """(start, end, id) of each, in order and without overlaps."""
         at = 0
-        # Not finditer: each call leaves a string in CPython's cache of attributes, in the midst of what is freed.
+        # Not finditer: each call leaves a string in CPython's attribute cache, which keeps freed memory around it in
+        # use.
         while self._firsts is not None and (match := self._firsts.search(text, at)) is not None:
             start, at = match.span()
             for length in self._lengths[match[0]]:
@@ -344,7 +346,7 @@ def is_control(token: str) -> bool:
 
 
 def _depends_on_neighbours(token: Any) -> bool:
-    """Whether an added token absorbs blanks beside it, or is matched in normalised text."""
+    """Whether an added token absorbs white space beside it, or is matched in normalised text."""
     return bool(token.lstrip or token.rstrip or token.single_word or token.normalized)
 
 
@@ -355,7 +357,7 @@ def merge(spans: Iterable[TextSpan]) -> list[TextSpan]:
 
 
 def _load(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
-    """The tokenizer, and its description."""
+    """Load the tokenizer, and the parsed parts of tokenizer.json."""
     file = directory / "tokenizer.json"
     try:
         data = read_bytes(file)
@@ -372,7 +374,7 @@ def _load(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
 
 
 def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
-    """A tokenizer in a format other than tokenizer.json, through transformers, which is slow to import."""
+    """Load a tokenizer in another format than tokenizer.json, through transformers, which is slow to import."""
     from transformers import AutoTokenizer
 
     try:
@@ -384,7 +386,7 @@ def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
 
 
 def _spellings(tokenizer: tokenizers.Tokenizer, added: dict[int, str], decoder: Any) -> list[bytes]:
-    """The bytes of each id. Unsupported: a decoder that is neither byte-level BPE nor SentencePiece."""
+    """The bytes of each id. Unsupported: the decoder is neither byte-level BPE nor SentencePiece."""
     kinds = set(_kinds(decoder))
     if "ByteLevel" in kinds:
         table = _byte_level()
@@ -399,7 +401,8 @@ def _spellings(tokenizer: tokenizers.Tokenizer, added: dict[int, str], decoder: 
             return bytes([int(match[1], 16)]) if match else token.replace("\u2581", " ").encode()
     else:
         raise Unsupported(
-            f"a tokenizer whose decoder is {' + '.join(sorted(kinds)) or 'missing'}; byte-level BPE is known"
+            f"a tokenizer whose decoder is {' + '.join(sorted(kinds)) or 'missing'}; supported: byte-level BPE and "
+            "SentencePiece"
         )
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     spelling = [b""] * (max(vocabulary.values(), default=-1) + 1)

@@ -24,7 +24,7 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 _decode = json.JSONDecoder(strict=False).raw_decode
 _BETWEEN = re.compile(r"[\s,;]*")
 N_CALLS = 32
-"""Calls of one turn. Further ones are answered with an error."""
+"""Most calls of one turn. Further calls are answered with an error."""
 ANY = {"type": "object"}
 Scope = Literal["must", "may", "repeat", "at_once"]
 
@@ -65,16 +65,17 @@ class Form(NamedTuple):
         return before if before.strip() else ""
 
     def _answer(self, shown: str, spelled: str) -> str:
-        """The text of a turn after its reasoning, in which calls stand. shown, spelled: as for `read`."""
+        """The text of a turn after its reasoning, which is where calls are. shown, spelled: as for `read`."""
         return (spelled if self.is_hidden else shown).rpartition("</think>")[2]
 
     def constraint(
         self, specs: tuple[str, ...], since: str, is_strict: bool, scope: Scope = "repeat"
     ) -> wire.ConstraintSpec | None:
-        """A constraint that applies from the mark of a call on; None if calls do not begin with a mark in the text.
+        """A constraint that applies from the mark of a call onwards; None if calls do not begin with a mark in the
+        text.
 
-        since: the end of the model's reasoning, if it has any. is_strict: arguments match the tool's parameters;
-        otherwise they are any object. scope: as in ConstraintSpec; "at_once": the output begins after the mark.
+        since: the end of the model's reasoning, if it has any. is_strict: arguments must match the tool's parameters;
+        otherwise any object is allowed. scope: as in ConstraintSpec; "at_once": the output begins after the mark.
         """
         if self.name is None and (not self.split or self.is_hidden):
             return None
@@ -132,7 +133,7 @@ class Form(NamedTuple):
         return found
 
     def _bare(self, text: str) -> list[_Found]:
-        """The calls, if the whole text is JSON objects that are calls, or a list of them."""
+        """The calls, if the whole text consists of JSON objects that are calls, or is a list of them."""
         found: list[_Found] = []
         at = _skip(text, 0)
         while at < len(text):
@@ -189,7 +190,7 @@ class _Found(NamedTuple):
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether it has no lone surrogates, which an escape in JSON may spell."""
+    """Whether a value contains no lone surrogates, which JSON escapes can spell."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -220,24 +221,24 @@ def _sample(k: int) -> wire.WireToolCall:
 def form_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Form:
     """The format of a template. ToolError: it does not support tools, or its format is unknown."""
     if template is None:
-        raise ToolError("the model has no chat template, and so no form for calls of tools")
+        raise ToolError("the model has no chat template, and so no format for tool calls")
     question = ChatMessage("user", "?")
     with_tools = template.with_tools(_SPECS)
     try:
         if with_tools.render([question]) == template.render([question]):
-            raise ToolError("the model's chat template writes no tools; it was not made for them")
+            raise ToolError("the model's chat template does not write tools; the model was not made for them")
         one = with_tools.calling((_sample(0),))
         form = _form(one)
     except BadProgram as e:
-        raise ToolError(f"the model's chat template takes no calls of tools: {e.message}") from e
+        raise ToolError(f"the model's chat template refuses tool calls: {e.message}") from e
     if form is None or not _reads(form, one, 1):
-        raise ToolError(f"the model's chat template writes calls in a form that is not known here: {one!r}")
+        raise ToolError(f"the model's chat template writes a tool call in an unsupported format: {one!r}")
     try:
         two = with_tools.calling((_sample(0), _sample(1)))
     except BadProgram:  # some templates support one call a turn
         two = ""
     if two and not _reads(form, two, 2):
-        raise ToolError(f"the model's chat template writes two calls in a form that is not known here: {two!r}")
+        raise ToolError(f"the model's chat template writes two tool calls in an unsupported format: {two!r}")
     hidden = any(token in tokenizer.special for *_, token in tokenizer.controls(form.mark + form.split))
     return form._replace(is_hidden=hidden, is_plain=_is_plain(with_tools, one))
 
@@ -296,7 +297,7 @@ def _is_plain(template: ChatTemplate, written: str) -> bool:
 
 
 def example(form: Form) -> str:
-    """A call of f with x = 1, for people."""
+    """An example for people: a call of f with x = 1."""
     if form.name is None:
         return f'{form.mark}f{form.split}{{"x": 1}}{form.close.strip()}'
     call = f'{{"{form.name}": "f", "{form.arguments}": {{"x": 1}}}}'

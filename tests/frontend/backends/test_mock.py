@@ -112,7 +112,7 @@ def test_join_and_ref_propagate_a_failure() -> None:
         forks[1].__iadd__([forks[0].ref("bad"), bn.gen("next")])
         s["second"] = forks[1]
 
-    with pytest.raises(bn.ProgramError, match="spliced here failed"):
+    with pytest.raises(bn.ProgramError, match="inserted here failed"):
         program.run(backend=bn.Mock(script))["second"]["next"]
 
 

@@ -73,7 +73,7 @@ def test_option_is_sent_or_refused_by_name(serve: Any, fake: ModuleType, option:
     api, backend = serve(lambda path, body: response, is_chat_model=kind == "chat")
     if expected is None:
         option_name = public_name(option, value)
-        with pytest.raises(bn.Unsupported, match=rf"^{option_name}: OpenAI's {kind} API has no such thing; use "):
+        with pytest.raises(bn.Unsupported, match=rf"^{option_name}: OpenAI's {kind} API does not support it; use "):
             generate(backend, sampling)
         assert api.bodies == []
         return

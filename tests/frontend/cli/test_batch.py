@@ -128,7 +128,7 @@ def test_disk_that_is_full_is_an_error_and_the_batch_goes_on(program: Path, tmp_
     rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
     write(rows, [{"text": "good", "n": n} for n in range(40)])
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for n_bytes, message in ((700, "out.csv.jsonl'; the same command goes on"), (1000, "the same command goes on")):
+    for n_bytes, message in ((700, "out.csv.jsonl'; run the same command again"), (1000, "run the same command again")):
         resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
         try:
             with pytest.raises(bn.ConfigError, match=f"File too large.*{message}"):
@@ -147,14 +147,14 @@ def test_disk_that_is_full_is_an_error_and_the_batch_goes_on(program: Path, tmp_
         ("rows.txt", "x", "must end in .jsonl, .csv or .parquet"),
         ("none.csv", None, "there is no file"),
         ("rows.csv", "", "has no rows"),
-        ("rows.csv", "words\nx\n", "label takes 'text', and the file has no such column, but words"),
-        ("rows.csv", "text,n\nx,1,2\n", "line 2 of .* has not as many fields"),
+        ("rows.csv", "words\nx\n", "label takes 'text', but the file has only the columns words"),
+        ("rows.csv", "text,n\nx,1,2\n", "line 2 of .* has another number of fields"),
         ("rows.csv", 'text\n"x\n', "line 1 of .*: unexpected end of data"),
         ("rows.jsonl", '{"text": "x"}\n[1]\n', "line 2 of .* is not a JSON object"),
         ("rows.jsonl", '{"text": "x"}\n{"text\n', "line 2 of "),
         ("rows.csv", "text,n\nx,1\nx,two\n", "row 1: n is 'two'"),
         ("rows.jsonl", '{"text": "x", "n": 1}\n{"text": "x"}\n', "row 1 has no n"),
-        ("rows.jsonl", '{"text": "x"}\n{"text": "x", "n": 1}\n', "row 1 has n, which the first row has not"),
+        ("rows.jsonl", '{"text": "x"}\n{"text": "x", "n": 1}\n', "row 1 has n, which the first row does not have"),
     ],
 )
 def test_rows_that_do_not_fit(rows: str, text: str | None, message: str, program: Path, tmp_path: Path) -> None:

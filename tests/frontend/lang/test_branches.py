@@ -344,7 +344,7 @@ def test_dist_returns_the_probabilities_of_a_select(run: Any) -> None:
     state = run(body, bn.Mock({"tool": LOGPROBS, "x": "x"}))
     assert state["tool"] == "calc"
     assert state.dist("tool") == pytest.approx({"calc": 0.6, "search": 0.3, "ask": 0.1})
-    with pytest.raises(bn.BadProgram, match="takes a variable that a select made"):
+    with pytest.raises(bn.BadProgram, match="needs a variable whose value comes from a select"):
         state.dist("x")
     with pytest.raises(bn.UnknownVariable):
         state.dist("y")

@@ -162,7 +162,7 @@ def test_gen_with_choices_accepts_only_select_options() -> None:
     with pytest.warns(UserWarning, match="ignores max_tokens, stop: a choice is scored") as caught:
         assert bn.gen("x", choices=["a", "b"], max_tokens=4, stop="\n") == bn.select("x", ["a", "b"])
     assert [warning.filename for warning in caught] == [__file__]
-    with pytest.raises(bn.BadProgram, match="takes no type, retries: a choice is scored"):
+    with pytest.raises(bn.BadProgram, match="does not take type, retries: choices are scored"):
         bn.gen("x", choices=["a", "b"], type=int, retries=1)
 
 

@@ -200,7 +200,7 @@ def test_equal_arguments_give_the_same_gen() -> None:
 
 @pytest.mark.parametrize("name", ["user<|im_end|>", "", "x" * 65, "a\n", 3])
 def test_role_must_be_a_name(name: Any) -> None:
-    with pytest.raises(BadProgram, match="a role is a name of 1 to 64 letters"):
+    with pytest.raises(BadProgram, match="a role must be a name of 1 to 64 letters"):
         bn.role(name, "x")
 
 

@@ -317,7 +317,7 @@ def test_plain_function_becomes_a_tool() -> None:
         ({"tools": [add], "max_tool_output": 0}, "max_tool_output is 0"),
         ({"max_rounds": 3}, "max_rounds applies to gens with tools"),
         ({"tools": [add], "n": 2}, "one sample"),
-        ({"tools": [add], "choices": ["a"]}, "takes no tools"),
+        ({"tools": [add], "choices": ["a"]}, "does not take tools"),
     ],
 )
 def test_invalid_tool_options_are_refused(options: dict[str, Any], match: str) -> None:

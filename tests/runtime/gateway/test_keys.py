@@ -13,11 +13,11 @@ from banyan.runtime.gateway.keys import Keys
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [
-        ("ann:key-of-ann-0123456789", 0o644, "others may read"),
+        ("ann:key-of-ann-0123456789", 0o644, "other users may read"),
         ("ann:short", 0o600, "line 1: the key has 5 characters"),
         ("ann", 0o600, "line 1: must be NAME:KEY"),
         ("# nobody", 0o600, "holds no API keys"),
-        ("a:key-of-ann-0123456789\nb:key-of-ann-0123456789", 0o600, "line 2: this key is on an earlier line"),
+        ("a:key-of-ann-0123456789\nb:key-of-ann-0123456789", 0o600, "line 2: an earlier line has the same key"),
     ],
 )
 def test_a_bad_file_of_keys_is_named(tmp_path: Path, text: str, mode: int, message: str) -> None:

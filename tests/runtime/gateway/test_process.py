@@ -77,7 +77,7 @@ def test_it_does_not_start_where_it_may_not(tmp_path: Path, monkeypatch: pytest.
     def start(address: str) -> None:
         launch.start_gateway(config.HTTPConfig(socket=str(tmp_path / "none"), address=address)).close()
 
-    with pytest.raises(ConfigError, match="say who may, with http_keys"):
+    with pytest.raises(ConfigError, match="set http_keys"):
         start("0.0.0.0:0")
     with closing(socket.create_server(("127.0.0.1", 0))) as taken, pytest.raises(ConfigError, match="cannot listen"):
         start(str(taken.getsockname()[1]))

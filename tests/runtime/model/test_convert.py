@@ -102,7 +102,7 @@ def test_compressed_tensors_reads_what_is_written(n_bits, tiny_model, tmp_path):
 
 def test_what_cannot_be_quantised_is_refused(tiny_model, tmp_path):
     source = tiny_model("llama", **WIDE)
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         convert.quantise(source, tmp_path, TEXT, "rtn", 4, 32)
     with pytest.raises(ConfigError, match="group is 48, but layers have 64, 64, 128 inputs"):
         convert.quantise(source, tmp_path / "q", TEXT, "rtn", 4, 48)

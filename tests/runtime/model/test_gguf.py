@@ -195,10 +195,10 @@ def test_metadata_that_cannot_be_run_is_named(tmp_path, metadata, error, message
 
 
 def test_unknown_architectures_and_formats_are_named(tmp_path):
-    with pytest.raises(Unsupported, match=r"m\.gguf: general.architecture is 'rwkv7'; known are llama, qwen2, qwen3"):
+    with pytest.raises(Unsupported, match=r"m\.gguf: general.architecture is 'rwkv7'; supported: llama, qwen2, qwen3"):
         spec.read_spec(write(tmp_path / "m.gguf", {}, architecture="rwkv7"))
     data = torch.zeros(1, 66, dtype=torch.uint8).numpy()
-    with pytest.raises(Unsupported, match=r"a is stored as IQ2_XXS; known are F32, .*Q6_K"):
+    with pytest.raises(Unsupported, match=r"a is stored as IQ2_XXS; supported: F32, .*Q6_K"):
         spec.read_spec(write(tmp_path / "iq.gguf", {}, [("a", data, 16)]))
 
 

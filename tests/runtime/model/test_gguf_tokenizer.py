@@ -126,8 +126,8 @@ def test_sentencepiece_equals_its_source(tmp_path, has_prefix):
 @pytest.mark.parametrize(
     ("metadata", "error", "message"),
     [
-        ({"tokenizer.ggml.model": "t5"}, Unsupported, r"tokenizer\.ggml\.model is 't5'; 'gpt2' and 'llama' are known"),
-        ({"tokenizer.ggml.pre": "chatglm-bpe"}, Unsupported, r"tokenizer\.ggml\.pre is 'chatglm-bpe'; known are dbrx"),
+        ({"tokenizer.ggml.model": "t5"}, Unsupported, r"tokenizer\.ggml\.model is 't5'; supported: gpt2, llama"),
+        ({"tokenizer.ggml.pre": "chatglm-bpe"}, Unsupported, r"tokenizer\.ggml\.pre is 'chatglm-bpe'; supported: dbrx"),
         ({"tokenizer.ggml.tokens": None}, BadModel, "0 tokens"),
         ({"tokenizer.ggml.token_type": [1]}, BadModel, "2 tokens and 1 token types"),
         ({"tokenizer.ggml.model": "llama"}, BadModel, "2 tokens and 0 scores"),

@@ -120,7 +120,7 @@ def test_yarn_extends_the_context(copy):
         ({"hidden_act": "gelu"}, Unsupported, "hidden_act is 'gelu'"),
         ({"partial_rotary_factor": 0.5}, Unsupported, "'partial_rotary_factor'"),
         ({"rope_parameters": {"rope_type": "spiral"}}, Unsupported, "'spiral'"),
-        ({"quantization_config": {"quant_method": "hqq"}}, Unsupported, "'hqq' is not known; known are gptq, awq"),
+        ({"quantization_config": {"quant_method": "hqq"}}, Unsupported, "'hqq' is not supported; supported: gptq, awq"),
         ({"is_encoder_decoder": True}, Unsupported, "encoder-decoder"),
         ({"vision_config": {"depth": 3}}, Unsupported, "vision_config"),
         ({"architectures": ["LlamaForSequenceClassification"]}, Unsupported, "LlamaForSequenceClassification"),

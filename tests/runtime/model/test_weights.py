@@ -131,7 +131,7 @@ def test_broken_file_raises_bad_model(tmp_path, data, message):
 
 def test_unknown_and_unexpected_dtypes_are_refused_by_name(tmp_path):
     write(tmp_path / "model.safetensors", a=torch.ones(2).to(torch.float8_e5m2))
-    with pytest.raises(Unsupported, match="a is stored as F8_E5M2; known are BF16"):
+    with pytest.raises(Unsupported, match="a is stored as F8_E5M2; supported: BF16"):
         Checkpoint(tmp_path)
     write(tmp_path / "model.safetensors", a=torch.ones(2, dtype=torch.int32))
     with Checkpoint(tmp_path) as checkpoint, pytest.raises(Unsupported, match="a is stored as I32"):

@@ -53,7 +53,7 @@ def test_socket_directory_is_created_with_mode_0700(tmp_path: Path, context: Con
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
 def test_directory_open_to_others_is_refused(tmp_path: Path, context: Context, mode: int) -> None:
     tmp_path.chmod(mode)
-    with pytest.raises(ConfigError, match=rf"others may enter .*{mode:o}.*chmod 700"):
+    with pytest.raises(ConfigError, match=rf"other users may enter .*{mode:o}.*chmod 700"):
         ipc.listen(context, tmp_path / "s", 1 << 16)
 
 

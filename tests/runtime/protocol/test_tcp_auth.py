@@ -105,9 +105,9 @@ def test_bn_connect_takes_key_and_token_from_arguments_or_environment(
     ("token", "key", "error"),
     [
         (TOKEN, "another", "is that its public key"),
-        (TOKEN, "", "wants the server's public key"),
+        (TOKEN, "", "needs the server's public key"),
         (TOKEN, "x" * 39, "neither a key of 40 characters nor a file"),
-        (TOKEN, "\x7f" * 40, "is no key"),
+        (TOKEN, "\x7f" * 40, "is not a key"),
         ("", "right", "it wants a token"),
         ("wrong-0123456789abcdef", "right", "the token is wrong"),
     ],
@@ -211,7 +211,7 @@ def test_tcp_addresses_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"token_file": ""}, "anybody could come in"),
+        ({"token_file": ""}, "anybody could connect"),
         ({"curve_key": "none"}, "curve_key .*none cannot be read"),
         ({"bind": "tcp://203.0.113.7:1"}, "cannot listen at tcp://203.0.113.7:1"),
     ],
@@ -230,7 +230,7 @@ def test_server_that_cannot_listen_raises_with_the_reason(
 
 
 def test_tcp_address_as_socket_is_refused(serve: Callable[..., launch.ServerProcess]) -> None:
-    with pytest.raises(ConfigError, match="`bind` is what listens"):
+    with pytest.raises(ConfigError, match="to listen on tcp, set `bind`"):
         serve(options={"socket": "tcp://127.0.0.1:7100"})
 
 
@@ -247,7 +247,7 @@ def test_keys_are_private_files_of_their_owner(
     public = tcp_auth.read_keys(secret)[0]
     assert public == tcp_auth.public_key(str(tmp_path / "k" / "server.key")) == tcp_auth.public_key(public.decode())
     assert cli.main(["keys", str(tmp_path / "k")]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
     secret.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
         tcp_auth.read_keys(secret)

@@ -360,7 +360,7 @@ def test_chat_model_selects_with_a_schema(serve: Any, fake: ModuleType) -> None:
     assert schema["properties"]["choice"]["enum"] == ["yes", "no"]
     assert api.bodies[0]["temperature"] == 0
     for _ in range(2):
-        with pytest.raises(bn.ProgramError, match="was to answer with one of the choices"):
+        with pytest.raises(bn.ProgramError, match="should have answered with one of the choices"):
             program.run(backend=backend)["c"]
     with pytest.raises(bn.Unsupported, match="use greedy_token_selection"):
         program.run(bn.unconditional_likelihood_normalized, backend=backend)["c"]

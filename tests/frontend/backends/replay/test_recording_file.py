@@ -194,7 +194,7 @@ def test_unrecorded_gen_raises(replay: bn.Replay) -> None:
         (b"", "not a recording"),
         (b"hello\n", "not a recording"),
         (b'{"model":"x"}\n', "not a recording"),
-        (b'{"banyan":"recording","version":99}\n', "version 99, this reads 1"),
+        (b'{"banyan":"recording","version":99}\n', "version 99, but this release reads version 1"),
         (b'{"banyan":"recording","version":1}\n{"program":"x"}\n', "line 2 .* missing required field"),
     ],
 )

@@ -289,7 +289,7 @@ def test_unsupported_heads_are_refused(
     (pickled / "medusa_lm_head.pt").write_bytes(b"\x80\x04.")
     with pytest.raises(BadModel, match=r"never opened; convert one that you trust: safetensors\.torch\.save_file"):
         kind_of(pickled)
-    with pytest.raises(Unsupported, match="reads three layers of its model, so it needs one of 7 layers or more"):
+    with pytest.raises(Unsupported, match="reads three layers of its model, so it needs a model of at least 7 layers"):
         engine(model_path, folders["eagle3"])
     other_layers = tmp_path / "other layers"
     shutil.copytree(folders["eagle3"], other_layers)

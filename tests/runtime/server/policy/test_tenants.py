@@ -156,7 +156,7 @@ def real(
         (f"ann {ANN} king", "line 1: must be"),
         (f"ann {ANN} operator too", "line 1: must be"),
         ("ann short", "line 1: the token has 5 characters"),
-        (f"ann {ANN}\n\nbob {ANN}", "line 3: this token is on an earlier line too"),
+        (f"ann {ANN}\n\nbob {ANN}", "line 3: an earlier line has the same token"),
     ],
 )
 def test_invalid_token_file_error_names_the_line_but_no_token(text: str, error: str) -> None:

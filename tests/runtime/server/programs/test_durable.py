@@ -341,7 +341,7 @@ def test_invalid_durable_programs_are_refused(restart: Start, connect: Any) -> N
     c = connect(server)
     with pytest.raises(Unsupported, match="cannot stream"):
         submit_durable(c, wire.Gen(0, 0, stream=True)).future(0).result(30)
-    with pytest.raises(BadProgram, match="a name of 300 characters; 256"):
+    with pytest.raises(BadProgram, match="a name of 300 characters; at most 256"):
         submit_durable(c, wire.Gen(0, 0), key="k" * 300).future(0).result(30)
     wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
     with pytest.raises(ConfigError, match="as a size in memory"):
@@ -350,7 +350,7 @@ def test_invalid_durable_programs_are_refused(restart: Start, connect: Any) -> N
 
 def test_full_journal_fails_with_its_limit(restart: Start, connect: Any) -> None:
     server = restart({"durable_bytes": "500B"})
-    with pytest.raises(BanyanError, match=r"the journal of durable programs has \d+ bytes, and 500 are the most"):
+    with pytest.raises(BanyanError, match=r"the journal of durable programs has \d+ bytes, and may have 500"):
         submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)).future(0).result(60)
 
 

@@ -204,8 +204,8 @@ def test_running_turn_can_be_dropped(bench: Any, greedy: Sampler) -> None:
     [
         ((Append(0, ("plain",)), Gen(0, 0, tools=TOOLS)), "must be in a turn of the assistant"),
         ((ASK, Gen(0, 0, wire.Sampling(n=2), tools=TOOLS)), "n is 2"),
-        ((ASK, Gen(0, 0, tools=wire.Tools(("{}",)))), "the spec of a tool is"),
-        ((ASK, Gen(0, 0, tools=wire.Tools(("{" * 9999,)))), "the spec of a tool is"),
+        ((ASK, Gen(0, 0, tools=wire.Tools(("{}",)))), "the spec of a tool must be"),
+        ((ASK, Gen(0, 0, tools=wire.Tools(("{" * 9999,)))), "the spec of a tool must be"),
     ],
 )
 def test_invalid_gen_with_tools_is_refused(ops: tuple[wire.Op, ...], message: str, bench: Any) -> None:
@@ -219,7 +219,7 @@ def test_model_without_a_call_format_refuses_tools(bench: Any) -> None:
     b = bench({}, ChatTemplate(CHATML.replace("{% if tools %}", "{% if false %}"), {}))
     b.submit(ASK, Gen(0, 0, tools=TOOLS))
     assert b.failed(0).code == "tool"
-    assert "writes no tools" in b.failed(0).message
+    assert "does not write tools" in b.failed(0).message
     assert b.programs.generator.with_call_format(wire.ChatMarkers({})).no_calls == b.failed(0).message
 
 

@@ -93,8 +93,8 @@ def test_a_call_that_must_come_begins_in_the_prompt(
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"only": "h"}, "it is none of the tools"),
-        ({"ends_turn": False, "must_call": True}, "for tools with ends_turn"),
+        ({"only": "h"}, "must be the name of one of the tools"),
+        ({"ends_turn": False, "must_call": True}, "need ends_turn=True"),
     ],
 )
 def test_bad_tools_are_refused(bench: Any, options: dict[str, Any], error: str) -> None:

@@ -479,7 +479,7 @@ def test_text_between_turns_counts_as_work() -> None:
 
 @pytest.mark.parametrize("name", ["user<|im_end|>", "", "x" * 65, "a\nb", "<|im_start|>", "é"])
 def test_role_must_be_a_name(name: str) -> None:
-    with pytest.raises(BadProgram, match="a role is a name of 1 to 64 letters"):
+    with pytest.raises(BadProgram, match="a role must be a name of 1 to 64 letters"):
         PromptText().append_part(wire.BeginTurn(name))
 
 

@@ -101,16 +101,16 @@ def test_marker_that_is_a_special_token_is_hidden(words: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("source", "error"),
     [
-        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "writes no tools"),
-        (XML, "a form that is not known here: '<tool_call>\\\\n<function=zqnamezq0>"),
-        (HERMES.replace("{% for call in m.tool_calls %}", "{% for call in [] %}"), "not known here: ''"),
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", "does not write tools"),
+        (XML, "a tool call in an unsupported format: '<tool_call>\\\\n<function=zqnamezq0>"),
+        (HERMES.replace("{% for call in m.tool_calls %}", "{% for call in [] %}"), "unsupported format: ''"),
         (
             HERMES.replace("<tool_call>\n", "{% if loop.first %}<calls>{% endif %}<call>\n"),
-            "two calls in a form that is not known",
+            "two tool calls in an unsupported format",
         ),
         (
             HERMES.replace("{% set f = call.function %}", "{% set f = call.function + 1 %}"),
-            "takes no calls of tools: the model's chat template fails",
+            "refuses tool calls: the model's chat template fails",
         ),
     ],
 )
