@@ -5,8 +5,10 @@ from __future__ import annotations
 import faulthandler
 import gc
 import importlib.util
+import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -72,6 +74,44 @@ def _command(process: psutil.Process) -> str:
     with suppress(psutil.Error):
         return " ".join(process.cmdline())
     return ""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def start_python() -> Iterator[Callable[..., subprocess.Popen[Any]]]:
+    """A Popen. In a worker of pytest-xdist, it and `launch` fork processes of banyan from one that has imported its
+    modules."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield subprocess.Popen
+        return
+    import forked_children
+
+    template = forked_children.Template()
+    yield forked_children.install(template)
+    template.close()
+
+
+@pytest.fixture
+def new_interpreters(start_python: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children of `launch` are started as users start them: `python -m ...`."""
+    from banyan.runtime import launch
+
+    monkeypatch.setattr(launch, "subprocess", subprocess)
+
+
+@pytest.fixture(scope="session")
+def run_python(start_python: Callable[..., subprocess.Popen[Any]]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_python("-m", "banyan", ...)`: run this interpreter with these arguments, and capture its output."""
+
+    def run(*argv: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *argv]
+        with start_python(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                out, err = process.communicate()
+            finally:
+                process.kill()  # where the time limit of the test ended the wait
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    return run
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import sys
 import tomllib
 import zipfile
 from collections import Counter
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -98,10 +97,9 @@ MAX_FILES = 20
 """In one folder of the product."""
 
 
-@cache
 def classes(path: Path) -> list[str]:
     """The names of the classes that a file defines."""
-    return [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+    return re.findall(r"^ *class (\w+)[\[(:]", path.read_text(), re.MULTILINE)
 
 
 def test_no_class_name_is_used_twice() -> None:
@@ -162,9 +160,13 @@ def test_no_text_is_executed_as_code() -> None:
     """Neither data from sockets or files nor model output: nothing in the code can execute text."""
     functions = {"eval", "exec", "compile", "__import__"}
     modules = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "yaml", "code", "codeop"}
+    others = ("system", "popen", "recv_pyobj", "send_pyobj", "shell", "trust_remote_code")
+    is_suspect = re.compile(rf"\b({'|'.join((*functions, *modules, *others))})\b").search
     found = []
     for path in files(*FOLDERS):
-        for node in ast.walk(ast.parse(path.read_text())):
+        if not is_suspect(text := path.read_text()):
+            continue  # parsing takes its time
+        for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.Call(func=ast.Name(id=name)) if name in functions:
                     forbidden = name

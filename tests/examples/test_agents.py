@@ -245,9 +245,10 @@ def test_few_shot_computes_its_prefix_once_and_repeats_cost_one_token_per_reques
     assert min(map(int, re.findall(r"(\d+) of 120 right", out))) >= 108
 
 
-def test_example_runs_from_the_command_line_with_a_running_server(pocket: bn.Runtime) -> None:
-    command = [sys.executable, str(AGENTS / "extract.py"), "--socket", str(pocket.socket)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+def test_example_runs_from_the_command_line_with_a_running_server(
+    pocket: bn.Runtime, run_python: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    result = run_python(str(AGENTS / "extract.py"), "--socket", str(pocket.socket))
     assert result.returncode == 0, result.stderr
     assert result.stdout.endswith("4 of 4 right\n")
 

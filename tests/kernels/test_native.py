@@ -3,8 +3,8 @@
 import logging
 import shutil
 import subprocess
-import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from banyan.kernels.native import build, threads
 from kernel_support.cases import attention_case
 from kernel_support.small_ops import CHECKS
 
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
 COMPILER = shutil.which("c++") or ""
 
 
@@ -61,29 +62,34 @@ def test_failed_build_is_logged_and_not_used(
 
 @pytest.mark.usefixtures("native")
 def test_build_is_checked_before_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-pthread", "-fPIC", "-shared", "-w"))
+    (built,) = build.cache_folder().glob(f"ops-{build._key(COMPILER)}.so")
+    builds: list[str] = []
 
-    library = build.load(COMPILER, tmp_path / "kept")  # the narrowest vectors, not optimised: the same results
-    case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
-    case.check(native.attend(library, *case[:4], AttentionOptions(**case.options)))
-    (built,) = (tmp_path / "kept").iterdir()
+    def copy(command: list[str], **options: object) -> None:
+        builds.append(command[-1])
+        shutil.copy(built, command[-1])
 
     def refuse(library: object) -> None:
         raise AssertionError("wrong on this machine")
 
-    def copy(command: list[str], **options: object) -> None:
-        shutil.copy(built, command[-1])
-
     monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, copy, **options))
     with pytest.raises(AssertionError, match="wrong on this machine"):
-        build.load(COMPILER, tmp_path / "refused", check=refuse)
-    assert not list((tmp_path / "refused").iterdir())
+        build.load(COMPILER, tmp_path, check=refuse)
+    assert not list(tmp_path.iterdir())
+    build.load(COMPILER, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+    build.load(COMPILER, tmp_path, check=refuse)
+    assert len(builds) == 2, "what is stored is neither built nor checked again"
 
-    def forbid(*args: object, **options: object) -> None:
-        raise AssertionError("built twice")
 
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, forbid, **options))
-    build.load(COMPILER, tmp_path / "kept", check=refuse)
+@pytest.mark.long
+@pytest.mark.usefixtures("native")
+def test_build_without_optimisation_gives_the_same_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the narrowest vectors."""
+    monkeypatch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-pthread", "-fPIC", "-shared", "-w"))
+    library = build.load(COMPILER, tmp_path)
+    case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
+    case.check(native.attend(library, *case[:4], AttentionOptions(**case.options)))
 
 
 _run = subprocess.run
@@ -138,8 +144,10 @@ sys.exit(0 if os.waitpid(child, 0)[1] == 0 and len(done) == 3 else 1)
 
 
 @pytest.mark.usefixtures("native")
-def test_worker_threads_serve_concurrent_callers_and_a_forked_child() -> None:
-    subprocess.run([sys.executable, "-c", LIBRARY_IN_THREADS], check=True, timeout=300)
+def test_worker_threads_serve_concurrent_callers_and_a_forked_child(tmp_path: Path, run_python: RunPython) -> None:
+    (tmp_path / "script.py").write_text(LIBRARY_IN_THREADS)
+    done = run_python(str(tmp_path / "script.py"))
+    assert done.returncode == 0, done.stderr
 
 
 FORKS = """
@@ -165,8 +173,10 @@ for k in range(60):
 
 
 @pytest.mark.usefixtures("native")
-def test_forked_child_does_not_wait_for_threads_that_it_lacks() -> None:
-    subprocess.run([sys.executable, "-c", FORKS], check=True, timeout=300)
+def test_forked_child_does_not_wait_for_threads_that_it_lacks(tmp_path: Path, run_python: RunPython) -> None:
+    (tmp_path / "script.py").write_text(FORKS)
+    done = run_python(str(tmp_path / "script.py"))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.usefixtures("native")

@@ -56,6 +56,7 @@ def engine_pid(server: launch.ServerProcess) -> int:
     return int(client.connect(server.socket).ask("info")["engine_pid"])
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_private_server_removes_its_directory_on_close(serve: Serve) -> None:
     server = serve()
     engine = engine_pid(server)
@@ -81,6 +82,7 @@ def test_shared_server_removes_its_socket_but_not_the_directory(serve: Serve, tm
     serve({"socket": str(server.socket)}).close()
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_server_and_engine_run_in_their_own_sessions(serve: Serve) -> None:
     server = serve()
     assert len({os.getsid(pid) for pid in (os.getpid(), server.pid, engine_pid(server))}) == 3
@@ -136,6 +138,7 @@ def test_server_and_engine_end_with_the_users_process(
     wait_until(lambda: not Path(socket).parent.exists(), "the end of the directory")
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_server_outlives_the_thread_that_started_it(serve: Serve) -> None:
     started: list[launch.ServerProcess] = []
     thread = threading.Thread(target=lambda: started.append(serve()))

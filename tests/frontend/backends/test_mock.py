@@ -222,10 +222,10 @@ def test_dropped_branch_is_stopped() -> None:
 def test_many_sequential_gens_do_not_recurse() -> None:
     @bn.function
     def program(s: bn.State) -> None:
-        for _ in range(1500):
+        for _ in range(1100):
             s += bn.gen()
 
-    assert program.run(backend=bn.Mock("x")).text() == "x" * 1500
+    assert program.run(backend=bn.Mock("x")).text() == "x" * 1100
 
 
 @pytest.mark.parametrize(

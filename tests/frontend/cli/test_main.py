@@ -14,6 +14,7 @@ import sys
 import typing
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from banyan.runtime.config import GROUPS, Config, make
 from banyan.runtime.errors import BanyanError
 
 BANYAN = (sys.executable, "-m", "banyan")
+Banyan = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def parse(*argv: str) -> dict[str, object]:
@@ -387,24 +389,26 @@ def program(tmp_path: Path) -> str:
     return str(tmp_path / "program.py")
 
 
-def banyan(*argv: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([*BANYAN, *argv], capture_output=True, text=True, timeout=60, env=environment)
+@pytest.fixture
+def banyan(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> Banyan:
+    return partial(run_python, "-m", "banyan")
 
 
-def test_run_passes_arguments_and_starts_a_runtime(program: str, tiny_model: Callable[..., Path]) -> None:
+def test_run_passes_arguments_and_starts_a_runtime(
+    program: str, tiny_model: Callable[..., Path], banyan: Banyan
+) -> None:
     done = banyan("run", "--model", str(tiny_model("llama")), "--threads", "1", program, "gen", "--device", "x")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "['gen', '--device', 'x'] beside it\nTrue\n"
 
 
-def test_run_starts_no_runtime_for_a_program_that_needs_none(program: str) -> None:
+def test_run_starts_no_runtime_for_a_program_that_needs_none(program: str, banyan: Banyan) -> None:
     done = banyan("run", "--model", "/no/such/model", program, "nothing")
     assert (done.returncode, done.stdout) == (0, "['nothing'] beside it\n")
 
 
 def test_run_prints_a_traceback_for_bugs_and_one_line_for_failed_programs(
-    program: str, tiny_model: Callable[..., Path]
+    program: str, tiny_model: Callable[..., Path], banyan: Banyan
 ) -> None:
     buggy = banyan("run", program, "raise")
     assert buggy.returncode == 1

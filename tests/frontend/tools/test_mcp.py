@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -15,11 +16,10 @@ import pytest
 import banyan as bn
 from waits import join, wait_until, wait_until_async
 
-pytest.importorskip("mcp", reason="the extra mcp is not installed")
-import uvicorn
-from mcp.server import MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp.shared.memory import create_client_server_memory_streams
+if TYPE_CHECKING:  # it takes a second to import, in each worker that collects this file
+    from mcp.server import MCPServer
+if importlib.util.find_spec("mcp") is None:
+    pytest.skip("the extra mcp is not installed", allow_module_level=True)
 
 COMMAND = """
 import json, sys, os
@@ -58,6 +58,9 @@ PYTHON = [sys.executable, "-I", "-S", "-c"]
 
 @pytest.fixture(scope="module")
 def shop() -> MCPServer:
+    from mcp.server import MCPServer
+    from mcp.server.mcpserver.exceptions import ToolError
+
     server = MCPServer("shop")
 
     @server.tool()
@@ -78,6 +81,8 @@ def shop() -> MCPServer:
 @pytest.fixture
 def url(shop: MCPServer) -> Iterator[str]:
     """The server over HTTP."""
+    import uvicorn
+
     options = uvicorn.Config(shop.streamable_http_app(), port=0, log_level="error", ws="none", lifespan="on")
     server = uvicorn.Server(options)
     thread = threading.Thread(target=server.run)
@@ -173,6 +178,8 @@ def test_a_server_that_does_not_answer_is_an_error(server: Any, why: str) -> Non
 
 
 def test_a_wait_for_a_connection_can_be_cancelled(run_loop: Callable[[Awaitable[Any]], Any]) -> None:
+    from mcp.shared.memory import create_client_server_memory_streams
+
     began, ended = threading.Event(), threading.Event()
 
     @asynccontextmanager
@@ -196,6 +203,8 @@ def test_a_wait_for_a_connection_can_be_cancelled(run_loop: Callable[[Awaitable[
 
 
 def test_a_server_that_does_not_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mcp.server import MCPServer
+
     @asynccontextmanager
     async def endless(_: Any) -> AsyncIterator[None]:
         yield

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from itertools import count
 from types import ModuleType
 
@@ -57,21 +58,26 @@ def traced_bytes(fake: ModuleType, n_first: int, n_last: int) -> tuple[int, int]
     return sizes[0], sizes[1]
 
 
-def growth(n_first: int, n_last: int) -> float:
-    """Bytes per step, measured in a new process without threads of other tests."""
-    command = [sys.executable, __file__, str(n_first), str(n_last)]
-    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return float(result.stdout)
+@pytest.fixture
+def growth(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[[int, int], float]:
+    """`growth(n_first, n_last)`: bytes per step, measured in a new process without threads of other tests."""
+
+    def measure(n_first: int, n_last: int) -> float:
+        done = run_python(__file__, str(n_first), str(n_last))
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout)
+
+    return measure
 
 
-def test_memory_growth_over_a_few_steps_is_small() -> None:
+def test_memory_growth_over_a_few_steps_is_small(growth: Callable[[int, int], float]) -> None:
     """Output-length statistics and numpy's small-block cache still fill here."""
     assert growth(300, 700) < 50
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_memory_does_not_grow_over_many_steps() -> None:
+def test_memory_does_not_grow_over_many_steps(growth: Callable[[int, int], float]) -> None:
     assert growth(8000, 30_000) < 1
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import subprocess
-import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ import pytest
 import zmq
 
 from banyan.runtime import config as configs
+from banyan.runtime import launch
 from banyan.runtime.engine import process
 from banyan.runtime.engine.hardware import n_cores
 from banyan.runtime.protocol.decoders import decode_report
@@ -51,14 +50,8 @@ class Peer:
         address = f"ipc://{directory}/engine"
         self.socket.bind(address)
         config = configs.make(model=model, device="cpu", threads=1, kv_memory="8MiB")
-        alive, self.alive_fd = os.pipe()
-        arguments = ["--socket", address, "--config", msgspec.json.encode(config).decode(), "--alive-fd", str(alive)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "banyan.runtime.engine", *arguments],
-            pass_fds=(alive,),
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        os.close(alive)
+        options = ("--socket", address, "--config", msgspec.json.encode(config).decode())
+        self.child = launch.ChildProcess([*launch.ENGINE, *options])
 
     def send(self, *commands: EngineCommand) -> None:
         for command in commands:
@@ -66,15 +59,8 @@ class Peer:
 
     def receive(self) -> EngineReport:
         what = "a report of the engine"
-        wait_until(
-            lambda: self.socket.poll(10), what, alive=lambda: self.process.poll() is None or self.socket.poll(1000)
-        )
+        wait_until(lambda: self.socket.poll(10), what, alive=lambda: self.child.is_alive or self.socket.poll(1000))
         return decode_report(self.socket.recv())
-
-    def close(self) -> None:
-        if self.alive_fd >= 0:
-            os.close(self.alive_fd)
-            self.alive_fd = -1
 
 
 @contextmanager
@@ -84,9 +70,7 @@ def peer(directory: Path, model: str) -> Iterator[Peer]:
         try:
             yield p
         finally:
-            p.close()
-            p.process.kill()
-            p.process.wait()
+            p.child.close()
             p.socket.close()
 
 
@@ -154,6 +138,7 @@ def test_requests_of_clients_take_turns_behind_other_orders(monkeypatch: pytest.
         link.close()
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_engine_serves_answers_and_exits_with_its_parent(
     fake: ModuleType, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -177,7 +162,7 @@ def test_engine_serves_answers_and_exits_with_its_parent(
             finished |= {f.rid for f in step.finished}
         assert {rid: len(output) for rid, output in ids.items()} == {0: 5, 1: 5, 2: 5}
 
-        p.process.send_signal(signal.SIGINT)  # the terminal's Ctrl-C reaches the engine, which ignores it
+        os.kill(p.child.pid, signal.SIGINT)  # the terminal's Ctrl-C reaches the engine, which ignores it
         p.send(fake.run(3, [1] * 600), Abort(77))
         failed = p.receive()
         assert isinstance(failed, Failed)
@@ -195,8 +180,8 @@ def test_engine_serves_answers_and_exits_with_its_parent(
             if what == "info":
                 assert body["resolved"]["context"] == ready.max_context == body["model"]["max_context"]
 
-        p.close()  # as if the parent had exited
-        assert p.process.wait(PATIENCE) == 0
+        p.child.close()  # as if the parent had exited
+        assert p.child.wait(PATIENCE) == 0
 
 
 def test_missing_model_is_reported_in_one_message(tmp_path: Path) -> None:
@@ -205,11 +190,11 @@ def test_missing_model_is_reported_in_one_message(tmp_path: Path) -> None:
         assert isinstance(failed, Failed)
         assert (failed.program, failed.code) == (-1, "model_not_found")
         assert "nothing" in failed.message
-        assert p.process.wait(PATIENCE) == 1
+        assert p.child.wait(PATIENCE) == 1
 
 
 def test_sigterm_ends_the_engine(tiny_model: Callable[..., Path], tmp_path: Path) -> None:
     with peer(tmp_path, str(tiny_model("llama"))) as p:
         assert isinstance(p.receive(), Ready)
-        p.process.terminate()
-        assert p.process.wait(PATIENCE) == 0
+        os.kill(p.child.pid, signal.SIGTERM)
+        assert p.child.wait(PATIENCE) == 0
