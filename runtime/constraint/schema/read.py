@@ -113,7 +113,7 @@ class Document:
         root = self._roots.get(address)
         if root is None:
             raise ConstraintUnsupported(
-                f"the reference {ref[:200]!r} at {path or '/'} points outside of it; copy that document into $defs, "
+                f"the reference {ref[:200]!r} at {path or '/'} points outside of the schema; copy that document into $defs, "
                 "with its address as $id"
             )
         if fragment and not fragment.startswith("/"):
