@@ -113,8 +113,8 @@ class Document:
         root = self._roots.get(address)
         if root is None:
             raise ConstraintUnsupported(
-                f"the reference {ref[:200]!r} at {path or '/'} points outside of the schema; copy that document into $defs, "
-                "with its address as $id"
+                f"the reference {ref[:200]!r} at {path or '/'} points outside of the schema; copy that document into "
+                "$defs, with its address as $id"
             )
         if fragment and not fragment.startswith("/"):
             if (anchor := self._anchors.get(f"{address}#{unquote(fragment)}")) is None:
