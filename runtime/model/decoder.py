@@ -70,9 +70,11 @@ class Rotations:
         self._frequencies, self._scale = frequencies, scale
         self._kept = torch.empty(0, len(frequencies)), torch.empty(0, len(frequencies))
 
-    def __call__(self, positions: Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [n_rows, n] each. All positions are below `end`."""
-        if not positions.is_cpu or end > MAX_KEPT:
+    def __call__(self, positions: Tensor, kv_lens: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """cos and sin, float32 [n_rows, n] each. kv_lens: as in `Ragged`: the largest is above all positions; none in a
+        step that is captured, whose positions are on the device only."""
+        end = max(kv_lens, default=0)
+        if not positions.is_cpu or not 0 < end <= MAX_KEPT:
             return self._at(positions)
         if end > len(self._kept[0]):
             self._kept = self._at(torch.arange(1 << (end - 1).bit_length()))
@@ -112,7 +114,7 @@ class Decoder:
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]],
                 rows: Tensor, adapted: AdaptedRows | None = None) -> Tensor:  # fmt: skip
-        cos_sin = self._rotations(positions, max(ragged.kv_lens))
+        cos_sin = self._rotations(positions, ragged.kv_lens)
         x = (
             self.embed.index_select(0, ids)
             if self.shard is None

@@ -1,6 +1,7 @@
 """The native decoder agrees with transformers in logits and tokens, for any chunks, pages and batches."""
 
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -293,11 +294,15 @@ def test_unsupported_model_is_not_fused(tiny_model):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_kept_rotations_are_the_computed_ones(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kv_lens", [lambda positions: [1, max(positions) + 1], lambda positions: ()])
+def test_kept_rotations_are_the_computed_ones(
+    dtype: torch.dtype, kv_lens: Callable[[Sequence[int]], Sequence[int]]
+) -> None:
+    """Also those of a captured step, whose lengths are on the device only."""
     frequencies = torch.linspace(1.0, 1e-4, 12, dtype=dtype)
     kept = Rotations(frequencies, 1.25)
     for positions in ([4, 0, 4], [70, 3], [MAX_KEPT - 1, 1], [MAX_KEPT, 5], [2]):
-        cos, sin = kept(torch.tensor(positions), max(positions) + 1)
+        cos, sin = kept(torch.tensor(positions), kv_lens(positions))
         angles = torch.tensor(positions, dtype=dtype)[:, None] * frequencies
         torch.testing.assert_close(cos, 1.25 * angles.cos().float())
         torch.testing.assert_close(sin, 1.25 * angles.sin().float())
