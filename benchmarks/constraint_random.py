@@ -149,7 +149,7 @@ def judged(schemas: Iterable[Any], vocabulary: Vocabulary, n_texts: int, seed: i
         try:
             one = Handled(schema, vocabulary)
         except BanyanError as e:
-            known = {"points outside of it" in e.message: "refers to other files",
+            known = {"points outside of the schema" in e.message: "refers to other files",
                      isinstance(e, ConstraintUnsatisfiable): "unsatisfiable"}  # fmt: skip
             found[known.get(True, f"refused: {e.code}")] += 1
             continue

@@ -90,7 +90,7 @@ def pieces_of(texts: Iterable[tuple[int, ...]]) -> tuple[list[tuple[int, int]], 
     pieces, ends, before = [(0, 0)], dict[tuple[int, ...], int](), tuple[int, ...]()
     stack = [(0, 0)]  # (piece, tokens up to its end), of the text before
     for text in sorted(set(texts)):
-        common = next((i for i, (a, b) in enumerate(zip(text, before, strict=False)) if a != b), len(before))
+        common = n_common([before, text])
         cut = None
         while stack[-1][1] > common:
             cut = stack.pop()

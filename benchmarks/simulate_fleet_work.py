@@ -139,7 +139,8 @@ def numbered(work: list[SimulatedProgram]) -> list[SimulatedProgram]:
     return work
 
 
-def n_common(texts: list[str]) -> int:
+def n_common(texts: list[str] | list[tuple[int, ...]]) -> int:
+    """The number of tokens that all texts begin with."""
     first, last = min(texts), max(texts)
     return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
 

@@ -108,7 +108,7 @@ def run_python(start_python: Callable[..., subprocess.Popen[Any]]) -> Callable[.
             try:
                 out, err = process.communicate()
             finally:
-                process.kill()  # where the time limit of the test ended the wait
+                process.kill()  # if the time limit of the test ended the wait
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return run

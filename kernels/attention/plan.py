@@ -244,12 +244,13 @@ def _split(items: list[_Item], n_programs: int, n_processors: int) -> list[_Item
 
 
 def _split_size(n_keys: int, n_programs: int, n_processors: int) -> int:
-    """The least number of keys of an item, where items that read n_keys in all are split."""
+    """An item is split if it reads at least twice this many keys. n_keys: keys that all items read."""
     return max(MIN_SPLIT, n_keys * n_programs // (WAVES * n_processors))
 
 
 def _decodes(kv_lens: Sequence[int]) -> AttentionPlan:
-    """What the general case gives for decodes that share nothing, without a window and without splits: most steps."""
+    """The plan of decodes that share no keys, have no window and are not split, as in most steps. It is the plan that
+    the general case would give, in less time."""
     small: list[int] = []
     for i in sorted(range(len(kv_lens)), key=kv_lens.__getitem__, reverse=True):
         end = kv_lens[i]
@@ -259,7 +260,7 @@ def _decodes(kv_lens: Sequence[int]) -> AttentionPlan:
 
 @functools.lru_cache(256)
 def _rows_alone(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The other tables of `_decodes`."""
+    """`large`, `rows` and `merges` of n decodes, each of which is read by one item."""
     rows = np.full((n, 2), -1, np.int32)
     rows[:, 0] = np.arange(n)
     return np.empty((0, 8), np.int32), rows, np.empty((0, 4), np.int32)

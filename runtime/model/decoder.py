@@ -62,17 +62,18 @@ MAX_KEPT = 1 << 15
 
 
 class Rotations:
-    """cos and sin of the angles by which rope rotates at a position, times the scale. On a CPU they are kept: their few
-    numbers take less time than eight calls into torch, which are 12 % of a decode step's Python."""
+    """Computes cos and sin of the angles by which rope rotates at a position, times the scale. On a CPU they are kept
+    by position: two calls into torch look them up, and eight compute them, which took 12 % of a decode step's Python.
+    """
 
     def __init__(self, frequencies: Tensor, scale: float) -> None:
-        """frequencies: [n], of a head's pairs of numbers."""
+        """frequencies: [n], one for each pair of a head's numbers."""
         self._frequencies, self._scale = frequencies, scale
         self._kept = torch.empty(0, len(frequencies)), torch.empty(0, len(frequencies))
 
     def __call__(self, positions: Tensor, kv_lens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [n_rows, n] each. kv_lens: as in `Ragged`: the largest is above all positions; none in a
-        step that is captured, whose positions are on the device only."""
+        """Returns cos and sin, float32 [n_rows, n] each. kv_lens: see `Ragged`; every position is below the largest. It
+        is empty in a captured step, whose lengths are on the device only."""
         end = max(kv_lens, default=0)
         if not positions.is_cpu or not 0 < end <= MAX_KEPT:
             return self._at(positions)

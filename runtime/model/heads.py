@@ -25,7 +25,7 @@ from banyan.kernels.kv_layout import Pool
 from banyan.kernels.ops import Ragged
 from banyan.runtime.errors import BadModel, Unsupported
 from banyan.runtime.model import families
-from banyan.runtime.model.decoder import Decoder, FeatureStore, Layer
+from banyan.runtime.model.decoder import Decoder, FeatureStore, Layer, Rotations
 from banyan.runtime.model.families import ModelSpec
 from banyan.runtime.model.linear import Linear
 from banyan.runtime.model.rope import frequencies
@@ -101,7 +101,7 @@ class Eagle:
     def __init__(self, large: Decoder, spec: ModelSpec, fc: Linear, layer: Layer, rope: tuple[Tensor, float],
                  eps: float) -> None:  # fmt: skip
         self.spec, self._large, self._fc, self._layer, self._eps = spec, large, fc, layer, eps
-        self._frequencies, self._rope_scale = rope
+        self._rotations = Rotations(*rope)
 
     def store(self, slots: Tensor) -> FeatureStore:
         """Tells the target model where to store features. slots: [n_slots, hidden]."""
@@ -113,8 +113,7 @@ class Eagle:
         """Like `load.Model.forward`. features: the features of the token before each row, [n_rows, hidden]. Also
         returns the features that the head predicts for `rows`, [n_out, hidden]."""
         layer, s = self._layer, self.spec
-        angles = positions[:, None].float() * self._frequencies
-        cos_sin = angles.cos() * self._rope_scale, angles.sin() * self._rope_scale
+        cos_sin = self._rotations(positions, ragged.kv_lens)
         h, x = self._inputs(F.embedding(ids, self._large.embed), features)
         qkv = layer.qkv(h).view(len(h), -1, s.head_dim)
         q = ops.rope_kv(qkv, None, self._eps, *cos_sin, *kv[0], ragged.slots)

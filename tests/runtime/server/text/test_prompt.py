@@ -31,8 +31,8 @@ NOW = datetime(2024, 1, 1)
 
 
 def growth(work: Callable[[int], object], n: int) -> float:
-    """CPU time of `work(4 * n)` in that of `work(n)`: near 4 where it is linear, near 16 where it is quadratic. Of more
-    rounds where it is between, on a busy machine."""
+    """CPU time of `work(4 * n)` in that of `work(n)`: near 4 where it is linear, near 16 where it is quadratic. It is
+    measured two times, and up to five times until it looks linear, because another load can raise it."""
 
     def cost(n: int) -> float:
         started = time.thread_time()
