@@ -201,6 +201,13 @@ OWN = (
 )
 """The options that an engine on another machine takes from its own machine, and not from the server."""
 
+OF_ENGINES = (
+    *("model", "dtype", "weight_dtype", "context", "kv_dtype", "window", "sinks", "page", "cache", "eviction"),
+    *("max_running", "step_tokens", "schedule", "speculate", "draft_model", "deterministic", "constraint_engine"),
+    "kv_transfer",
+)
+"""The options that must be equal for servers that share an engine."""
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "model": (
         *("model", "device", "dtype", "weight_dtype", "tp", "adapters", "context", "threads"),

@@ -162,11 +162,14 @@ def _parser() -> Parser:
     text = "run an engine on this machine for a server on another one"
     engine = add("engine", _engine, text, ENGINE_EXAMPLES, " [MODEL] --join ADDRESS --server-key KEY --key PATH")
     _add_model(engine)
-    text = "where the server has --engines-at, as tcp://HOST:PORT"
-    engine.add_argument("--join", required=True, metavar="ADDRESS", help=text)
+    text = "where the server has --engines-at, as tcp://HOST:PORT; again for each server that shares the engine"
+    engine.add_argument("--join", required=True, action="append", metavar="ADDRESS", help=text)
     engine.add_argument("--key", required=True, type=Path, metavar="PATH",
                         help="this machine's secret key; `banyan keys DIR --name NAME` creates one")  # fmt: skip
-    _add_server_key(engine)
+    text = (
+        f"the server's public key, or a file with it (default: that of {SERVER_KEY}); one for all servers, or one each"
+    )
+    engine.add_argument("--server-key", action="append", metavar="KEY", help=text)
     _add_config(engine, only=OWN)
 
     text = "list the models that this machine can run"
@@ -512,8 +515,14 @@ def _engine(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
-    server_key = options.server_key or os.environ.get(SERVER_KEY, "")
-    host = EngineHost(options.join, server_key, options.key, given(options), log)
+    keys = options.server_key or [os.environ.get(SERVER_KEY, "")]
+    if len(keys) not in (1, len(options.join)):
+        raise ConfigError(
+            f"there are {len(options.join)} --join and {len(keys)} --server-key; give one key for all servers, or one "
+            "for each, in their order"
+        )
+    keys *= len(options.join) // len(keys)
+    host = EngineHost(list(zip(options.join, keys, strict=True)), options.key, given(options), log)
     try:
         host.run()
     finally:

@@ -133,14 +133,14 @@ class Replica:
 
     machine: the machine whose cores it shares; None: it shares none, as on a GPU. threads: CPU threads of a step. bit:
     1 << number, for bit sets of replicas. prompt, out: queued prompt and output tokens. rows: queued or running
-    branches. n_groups: number of placements that these branches belong to. resting: how many of the texts that ended on
-    it are expected to continue soon. order: sort key: (estimated seconds of queued work, number of the last placement
-    that gave it work, replica number).
+    branches. n_groups: number of placements that these branches belong to. others: the part of prompt, out and rows
+    that other servers have placed. resting: how many of the texts that ended on it are expected to continue soon.
+    order: sort key: (estimated seconds of queued work, number of the last placement that gave it work, replica number).
     """
 
     __slots__ = (
-        *("bit", "fingerprint", "machine", "n_groups", "name", "number", "order", "out", "prompt", "resting", "rows"),
-        "threads",
+        *("bit", "fingerprint", "machine", "n_groups", "name", "number", "order", "others", "out", "prompt"),
+        *("resting", "rows", "threads"),
     )
 
     def __init__(self, name: str, number: int, fingerprint: bytes, machine: Machine | None, threads: int) -> None:
@@ -148,6 +148,7 @@ class Replica:
         self.name, self.number, self.bit, self.fingerprint = name, number, 1 << number, fingerprint
         self.prompt = self.out = self.rows = self.n_groups = 0
         self.resting = 0.0
+        self.others = 0, 0, 0
         self.order = 0.0, 0, number
 
 
@@ -231,6 +232,14 @@ class Fleet:
         replica = self._replicas.pop(name)
         self._there[replica.fingerprint] ^= replica.bit
         del self._by_number[replica.number]
+
+    def set_others(self, name: str, prompt: int, out: int, rows: int) -> None:
+        """Set the work that other servers have on a replica: queued prompt and output tokens, and requests. Each
+        request counts as a group."""
+        replica = self._replicas[name]
+        before, replica.others = replica.others, (prompt, out, rows)
+        self._add(replica, *(now - old for now, old in zip(replica.others, before, strict=True)))
+        self._add_groups(replica, rows - before[2])
 
     def queued(self, name: str) -> float:
         """Seconds of queued work of a replica."""

@@ -103,28 +103,24 @@ def listen(context: ipc.Context, address: str, keys: Path, max_message: int, opt
 
 
 def connect(
-    context: ipc.Context,
-    address: str,
-    server_key: str,
-    timeout: float,
-    keys: tuple[bytes, bytes] | None = None,
-    events: int = 0,
+    context: ipc.Context, address: str, server_key: str, timeout: float, keys: tuple[bytes, bytes] | None = None
 ) -> tuple[ipc.Socket, ipc.Socket]:
     """Like ipc.connect, for tcp://HOST:PORT. ConnectFailed also if the key is missing or invalid. keys: (public,
-    secret) of the peer, if the server identifies peers by their keys. events: the libzmq events that the second socket
-    reports, in place of those of `watch`."""
+    secret) of the peer, if the server identifies peers by their keys."""
+    _key_of(address, server_key)
     try:
-        host, port = tcp(address)
-        if not server_key:
-            raise ConfigError(
-                f"it needs the server's public key: give connect(..., server_key=...), or set {SERVER_KEY}"
-            )
-        key = public_key(server_key)
-        sockets.create_connection((host, port), timeout).close()
-    except ConfigError as e:
-        raise ConnectFailed(f"{address}: {e.message}") from e
+        sockets.create_connection(tcp(address), timeout).close()
     except OSError as e:
         raise ConnectFailed(f"nobody listens at {address}: {e.strerror or e}") from e
+    return open_connection(context, address, server_key, keys)
+
+
+def open_connection(
+    context: ipc.Context, address: str, server_key: str, keys: tuple[bytes, bytes] | None = None, events: int = 0
+) -> tuple[ipc.Socket, ipc.Socket]:
+    """Like `connect`, but does not wait: libzmq connects as soon as somebody listens. events: the libzmq events that
+    the second socket reports, in place of those of `watch`."""
+    key = _key_of(address, server_key)
     dealer = ipc.dealer(context)
     dealer.curve_publickey, dealer.curve_secretkey = keys or zmq.curve_keypair()
     try:
@@ -136,6 +132,19 @@ def connect(
     monitor = dealer.get_monitor_socket(events) if events else ipc.watch(dealer)
     dealer.connect(address)
     return dealer, monitor
+
+
+def _key_of(address: str, server_key: str) -> bytes:
+    """The public key of the server at an address. ConnectFailed: it is missing, or one of the two is invalid."""
+    try:
+        tcp(address)
+        if not server_key:
+            raise ConfigError(
+                f"it needs the server's public key: give connect(..., server_key=...), or set {SERVER_KEY}"
+            )
+        return public_key(server_key)
+    except ConfigError as e:
+        raise ConnectFailed(f"{address}: {e.message}") from e
 
 
 def own_address(address: str) -> str:

@@ -754,6 +754,8 @@ class Run(Wire, frozen=True):
     """Digest of the adapter that computes the request; b"": none."""
     images: tuple[ImageRows, ...] = ()
     """The rows of images in the prompt, in ascending order. The engine asks for the images that it needs."""
+    is_trial: bool = False
+    """An engine has died of this request, and this is its trial (server/engine_link/recovery.py)."""
 
 
 class PixelArray(Wire, frozen=True):
@@ -1004,6 +1006,14 @@ class Ready(Wire, frozen=True):
     """The format of the engine's pages. None: they cannot be moved to other engines."""
 
 
+class OtherWork(Wire, frozen=True):
+    """What the engine's host adds if several servers use the engine: the work of the other servers. n_prompt: prompt
+    tokens of their requests that are expected to be computed. n_running: their requests."""
+
+    n_prompt: int = 0
+    n_running: int = 0
+
+
 # ---- server <-> engine host: after an empty frame; a message of one frame is for the engine or from it -------------
 
 
@@ -1079,7 +1089,9 @@ EngineCommand = (
     Run | Abort | ProgramEnded | Hold | Release | EvictFirst | Ask | SetVocabulary | Listen | Ping | ImagePixels
     | Export | Pull | EndPull
 )  # fmt: skip
-EngineReport = Ready | Step | TreeEvents | Failed | Answer | EnginePong | Notice | WantImages | Exported | Pulled
+EngineReport = (
+    Ready | Step | TreeEvents | Failed | Answer | EnginePong | Notice | WantImages | Exported | Pulled | OtherWork
+)  # fmt: skip
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoders raise on invalid bytes. Invalid UTF-8 is a ValueError, deep nesting a RecursionError."""

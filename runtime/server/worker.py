@@ -694,6 +694,8 @@ class Server:
                 return self.requests.take(report, replica.route)
             case wire.EnginePong():
                 self.requests.routes.measured(report.fixed, report.row)
+            case wire.OtherWork():
+                self.requests.routes.set_others(replica.route, report)
             case wire.TreeEvents() if replica.link.ready is not None:
                 return self.requests.routes.heard(replica.route, report, replica.link.ready.page)
             case wire.Failed(program=-1):

@@ -78,10 +78,11 @@ def ready_engines(c: client.Client) -> int:
 
 
 def disturb(
-    c: client.Client, n_engines: int, n_kills: int, n_drains: int, n_joins: int, add: Callable[[], Any]
-) -> None:
+    c: client.Client, n_engines: int, n_kills: int, n_drains: int, n_joins: int, add: Callable[[], Any],
+    at_end: Callable[[], Any] = lambda: None,
+) -> None:  # fmt: skip
     """Each event interrupts work: if the work has ended before it, more programs are started. add: starts one more
-    engine, and waits until it is ready."""
+    engine, and waits until it is ready. at_end: ends what others do on the engines."""
     calm = read_values(start_programs(c))
     rng, disturbed, n_interrupted = random.Random(0), [start_programs(c)], 0
     events = ["kill"] * n_kills + ["drain"] * n_drains + ["add"] * n_joins
@@ -111,6 +112,7 @@ def disturb(
         for expected, actual in zip(calm, read_values(programs), strict=True):
             assert actual == expected
     wait_until(lambda: ready_engines(c) == n_left, f"{n_left} engines", seconds=300)
+    at_end()
     stats = c.ask("stats", timeout=60)
     assert stats["server"]["requests"] == stats["cache"]["n_leased"] == 0
     assert stats["server"]["engine_starts"] == n_engines + n_kills + n_joins

@@ -9,7 +9,19 @@ import msgspec
 import pytest
 
 from banyan.radix_cache.windows import WindowPages
-from banyan.runtime.config import Config, Hardware, ModelFacts, drafters, make, parse_bytes, private_socket, resolve
+from banyan.runtime.config import (
+    GROUPS,
+    OF_ENGINES,
+    OWN,
+    Config,
+    Hardware,
+    ModelFacts,
+    drafters,
+    make,
+    parse_bytes,
+    private_socket,
+    resolve,
+)
 from banyan.runtime.errors import ConfigError, OutOfMemory
 
 CPU = Hardware(n_cores=4, free_memory=8 << 30)
@@ -374,3 +386,11 @@ def test_recurrent_states_and_pages_share_the_memory() -> None:
 def test_options_that_recurrent_states_exclude(options: dict[str, str], is_recurrent: bool, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(make(**options), CPU, msgspec.structs.replace(SMALL, is_recurrent=is_recurrent))
+
+
+def test_servers_that_share_engines_need_equal_options_but_for_those_of_servers_and_machines() -> None:
+    of_servers = {"adapters", "replicas", "prefill_replicas", "min_replicas", "max_replicas", "sampling_defaults"}
+    of_machines = set(OWN) - {"model", "draft_model"}
+    groups = ("model", "KV memory", "batches and speculation")
+    names = {name for group in groups for name in GROUPS[group]}
+    assert set(OF_ENGINES) - {"kv_transfer"} == names - of_servers - of_machines

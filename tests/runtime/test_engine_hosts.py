@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -17,11 +18,11 @@ import zmq
 
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
-from banyan.runtime.errors import ConfigError, Quarantined
+from banyan.runtime.errors import BanyanError, ConfigError, Quarantined, RuntimeLost
 from banyan.runtime.protocol import tcp_auth, wire
 from banyan.runtime.server.engine_link.engine_host import EngineHost
 from banyan.runtime.server.engine_link.remote import EngineHosts
-from disturbance import disturb, ready_engines
+from disturbance import disturb, read_values, ready_engines, start_programs
 from waits import wait_until
 
 OUTPUT = " ".join(map(str, range(60)))
@@ -31,9 +32,10 @@ import sys
 from pathlib import Path
 from banyan.runtime.server.engine_link import engine_host
 engine_host.RETRY = 0.2
-address, server_key, key, model, fake = sys.argv[1:]
+addresses, server_key, key, model, fake = sys.argv[1:]
 own = {"model": model} if model else {}
-host = engine_host.EngineHost(address, server_key, Path(key), own, print, command=[sys.executable, fake])
+servers = [(address, server_key) for address in addresses.split()]
+host = engine_host.EngineHost(servers, Path(key), own, print, command=[sys.executable, fake])
 host.run()
 """
 
@@ -62,8 +64,9 @@ class Hosts:
             wait_until(lambda: self.states() == ["ready"] * (k + 1), f"{k + 1} engines", seen=self.states)  # noqa: B023
         return self.c
 
-    def host(self, key: Path | None = None, model: str = "") -> subprocess.Popen[str]:
-        words = (self.address, str(self.server_key), str(key or self.key), model, str(FAKE))
+    def host(self, key: Path | None = None, model: str = "", also: str = "") -> subprocess.Popen[str]:
+        """Start a host. also: the address of another server that shares its engine."""
+        words = (f"{self.address} {also}", str(self.server_key), str(key or self.key), model, str(FAKE))
         process = subprocess.Popen([sys.executable, "-c", HOST, *words], stdout=subprocess.PIPE, stderr=2, text=True)
         self._stack.callback(self._end, process)
         return process
@@ -81,7 +84,11 @@ class Hosts:
         return [engine["state"] for engine in self.engines().values()]
 
     def submit(self, text: str = "count") -> client.Program:
-        program = self.c.program(text)
+        return self.submit_to(self.c, text)
+
+    @staticmethod
+    def submit_to(c: client.Client, text: str) -> client.Program:
+        program = c.program(text[:9])
         gen = wire.Gen(0, 0, wire.Sampling(max_tokens=300, temperature=0.0))
         program.submit([wire.Append(0, (text,)), gen], last=True)
         return program
@@ -202,7 +209,7 @@ def test_unknown_keys_are_refused_and_logged(hosts: Hosts, tmp_path: Path) -> No
     server = EngineHosts(config.make(**hosts.options), lines.append)
     try:
         _, other = tcp_auth.make_keys(tmp_path / "keys", "stranger")
-        stranger = EngineHost(server.address, str(hosts.server_key), other, {}, print)
+        stranger = EngineHost([(server.address, str(hosts.server_key))], other, {}, print)
         try:
             with pytest.raises(ConfigError, match="does not know the key"):
                 stranger.run()
@@ -231,28 +238,163 @@ def test_server_that_cannot_take_hosts_says_why(hosts: Hosts, change: dict[str, 
         EngineHosts(config.make(**hosts.options | change), print).close()
 
 
+class TwoServers:
+    """Two servers, and hosts of engines that both use."""
+
+    def __init__(self, hosts: Hosts, n: int, options: dict[str, Any] | None = None, **rule: Any) -> None:
+        """options: those in which the second server differs."""
+        self._hosts = hosts
+        self.servers = [hosts._serve(options=hosts.options | more, **rule) for more in ({}, options or {})]
+        hosts.address, self.other = (server.report[-1].split()[3].rstrip(",") for server in self.servers)
+        hosts.hosts = [hosts.host(also=self.other) for _ in range(n)]
+
+    def connect(self) -> None:
+        """Wait until both servers have all engines."""
+        self.clients = [client.connect(server.socket, 60) for server in self.servers]
+        for c in self.clients:
+            self._hosts._stack.callback(c.close)
+            self._hosts.c = c
+            wait_until(lambda: self._hosts.states() == ["ready"] * len(self._hosts.hosts), "engines")
+
+    def submit(self, k: int, text: str = "count") -> client.Program:
+        self._hosts.c = self.clients[k]
+        return self._hosts.submit(text)
+
+    def pids(self, k: int) -> list[int]:
+        self._hosts.c = self.clients[k]
+        return [engine["pid"] for engine in self._hosts.engines().values()]
+
+
+def test_servers_that_share_engines_lose_nothing_when_an_engine_a_host_or_a_server_dies(
+    hosts: Hosts,
+) -> None:
+    both = TwoServers(hosts, 2, say={"count": OUTPUT}, step_ms=5)
+    both.connect()
+    assert sorted(both.pids(0)) == sorted(both.pids(1))
+    programs = [both.submit(k % 2, f"{k} count") for k in range(12)]
+    os.kill(both.pids(0)[0], signal.SIGKILL)
+    wait_until(lambda: [c.ask("stats")["server"]["engine_starts"] for c in both.clients] == [3, 3], "another engine")
+    programs += [both.submit(k % 2, f"{k} count") for k in range(12)]
+    hosts.hosts[1].kill()
+    for k in (0, 1):
+        wait_until(lambda k=k: len(both.pids(k)) == 1, "the loss of a host is seen")
+    assert [text(program) for program in programs] == [OUTPUT] * 24
+
+    lost, running = both.submit(0), both.submit(1)
+    (pid,) = both.pids(1)
+    both.servers[0].close()
+    assert [text(program) for program in (running, both.submit(1))] == [OUTPUT] * 2
+    with pytest.raises(RuntimeLost):
+        text(lost)
+    c = both.clients[1]
+    wait_until(lambda: c.ask("stats")["engine"]["running"] == 0, "what the dead server had in the engine ends")
+    assert c.ask("check") == {}
+
+    server = hosts._serve(options=hosts.options | {"engines_at": hosts.address}, say={"count": OUTPUT}, step_ms=5)
+    both.clients[0] = client.connect(server.socket, 60)
+    hosts._stack.callback(both.clients[0].close)
+    assert text(both.submit(0)) == OUTPUT
+    assert both.pids(0) == both.pids(1) == [pid], "the engine went on, and the server that came back uses it"
+
+
+def test_request_that_kills_a_shared_engine_is_given_up_and_no_request_of_another_server(
+    hosts: Hosts,
+) -> None:
+    both = TwoServers(hosts, 1, say={"count": OUTPUT}, step_ms=5, die_on="poison")
+    both.connect()
+    programs = [both.submit(1, f"{k} count") for k in range(6)]
+    with pytest.raises(Quarantined, match="2 engines died of this request"):
+        text(both.submit(0, "poison"))
+    assert [text(program) for program in programs] == [OUTPUT] * 6
+    assert text(both.submit(0)) == OUTPUT
+
+
+def test_server_with_other_options_cannot_share_the_engine(hosts: Hosts) -> None:
+    both = TwoServers(hosts, 1, {"page": 32}, say={"count": OUTPUT})
+    (host,) = hosts.hosts
+    said = ""
+    while "cannot use this engine" not in said:
+        line = host.stdout.readline()  # type: ignore[union-attr]
+        assert line, said
+        said += line
+    assert "its host shares it with other servers, but its engines must have page=" in said
+    refused = said.rpartition("the server at ")[2].split()[0]
+    c = client.connect(both.servers[refused == hosts.address].socket, 60)
+    hosts._stack.callback(c.close)
+    hosts.c = c
+    assert text(hosts.submit()) == OUTPUT, "the other server goes on"
+    assert host.poll() is None
+
+
+def test_weights_of_a_shared_engine_stay(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
+    both = TwoServers(hosts, 2, say={"count": OUTPUT})
+    both.connect()
+    pids = both.pids(0)
+    (new := tmp_path / "new").mkdir()
+    tiny.make_tokenizer(new)
+    (new / "fake.json").write_text('{"weights": "new"}')
+    with pytest.raises(BanyanError, match="shares it with other servers, but its engines must have model="):
+        both.clients[0].ask("roll", 60, path=str(new))
+    for k in (0, 1):
+        assert text(both.submit(k)) == OUTPUT
+        wait_until(lambda: hosts.states() == ["ready"] * 2, "engines")
+        assert both.pids(k) == pids
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("n_servers", [1, 2])
 def test_values_after_kills_drains_and_joins_of_real_hosts_equal_those_of_calm_ones(
-    native: object, tmp_path: Path
+    native: object, tmp_path: Path, n_servers: int
 ) -> None:
-    """`banyan engine`, killed as a whole and with its engine alone."""
+    """`banyan engine`, killed as a whole and with its engine alone; a second server uses the same engines meanwhile."""
     with ExitStack() as stack:
         hosts = Hosts(tmp_path, launch.start, stack)
         options = {"dtype": "float32", "deterministic": True, "context": 512, "device": "cpu", "max_running": 12}
-        server = launch.start(config.make(**hosts.options, **options), timeout=300)
-        stack.callback(server.close)
         words = [sys.executable, "-m", "banyan", "engine", "pocket", "--threads", "1", "--kv-memory", "4096 tokens"]
-        words += ["--join", server.report[-1].split()[3].rstrip(","), "--server-key", str(hosts.server_key)]
-        words += ["--key", str(hosts.key), "--device", "cpu"]
+        words += ["--server-key", str(hosts.server_key), "--key", str(hosts.key), "--device", "cpu"]
+        servers = [launch.start(config.make(**hosts.options, **options), timeout=300) for _ in range(n_servers)]
+        for server in servers:
+            stack.callback(server.close)
+            words += ["--join", server.report[-1].split()[3].rstrip(",")]
 
         def add() -> None:
-            n = ready_engines(c)
+            n = ready_engines(clients[0])
             stack.callback(hosts._end, subprocess.Popen(words, stdout=2, text=True))
-            wait_until(lambda: ready_engines(c) > n, "another engine", seconds=300)
+            wait_until(lambda: ready_engines(clients[0]) > n, "another engine", seconds=300)
 
         stack.callback(hosts._end, subprocess.Popen(words, stdout=2, text=True))
-        c = client.connect(server.socket, 300)
-        stack.callback(c.close)
+        clients = [client.connect(server.socket, 300) for server in servers]
+        for c in clients:
+            stack.callback(c.close)
         add()
-        disturb(c, 2, n_kills=6, n_drains=3, n_joins=3, add=add)
+        first, *others = clients
+        if others:
+            cold, warm = (
+                hosts.submit_to(c, "a prompt that both servers send. " * 9).future(0).result(60) for c in clients
+            )
+            assert cold.samples[0].text == warm.samples[0].text
+            assert (cold.usage.cached, warm.usage.cached >= 64) == (0, True), "one server uses the KV of the other"
+        calm = [read_values(start_programs(c)) for c in others]
+        is_over = Event()
+        values: list[Any] = []
+
+        def keep_on() -> None:
+            while not is_over.is_set():
+                values.append([read_values(start_programs(c)) for c in others])
+
+        other = Thread(target=keep_on)
+        other.start()
+
+        def stop() -> None:
+            is_over.set()
+            other.join(300)
+
+        stack.callback(stop)
+        n = 3 if others else 1
+        disturb(first, 2, n_kills=2 * n, n_drains=n, n_joins=n, add=add, at_end=stop)
+        assert values
+        assert all(value == calm for value in values)
+        for c in others:
+            assert c.ask("stats", 60)["server"]["requests"] == 0
+            assert c.ask("check", 60) == {}

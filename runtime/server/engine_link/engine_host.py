@@ -1,19 +1,22 @@
-"""`banyan engine`: starts an engine for a server on another machine, and passes messages on.
+"""`banyan engine`: starts an engine for servers on other machines, and passes messages on.
 
-The host connects to the server's socket for engines, encrypted, with a key that the server knows. The server decides
-the options of the engine, except those about this machine (devices, threads, memory, paths), which are given here. If
-the connection breaks, the engine ends, and the host joins again with another engine.
+The host connects to the socket for engines of each server, encrypted, with a key that the server knows. The first
+server decides the options of the engine, except those about this machine (devices, threads, memory, paths), which are
+given here. If several servers use the engine, they must have equal options for engines, and the host gives each its own
+part of the messages (shared_engine.py).
+
+If the connection to a server breaks, the host joins it again. The engine ends when no server is left that uses it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import select
+import math
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,163 +30,320 @@ from banyan.runtime.config import Config
 from banyan.runtime.errors import BanyanError, ConfigError, ConnectFailed
 from banyan.runtime.protocol import decoders, tcp_auth, wire
 from banyan.runtime.server.engine_link.link import EngineProcess
+from banyan.runtime.server.engine_link.shared_engine import NotShared, SharedEngine
 
 CONNECT = 10.0
-"""Seconds that the server may take to answer."""
+"""Seconds that a server may take to answer."""
 RETRY = 2.0
 """Seconds until a host tries to join again."""
+NEWS = 0.05
+"""Seconds between two messages about the work of other servers."""
 _EVENTS = (
     zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
 _BATCH = 256  # most messages passed on in one direction before the other gets its turn
 
+Sockets = tuple[zmq.Socket[bytes], zmq.Socket[bytes]]
+"""A connection to a server, and its monitor."""
+
 
 class _Broken(Exception):
-    """The connection to the server broke."""
+    """The connection to a server broke."""
+
+
+class JoinedServer:
+    """A server to which the host belongs, and the connection to it.
+
+    address   tcp://HOST:PORT
+    key       its public key
+    sockets   the connection; None: there is none at the moment
+    config    the options with which it uses the engine; None: it does not use it now
+    deadline  if it does not use the engine: when it must have asked for one; without a connection, when the host tries
+              to connect again
+    """
+
+    def __init__(self, number: int, address: str, key: str) -> None:
+        configs.tcp(address)
+        self.number, self.address, self.key = number, address, key
+        self.sockets: Sockets | None = None
+        self.deadline = 0.0
+        self.config: Config | None = None
+        self.said = ""  # the last reason why there is no connection
+
+    def send(self, message: wire.Wire) -> None:
+        """Send a message of the host itself."""
+        self._send([b"", wire.encode(message)])
+
+    def pass_report(self, data: bytes) -> None:
+        self._send([data])
+
+    def _send(self, frames: list[bytes]) -> None:
+        if self.sockets is not None:
+            self.sockets[0].send_multipart(frames)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self.config = None
+        if self.sockets is not None:
+            dealer, monitor = self.sockets
+            self.sockets = None
+            dealer.disable_monitor()
+            dealer.close(0)
+            monitor.close(0)
 
 
 class EngineHost:
-    """An engine for the server at `server`, tcp://HOST:PORT.
+    """An engine for one or more servers.
 
-    server_key: the public key of the server. keys: the file with this host's secret key. own: options of config.OWN.
-    log: prints a line. command: starts an engine. alive_fd: `run` raises EOFError at EOF of this file descriptor.
+    servers: (tcp://HOST:PORT, public key) of each. keys: the file with this host's secret key. own: options of
+    config.OWN. log: prints a line. command: starts an engine. alive_fd: `run` raises EOFError at EOF of this file
+    descriptor.
     """
 
     def __init__(
         self,
-        server: str,
-        server_key: str,
+        servers: Sequence[tuple[str, str]],
         keys: Path,
         own: Mapping[str, Any],
         log: Callable[[str], None],
         command: Sequence[str] = launch.ENGINE,
         alive_fd: int | None = None,
     ) -> None:
-        configs.tcp(server)
-        self._server, self._server_key, self._keys = server, server_key, tcp_auth.read_keys(keys)
+        self._servers = [JoinedServer(number, *server) for number, server in enumerate(servers)]
+        self._keys = tcp_auth.read_keys(keys)
         self._own, self._log, self._command, self._alive_fd = own, log, command, alive_fd
         self._path = configs.private_socket()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._engine: EngineProcess | None = None
+        self._config = Config()  # of the engine
+        # None: the messages of a single server are passed on unread
+        self._shared = SharedEngine() if len(servers) > 1 else None
+        self._next_news = 0.0
 
     def run(self) -> None:
-        """Serve until the server no longer needs this engine. ConfigError: the server cannot use this engine, or does
-        not know its key."""
-        said = ""
-        while True:
-            try:
-                with self._connection() as (dealer, monitor):
-                    return self._serve(dealer, monitor)
-            except (_Broken, ConnectFailed) as e:
-                if (why := e.message if isinstance(e, BanyanError) else str(e)) != said:
-                    self._log(f"{why}; trying every {RETRY:g} s")
-                said = why
-            finally:
-                self._end_engine()
-            self._pause()
+        """Serve until no server needs this engine. ConfigError: no server can use this engine, or knows its key."""
+        while self._servers:
+            ready = self._poll()
+            if self._alive_fd in ready:
+                raise EOFError
+            if (engine := self._engine) is not None:
+                if engine.socket in ready:
+                    self._pass_reports(engine)
+                if engine.life in ready:
+                    self._pass_reports(engine, 1 << 30)  # reports that were sent before the engine died
+                    self._report_death(engine)
+            for server in list(self._servers):
+                try:
+                    self._listen(server, ready)
+                except (_Broken, ConnectFailed) as e:
+                    self._lose(server, e.message if isinstance(e, BanyanError) else str(e))
+                except ConfigError as e:
+                    self._leave(server)
+                    if not self._servers:
+                        raise
+                    self._log(e.message)
+            self._tell_news()
 
-    def _pause(self) -> None:
-        alive = [] if self._alive_fd is None else [self._alive_fd]
-        if select.select(alive, [], [], RETRY)[0]:
-            raise EOFError
+    # ---- connections -----------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _connection(self) -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
-        dealer, monitor = tcp_auth.connect(self._context, self._server, self._server_key, CONNECT, self._keys, _EVENTS)
-        try:
-            yield dealer, monitor
-        finally:
-            dealer.disable_monitor()
-            dealer.close(0)
-            monitor.close(0)
+    def _poll(self) -> dict[Any, int]:
+        """Wait until something has happened, or it is time for something."""
+        poller, engine = zmq.Poller(), self._engine
+        connections = (socket for server in self._servers for socket in server.sockets or ())
+        for source in (self._alive_fd, *((engine.socket, engine.life) if engine else ()), *connections):
+            if source is not None:
+                poller.register(source, zmq.POLLIN)
+        times = [server.deadline for server in self._servers if server.config is None]
+        if self._shared is not None and self._shared.has_news:
+            times.append(self._next_news)
+        wait = min(times, default=math.inf) - time.monotonic()
+        return dict(poller.poll(None if wait == math.inf else max(0, math.ceil(1000 * wait))))
 
-    def _serve(self, dealer: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
-        """Pass messages on until the server dismisses this host. _Broken: the connection broke."""
-        dealer.send_multipart([b"", wire.encode(wire.HostHello(wire.VERSION, time.monotonic()))])
-        deadline = time.monotonic() + CONNECT
-        while True:
-            poller = zmq.Poller()
-            engine = self._engine
-            for source in (dealer, monitor, self._alive_fd, *((engine.socket, engine.life) if engine else ())):
-                if source is not None:
-                    poller.register(source, zmq.POLLIN)
-            while engine is self._engine:
-                ready = dict(poller.poll(None if engine else int(1000 * CONNECT)))
-                if engine is None and time.monotonic() > deadline:
-                    raise _Broken(f"the server at {self._server} does not answer; is {self._server_key} its key?")
-                if self._alive_fd in ready:
-                    raise EOFError
-                if monitor in ready:
-                    self._check(monitor)
-                if engine is not None and engine.socket in ready:
-                    self._pass_reports(engine, dealer)
-                if engine is not None and engine.life in ready:
-                    self._pass_reports(engine, dealer, 1 << 30)  # reports that were sent before the engine died
-                    self._report_death(engine, dealer)
-                    deadline = time.monotonic() + CONNECT
-                if dealer in ready and not self._take_commands(dealer):
-                    return
+    def _listen(self, server: JoinedServer, ready: Mapping[Any, int]) -> None:
+        """Handle what has happened at a server, and connect to it if it is time. Raises _Broken, ConnectFailed or
+        ConfigError if the connection has to end."""
+        if server.sockets is None:
+            if (now := time.monotonic()) >= server.deadline:
+                server.deadline = now + CONNECT
+                server.sockets = tcp_auth.open_connection(
+                    self._context, server.address, server.key, self._keys, _EVENTS
+                )
+                server.send(wire.HostHello(wire.VERSION, now))
+            return
+        dealer, monitor = server.sockets
+        if monitor in ready:
+            self._check(server, monitor)
+        if dealer in ready:
+            self._take_commands(server, dealer)
+        elif server.config is None and time.monotonic() > server.deadline:
+            raise _Broken(f"the server at {server.address} does not answer; is {server.key} its key?")
 
-    def _check(self, monitor: zmq.Socket[bytes]) -> None:
+    def _check(self, server: JoinedServer, monitor: zmq.Socket[bytes]) -> None:
         """Raise the error that an event of the connection stands for, if it is one."""
         event = parse_monitor_message(monitor.recv_multipart())["event"]
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            public = self._keys[0].decode()
-            raise ConfigError(f"the server at {self._server} does not know the key {public}; add it to its engine_keys")
-        raise _Broken(f"the connection to {self._server} broke; is {self._server_key} its key?")
+            key = self._keys[0].decode()
+            raise ConfigError(f"the server at {server.address} does not know the key {key}; add it to its engine_keys")
+        if event == zmq.EVENT_CLOSED:
+            raise _Broken(f"nobody listens at {server.address}")
+        raise _Broken(f"the connection to {server.address} broke; is {server.key} its key?")
 
-    def _pass_reports(self, engine: EngineProcess, dealer: zmq.Socket[bytes], most: int = _BATCH) -> None:
-        with contextlib.suppress(zmq.Again):
-            for _ in range(most):
-                dealer.send(engine.socket.recv(zmq.NOBLOCK))
+    def _lose(self, server: JoinedServer, why: str) -> None:
+        """The connection to a server broke. Try to join it again later."""
+        if why != server.said:
+            self._log(f"{why}; trying every {RETRY:g} s")
+        server.said = why
+        server.deadline = time.monotonic() + RETRY
+        self._disconnect(server)
 
-    def _take_commands(self, dealer: zmq.Socket[bytes]) -> bool:
-        """Take what the server has sent. Returns False if it dismisses this host."""
+    def _leave(self, server: JoinedServer) -> None:
+        """Belong to a server no more."""
+        self._servers.remove(server)
+        self._disconnect(server)
+
+    def _disconnect(self, server: JoinedServer) -> None:
+        had_engine = server.config is not None
+        server.close()
+        if self._users:
+            if had_engine and self._shared is not None:
+                self._command_engine(self._shared.leave(server.number))
+        else:
+            self._end_engine()
+
+    # ---- from servers to the engine --------------------------------------------------------------------------------
+
+    @property
+    def _users(self) -> list[JoinedServer]:
+        """The servers that use the engine."""
+        return [server for server in self._servers if server.config is not None]
+
+    def _take_commands(self, server: JoinedServer, dealer: zmq.Socket[bytes]) -> None:
         for _ in range(_BATCH):
             try:
                 frames = dealer.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return True
+                return
             if len(frames) == 1:
-                if self._engine is not None:
-                    with contextlib.suppress(zmq.Again):  # the engine has died
-                        self._engine.socket.send(frames[0], zmq.NOBLOCK)
+                if server.config is not None:
+                    self._pass_command(server, frames[0])
                 continue
             match decoders.decode_host_command(frames[-1]):
                 case wire.StartEngine() as start:
-                    pid = self._start_engine(start)
-                    dealer.send_multipart([b"", wire.encode(wire.EngineStarted(pid))])
-                case wire.EndEngine(is_hung=is_hung) if self._engine is not None:
+                    self._start_engine(server, start)
+                case wire.EndEngine(is_hung=is_hung) if self._engine is not None and server.config is not None:
                     self._engine.kill(is_hung)
                 case wire.Dismiss(why=why, is_error=True):
-                    raise ConfigError(f"the server cannot use this engine: {why}")
+                    raise ConfigError(f"the server at {server.address} cannot use this engine: {why}")
                 case wire.Dismiss(why=why):
-                    self._log(f"the server needs this engine no more: {why}")
-                    return False
-        return True
+                    self._log(f"the server at {server.address} needs this engine no more: {why}")
+                    self._leave(server)
+                    return
 
-    def _start_engine(self, start: wire.StartEngine) -> int:
-        self._end_engine()
+    def _pass_command(self, server: JoinedServer, data: bytes) -> None:
+        if self._shared is None:
+            self._command_engine([data])
+            return
+        try:
+            self._command_engine(self._shared.take(server.number, data))
+        except NotShared as e:
+            self._refuse(server, str(e))
+        except wire.UNREADABLE as e:
+            raise _Broken(f"the server at {server.address} sent a command that is invalid: {e}") from e
+
+    def _command_engine(self, commands: Iterable[bytes]) -> None:
+        for data in commands:
+            if self._engine is not None:
+                with contextlib.suppress(zmq.Again):  # the engine has died
+                    self._engine.socket.send(data, zmq.NOBLOCK)
+
+    def _start_engine(self, server: JoinedServer, start: wire.StartEngine) -> None:
+        """Start an engine, or let the server use the one that other servers use."""
         theirs = msgspec.json.decode(start.config, type=Config)
         # Options about the server's machine do not apply here.
         base = {name: getattr(Config(), name) for name in configs.OWN if name not in ("model", "draft_model")}
         own = base | dict(self._own) | ({"model": start.model} if start.model else {})
         config = msgspec.structs.replace(theirs, replicas=1, prefill_replicas=0, **own)
+        server.config = None
+        if self._shared is not None and self._engine is not None and self._users:
+            self._use_engine(server, config, self._engine, self._shared)
+            return
+        self._end_engine()
         configs.check(msgspec.structs.replace(config, engines_at="", engine_keys="", bind="", curve_key=""))
         # the address at which other engines pull its KV
-        command = (*self._command, "--host", tcp_auth.own_address(self._server))
+        command = (*self._command, "--host", tcp_auth.own_address(server.address))
         self._engine = EngineProcess(self._context, config, self._path, command)
+        self._config = server.config = config
+        if self._shared is not None:
+            self._shared.start()
         self._log(f"engine {self._engine.pid} starts: {config.model}")
-        return self._engine.pid
+        server.send(wire.EngineStarted(self._engine.pid))
 
-    def _report_death(self, engine: EngineProcess, dealer: zmq.Socket[bytes]) -> None:
+    def _use_engine(self, server: JoinedServer, config: Config, engine: EngineProcess, shared: SharedEngine) -> None:
+        """Let a server use the present engine."""
+        for option in configs.OF_ENGINES:
+            if (its := getattr(config, option)) != (ours := getattr(self._config, option)):
+                self._refuse(server, f"its engines must have {option}={its!r}, and this one has {ours!r}")
+                return
+        server.config = config
+        server.send(wire.EngineStarted(engine.pid))
+        self._log(f"the server at {server.address} uses engine {engine.pid}, too")
+        if shared.ready is not None:
+            self._tell_ready(server, shared)
+
+    def _tell_ready(self, server: JoinedServer, shared: SharedEngine) -> None:
+        assert server.config is not None
+        try:
+            server.pass_report(shared.ready_for(server.number, server.config.adapters))
+        except NotShared as e:
+            self._refuse(server, str(e))
+
+    def _refuse(self, server: JoinedServer, why: str) -> None:
+        """Tell a server that it cannot use the engine together with the other servers."""
+        server.config, server.deadline = None, time.monotonic() + CONNECT
+        server.send(wire.EngineEnded(f"its host shares it with other servers, but {why}"))
+
+    # ---- from the engine to servers --------------------------------------------------------------------------------
+
+    def _pass_reports(self, engine: EngineProcess, most: int = _BATCH) -> None:
+        with contextlib.suppress(zmq.Again):
+            for _ in range(most):
+                data = engine.socket.recv(zmq.NOBLOCK)
+                if self._shared is None:
+                    for server in self._users:
+                        server.pass_report(data)
+                else:
+                    self._split(data, self._shared)
+
+    def _split(self, data: bytes, shared: SharedEngine) -> None:
+        was_ready, users = shared.ready, {server.number: server for server in self._users}
+        sent, commands = shared.report(data, users)
+        for number, part in sent:
+            users[number].pass_report(part)
+        self._command_engine(commands)
+        if was_ready is None and shared.ready is not None:
+            for server in users.values():
+                self._tell_ready(server, shared)
+
+    def _tell_news(self) -> None:
+        """Tell each server about the work of the others, if it has changed and it is time."""
+        if self._shared is not None and self._shared.has_news and (now := time.monotonic()) >= self._next_news:
+            self._next_news = now + NEWS
+            users = {server.number: server for server in self._users}
+            for number, work in self._shared.news(users):
+                users[number].pass_report(work)
+
+    def _report_death(self, engine: EngineProcess) -> None:
         death = engine.death()
         self._log(f"the engine died ({death.how})")
         self._end_engine()
-        dealer.send_multipart([b"", wire.encode(wire.EngineEnded(death.how, death.is_blameless, tuple(death.rids)))])
+        for server in self._users:
+            its = death if self._shared is None else self._shared.death_of(death, server.number)
+            server.send(wire.EngineEnded(its.how, its.is_blameless, tuple(its.rids)))
+            server.config, server.deadline = None, time.monotonic() + CONNECT
 
     def _end_engine(self) -> None:
         if self._engine is not None:
@@ -193,6 +353,8 @@ class EngineHost:
     def close(self) -> None:
         """End the engine. Idempotent."""
         self._end_engine()
+        for server in self._servers:
+            server.close()
         self._context.destroy(0)
         shutil.rmtree(self._path.parent, ignore_errors=True)
 
@@ -200,8 +362,7 @@ class EngineHost:
 class HostOptions(msgspec.Struct, frozen=True):
     """The arguments of EngineHost as JSON."""
 
-    server: str
-    server_key: str
+    servers: tuple[tuple[str, str], ...]
     own: dict[str, Any]
     command: tuple[str, ...] = ()
 
@@ -219,9 +380,8 @@ def main(argv: list[str]) -> int:
     def log(line: str) -> None:
         print(f"banyan: {line}", file=sys.stderr, flush=True)
 
-    host = EngineHost(
-        options.server, options.server_key, args.key, options.own, log, options.command or launch.ENGINE, args.alive_fd
-    )
+    command = options.command or launch.ENGINE
+    host = EngineHost(options.servers, args.key, options.own, log, command, args.alive_fd)
     try:
         host.run()
     except EOFError:

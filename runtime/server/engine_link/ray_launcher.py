@@ -66,7 +66,7 @@ class Launcher:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(address=options.ray, log_to_driver=True, logging_level="ERROR")
         server = f"tcp://{ray.util.get_node_ip_address()}:{options.port}"
-        host = {"server": server, "server_key": options.server_key, "own": options.own, "command": options.command}
+        host = {"servers": [(server, options.server_key)], "own": options.own, "command": options.command}
         self._host = msgspec.json.encode(host).decode()
         tp, device = options.own["tp"], options.own["device"]
         has_gpus = device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0

@@ -423,6 +423,7 @@ class EngineRequests:
         are given up fail with Quarantined; so does a program of which MAX_LOST requests were given up."""
         self._lose_pulls(route)
         self.routes.lost(route)
+        route.others = wire.OtherWork()
         for request in route.trials.judge(death, self._requests_of(route)):
             n_deaths = max(request.n_deaths, request.n_blamed_ever)
             why = f"{n_deaths} engines died of this request, and it is not run again; the last: {death.how}"
@@ -496,7 +497,7 @@ class EngineRequests:
         run = msgspec.structs.replace(request.run, ids=request.run.ids + done, n_done=n_done)
         if is_trial:
             sampling = msgspec.structs.replace(run.sampling, max_tokens=min(run.sampling.max_tokens, n_done + 1))
-            run = msgspec.structs.replace(run, sampling=sampling)
+            run = msgspec.structs.replace(run, sampling=sampling, is_trial=True)
         try:
             request.route.send(run)
         except Exception as e:  # reported from the loop: the caller may be in the middle of its program

@@ -64,6 +64,7 @@ class Route:
     cores      the cores that the engine uses, and of which machine; None: it computes on a GPU
     n_pulls    pulls from the engine that have not ended
     weights    the fingerprint of the engine's weights; b"": not known yet
+    others     the work that other servers have on the engine, if it is shared
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Route:
         self.kv: wire.KVFormat | None = None
         self.cores: CoreShare | None = None
         self.weights = b""
+        self.others = wire.OtherWork()
 
     @property
     def is_empty(self) -> bool:
@@ -154,6 +156,13 @@ class Routes:
         if row:
             self._fleet.step_time = StepSeconds(fixed, row, row)
 
+    def set_others(self, route: Route, work: wire.OtherWork) -> None:
+        """Set the work that other servers have on an engine."""
+        route.others = work
+        if route in self._in_fleet:
+            n_out = work.n_running * round(self._n_out)
+            self._fleet.set_others(route.name, work.n_prompt, n_out, work.n_running)
+
     def heard(self, route: Route, news: wire.TreeEvents, page: int) -> Iterator[None]:
         """Record what an engine has stored and evicted, one event at a time. page: tokens of a page."""
         if news.is_all:
@@ -228,6 +237,7 @@ class Routes:
             if route not in self._in_fleet:
                 self._fleet.add(route.name, role, route.cores)
                 self._in_fleet[route] = role
+                self.set_others(route, route.others)
         if self._fleet.pull_time is None and sum(route.kv is not None for route in self.all) > 1:
             self._fleet.pull_time = PullSeconds()
         return {route for route, role in roles.items() if role == route.weights}

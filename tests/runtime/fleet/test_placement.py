@@ -123,6 +123,21 @@ def test_finished_work_counts_no_more() -> None:
     assert [(one.prompt, one.out, one.rows) for one in replicas._replicas.values()] == [(0, 0, 0)] * 2
 
 
+def test_work_of_other_servers_counts_until_it_has_ended() -> None:
+    two = fleet(2)
+    two.set_others("r0", prompt=500, out=300, rows=3)
+    placed = [two.place(demand(text(200, k))) for k in range(3)]
+    assert [one.home for one in placed] == ["r1"] * 3
+    two.set_others("r0", prompt=0, out=100, rows=1)
+    assert two.queued("r0") == pytest.approx(100 * 1e-4)
+    two.set_others("r0", 0, 0, 0)
+    assert two.queued("r0") == 0
+    assert two.place(demand(text(200, 9))).home == "r0"
+    for one in placed:
+        two.end(one)
+    assert two.queued_seconds == 0
+
+
 def test_a_fork_splits_when_it_ends_sooner() -> None:
     short = text(100)
     wide = fleet(8).place(demand(short, n=64, n_out=100))

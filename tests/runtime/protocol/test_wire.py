@@ -83,7 +83,7 @@ def test_tags_and_version_are_fixed() -> None:
         "chatmarkers", "check", "checkresult", "constraintspec", "define", "define", "delta", "dismiss",
         "drop", "end", "endengine", "endpull", "engineended", "enginepong", "enginestarted", "evictfirst", "export",
         "exported", "failed", "finish", "fork", "gen", "hello", "hold", "hosthello", "ids", "image", "imagepixels",
-        "imagerows", "join", "kvformat", "listen", "mark", "notice", "ping", "pixelarray", "pong",
+        "imagerows", "join", "kvformat", "listen", "mark", "notice", "otherwork", "ping", "pixelarray", "pong",
         "programended", "programlimits", "pull", "pulled", "raw", "read", "ready", "reasoning", "ref",
         "release", "results", "run", "sample", "sampling", "scores", "select", "setvocabulary", "startengine",
         "step", "submit", "submit", "times", "tokenlogprob", "tokens", "tokenusage", "tools", "toplogprobs",

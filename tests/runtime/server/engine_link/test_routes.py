@@ -77,6 +77,18 @@ def test_programs_are_spread_and_stay_where_they_are(pair: Pair, greedy: Sampler
     assert not homes[0] & homes[1]
 
 
+def test_programs_avoid_an_engine_on_which_other_servers_have_work(pair: Pair, greedy: Sampler) -> None:
+    routes = pair.bench.requests.routes
+    routes.set_others(pair.routes[0], wire.OtherWork(n_prompt=400, n_running=8))
+    pair.submit(4, greedy)
+    assert pair.running() == [0, 4]
+    pair.die(0)
+    pair.routes[0].is_ready = True
+    pair.submit(4, greedy, first=10)
+    assert pair.running() == [4, 4], "the next engine has no such work"
+    pair.run()
+
+
 @pytest.mark.parametrize(("n_cores", "running"), [(2, [4, 4]), (1, [8, 0])])
 def test_engines_that_share_a_core_share_no_fork(pair: Pair, greedy: Sampler, n_cores: int, running: list[int]) -> None:
     for route in pair.routes:

@@ -1,0 +1,322 @@
+"""One engine for several servers: what its host (engine_host.py) changes in the messages between them.
+
+Each server numbers its requests, programs, holds, questions and pulls itself. On the way to the engine, the number of
+the server is added to these numbers; the reports go to the server whose numbers they have. So neither the engine nor
+a server knows about other servers, except for the work of others, which the host tells each server for its placement.
+
+When a server is gone, all that it had in the engine ends. When the engine dies, each server learns which of its own
+requests the engine was working on. Suspects are tried one at a time over all servers, and if the engine dies during a
+trial, only the request on trial is blamed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator
+from hashlib import blake2b
+
+import msgspec
+
+from banyan.runtime.protocol import decoders, wire
+from banyan.runtime.server.engine_link.recovery import Death
+
+SHIFT = 48
+"""A number in the engine is the server's number << SHIFT, plus its number in the server."""
+MEMORY = 64
+"""The expected share of a prompt that is cached covers roughly this number of last requests."""
+
+Sent = Iterator[tuple[int, wire.EngineReport]]
+"""(number of a server, a report for it)."""
+
+
+class NotShared(Exception):
+    """A server cannot use the engine together with the others. The message says why."""
+
+
+class _Living:
+    """A request in the engine. n_prompt: tokens of its prompt that it is expected to compute; 0: it has begun."""
+
+    __slots__ = ("images", "n_prompt", "server")
+
+    def __init__(self, server: int, n_prompt: int, images: frozenset[bytes]) -> None:
+        self.server, self.n_prompt, self.images = server, n_prompt, images
+
+
+class SharedEngine:
+    """The present engine, and what each server has in it. Servers are numbered from 0 on.
+
+    ready     the Ready message of the engine; None until it has come
+    has_news  the work of servers has changed since the last `news`
+    """
+
+    def __init__(self) -> None:
+        self._vocabulary = b""  # digest of the vocabulary that all servers have
+        self._cached = 0.5  # expected share of a prompt that is cached
+        self.start()
+
+    def start(self) -> None:
+        """Called when the engine starts, or another one in its place."""
+        self.ready: wire.Ready | None = None
+        self._has_vocabulary = False
+        self._living: dict[int, _Living] = {}
+        # (server, its number of a program) -> (the engine's number, the engine's number of the client)
+        self._programs: dict[tuple[int, int], tuple[int, int]] = {}
+        self._n_programs = 0
+        self._holds: set[int] = set()
+        self._adapters: defaultdict[str, set[int]] = defaultdict(set)  # digest -> the servers that have loaded it
+        self._loads: set[int] = set()  # questions of the kind load_adapter
+        self._pings: deque[int] = deque()  # servers that wait for an EnginePong
+        self._listeners: set[int] = set()
+        self._waiting: deque[tuple[int, wire.Run]] = deque()  # trials, with their servers
+        self._on_trial = -1
+        self._told: dict[int, wire.OtherWork] = {}
+        self.has_news = False
+
+    # ---- commands --------------------------------------------------------------------------------------------------
+
+    def take(self, server: int, data: bytes) -> Iterable[bytes]:
+        """Handle an encoded command of a server. Returns the encoded commands for the engine. NotShared: the command
+        does not go together with those of other servers. Also raises what decoding invalid data raises."""
+        return map(wire.encode, self._commands(server, decoders.decode_command(data)))
+
+    def _commands(self, server: int, command: wire.EngineCommand) -> Iterable[wire.EngineCommand]:
+        match command:
+            case wire.Run():
+                return self._run(server, self._numbered(server, command))
+            case wire.Abort(rid=rid):
+                rid = _number(server, rid)
+                waiting = next((entry for entry in self._waiting if entry[1].rid == rid), None)
+                if waiting is not None:
+                    self._waiting.remove(waiting)
+                    return ()
+                return (wire.Abort(rid),)
+            case wire.ProgramEnded(client=client, program=program):
+                number, _ = self._programs.pop((server, program), (-1, 0))
+                return (wire.ProgramEnded(_number(server, client), number),) if number >= 0 else ()
+            case wire.Hold(hold=hold):
+                self._holds.add(hold := _number(server, hold))
+                return (msgspec.structs.replace(command, hold=hold),)
+            case wire.Release(hold=hold):
+                self._holds.discard(hold := _number(server, hold))
+                return (wire.Release(hold),)
+            case wire.Ask(id=number):
+                number = _number(server, number)
+                if command.what == "load_adapter":
+                    self._loads.add(number)
+                elif command.what == "unload_adapter":
+                    command = msgspec.structs.replace(command, name=self._unload(server, command.name))
+                return (msgspec.structs.replace(command, id=number),)
+            case wire.SetVocabulary():
+                digest = blake2b(wire.encode(command), digest_size=16).digest()
+                if self._vocabulary not in (digest, b""):
+                    raise NotShared("its model has another tokenizer than that of the other servers")
+                is_new, self._vocabulary, self._has_vocabulary = not self._has_vocabulary, digest, True
+                return (command,) if is_new else ()
+            case wire.Listen():
+                self._listeners.add(server)
+            case wire.Ping():
+                self._pings.append(server)
+            case wire.Export(pull=pull, run=run):
+                run = self._numbered(server, run)
+                return (msgspec.structs.replace(command, pull=_number(server, pull), run=run),)
+            case wire.Pull(pull=pull):
+                return (msgspec.structs.replace(command, pull=_number(server, pull)),)
+            case wire.EndPull(pull=pull):
+                return (wire.EndPull(_number(server, pull)),)
+        return (command,)
+
+    def _unload(self, server: int, digest: str) -> str:
+        """The digest of the adapter that the engine unloads when a server asks for it; "": none, because other servers
+        still use it."""
+        self._adapters[digest].discard(server)
+        if self._adapters[digest]:
+            return ""
+        if self.ready is not None:
+            left = {name: one for name, one in self.ready.adapters.items() if one.hex() != digest}
+            self.ready = msgspec.structs.replace(self.ready, adapters=left)
+        return digest
+
+    def _numbered(self, server: int, run: wire.Run) -> wire.Run:
+        """The request with the engine's numbers. Programs are numbered as they arrive, because the engine may run older
+        ones first."""
+        client, order = _number(server, run.client), run.order
+        if order:
+            number, _ = self._programs.setdefault((server, order[0]), (self._n_programs, client))
+            self._n_programs += number == self._n_programs
+            order = (number, *order[1:])
+        return msgspec.structs.replace(run, rid=_number(server, run.rid), client=client, order=order)
+
+    def _run(self, server: int, run: wire.Run) -> Iterable[wire.Run]:
+        if run.is_trial and self._on_trial >= 0:
+            self._waiting.append((server, run))
+            return ()
+        if run.is_trial:
+            self._on_trial = run.rid
+        self.has_news = True
+        images = frozenset(rows.image for rows in run.images)
+        self._living[run.rid] = _Living(server, round(len(run.ids) // 4 * (1 - self._cached)), images)
+        return (run,)
+
+    # ---- reports ---------------------------------------------------------------------------------------------------
+
+    def report(self, data: bytes, servers: Iterable[int]) -> tuple[list[tuple[int, bytes]], list[bytes]]:
+        """Handle an encoded report of the engine. servers: those that use the engine now. Returns the encoded reports
+        for them, and the encoded commands for the engine that follow from the report."""
+        there = set(servers)
+        sent = [(to, wire.encode(one)) for to, one in self._reports(decoders.decode_report(data), there) if to in there]
+        return sent, [wire.encode(run) for run in self._next_trial()]
+
+    def _reports(self, report: wire.EngineReport, servers: set[int]) -> Sent:
+        match report:
+            case wire.Step():
+                yield from self._split(report)
+            case wire.Failed(program=program) if program >= 0:
+                server, rid = _split_number(program)
+                self._forget(program)
+                yield server, msgspec.structs.replace(report, program=rid)
+            case wire.Answer(id=number, ok=ok, body=body):
+                server, number = _split_number(number)
+                if report.id in self._loads:
+                    self._loads.remove(report.id)
+                    if ok:
+                        self._adapters[msgspec.json.decode(body)].add(server)
+                yield server, msgspec.structs.replace(report, id=number)
+            case wire.Exported(pull=pull) | wire.Pulled(pull=pull):
+                server, pull = _split_number(pull)
+                yield server, msgspec.structs.replace(report, pull=pull)
+            case wire.EnginePong():
+                if self._pings:
+                    yield self._pings.popleft(), report
+            case wire.TreeEvents():
+                for server in self._listeners:
+                    yield server, report
+            case wire.WantImages(images=images):
+                for server in servers:
+                    of_server = {i for one in self._living.values() if one.server == server for i in one.images}
+                    if wanted := tuple(image for image in images if image in of_server):
+                        yield server, wire.WantImages(wanted)
+            case wire.Ready():
+                self.ready = report  # the host passes it on; see `ready_for`
+            case _:
+                for server in servers:
+                    yield server, report
+
+    def _split(self, step: wire.Step) -> Sent:
+        """The parts of a step that belong to each server."""
+        parts: defaultdict[int, _Part] = defaultdict(_Part)
+        at, ids = 0, memoryview(step.ids)
+        rids, counts = memoryview(step.rids).cast("q"), memoryview(step.counts).cast("i")
+        for tagged, n in zip(rids, counts, strict=True):
+            server, rid = _split_number(tagged)
+            parts[server].add(rid, n, ids[at : (at := at + 4 * n)])
+            if (living := self._living.get(tagged)) is not None and living.n_prompt:
+                living.n_prompt, self.has_news = 0, True
+        for tagged, logprobs in step.logprobs.items():
+            server, rid = _split_number(tagged)
+            parts[server].logprobs[rid] = logprobs
+        for tagged, n in step.cached.items():
+            server, rid = _split_number(tagged)
+            parts[server].cached[rid] = n
+        for finish in step.finished:
+            server, rid = _split_number(finish.rid)
+            parts[server].finished.append(msgspec.structs.replace(finish, rid=rid))
+            self._forget(finish.rid)
+            self._cached += (finish.n_cached / max(1, finish.n_prompt) - self._cached) / MEMORY
+        for server, part in parts.items():
+            yield server, part.step()
+
+    def _forget(self, rid: int) -> None:
+        self.has_news = True
+        self._living.pop(rid, None)
+        if rid == self._on_trial:
+            self._on_trial = -1
+
+    def _next_trial(self) -> Iterable[wire.Run]:
+        return self._run(*self._waiting.popleft()) if self._waiting and self._on_trial < 0 else ()
+
+    # ---- servers that come and go, and the engine's end ------------------------------------------------------------
+
+    def ready_for(self, server: int, adapters: Collection[str]) -> bytes:
+        """The encoded Ready message for a server whose configuration has adapters of these names. NotShared: the engine
+        lacks one."""
+        assert self.ready is not None
+        own = {name: digest for name, digest in self.ready.adapters.items() if name in adapters}
+        if missing := set(adapters) - set(own):
+            raise NotShared(f"the engine runs without the adapter {min(missing)!r}; load it later, by load_adapter")
+        for digest in own.values():
+            self._adapters[digest.hex()].add(server)
+        return wire.encode(msgspec.structs.replace(self.ready, adapters=own))
+
+    def leave(self, server: int) -> list[bytes]:
+        """Called when a server is gone. Returns the encoded commands that end what it had in the engine."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0] != server)
+        self._listeners.discard(server)
+        self._told.pop(server, None)
+        commands: list[wire.EngineCommand] = [
+            wire.Abort(rid) for rid, living in self._living.items() if living.server == server
+        ]
+        for hold in [hold for hold in self._holds if _split_number(hold)[0] == server]:
+            self._holds.remove(hold)
+            commands.append(wire.Release(hold))
+        for program in [program for program in self._programs if program[0] == server]:
+            number, client = self._programs.pop(program)
+            commands.append(wire.ProgramEnded(client, number))
+        for users in self._adapters.values():  # the adapters stay: the server may come back
+            users.discard(server)
+        return [wire.encode(command) for command in commands]
+
+    def death_of(self, death: Death, server: int) -> Death:
+        """What a server needs to know about the engine's death."""
+        blamed = {self._on_trial} if self._on_trial in death.rids else death.rids
+        own = frozenset(rid for of, rid in map(_split_number, blamed) if of == server)
+        return death._replace(rids=own, is_blameless=death.is_blameless or bool(blamed and not own))
+
+    def news(self, servers: Iterable[int]) -> list[tuple[int, bytes]]:
+        """The work of others, encoded, for each server for which it has changed."""
+        self.has_news = False
+        n_prompt, n_running = defaultdict[int, int](int), defaultdict[int, int](int)
+        for living in self._living.values():
+            n_prompt[living.server] += living.n_prompt
+            n_running[living.server] += 1
+        sent = []
+        for server in servers:
+            work = wire.OtherWork(
+                sum(n_prompt.values()) - n_prompt[server], sum(n_running.values()) - n_running[server]
+            )
+            if self._told.get(server, wire.OtherWork()) != work:
+                self._told[server] = work
+                sent.append((server, wire.encode(work)))
+        return sent
+
+
+class _Part:
+    """The part of a Step that belongs to one server."""
+
+    def __init__(self) -> None:
+        self._rids, self._counts, self._ids = array("q"), array("i"), bytearray()
+        self.logprobs: dict[int, tuple[wire.TopLogprobs, ...]] = {}
+        self.cached: dict[int, int] = {}
+        self.finished: list[wire.Finish] = []
+
+    def add(self, rid: int, n: int, ids: memoryview) -> None:
+        self._rids.append(rid)
+        self._counts.append(n)
+        self._ids += ids
+
+    def step(self) -> wire.Step:
+        return wire.Step(
+            self._rids.tobytes(), self._counts.tobytes(), bytes(self._ids), self.logprobs, tuple(self.finished),
+            self.cached,
+        )  # fmt: skip
+
+
+def _number(server: int, number: int) -> int:
+    """The engine's number for a server's number. ValueError: the server may not use it."""
+    if number >> SHIFT:
+        raise ValueError(f"{number} is not from 0 to 2 ** {SHIFT} - 1")
+    return server << SHIFT | number
+
+
+def _split_number(number: int) -> tuple[int, int]:
+    return number >> SHIFT, number & ((1 << SHIFT) - 1)
