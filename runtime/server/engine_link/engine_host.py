@@ -123,6 +123,8 @@ class EngineHost:
         # None: the messages of a single server are passed on unread
         self._shared = SharedEngine() if len(servers) > 1 else None
         self._next_news = 0.0
+        self._sources: tuple[Any, ...] = ()  # what the poller waits for
+        self._poller = zmq.Poller()
 
     def run(self) -> None:
         """Serve until no server needs this engine. ConfigError: no server can use this engine, or knows its key."""
@@ -152,16 +154,18 @@ class EngineHost:
 
     def _poll(self) -> dict[Any, int]:
         """Wait until something has happened, or it is time for something."""
-        poller, engine = zmq.Poller(), self._engine
-        connections = (socket for server in self._servers for socket in server.sockets or ())
-        for source in (self._alive_fd, *((engine.socket, engine.life) if engine else ()), *connections):
-            if source is not None:
-                poller.register(source, zmq.POLLIN)
+        engine, connections = self._engine, (socket for server in self._servers for socket in server.sockets or ())
+        sources = (self._alive_fd, *((engine.socket, engine.life) if engine else ()), *connections)
+        if sources != self._sources:
+            self._sources, self._poller = sources, zmq.Poller()
+            for source in sources:
+                if source is not None:
+                    self._poller.register(source, zmq.POLLIN)
         times = [server.deadline for server in self._servers if server.config is None]
         if self._shared is not None and self._shared.has_news:
             times.append(self._next_news)
         wait = min(times, default=math.inf) - time.monotonic()
-        return dict(poller.poll(None if wait == math.inf else max(0, math.ceil(1000 * wait))))
+        return dict(self._poller.poll(None if wait == math.inf else max(0, math.ceil(1000 * wait))))
 
     def _listen(self, server: JoinedServer, ready: Mapping[Any, int]) -> None:
         """Handle what has happened at a server, and connect to it if it is time. Raises _Broken, ConnectFailed or
@@ -178,7 +182,12 @@ class EngineHost:
         if monitor in ready:
             self._check(server, monitor)
         if dealer in ready:
-            self._take_commands(server, dealer)
+            try:
+                self._take_commands(server, dealer)
+            except BanyanError:
+                raise
+            except wire.UNREADABLE as e:
+                raise _Broken(f"the server at {server.address} sent an invalid message: {e}") from e
         elif server.config is None and time.monotonic() > server.deadline:
             raise _Broken(f"the server at {server.address} does not answer; is {server.key} its key?")
 
@@ -251,8 +260,6 @@ class EngineHost:
             self._command_engine(self._shared.take(server.number, data))
         except NotShared as e:
             self._refuse(server, str(e))
-        except wire.UNREADABLE as e:
-            raise _Broken(f"the server at {server.address} sent a command that is invalid: {e}") from e
 
     def _command_engine(self, commands: Iterable[bytes]) -> None:
         for data in commands:
@@ -277,6 +284,7 @@ class EngineHost:
         command = (*self._command, "--host", tcp_auth.own_address(server.address))
         self._engine = EngineProcess(self._context, config, self._path, command)
         self._config = server.config = config
+        server.said = ""
         if self._shared is not None:
             self._shared.start()
         self._log(f"engine {self._engine.pid} starts: {config.model}")
@@ -288,7 +296,7 @@ class EngineHost:
             if (its := getattr(config, option)) != (ours := getattr(self._config, option)):
                 self._refuse(server, f"its engines must have {option}={its!r}, and this one has {ours!r}")
                 return
-        server.config = config
+        server.config, server.said = config, ""
         server.send(wire.EngineStarted(engine.pid))
         self._log(f"the server at {server.address} uses engine {engine.pid}, too")
         if shared.ready is not None:

@@ -44,7 +44,7 @@ def test_chat_takes_both_names_of_max_tokens(name: str) -> None:
 def test_engine_needs_one_server_key_for_all_or_one_each(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     joins = [word for k in range(3) for word in ("--join", f"tcp://127.0.0.1:{k + 1}")]
     words = ["engine", "pocket", *joins, "--key", str(tmp_path), "--server-key", "a", "--server-key", "b"]
-    assert cli.main(words) == 1
+    assert cli.main(words) == 2
     assert "3 --join and 2 --server-key; give one key for all servers, or one for each" in capsys.readouterr().err
 
 

@@ -132,7 +132,8 @@ def test_work_of_other_servers_counts_until_it_has_ended() -> None:
     assert two.queued("r0") == pytest.approx(100 * 1e-4)
     two.set_others("r0", 0, 0, 0)
     assert two.queued("r0") == 0
-    assert two.place(demand(text(200, 9))).home == "r0"
+    placed.append(two.place(demand(text(200, 9))))
+    assert placed[-1].home == "r0"
     for one in placed:
         two.end(one)
     assert two.queued_seconds == 0
