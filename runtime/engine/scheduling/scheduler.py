@@ -373,6 +373,8 @@ class Scheduler:
 
     def take_wants(self) -> tuple[bytes, ...]:
         """The images to ask for now. Few requests ask at a time, because what they ask for takes memory."""
+        if not self.lacking:
+            return ()
         wanted = {image for missing in islice(self.lacking.values(), MAX_ASKING) for image in missing} - self._asked
         self._asked |= wanted
         return tuple(wanted)
