@@ -199,7 +199,8 @@ class EngineHost:
             raise ConfigError(f"the server at {server.address} does not know the key {key}; add it to its engine_keys")
         if event == zmq.EVENT_CLOSED:
             raise _Broken(f"nobody listens at {server.address}")
-        raise _Broken(f"the connection to {server.address} broke; is {server.key} its key?")
+        hint = "" if server.config is not None else f"; is {server.key} its key?"
+        raise _Broken(f"the connection to {server.address} broke{hint}")
 
     def _lose(self, server: JoinedServer, why: str) -> None:
         """The connection to a server broke. Try to join it again later."""
