@@ -60,15 +60,16 @@ class JoinedServer:
 
     address   tcp://HOST:PORT
     key       its public key
+    number    of the connection; see SharedEngine
     sockets   the connection; None: there is none at the moment
     config    the options with which it uses the engine; None: it does not use it now
     deadline  if it does not use the engine: when it must have asked for one; without a connection, when the host tries
               to connect again
     """
 
-    def __init__(self, number: int, address: str, key: str) -> None:
+    def __init__(self, address: str, key: str) -> None:
         configs.tcp(address)
-        self.number, self.address, self.key = number, address, key
+        self.address, self.key, self.number = address, key, -1
         self.sockets: Sockets | None = None
         self.deadline = 0.0
         self.config: Config | None = None
@@ -113,7 +114,7 @@ class EngineHost:
         command: Sequence[str] = launch.ENGINE,
         alive_fd: int | None = None,
     ) -> None:
-        self._servers = [JoinedServer(number, *server) for number, server in enumerate(servers)]
+        self._servers = [JoinedServer(*server) for server in servers]
         self._keys = tcp_auth.read_keys(keys)
         self._own, self._log, self._command, self._alive_fd = own, log, command, alive_fd
         self._path = configs.private_socket()
@@ -122,6 +123,7 @@ class EngineHost:
         self._config = Config()  # of the engine
         # None: the messages of a single server are passed on unread
         self._shared = SharedEngine() if len(servers) > 1 else None
+        self._n_connections = 0
         self._next_news = 0.0
         self._sources: tuple[Any, ...] = ()  # what the poller waits for
         self._poller = zmq.Poller()
@@ -173,6 +175,8 @@ class EngineHost:
         if server.sockets is None:
             if (now := time.monotonic()) >= server.deadline:
                 server.deadline = now + CONNECT
+                server.number = self._n_connections
+                self._n_connections += 1
                 server.sockets = tcp_auth.open_connection(
                     self._context, server.address, server.key, self._keys, _EVENTS
                 )

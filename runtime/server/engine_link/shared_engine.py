@@ -21,7 +21,7 @@ import msgspec
 from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.server.engine_link.recovery import Death
 
-SHIFT = 48
+SHIFT = 40
 """A number in the engine is the server's number << SHIFT, plus its number in the server."""
 MEMORY = 64
 """The expected share of a prompt that is cached covers roughly this number of last requests."""
@@ -44,7 +44,8 @@ class _Living:
 
 
 class SharedEngine:
-    """The present engine, and what each server has in it. Servers are numbered from 0 on.
+    """The present engine, and what each server has in it. A server that comes back gets another number, because the
+    engine may still report on the requests of the old one.
 
     ready     the Ready message of the engine; None until it has come
     has_news  the work of servers has changed since the last `news`

@@ -109,6 +109,60 @@ def test_each_server_gets_what_it_would_get_from_an_engine_of_its_own(fake_engin
     assert not shared.shared._living
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_servers_that_come_and_go_get_only_their_own_and_leave_nothing(fake_engine: ModuleType, seed: int) -> None:
+    rng, three = random.Random(seed), Shared(fake_engine, 3)
+    sent: defaultdict[int, set[int]] = defaultdict(set)  # server -> its requests
+    held, programs, n_come = set[int](), set[int](), 3
+    for rid in range(150):
+        if len(three.servers) < 3:
+            three.servers.add(n_come)
+            n_come += 1
+        server = rng.choice(sorted(three.servers))
+        match rng.choice(["run"] * 8 + ["trial", "abort", "hold", "release", "end", "step", "step", "leave", "die"]):
+            case "run" | "trial" as kind:
+                rid = len(sent[server])  # a server that has started anew counts from 0
+                three.send(server, run(rid, 1, rid, client=1, order=(rid % 9, 0), is_trial=kind == "trial"))
+                sent[server].add(rid)
+            case "abort":
+                three.send(server, wire.Abort(rng.choice([*sent[server], 0])))
+            case "hold":
+                three.send(server, wire.Hold(rid % 5, b""))
+            case "release":
+                three.send(server, wire.Release(rid % 5))
+            case "end":
+                three.send(server, wire.ProgramEnded(1, rid % 9))
+            case "step":
+                three.step()
+            case "leave":
+                three.leave(server)
+            case "die":
+                three.engine = fake_engine.FakeEngine(three.engine.speak)
+                three.shared.start()
+                three.report(three.engine.ready)
+                three.commands.clear()
+        for one, reports in three.got.items():
+            assert outputs(reports).keys() <= sent[one], "a report of a request of another server"
+    for server in sorted(three.servers):
+        three.leave(server)
+    while three.engine.running or three.engine.finished:
+        three.step()
+    for command in three.commands:
+        match command:
+            case wire.Hold(hold=hold):
+                held.add(hold)
+            case wire.Release(hold=hold):
+                held.discard(hold)
+            case wire.Run(order=order):
+                programs.add(order[0])
+            case wire.ProgramEnded(program=program):
+                programs.discard(program)
+    assert (held, programs) == (set(), set())
+    shared = three.shared
+    assert [*shared._living, *shared._waiting, *shared._programs, *shared._holds] == []
+    assert shared._on_trial == -1
+
+
 def test_answers_go_to_the_server_that_asked(three: Shared) -> None:
     for server in three.servers:
         three.send(server, wire.Ask(0, "tree"))
