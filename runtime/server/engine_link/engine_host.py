@@ -88,7 +88,6 @@ class JoinedServer:
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        self.config = None
         if self.sockets is not None:
             dealer, monitor = self.sockets
             self.sockets = None
@@ -211,8 +210,8 @@ class EngineHost:
         if why != server.said:
             self._log(f"{why}; trying every {RETRY:g} s")
         server.said = why
-        server.deadline = time.monotonic() + RETRY
         self._disconnect(server)
+        server.deadline = time.monotonic() + RETRY
 
     def _leave(self, server: JoinedServer) -> None:
         """Belong to a server no more."""
@@ -220,13 +219,16 @@ class EngineHost:
         self._disconnect(server)
 
     def _disconnect(self, server: JoinedServer) -> None:
-        had_engine = server.config is not None
+        self._release(server)
         server.close()
-        if self._users:
-            if had_engine and self._shared is not None:
-                self._command_engine(self._shared.leave(server.number))
-        else:
+        if not self._users:
             self._end_engine()
+
+    def _release(self, server: JoinedServer) -> None:
+        """The server uses the engine no more: end what it has there. Idempotent."""
+        if server.config is not None and self._shared is not None:
+            self._command_engine(self._shared.leave(server.number))
+        server.config, server.deadline = None, time.monotonic() + CONNECT
 
     # ---- from servers to the engine --------------------------------------------------------------------------------
 
@@ -279,7 +281,7 @@ class EngineHost:
         base = {name: getattr(Config(), name) for name in configs.OWN if name not in ("model", "draft_model")}
         own = base | dict(self._own) | ({"model": start.model} if start.model else {})
         config = msgspec.structs.replace(theirs, replicas=1, prefill_replicas=0, **own)
-        server.config = None
+        self._release(server)
         if self._shared is not None and self._engine is not None and self._users:
             self._use_engine(server, config, self._engine, self._shared)
             return
@@ -316,7 +318,7 @@ class EngineHost:
 
     def _refuse(self, server: JoinedServer, why: str) -> None:
         """Tell a server that it cannot use the engine together with the other servers."""
-        server.config, server.deadline = None, time.monotonic() + CONNECT
+        self._release(server)
         server.send(wire.EngineEnded(f"its host shares it with other servers, but {why}"))
 
     # ---- from the engine to servers --------------------------------------------------------------------------------

@@ -52,14 +52,13 @@ class SharedEngine:
     """
 
     def __init__(self) -> None:
-        self._vocabulary = b""  # digest of the vocabulary that all servers have
         self._cached = 0.5  # expected share of a prompt that is cached
         self.start()
 
     def start(self) -> None:
         """Called when the engine starts, or another one in its place."""
         self.ready: wire.Ready | None = None
-        self._has_vocabulary = False
+        self._vocabulary = b""  # digest of the vocabulary that all servers have
         self._living: dict[int, _Living] = {}
         # (server, its number of a program) -> (the engine's number, the engine's number of the client)
         self._programs: dict[tuple[int, int], tuple[int, int]] = {}
@@ -112,7 +111,7 @@ class SharedEngine:
                 digest = blake2b(wire.encode(command), digest_size=16).digest()
                 if self._vocabulary not in (digest, b""):
                     raise NotShared("its model has another tokenizer than that of the other servers")
-                is_new, self._vocabulary, self._has_vocabulary = not self._has_vocabulary, digest, True
+                is_new, self._vocabulary = not self._vocabulary, digest
                 return (command,) if is_new else ()
             case wire.Listen():
                 self._listeners.add(server)
