@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -138,6 +139,8 @@ def main(fd: int) -> None:
     import banyan.runtime.server.worker  # noqa: F401
 
     gc.freeze()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch would take back its operators: 7,000 pages copied, 50 ms for each child
     run(serve(socket.socket(fileno=fd)))
 
 

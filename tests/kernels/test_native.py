@@ -172,6 +172,7 @@ for k in range(60):
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("native")
 def test_forked_child_does_not_wait_for_threads_that_it_lacks(tmp_path: Path, run_python: RunPython) -> None:
     (tmp_path / "script.py").write_text(FORKS)

@@ -239,7 +239,7 @@ def test_two_stage_fork_ends_correctly_after_a_fault_at_each_step(fault: str, fa
     check_run(RUNNERS[fault_step % len(RUNNERS)], TWO_STAGES, fault, fault_step)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=PROGRAMS, runner=st.sampled_from(RUNNERS), fault=st.sampled_from(FAULTS), fault_step=st.integers(1, 12))
 def test_random_programs_end_correctly(steps: list[Step], runner: Any, fault: str, fault_step: int) -> None:
     check_run(runner, steps, fault, fault_step)
