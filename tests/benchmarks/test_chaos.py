@@ -28,6 +28,7 @@ def test_client_with_few_programs_does_not_wait_for_a_client_with_many(load: Mod
     assert 2 * load.fairness("dfs", 150) < load.fairness("fcfs", 150)
 
 
+@pytest.mark.long
 def test_long_prompts_delay_decodes_by_at_most_one_chunk(load: ModuleType) -> None:
     gaps = load.latency()
     assert gaps.alone < gaps.beside <= gaps.alone + gaps.chunk

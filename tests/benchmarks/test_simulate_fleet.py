@@ -82,6 +82,7 @@ def test_an_engine_evicts_the_longest_unused_blocks_and_runs_so_many(modules: An
     assert small.first[1][0] > small.ended[0]
 
 
+@pytest.mark.long
 def test_our_placement_is_better_in_small(fleet: ModuleType) -> None:
     """As in `--quick`, with 1 seed and fewer policies: fork programs and cached tokens."""
     work = fleet.programs(0, 160, 6.0 * 20, 20, fleet.POCKET.fixed)

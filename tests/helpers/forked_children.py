@@ -160,6 +160,7 @@ def serve(orders: socket.socket) -> dict[str, Any]:
             os.close(gone)
             os.read(go, 1)  # until the parent has ended: what follows asks for a signal at the parent's end
             order: dict[str, Any] = json.loads(data)
+            orders.detach()  # its end would close a file descriptor of the child that has the same number
             _become(order, fds)
             return order
         os.waitpid(middle, 0)

@@ -117,6 +117,7 @@ def test_engines_and_hosts_die_leave_and_join_without_loss(hosts: Hosts) -> None
     assert c.ask("check") == {}
 
 
+@pytest.mark.long
 def test_programs_wait_for_a_host_if_the_last_one_is_gone(hosts: Hosts) -> None:
     hosts.start(1, say={"count": OUTPUT}, step_ms=5)
     running = hosts.submit()

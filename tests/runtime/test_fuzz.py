@@ -214,7 +214,7 @@ def frozen_objects() -> None:
 
 @pytest.mark.parametrize(
     ("seed", "n"),
-    [(0, 2000), *(pytest.param(k, 250_000, marks=[pytest.mark.long, pytest.mark.timeout(600)]) for k in range(4))],
+    [(0, 1000), *(pytest.param(k, 250_000, marks=[pytest.mark.long, pytest.mark.timeout(600)]) for k in range(4))],
 )
 @pytest.mark.usefixtures("frozen_objects")
 def test_fuzzed_messages_on_the_servers_loop(
@@ -453,7 +453,7 @@ def fuzzed_commands(seed: int) -> Iterator[bytes]:
         yield data if values.rng.random() < 0.6 else values.garbage(data)
 
 
-@pytest.mark.parametrize("n", [1500, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("n", [800, pytest.param(100_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 def test_fuzzed_messages_at_the_engine(fake: ModuleType, tmp_path: Path, n: int) -> None:
     loop = EngineThread(fake, tmp_path)
     try:

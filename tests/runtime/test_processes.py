@@ -75,6 +75,7 @@ def run_script(boot: tuple[str, ...], fake_model: Callable[..., Path], tmp_path:
     return run
 
 
+@pytest.mark.long
 def test_child_that_exits_leaves_the_server_of_its_parent(run_script: Callable[[str], None]) -> None:
     run_script("""
 def close():
@@ -159,6 +160,7 @@ assert works()
 """)
 
 
+@pytest.mark.long
 def test_subprocess_finds_the_server_in_the_environment(run_script: Callable[[str], None]) -> None:
     run_script("""
 os.environ["BANYAN_SOCKET"] = str(runtime.socket)

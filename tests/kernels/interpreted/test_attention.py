@@ -171,6 +171,7 @@ def test_q_can_be_a_view_of_a_wider_tensor() -> None:
     case.check(kernel.attention(wide[:, :4], *case[1:4], AttentionOptions(**case.options)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("dtype", "options", "n_batches"),
     short_form(

@@ -155,7 +155,7 @@ def check_same(cold: tuple[str, Rows, Outputs], e: EngineLoop, n_times: int = 1)
 
 @pytest.mark.parametrize(
     ("page", "step_tokens"),
-    short_form(product([1, 16], [7, 64, 512]), lambda *case: case in ((1, 7), (16, 512))),
+    short_form(product([1, 16], [7, 64, 512]), lambda *case: case == (16, 7)),
 )
 def test_logits_do_not_depend_on_chunks_batches_or_the_cache(
     cold: tuple[str, Rows, Outputs], page: int, step_tokens: int

@@ -212,7 +212,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", in_short(OPTIONS[2::2], OPTIONS), ids=str)
+@pytest.mark.parametrize("options", in_short(OPTIONS[-1:], OPTIONS), ids=str)
 def test_outputs_with_two_ranks_are_those_of_one(
     native: None, fake: ModuleType, engines: Engines, options: dict[str, Any]
 ) -> None:

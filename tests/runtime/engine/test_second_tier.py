@@ -41,6 +41,7 @@ def test_evicted_pages_are_restored_from_the_host(fake: ModuleType, page: int) -
     assert min(cached_tokens(fake, without_host, inputs * 2)) == 0
 
 
+@pytest.mark.long
 def test_outputs_are_correct_with_both_tiers_full(fake: ModuleType) -> None:
     inputs = dict(enumerate([*prompts(12, 30), *prompts(12, 50)] * 2))
     e = fake.engine(page=4, n_pages=40, n_host=60, step_tokens=24)

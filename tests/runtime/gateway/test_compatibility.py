@@ -1168,7 +1168,7 @@ def canary(server: Server) -> None:
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("check", in_short(CHECKS[::3], CHECKS), ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", in_short(CHECKS[::6], CHECKS), ids=lambda check: check.__name__)
 def test_case(check: Check, server: Server) -> None:
     check(server)
 

@@ -63,7 +63,13 @@ def random_ids(n: int, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize(
     ("page", "variant"),
-    short_form(product([1, 16], VARIANTS), lambda page, variant: page == (1, 16)[list(VARIANTS).index(variant) % 2]),
+    short_form(
+        product([1, 16], VARIANTS),
+        lambda page, variant: (
+            page == (1, 16)[list(VARIANTS).index(variant) % 2]
+            and (variant in ("rope-llama3", "rope-yarn") or not variant.startswith("rope-"))
+        ),
+    ),
 )
 def test_logits_equal_transformers(variant, page, tiny, tiny_model, reference):
     family, overrides = VARIANTS[variant]

@@ -277,6 +277,7 @@ def test_small_client_does_not_wait_for_a_large_one(simulate: ModuleType, schedu
     assert max(ends[r] for r in few) < 0.1 * max(ends.values())
 
 
+@pytest.mark.long
 def test_two_clients_get_equal_shares_of_computed_tokens(simulate: ModuleType) -> None:
     m = simulate.Machine(n_pages=4000, page=16, max_running=16)
     for rid in range(2000):

@@ -227,6 +227,7 @@ def with_tokenizer(words: Tokenizer, path: Path, change: Callable[[bytes], bytes
     return CheckerDriver(SimpleNamespace(vocabulary=lambda: known, spelling=words.spelling), path / "s")  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_preflight_survives_a_tokenizer_that_panics_llguidance(
     tiny: ModuleType, words: Tokenizer, tmp_path: Path
 ) -> None:
@@ -289,6 +290,7 @@ def test_verdicts_are_cached(driver: CheckerDriver) -> None:
     assert driver.checker._n_checks == 3
 
 
+@pytest.mark.long
 def test_cache_size_is_bounded(driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constraint_checker, "CACHE_CHARS", 2 * constraint_checker.ENTRY + 100)
     driver.ask(*(ConstraintSpec("regex", f"aaa{i}") for i in range(5)))
@@ -300,6 +302,7 @@ def test_cache_size_is_bounded(driver: CheckerDriver, monkeypatch: pytest.Monkey
     assert 0 < driver.checker._n_chars - constraint_checker.ENTRY < 300
 
 
+@pytest.mark.long
 def test_constraints_of_clients_that_left_are_bounded(driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constraint_checker, "WAITING_CHARS", 10 * constraint_checker.ENTRY)
     verdicts = [driver.begin(ConstraintSpec("regex", f"b{i}" * 50), owner=i) for i in range(100)]  # a client each
@@ -347,6 +350,7 @@ def test_dead_preflight_is_replaced(hanging: CheckerDriver) -> None:
     hanging.wait(lambda: 0 in verdicts)
 
 
+@pytest.mark.long
 def test_preflight_that_keeps_dying_fails_the_waiting_checks(
     driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
