@@ -241,7 +241,7 @@ def _noisy_script(known: dict[Text, list[int]], vocab: int, rng: random.Random) 
     ("speculate", "page", "step_tokens"),
     short_form(
         product(["tree", "ngram", "auto", "off"], [1, 16], [7, WHOLE]),
-        lambda speculate, page, step_tokens: (page, step_tokens) == ((16, 7) if speculate == "ngram" else (1, WHOLE)),
+        lambda *case: case in (("auto", 1, WHOLE), ("ngram", 16, 7)),
     ),
 )
 def test_drafters_change_no_output(
@@ -331,7 +331,7 @@ def test_draft_trees_in_other_families_change_no_output(
 
 
 # A sliding window; q and k norms; transformers' own code.
-@pytest.mark.parametrize("family", in_short(["qwen3", "gemma2"], ["mistral", "qwen3", "gemma2"]))
+@pytest.mark.parametrize("family", in_short(["gemma2"], ["mistral", "qwen3", "gemma2"]))
 def test_output_of_other_families_matches_the_naive_loop(
     tiny: ModuleType, tiny_model: Callable[..., Path], reference: Callable[[Path], Any], family: str
 ) -> None:

@@ -16,6 +16,7 @@ def concurrency(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(FILE)
 
 
+@pytest.mark.long
 def test_number_of_threads_is_at_most_the_pool_and_four(concurrency: ModuleType) -> None:
     assert concurrency.apart("threads") <= concurrency.N_THREADS + 4
 

@@ -143,6 +143,7 @@ sys.exit(0 if os.waitpid(child, 0)[1] == 0 and len(done) == 3 else 1)
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("native")
 def test_worker_threads_serve_concurrent_callers_and_a_forked_child(tmp_path: Path, run_python: RunPython) -> None:
     (tmp_path / "script.py").write_text(LIBRARY_IN_THREADS)

@@ -186,12 +186,12 @@ def test_each_flag_sets_its_option() -> None:
     }, "every option needs a flag in this test"
 
 
-def test_model_may_be_a_positional_argument() -> None:
-    for command in ("serve", "chat"):
-        assert parse(command, "some/model", "--page", "32")["model"] == "some/model"
-        assert parse(command, "some/model") == parse(command, "--model", "some/model")
-        assert parse(command, "a", "--model", "a")["model"] == "a"
-        assert "model" not in parse(command)
+@pytest.mark.parametrize("command", in_short(["serve"], ["serve", "chat"]))
+def test_model_may_be_a_positional_argument(command: str) -> None:
+    assert parse(command, "some/model", "--page", "32")["model"] == "some/model"
+    assert parse(command, "some/model") == parse(command, "--model", "some/model")
+    assert parse(command, "a", "--model", "a")["model"] == "a"
+    assert "model" not in parse(command)
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------

@@ -223,6 +223,7 @@ def check_random(call: dict, min_split: int, trees: bool) -> None:
         check(attention_case(q_lens=q_lens, kv_lens=[q + c for q, c in requests], dim=16, **call))
 
 
+@pytest.mark.long
 @settings(max_examples=2, deadline=None)
 @given(call=calls, min_split=st.sampled_from([32, 256]), trees=st.booleans())
 def test_random_batches_agree(call: dict, min_split: int, trees: bool) -> None:

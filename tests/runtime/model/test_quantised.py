@@ -60,7 +60,7 @@ CASES = {
     "nf4 nested": ("nf4", {"nested": True}, {"bnb_4bit_use_double_quant": True}, False),
     "bnb-int8": ("bnb-int8", {}, {}, True),
 }  # fmt: skip
-SHORT = ("gptq act order", "awq", "pack-quantized asymmetric", "fp8 blocks", "mxfp4", "nvfp4", "nf4 nested", "bnb-int8")
+SHORT = ("gptq act order", "awq", "pack-quantized asymmetric", "fp8 blocks", "nvfp4", "nf4 nested", "bnb-int8")
 
 
 @pytest.fixture

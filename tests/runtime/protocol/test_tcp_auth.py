@@ -269,6 +269,7 @@ def test_public_key_never_starts_like_a_command_line_option(tmp_path: Path, monk
     assert tcp_auth.read_keys(secret)[0] == pairs[2][0], "the first key without a leading dash"
 
 
+@pytest.mark.long
 def test_command_line_connects_with_token_and_key(tcp_server: TcpServer, tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text(f"# a comment\nbob-{TOKEN}\n")
