@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from banyan.runtime.config import Config
+from forms import in_short
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +17,7 @@ def load(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(Path(__file__).parents[2] / "benchmarks" / "chaos_load.py")
 
 
+@pytest.mark.long
 def test_overload_keeps_throughput_and_starves_no_program(load: ModuleType) -> None:
     result = load.overload(400)
     assert result.overloaded > 0.95 * result.peak
@@ -26,6 +28,7 @@ def test_client_with_few_programs_does_not_wait_for_a_client_with_many(load: Mod
     assert 2 * load.fairness("dfs", 150) < load.fairness("fcfs", 150)
 
 
+@pytest.mark.long
 def test_long_prompts_delay_decodes_by_at_most_one_chunk(load: ModuleType) -> None:
     gaps = load.latency()
     assert gaps.alone < gaps.beside <= gaps.alone + gaps.chunk
@@ -33,6 +36,7 @@ def test_long_prompts_delay_decodes_by_at_most_one_chunk(load: ModuleType) -> No
     assert small_chunks.beside < gaps.beside, "smaller chunks, smaller gaps"
 
 
+@pytest.mark.long
 def test_each_part_of_the_order_reduces_computed_tokens(load: ModuleType) -> None:
     results = [load.agents(part, 48, 32, 0.5) for part in load.PARTS]
     computed = [result.computed for result in results]
@@ -41,18 +45,21 @@ def test_each_part_of_the_order_reduces_computed_tokens(load: ModuleType) -> Non
     assert results[-1].p99 <= results[0].p99
 
 
+@pytest.mark.long
 def test_default_order_has_the_lowest_mean_latency(load: ModuleType) -> None:
     result = {name: load.agents(name, 48, 32, 0.5).mean for name in load.POLICIES}
     assert min(result, key=result.__getitem__) == f"schedule={Config().schedule}"
 
 
-@pytest.mark.parametrize("has_turnover", [False, True])
+@pytest.mark.long
+@pytest.mark.parametrize("has_turnover", in_short([True], [False, True]))
 def test_cpu_time_of_a_step_is_independent_of_the_queue(load: ModuleType, has_turnover: bool) -> None:
     few, many = (load.cpu_of_a_step(n, has_turnover) for n in (100, 3000))
     assert many < 2 * few
 
 
-@pytest.mark.parametrize(("n_first", "n_last"), [(300, 450), pytest.param(500, 2000, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("n_first", "n_last"), [(300, 450), (500, 2000)])
 def test_memory_of_the_loop_does_not_grow(
     load: ModuleType, monkeypatch: pytest.MonkeyPatch, n_first: int, n_last: int
 ) -> None:

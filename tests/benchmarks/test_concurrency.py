@@ -16,10 +16,12 @@ def concurrency(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(FILE)
 
 
+@pytest.mark.long
 def test_number_of_threads_is_at_most_the_pool_and_four(concurrency: ModuleType) -> None:
     assert concurrency.apart("threads") <= concurrency.N_THREADS + 4
 
 
+@pytest.mark.long
 def test_async_program_needs_less_than_20_kilobytes(concurrency: ModuleType) -> None:
     assert concurrency.apart("memory", 1000)["KB"] < 20
 

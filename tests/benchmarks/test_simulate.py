@@ -5,12 +5,15 @@ from __future__ import annotations
 import statistics
 from array import array
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from random import Random
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from forms import short_form
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -85,8 +88,12 @@ def test_state_waits_for_children_and_tools(work: ModuleType) -> None:
     machine.scheduler.check()
 
 
-@pytest.mark.parametrize("is_online", [False, True])
-@pytest.mark.parametrize("shape", SMALL)
+@pytest.mark.parametrize(
+    ("is_online", "shape"),
+    short_form(
+        product([False, True], SMALL), lambda is_online, shape: is_online == (shape == "agents with tool waits")
+    ),
+)
 def test_unbounded_cache_reaches_the_optimum(hits: ModuleType, shape: str, is_online: bool) -> None:
     arguments = shape, is_online, SMALL[shape]
     best = hits.Optimum(hits.bodies(*arguments))

@@ -14,6 +14,7 @@ import pytest
 
 import banyan as bn
 from banyan.runtime.fleet.placement import StepSeconds
+from forms import in_short
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TIME = StepSeconds(1e-3, 1e-4, 1e-4)
@@ -81,6 +82,7 @@ def test_an_engine_evicts_the_longest_unused_blocks_and_runs_so_many(modules: An
     assert small.first[1][0] > small.ended[0]
 
 
+@pytest.mark.long
 def test_our_placement_is_better_in_small(fleet: ModuleType) -> None:
     """As in `--quick`, with 1 seed and fewer policies: fork programs and cached tokens."""
     work = fleet.programs(0, 160, 6.0 * 20, 20, fleet.POCKET.fixed)
@@ -170,6 +172,7 @@ def test_a_recording_keeps_turns_forks_and_waits(recording: Any, small: Any) -> 
     assert [request[2:] for request in three.requests[2:5]] == [(300, 20), (330, 4), (330, 1)]
 
 
+@pytest.mark.long
 def test_programs_are_drawn_with_the_same_common_and_new_private_text(fleet: ModuleType, small: Any) -> None:
     work = fleet.recorded(small, 0, 24, 10.0)
     assert {program.kind for program in work} == {"agent", "tree"}
@@ -219,7 +222,7 @@ def test_a_turn_begins_when_all_that_it_waits_for_has_ended(fleet: ModuleType, s
         assert {at[one] for one in first.requests for child in one.children} == {requests[-1].started}
 
 
-@pytest.mark.parametrize("path", [None, FOLDER / "simulate_fleet_recording.json"])
+@pytest.mark.parametrize("path", in_short([None], [None, FOLDER / "simulate_fleet_recording.json"]))
 def test_all_recorded_programs_end_under_each_policy(
     path: Path | None, fleet: ModuleType, recording: Any, small: Any
 ) -> None:

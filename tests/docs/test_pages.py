@@ -19,6 +19,7 @@ from banyan.cli import main
 from banyan.runtime.config import Config
 from banyan.runtime.model.families import FAMILIES
 from banyan.runtime.server.telemetry.metrics import Metrics
+from forms import in_short
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
@@ -34,7 +35,12 @@ def reference(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(ROOT / "docs/reference.py")
 
 
-@pytest.mark.parametrize("page", ["deployment.md", "language.md", "migrating-from-sglang.md"])
+@pytest.mark.parametrize(
+    "page",
+    in_short(
+        ["deployment.md", "migrating-from-sglang.md"], ["deployment.md", "language.md", "migrating-from-sglang.md"]
+    ),
+)
 @pytest.mark.timeout(300)
 def test_examples_of_a_page_print_the_shown_output(refresh: ModuleType, page: str) -> None:
     path = ROOT / "docs" / page

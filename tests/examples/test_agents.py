@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 import banyan as bn
 from banyan.runtime.model.spec import SHIPPED
+from forms import in_short
 
 AGENTS = Path(__file__).resolve().parents[2] / "examples" / "agents"
 NAMES = sorted(path.stem for path in AGENTS.glob("*.py") if path.stem != "common")
@@ -197,7 +198,7 @@ def reaches_target(steps: list[str], numbers: tuple[int, ...], target: int) -> b
 # ---- on the pocket model: the whole path ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", in_short(("chat", "extract", "react_tools"), NAMES))
 def test_example_is_correct_on_the_pocket_model(
     name: str, example: Callable[..., ModuleType], run_main: Callable[..., tuple[int, str]], pocket: bn.Runtime
 ) -> None:

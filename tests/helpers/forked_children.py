@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -138,6 +139,8 @@ def main(fd: int) -> None:
     import banyan.runtime.server.worker  # noqa: F401
 
     gc.freeze()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch would take back its operators: 7,000 pages copied, 50 ms for each child
     run(serve(socket.socket(fileno=fd)))
 
 
@@ -157,6 +160,7 @@ def serve(orders: socket.socket) -> dict[str, Any]:
             os.close(gone)
             os.read(go, 1)  # until the parent has ended: what follows asks for a signal at the parent's end
             order: dict[str, Any] = json.loads(data)
+            orders.detach()  # its end would close a file descriptor of the child that has the same number
             _become(order, fds)
             return order
         os.waitpid(middle, 0)

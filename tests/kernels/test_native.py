@@ -143,6 +143,7 @@ sys.exit(0 if os.waitpid(child, 0)[1] == 0 and len(done) == 3 else 1)
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("native")
 def test_worker_threads_serve_concurrent_callers_and_a_forked_child(tmp_path: Path, run_python: RunPython) -> None:
     (tmp_path / "script.py").write_text(LIBRARY_IN_THREADS)
@@ -172,6 +173,7 @@ for k in range(60):
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("native")
 def test_forked_child_does_not_wait_for_threads_that_it_lacks(tmp_path: Path, run_python: RunPython) -> None:
     (tmp_path / "script.py").write_text(FORKS)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan.kernels import ops
@@ -21,6 +22,7 @@ from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.engine.model_runner import ModelRunner, decodes
 from banyan.runtime.model.load import load
 from banyan.runtime.protocol.wire import Sampling
+from forms import examples, in_short, short_form
 from kernel_support.cases import Case, attention_case, random_trees
 
 OPTIONS = [
@@ -51,8 +53,7 @@ def check(case: Case) -> None:
     case.check(ops.attention(*case[:4], **case.options))
 
 
-@settings(max_examples=40, deadline=None)
-@given(call=calls)
+@examples(15, 40, given(call=calls))
 def test_random_batches_agree(call: dict, device: str) -> None:
     requests, options, trees = call.pop("requests"), call.pop("options"), call.pop("trees")
     q_lens = [q for q, _ in requests]
@@ -62,13 +63,14 @@ def test_random_batches_agree(call: dict, device: str) -> None:
     check(attention_case(q_lens=q_lens, kv_lens=kv_lens, device=device, **call, **options))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", in_short(OPTIONS[-1:], OPTIONS), ids=str)
 def test_long_reads_agree(options: dict, device: str) -> None:
     check(attention_case(1, [1, 1, 64], [5000, 17, 3000], heads=(8, 2), device=device, **options))
 
 
-@pytest.mark.parametrize("n_heads", [16, 128])
-@pytest.mark.parametrize("kv", ["", "fp8"])
+@pytest.mark.parametrize(
+    ("n_heads", "kv"), short_form(product([16, 128], ["", "fp8"]), lambda n_heads, kv: n_heads == 16)
+)
 def test_latents_agree(n_heads: int, kv: str, device: str) -> None:
     shape = {"heads": (n_heads, 1), "dim": 576, "latent_dim": 512, "dtype": torch.bfloat16, "kv": kv}
     check(attention_case(2, [1, 1, 20], [600, 17, 90], device=device, **shape))

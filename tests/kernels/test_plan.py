@@ -5,26 +5,30 @@ import subprocess
 import sys
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan.kernels.attention import plan
 from banyan.kernels.attention.plan import AttentionPlan, Subtree, Tiles
+from forms import examples
 
 lengths = st.one_of(st.integers(0, 40), st.integers(0, 5000))
 PAGE = 16
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    requests=st.lists(st.tuples(st.integers(0, 90), lengths), max_size=6),
-    tiles=st.sampled_from([Tiles(1, 4, 8, 5), Tiles(4, 32, 32, 4), Tiles(16, 16, 16, 16)]),
-    window=st.sampled_from([0, 1, 50, 1000]),
-    first=st.sampled_from([0, 4, 100]),
-    n_processors=st.sampled_from([1, 2, 108]),
-    common=st.lists(st.integers(0, 200), min_size=6, max_size=6),
-    merge_keys=st.sampled_from([0.0, 20.0, 1e9]),
-    deterministic=st.booleans(),
+@examples(
+    30,
+    200,
+    given(
+        requests=st.lists(st.tuples(st.integers(0, 90), lengths), max_size=6),
+        tiles=st.sampled_from([Tiles(1, 4, 8, 5), Tiles(4, 32, 32, 4), Tiles(16, 16, 16, 16)]),
+        window=st.sampled_from([0, 1, 50, 1000]),
+        first=st.sampled_from([0, 4, 100]),
+        n_processors=st.sampled_from([1, 2, 108]),
+        common=st.lists(st.integers(0, 200), min_size=6, max_size=6),
+        merge_keys=st.sampled_from([0.0, 20.0, 1e9]),
+        deterministic=st.booleans(),
+    ),
 )
 def test_items_cover_every_visible_key_once(
     requests: list[tuple[int, int]],

@@ -465,7 +465,7 @@ class Machine(RuleBasedStateMachine):
         self.home.cleanup()
 
 
-SHORT = settings(max_examples=25, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+SHORT = settings(max_examples=6, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 LONG = settings(SHORT, max_examples=1000, stateful_step_count=60)
 
 

@@ -32,6 +32,7 @@ from banyan.runtime.protocol.wire import (
     Select,
     Use,
 )
+from forms import in_short
 
 SAMPLING = Sampling(max_tokens=3, min_tokens=1, top_k=5, logit_bias={7: 1.0}, stop_token_ids=(9,), seed=1)
 SCORED = Sampling(max_tokens=3, temperature=0.0, logprobs=True, top_logprobs=2, logprob_start=0)
@@ -155,21 +156,24 @@ def send(server: launch.ServerProcess, messages: tuple[wire.ClientMessage, ...])
         context.destroy(linger=0)
 
 
-def every_second(kind: type[Any], half: int) -> list[tuple[str, Any]]:
-    """Half of the borders of each field: the other one than of the field before, so that a half has all borders."""
+PARTS = 6
+
+
+def part_of(kind: type[Any], part: int) -> list[tuple[str, Any]]:
+    """Every sixth border of each field: others than of the field before, so that a part has all borders."""
     fields = groupby(wire_fuzz.places(kind), key=lambda place: place[0])
-    first = half + list(PLACES).index(kind)
-    return [place for k, (_, places) in enumerate(fields) for place in list(places)[(first + k) % 2 :: 2]]
+    first = part + list(PLACES).index(kind)
+    return [place for k, (_, places) in enumerate(fields) for place in list(places)[(first + k) % PARTS :: PARTS]]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PLACES if wire_fuzz.places(kind)])
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("part", in_short([0], range(PARTS)))
 def test_values_at_borders_do_not_affect_other_clients(
-    server: launch.ServerProcess, connection: client.Client, expected_text: str, half: int, kind: type[Any]
+    server: launch.ServerProcess, connection: client.Client, expected_text: str, part: int, kind: type[Any]
 ) -> None:
     name, path = PLACES[kind]
     neighbour = start_neighbour(connection)
-    for field, border in every_second(kind, half):
+    for field, border in part_of(kind, part):
         for message in send(server, wire_fuzz.put(MESSAGES[name], (*path, field), border)):
             assert not (isinstance(message, wire.Failed) and "the server failed" in message.message), message
         if neighbour.future(0).done():
@@ -209,7 +213,7 @@ def test_template_numbers_beyond_int64_fail_the_program(
         (Gen(0, 0, Sampling(), reasoning=wire.Reasoning("a", "")), "reasoning"),
     ],
 )
-@pytest.mark.parametrize("n", [1, 400], ids=["on the loop", "on a thread"])
+@pytest.mark.parametrize("n", in_short([400], [1, 400]), ids=["on the loop", "on a thread"])
 def test_invalid_gen_fails_and_its_client_continues(connection: client.Client, gen: Gen, error: str, n: int) -> None:
     program = connection.program("asks")
     text = wire.Raw("<|endoftext|>" * n)  # many characters, and few tokens

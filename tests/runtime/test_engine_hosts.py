@@ -124,6 +124,7 @@ def test_engines_and_hosts_die_leave_and_join_without_loss(hosts: Hosts) -> None
     assert c.ask("check") == {}
 
 
+@pytest.mark.long
 def test_programs_wait_for_a_host_if_the_last_one_is_gone(hosts: Hosts) -> None:
     hosts.start(1, say={"count": OUTPUT}, step_ms=5)
     running = hosts.submit()
@@ -135,6 +136,7 @@ def test_programs_wait_for_a_host_if_the_last_one_is_gone(hosts: Hosts) -> None:
     assert list(hosts.engines()) == ["0"]
 
 
+@pytest.mark.long
 def test_silent_host_counts_as_dead_and_joins_anew_when_it_goes_on(hosts: Hosts) -> None:
     hosts.start(2, say={"count": OUTPUT}, step_ms=5)
     programs = [hosts.submit(f"{k} count") for k in range(6)]
@@ -146,6 +148,7 @@ def test_silent_host_counts_as_dead_and_joins_anew_when_it_goes_on(hosts: Hosts)
     assert text(hosts.submit()) == OUTPUT
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault", ["die_on", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("hang_on", "babble_on"))]
 )
@@ -159,6 +162,7 @@ def test_request_that_kills_engines_of_two_hosts_is_given_up(hosts: Hosts, fault
     assert all(host.poll() is None for host in hosts.hosts)
 
 
+@pytest.mark.long
 def test_engine_that_differs_is_refused_with_the_reason(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
     hosts.start(1, say={"count": OUTPUT})
     (other := tmp_path / "other").mkdir()

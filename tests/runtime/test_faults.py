@@ -387,7 +387,7 @@ LONG_PROMPT: list[Step] = [("fork", [[("tool",), ("select",)]] * 3, "concate_and
 
 
 @example(steps=LONG_PROMPT, runner=run, fault="kill_engine", at=1)
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=PROGRAMS, runner=st.sampled_from(RUNNERS), fault=st.sampled_from(SERVER_SURVIVES), at=st.integers(1, 20))
 def test_random_programs_end_with_values_or_the_expected_error(
     world: World, steps: list[Step], runner: Any, fault: str, at: int

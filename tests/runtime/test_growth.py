@@ -14,6 +14,7 @@ import pytest
 
 import banyan as bn
 from banyan.runtime.client.client import Client
+from forms import in_short
 from waits import wait_until
 
 TEMPLATE = (
@@ -177,6 +178,9 @@ KINDS: dict[str, Callable[[int, Backend], object]] = {
 }
 
 
+SHORT = ("read", "async tools", "cancelled", "batches", "connections")
+
+
 def growth(kind: str, backend: Backend, n: int) -> float:
     """Traced bytes that a program of this kind leaves behind: the lesser growth of two rounds of `n` programs, after a
     first one. When many programs happened to live at once, a dict stays large until it is next resized."""
@@ -197,15 +201,6 @@ def backend(join_shared: Callable[..., Client]) -> Iterator[Backend]:
         yield backend
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _older_objects_are_left_out() -> Iterator[None]:
-    """In a full run, a garbage collection that walks all modules and collected tests takes 0.4 s."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 @pytest.fixture(autouse=True)
 def _traced(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     caplog.set_level(logging.CRITICAL, "banyan")  # the errors that nobody reads are part of the test
@@ -219,7 +214,7 @@ MOST = 40.0
 """Traced bytes a program. Caches and numbers grow a little; a program that stays alive takes thousands."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", in_short(SHORT, KINDS))
 def test_programs_leave_no_memory_behind(kind: str, backend: Backend) -> None:
     n = 7  # a few programs, and so a wide margin: a quarter of a kept program
     assert growth(kind, backend, n) < 1000.0

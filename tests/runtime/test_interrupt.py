@@ -11,6 +11,7 @@ import pytest
 
 from banyan.runtime import launch
 from banyan.runtime.client.client import connect
+from forms import in_short
 from waits import wait_until
 
 SCRIPT = """
@@ -49,7 +50,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", in_short(["run", "stream", "run_batch_async"], CALLS))
 def test_interrupt_ends_the_wait_and_the_requests(serve_once: Callable[..., launch.ServerProcess], call: str) -> None:
     server = serve_once(step_ms=20)
     observer = connect(server.socket)

@@ -118,10 +118,10 @@ print(server.pid, engine, server.socket, flush=True)
     ("ending", "signum", "exit_code"),
     [
         ("time.sleep(60)", signal.SIGKILL, -9),
-        ("time.sleep(60)", signal.SIGINT, -2),
-        ("raise SystemExit(7)", None, 7),
-        ("os._exit(3)", None, 3),
-        ("os.abort()", None, -6),
+        pytest.param("time.sleep(60)", signal.SIGINT, -2, marks=pytest.mark.long),
+        pytest.param("raise SystemExit(7)", None, 7, marks=pytest.mark.long),
+        pytest.param("os._exit(3)", None, 3, marks=pytest.mark.long),
+        pytest.param("os.abort()", None, -6, marks=pytest.mark.long),
     ],
 )
 def test_server_and_engine_end_with_the_users_process(

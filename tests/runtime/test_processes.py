@@ -17,6 +17,7 @@ import pytest
 import banyan as bn
 from banyan.runtime import launch
 from forks import in_child, start_child
+from forms import in_short
 from waits import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of Python 3.12 and later
@@ -74,6 +75,7 @@ def run_script(boot: tuple[str, ...], fake_model: Callable[..., Path], tmp_path:
     return run
 
 
+@pytest.mark.long
 def test_child_that_exits_leaves_the_server_of_its_parent(run_script: Callable[[str], None]) -> None:
     run_script("""
 def close():
@@ -97,6 +99,7 @@ assert server.returncode == 0 and not runtime.socket.parent.exists()
 """)
 
 
+@pytest.mark.long
 def test_close_ends_the_server_while_children_live(run_script: Callable[[str], None]) -> None:
     run_script("""
 wait, go = os.pipe()
@@ -114,7 +117,7 @@ sleeper.wait()
 """)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", in_short(["spawn"], ["fork", "spawn", "forkserver"]))
 def test_multiprocessing_passes_a_runtime_on(run_script: Callable[[str], None], method: str) -> None:
     run_script(f"""
 context = multiprocessing.get_context({method!r})
@@ -157,6 +160,7 @@ assert works()
 """)
 
 
+@pytest.mark.long
 def test_subprocess_finds_the_server_in_the_environment(run_script: Callable[[str], None]) -> None:
     run_script("""
 os.environ["BANYAN_SOCKET"] = str(runtime.socket)

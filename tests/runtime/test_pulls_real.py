@@ -51,6 +51,7 @@ def check_nothing_is_left(runtime: Any) -> None:
     assert runtime.ask("check") == {}
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_values_with_prompts_computed_elsewhere_are_those_of_one_engine(native: object) -> None:
     with bn.Runtime(threads=1, kv_memory="8192 tokens", **OPTIONS) as one:

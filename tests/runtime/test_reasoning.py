@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan.runtime.protocol.wire import Reasoning
 from banyan.runtime.reasoning import ReasoningParser
+from forms import examples
 
 
 def split_whole(text: str, markers: Reasoning, is_open: bool) -> tuple[str, str]:
@@ -47,13 +48,16 @@ def test_thought_and_answer_are_separated(text: str, is_forced: bool, thought: s
     assert (thoughts.feed(text) + thoughts.finish(), thoughts.reasoning) == (answer, thought)
 
 
-@settings(max_examples=500, deadline=None)
-@given(
-    parts=st.lists(st.sampled_from(["<t>", "</t>", "<a>", "</a>", *"<t/> \na", "b "]), max_size=12),
-    sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
-    is_forced=st.booleans(),
-    is_open=st.booleans(),
-    frame=st.sampled_from([("", ""), ("<a>", ""), ("<a>", "</a>"), ("<a>", "</t>")]),
+@examples(
+    80,
+    500,
+    given(
+        parts=st.lists(st.sampled_from(["<t>", "</t>", "<a>", "</a>", *"<t/> \na", "b "]), max_size=12),
+        sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4),
+        is_forced=st.booleans(),
+        is_open=st.booleans(),
+        frame=st.sampled_from([("", ""), ("<a>", ""), ("<a>", "</a>"), ("<a>", "</t>")]),
+    ),
 )
 def test_result_does_not_depend_on_chunking(
     parts: list[str], sizes: list[int], is_forced: bool, is_open: bool, frame: tuple[str, str]

@@ -16,6 +16,7 @@ from banyan.runtime.client import client
 from banyan.runtime.errors import Quarantined
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link import recovery
+from forms import in_short
 from waits import join as join_thread
 from waits import wait_until
 
@@ -89,7 +90,7 @@ def test_idle_engine_is_not_replaced(join: Join) -> None:
     assert text(submit(c, "count")) == OUTPUT
 
 
-@pytest.mark.parametrize("fault", ["die_on", "hang_on"])
+@pytest.mark.parametrize("fault", in_short(["die_on"], ["die_on", "hang_on"]))
 def test_request_that_kills_two_engines_is_quarantined(join: Join, fault: str) -> None:
     c = join(say={"count": OUTPUT}, step_ms=2, options={"engine_timeout": 2.0}, **{fault: "poison"})
     programs = [submit(c, f"{k} count") for k in range(6)]

@@ -49,8 +49,9 @@ def n_steps_of(c: client.Client, n_starts: int) -> int:
     return n
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("n_kills", [2, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize("n_kills", [2, 8])
 def test_values_after_engine_kills_equal_those_of_an_undisturbed_run(real: client.Client, n_kills: int) -> None:
     """A kill counts if it interrupts work. If the work ended before the kill, more programs are started."""
     undisturbed = read_values(start_programs(real))

@@ -19,6 +19,7 @@ from banyan.cli import cluster
 from banyan.runtime.client import client
 from banyan.runtime.errors import BanyanError, Quarantined
 from banyan.runtime.protocol import wire
+from forms import in_short
 from waits import wait_until
 
 Join = Callable[..., client.Client]
@@ -85,6 +86,7 @@ def test_engines_are_killed_drained_and_added_without_loss(join: Join) -> None:
     assert c.ask("events", name="3")["events"] == []
 
 
+@pytest.mark.long
 def test_server_goes_on_without_an_engine_that_does_not_start(join: Join, tmp_path: Path) -> None:
     c = join(say={"count": OUTPUT}, step_ms=2, options=TWO)
     (tmp_path / "model/fake.json").write_text('{"fail": ["out_of_memory", "no room"]}')
@@ -181,7 +183,7 @@ def other_model(tiny: Any, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", in_short([2], [1, 2]))
 def test_weights_change_while_programs_end_on_those_that_they_began_with(
     join: Join, other_model: Callable[..., Path], n: int
 ) -> None:
@@ -230,6 +232,7 @@ def test_weights_that_cannot_be_loaded_leave_the_engines_as_they_were(
     assert len(engines(c)) == 2
 
 
+@pytest.mark.long
 def test_engines_are_added_and_removed_by_load(join: Join) -> None:
     c = join(say={"count": OUTPUT}, step_ms=10, options={"max_replicas": 2, "slo": "ttft=1ms"})
     programs = [submit(c, f"{k} count") for k in range(100)]

@@ -36,6 +36,7 @@ def runtimes(tiny_model: Callable[..., Path]) -> Iterator[dict[str, Any]]:
         runtime.shutdown()
 
 
+@pytest.mark.long
 def test_draft_model_does_not_change_texts(runtimes: dict[str, Any], tiny_model: Callable[..., Path]) -> None:
     """The draft model is the model itself, whose drafts are nearly always accepted."""
     model = str(tiny_model("llama"))
@@ -53,6 +54,7 @@ def texts(state: Any) -> list[Any]:
     return [state["plain"], state["cut"], state["held"], state["branches"]]
 
 
+@pytest.mark.long
 def test_speculation_does_not_change_texts_and_reports_its_drafters(runtimes: dict[str, Any]) -> None:
     accepted = 0
     for _ in range(3):

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import banyan as bn
@@ -17,6 +17,7 @@ from banyan.backends.job import CHATML, Job
 from banyan.backends.local import LocalProgram
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
+from forms import examples
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -87,11 +88,7 @@ def outcomes(program: LocalProgram, ops: list[wire.Op]) -> dict[int, Any]:
     return {ref: f.exception() or f.result().samples[0].text for ref, f in futures.items()}
 
 
-check_settings = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@check_settings
-@given(data=st.data())
+@examples(15, 100, given(data=st.data()), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_values_and_streams_agree_with_the_reference(reference: ModuleType, data: st.DataObject) -> None:
     ops = data.draw(reference.program(may_drop=False))
     backend = ManualBackend(reference.answer)
@@ -108,8 +105,12 @@ def test_values_and_streams_agree_with_the_reference(reference: ModuleType, data
     assert streamed == {op.ref: values[op.ref] for op in ops if isinstance(op, wire.Gen) and op.stream}
 
 
-@check_settings
-@given(data=st.data(), may_cancel=st.booleans())
+@examples(
+    15,
+    100,
+    given(data=st.data(), may_cancel=st.booleans()),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_every_value_resolves_when_states_are_dropped_or_cancelled(
     reference: ModuleType, data: st.DataObject, may_cancel: bool
 ) -> None:

@@ -230,8 +230,8 @@ def test_memory_does_not_grow_with_the_items(mock: bn.Mock, tmp_path: Path, monk
     peak(100)
     tracemalloc.start()
     try:
-        few = peak(200)
-        assert peak(1000) < few + (10 << 20), "800 results are 32 MB"
+        few = peak(100)
+        assert peak(400) < few + (4 << 20), "300 results are 12 MB"
     finally:
         tracemalloc.stop()
 

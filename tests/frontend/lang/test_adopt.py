@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import banyan as bn
 from banyan.runtime.protocol import wire
+from forms import examples
 
 # ---- adopt, drop ---------------------------------------------------------------------------------------------------
 
@@ -203,8 +204,7 @@ class Oracle:
         return node is other
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(STEP, max_size=30))
+@examples(30, 150, given(st.lists(STEP, max_size=30)))
 @example([(0, "fork", 1), (1, "fork", 1), (1, "drop", 1), (2, "fork", 1)])
 def test_random_branch_operations_match_plain_strings(steps: list[tuple[int, str, int]]) -> None:
     def body(s: bn.State) -> None:

@@ -10,11 +10,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import banyan as bn
 from banyan.runtime.protocol import wire
+from forms import examples
 
 
 class OrderedMock:
@@ -238,8 +239,7 @@ def test_failed_branches_have_no_vote(run: Any, echo: Any, branches: Any) -> Non
     run(body, bn.Mock(echo))
 
 
-@settings(deadline=None, max_examples=50)
-@given(values=st.lists(st.sampled_from("abc"), min_size=1, max_size=8), random=st.randoms())
+@examples(10, 50, given(values=st.lists(st.sampled_from("abc"), min_size=1, max_size=8), random=st.randoms()))
 def test_ballot_equals_counting_for_any_finish_order(
     values: list[str], random: Random, run: Any, echo: Any, branches: Any
 ) -> None:

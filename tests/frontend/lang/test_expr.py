@@ -14,6 +14,7 @@ from banyan.lang import expr
 from banyan.lang.expr import GenExpr, RawExpr, RoleBegin, RoleEnd, SelectExpr, Seq, leaves
 from banyan.lang.sampling import GenOptions
 from banyan.runtime.errors import BadProgram
+from forms import examples
 
 
 def test_plus_makes_flat_sequences() -> None:
@@ -163,7 +164,11 @@ def test_every_string_conversion_keeps_the_expression() -> None:
     assert repr(bn.gen("x")).startswith("GenExpr(name='x'")
 
 
-@given(st.lists(st.one_of(st.text(), st.builds(bn.gen, stop=st.text(min_size=1)), st.builds(bn.raw, st.text()))))
+@examples(
+    20,
+    100,
+    given(st.lists(st.one_of(st.text(), st.builds(bn.gen, stop=st.text(min_size=1)), st.builds(bn.raw, st.text())))),
+)
 def test_f_string_has_the_same_leaves_as_a_list(parts: list[Any]) -> None:
     from_string = leaves("".join(f"{part}" for part in parts))
     from_list = leaves(parts)

@@ -7,11 +7,12 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import banyan as bn
 from banyan.runtime.protocol import wire
+from forms import examples
 
 
 def run(body: Any, backend: Any = None) -> bn.State:
@@ -228,8 +229,7 @@ class Oracle:
         return isinstance(state.error(), bn.ProgramError)
 
 
-@settings(max_examples=80, deadline=None)
-@given(st.lists(STEP, max_size=25), st.sampled_from([1, 2, 5, 10**9]))
+@examples(15, 80, given(st.lists(STEP, max_size=25), st.sampled_from([1, 2, 5, 10**9])))
 def test_random_state_operations_match_plain_strings(steps: list[tuple[int, str, int]], m: int) -> None:
     def script(prompt: str, name: str) -> str:
         if (prompt and len(prompt) % m == 0) or m == 1:

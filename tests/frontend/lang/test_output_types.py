@@ -630,6 +630,7 @@ def test_partials_iterator_keeps_the_program_alive() -> None:
     assert list(program.run(backend=mock, stream=True).partials("stock"))[-1] == {"lamp": 3, "desk": 12}
 
 
+@pytest.mark.long
 def test_outlines_types_are_supported(tmp_path: Any) -> None:
     code = (
         "import datetime, sys, warnings; warnings.simplefilter('ignore')\n"

@@ -24,6 +24,7 @@ import pytest
 import banyan as sgl
 from banyan.runtime import launch
 from banyan.runtime.config import HTTPConfig
+from forms import short_form
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,11 @@ PROGRAMS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("program", "arguments"), PROGRAMS, ids=lambda x: getattr(x, "name", ""))
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    short_form(PROGRAMS, lambda program, arguments: program.name in ("multi_turn", "parallel", "agent")),
+    ids=lambda x: getattr(x, "name", ""),
+)
 def test_every_way_to_run_gives_the_same(program: Any, arguments: dict[str, Any]) -> None:
     state = program.run(**arguments, temperature=0)
     text, names = state.text(), [*state._values]

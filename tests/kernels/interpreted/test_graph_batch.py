@@ -19,6 +19,7 @@ from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.attention.ragged import AttentionOptions
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs
 from banyan.runtime.model.load import load
+from forms import in_short
 from kernel_support.cases import Case, attention_case
 
 ENGINE = Path(__file__).parents[2] / "runtime" / "engine"
@@ -50,7 +51,7 @@ def attend(case: Case, fixed: GraphBatch) -> Tensor:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 20, "first": 4}, pytest.param({"window": 20}, marks=pytest.mark.long)],
+    in_short([{}], [{}, {"window": 20, "first": 4}, {"window": 20}]),
     ids=str,
 )
 def test_graph_batch_accepts_other_batches(options: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import zmq
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.protocol import ipc, wire
+from forms import in_short, short_form
 from waits import wait_until
 
 CLIENT_SCRIPT = """
@@ -143,17 +144,35 @@ def test_program_waiting_for_credit_can_be_cancelled(
 
 @pytest.mark.parametrize(
     ("options", "ops", "error"),
-    [
-        ({"max_message": 70_000}, (wire.Select(0, 0, ("x" * 70_000,)),), r"70\d{3} bytes.* 65904 at once"),
-        ({}, (wire.Append(0, ("one two " * 800,)), wire.Gen(0, 0)), r"has \d{4,} tokens; the model's context is 512"),
-        ({"max_program": 5000}, (wire.Append(0, ("x" * 6000,)), wire.Read(0, 0)), r"more than 0\.0 MiB .*max_program"),
-        ({"max_client": 5000}, (wire.Append(0, ("x" * 6000,)), wire.Read(0, 0)), r"1 programs .*0\.0 MiB.*max_client"),
-        ({"max_width": 7}, (wire.Fork(0, tuple(range(1, 9))), wire.Read(0, 0)), "makes 8 branches; 7 are the most"),
-        ({"max_width": 7}, (wire.Gen(0, 0, wire.Sampling(n=8)),), "a gen has 8 samples; 7 are the most"),
-        ({"constraint_bytes": 9}, (wire.Gen(0, 0, wire.Sampling(constraint=wire.ConstraintSpec("regex", "a" * 10))),),
-         r"10 bytes.* 9"),
-    ],
-)  # fmt: skip
+    short_form(
+        [
+            ({"max_message": 70_000}, (wire.Select(0, 0, ("x" * 70_000,)),), r"70\d{3} bytes.* 65904 at once"),
+            (
+                {},
+                (wire.Append(0, ("one two " * 800,)), wire.Gen(0, 0)),
+                r"has \d{4,} tokens; the model's context is 512",
+            ),
+            (
+                {"max_program": 5000},
+                (wire.Append(0, ("x" * 6000,)), wire.Read(0, 0)),
+                r"more than 0\.0 MiB .*max_program",
+            ),
+            (
+                {"max_client": 5000},
+                (wire.Append(0, ("x" * 6000,)), wire.Read(0, 0)),
+                r"1 programs .*0\.0 MiB.*max_client",
+            ),
+            ({"max_width": 7}, (wire.Fork(0, tuple(range(1, 9))), wire.Read(0, 0)), "makes 8 branches; 7 are the most"),
+            ({"max_width": 7}, (wire.Gen(0, 0, wire.Sampling(n=8)),), "a gen has 8 samples; 7 are the most"),
+            (
+                {"constraint_bytes": 9},
+                (wire.Gen(0, 0, wire.Sampling(constraint=wire.ConstraintSpec("regex", "a" * 10))),),
+                r"10 bytes.* 9",
+            ),
+        ],
+        lambda options, ops, error: options in ({"max_message": 70_000}, {}, {"max_program": 5000}),
+    ),
+)
 def test_exceeding_a_limit_raises_with_its_numbers(
     serve: Callable[..., launch.ServerProcess], options: dict[str, Any], ops: tuple[wire.Op, ...], error: str
 ) -> None:
@@ -169,7 +188,7 @@ def test_exceeding_a_limit_raises_with_its_numbers(
             run()
 
 
-@pytest.mark.parametrize("option", ["max_programs", "max_width", "max_program"])
+@pytest.mark.parametrize("option", in_short(["max_programs"], ["max_programs", "max_width", "max_program"]))
 def test_limits_come_from_the_config(serve: Callable[..., launch.ServerProcess], option: str) -> None:
     server = serve(options={option: 2})
     with contextlib.closing(client.connect(server.socket)) as c:

@@ -39,7 +39,7 @@ def check(counts: Counter[str]) -> None:
 
 
 def test_sampled_outputs_are_valid(work: ModuleType, bench: Any) -> None:
-    check(work.sampled(bench, range(60), 2))
+    check(work.sampled(bench, range(15), 1))
 
 
 def check_random(work: ModuleType, vocabulary: Any, first: int, n: int) -> None:
@@ -52,13 +52,13 @@ def check_random(work: ModuleType, vocabulary: Any, first: int, n: int) -> None:
 
 
 def test_random_schemas_of_all_keywords(module_at: Callable[[Path], ModuleType], vocabulary: Any) -> None:
-    check_random(module_at(RANDOM), vocabulary, 0, 25)
+    check_random(module_at(RANDOM), vocabulary, 0, 10)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_thousands_of_random_schemas_of_all_keywords(module_at: Callable[[Path], ModuleType], vocabulary: Any) -> None:
-    check_random(module_at(RANDOM), vocabulary, 1000, 4000)
+    check_random(module_at(RANDOM), vocabulary, 0, 4000)
 
 
 def test_judge_rejects_invalid_outputs(work: ModuleType) -> None:
@@ -71,5 +71,5 @@ def test_judge_rejects_invalid_outputs(work: ModuleType) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_ten_thousand_sampled_outputs_are_valid(work: ModuleType, bench: Any) -> None:
-    for first in range(1000, 3500, 500):
+    for first in range(0, 2500, 500):
         check(work.sampled(bench, range(first, first + 500), 4))

@@ -8,12 +8,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from banyan.runtime.engine.guides import Guided
 from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.protocol.wire import Abort, Ask, ConstraintSpec, Run, Sampling
+from forms import examples
 
 CONSTRAINT = ConstraintSpec("regex", "a stand-in for the pattern")
 ROOTS = ([1, 2, 3], [5] * 20, [*range(8, 40)])
@@ -98,17 +99,21 @@ def add_drafts(fake: ModuleType, e: Any, kind: str) -> None:
         fake.use_drafts(e, script)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    sample=st.lists(requests(), min_size=1, max_size=9),
-    page=st.sampled_from([1, 4, 16]),
-    n_spare=st.integers(0, 100),
-    step_tokens=st.sampled_from([6, 20, 200]),
-    max_running=st.sampled_from([2, 6]),
-    cache=st.booleans(),
-    foresight=st.sampled_from([0, 1]),
-    speculate=st.sampled_from(["off", "grammar", "ngram,tree", "scripted"]),
-    is_lazy=st.booleans(),
+@examples(
+    8,
+    60,
+    given(
+        sample=st.lists(requests(), min_size=1, max_size=9),
+        page=st.sampled_from([1, 4, 16]),
+        n_spare=st.integers(0, 100),
+        step_tokens=st.sampled_from([6, 20, 200]),
+        max_running=st.sampled_from([2, 6]),
+        cache=st.booleans(),
+        foresight=st.sampled_from([0, 1]),
+        speculate=st.sampled_from(["off", "grammar", "ngram,tree", "scripted"]),
+        is_lazy=st.booleans(),
+    ),
+    suppress_health_check=list(HealthCheck),
 )
 def test_any_mix_matches_each_request_alone(
     fake: ModuleType, late: ModuleType, sample: list[Request], page: int, n_spare: int, step_tokens: int,

@@ -36,7 +36,7 @@ ENGINES: list[dict[str, Any]] = [
 ]
 
 
-SHORT = (0, 1, 4, 5, 9)
+SHORT = (0, 4, 5, 9)
 
 
 @pytest.mark.parametrize("i", short_form(product(range(len(ENGINES))), lambda i: i in SHORT))
@@ -130,6 +130,7 @@ def test_what_makes_no_sense_is_refused(options: dict[str, Any], message: str) -
         bn.size("pocket", device="cpu", **options)
 
 
+@pytest.mark.long
 def test_the_command_prints_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["size", "pocket", "--memory", "1GB", "--context", "1k", "--concurrent", "4", "--kv", "int8"]
     options = ["--weight-dtype", "int8", "--device", "cpu", "--page", "32"]

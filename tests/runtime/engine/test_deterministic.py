@@ -34,7 +34,7 @@ from banyan.runtime.model import linear
 from banyan.runtime.model.linear import TILE, Linear, tiled
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.protocol.wire import Run, Sampling
-from forms import short_form
+from forms import in_short, short_form
 
 N_OUT = 10
 DTYPES = ("float32", "bfloat16")
@@ -132,7 +132,7 @@ def generate(e: EngineLoop, inputs: list[Text], known: Outputs | None = None, n_
     return outputs
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=in_short(["bfloat16"], DTYPES))
 def cold(request: pytest.FixtureRequest, native: None) -> Iterator[tuple[str, Rows, Outputs]]:
     """The dtype, the rows, and each prompt's output alone in a new engine."""
     dtype, rows = request.param, Rows()
@@ -155,7 +155,7 @@ def check_same(cold: tuple[str, Rows, Outputs], e: EngineLoop, n_times: int = 1)
 
 @pytest.mark.parametrize(
     ("page", "step_tokens"),
-    short_form(product([1, 16], [7, 64, 512]), lambda page, step_tokens: (page == 1) == (step_tokens == 7)),
+    short_form(product([1, 16], [7, 64, 512]), lambda *case: case == (16, 7)),
 )
 def test_logits_do_not_depend_on_chunks_batches_or_the_cache(
     cold: tuple[str, Rows, Outputs], page: int, step_tokens: int
@@ -166,7 +166,7 @@ def test_logits_do_not_depend_on_chunks_batches_or_the_cache(
     assert e.scheduler.counts["cached_tokens"] > 4 * 290
 
 
-@pytest.mark.parametrize("n", [1, 3, 7])
+@pytest.mark.parametrize("n", in_short([3], [1, 3, 7]))
 def test_logits_do_not_depend_on_the_batch_without_a_cache(cold: tuple[str, Rows, Outputs], n: int) -> None:
     check_same(cold, engine(cold[0], cold[1], cache=False, max_running=n))
 
@@ -181,7 +181,7 @@ def test_logits_do_not_depend_on_the_number_of_threads(cold: tuple[str, Rows, Ou
         torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("n_host", [0, 60])
+@pytest.mark.parametrize("n_host", in_short([60], [0, 60]))
 def test_logits_survive_retraction(
     cold: tuple[str, Rows, Outputs], n_host: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +192,7 @@ def test_logits_survive_retraction(
     assert n_host == 0 or e.cache.stats().n_moved_in > 0
 
 
-@pytest.mark.parametrize("n_done", [1, 4, N_OUT - 1])
+@pytest.mark.parametrize("n_done", in_short([4], [1, 4, N_OUT - 1]))
 def test_replay_in_a_new_engine_gives_the_same_logits(cold: tuple[str, Rows, Outputs], n_done: int) -> None:
     dtype, rows, outputs = cold
     later = generate(engine(dtype, rows), list(outputs), outputs, n_done)
@@ -248,6 +248,7 @@ def test_deterministic_drafts_do_not_branch(cold: tuple[str, Rows, Outputs], fak
         assert any(has_branched) is not deterministic
 
 
+@pytest.mark.long
 def test_logits_depend_on_the_batch_without_the_option(native: None) -> None:
     """Otherwise the tests above would prove nothing."""
     rows = Rows()
@@ -288,10 +289,13 @@ def test_tiles_have_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("is_off", "what"),
-    [
-        (lambda n_rows, last: n_rows == 7, "a chunk of 6 tokens beside another text"),
-        (lambda n_rows, last: last is not None, "a last layer that computes only the rows that are needed"),
-    ],
+    short_form(
+        [
+            (lambda n_rows, last: n_rows == 7, "a chunk of 6 tokens beside another text"),
+            (lambda n_rows, last: last is not None, "a last layer that computes only the rows that are needed"),
+        ],
+        lambda is_off, what: what.startswith("a chunk"),
+    ),
 )
 def test_startup_check_detects_batch_dependent_logits(
     native: None, monkeypatch: pytest.MonkeyPatch, is_off: Callable[..., bool], what: str
@@ -311,7 +315,7 @@ def test_startup_check_detects_batch_dependent_logits(
         check_determinism(e.model, 300)
 
 
-@pytest.mark.parametrize("n", [1, 17, 47, 300])
+@pytest.mark.parametrize("n", in_short([17], [1, 17, 47, 300]))
 def test_startup_check_supports_short_contexts(native: None, n: int) -> None:
     e = build(configs.make(deterministic=True, device="cpu", kv_memory="64MB", threads=1))
     check_determinism(e.model, n)

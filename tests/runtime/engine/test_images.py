@@ -17,6 +17,7 @@ from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.errors import BadMessage, BadProgram
 from banyan.runtime.model.load import load
 from banyan.runtime.protocol import wire
+from forms import short_form
 
 GREEDY = wire.Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
 CAT, DOG, TALL = png(90, 60, 1), png(90, 60, 2), png(60, 200, 3)
@@ -27,7 +28,7 @@ PARTS: list[tuple[str | bytes, ...]] = [
     (CAT, "where?"),
     ("no image",),
 ]
-SHORT = ("gemma3", "qwen3_vl")
+SHORT = ("qwen3_vl",)
 
 
 class Model:
@@ -80,13 +81,14 @@ def llava(tmp_path_factory: pytest.TempPathFactory, fake: ModuleType, tiny: Modu
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[] if name in SHORT else [pytest.mark.long]) for name in MODELS]
+    ("family", "is_long"),
+    short_form([(name, True) for name in MODELS] + [(name, False) for name in SHORT], lambda _, is_long: not is_long),
 )
 def test_families_are_equal_cold_warm_and_forked(
-    family: str, tmp_path: Path, fake: ModuleType, tiny: ModuleType
+    family: str, is_long: bool, tmp_path: Path, fake: ModuleType, tiny: ModuleType
 ) -> None:
     own = Model(tmp_path / "model", family, fake, tiny)
-    for step_tokens in (7, 20, 512):
+    for step_tokens in (7, 20, 512) if is_long else (20,):
         e = own.engine(step_tokens=step_tokens)
         for parts in PARTS:
             own.run(e, [parts])

@@ -70,6 +70,7 @@ def growth(run_python: Callable[..., subprocess.CompletedProcess[str]]) -> Calla
     return measure
 
 
+@pytest.mark.long
 def test_memory_growth_over_a_few_steps_is_small(growth: Callable[[int, int], float]) -> None:
     """Output-length statistics and numpy's small-block cache still fill here."""
     assert growth(300, 700) < 50

@@ -10,6 +10,7 @@ import pytest
 
 from banyan.runtime.protocol.wire import Ask, Sampling
 from corruption import corrupt_node_key, lease_a_page_twice, most_used_node
+from forms import in_short
 
 LONG = Sampling(max_tokens=30, temperature=0.0)
 
@@ -42,7 +43,7 @@ FOUND_IN_EACH_STEP = [lose_a_page, free_a_page_in_use, lease_a_page_twice]
 FOUND_BY_CHECK = [lose_a_page_of_a_node, corrupt_node_key, lose_a_child, miscount_locks]
 
 
-@pytest.mark.parametrize("n_host", [0, 40])
+@pytest.mark.parametrize("n_host", in_short([40], [0, 40]))
 @pytest.mark.parametrize("corrupt", FOUND_IN_EACH_STEP + FOUND_BY_CHECK)
 def test_engine_repairs_corruption_and_keeps_serving(
     fake: ModuleType, capfd: pytest.CaptureFixture[str], corrupt: Callable[[Any], None], n_host: int

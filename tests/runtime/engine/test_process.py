@@ -35,6 +35,7 @@ from banyan.runtime.protocol.wire import (
     Step,
     encode,
 )
+from forms import in_short
 from waits import wait_until
 
 PATIENCE = 100.0  # seconds; three suffice on an idle machine
@@ -138,10 +139,12 @@ def test_requests_of_clients_take_turns_behind_other_orders(monkeypatch: pytest.
         link.close()
 
 
-@pytest.mark.usefixtures("new_interpreters")
+@pytest.mark.parametrize("is_new", in_short([False], [False, True]), ids=["forked", "a new interpreter"])
 def test_engine_serves_answers_and_exits_with_its_parent(
-    fake: ModuleType, tiny_model: Callable[..., Path], tmp_path: Path
+    fake: ModuleType, tiny_model: Callable[..., Path], tmp_path: Path, request: pytest.FixtureRequest, is_new: bool
 ) -> None:
+    if is_new:
+        request.getfixturevalue("new_interpreters")
     with peer(tmp_path, str(tiny_model("llama"))) as p:
         # Messages sent before the engine is up are not lost.
         p.send(*(fake.run(rid, [5, 6, 7, rid + 10], Sampling(max_tokens=5, temperature=0)) for rid in range(3)))

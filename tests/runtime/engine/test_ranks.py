@@ -33,6 +33,7 @@ from banyan.runtime.errors import ConfigError, EngineLost, OutOfMemory
 from banyan.runtime.model import load
 from banyan.runtime.model.parallel import Shard
 from banyan.runtime.protocol.wire import Append, Fork, Gen, Sampling
+from forms import in_short
 from waits import wait_until
 
 CPU = torch.device("cpu")
@@ -202,13 +203,16 @@ def scripts(known: dict[int, list[int]]) -> list[Any]:
     return [lambda request, n: [i + 1 for i in right(request, 1)], right]
 
 
-@pytest.mark.parametrize("options", [
+OPTIONS: list[dict[str, Any]] = [
     {"speculate": "off"},
     {"speculate": "tree"},
     {"speculate": "tree", "n_window_pages": 60, "step_tokens": 16, "page": 4},
     {"n_pages": 24, "n_host": 200, "max_running": 4, "page": 4, "context": 90, "speculate": "off"},
     {"deterministic": True, "speculate": "off"},
-], ids=str)  # fmt: skip
+]
+
+
+@pytest.mark.parametrize("options", in_short(OPTIONS[-1:], OPTIONS), ids=str)
 def test_outputs_with_two_ranks_are_those_of_one(
     native: None, fake: ModuleType, engines: Engines, options: dict[str, Any]
 ) -> None:

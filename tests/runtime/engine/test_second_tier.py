@@ -10,6 +10,7 @@ import pytest
 
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.protocol.wire import Sampling
+from forms import in_short
 
 
 def prompts(n: int, length: int = 40) -> list[list[int]]:
@@ -27,7 +28,7 @@ def cached_tokens(fake: ModuleType, e: Any, inputs: list[list[int]]) -> list[int
     return found
 
 
-@pytest.mark.parametrize("page", [1, 4, 16])
+@pytest.mark.parametrize("page", in_short([4], [1, 4, 16]))
 def test_evicted_pages_are_restored_from_the_host(fake: ModuleType, page: int) -> None:
     inputs = prompts(8)
     e = fake.engine(page=page, n_pages=128 // page, n_host=1024 // page)
@@ -40,6 +41,7 @@ def test_evicted_pages_are_restored_from_the_host(fake: ModuleType, page: int) -
     assert min(cached_tokens(fake, without_host, inputs * 2)) == 0
 
 
+@pytest.mark.long
 def test_outputs_are_correct_with_both_tiers_full(fake: ModuleType) -> None:
     inputs = dict(enumerate([*prompts(12, 30), *prompts(12, 50)] * 2))
     e = fake.engine(page=4, n_pages=40, n_host=60, step_tokens=24)

@@ -123,6 +123,7 @@ def test_cold_warm_and_forked_are_those_of_streaming_llm(own: TinyStream, option
     assert len(e.cache.window.free) == e.cache.window.n_slots
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_fused", [True, False])
 def test_a_text_goes_on_beyond_the_trained_context(own: TinyStream, is_fused: bool) -> None:
     prompt = text(530)

@@ -36,6 +36,7 @@ def poems(
             found.ask("unload_adapter", name="poems")
 
 
+@pytest.mark.long
 def test_adapter_is_a_model(
     poems: client.Client, openai_client: openai.OpenAI, anthropic_client: anthropic.Anthropic
 ) -> None:

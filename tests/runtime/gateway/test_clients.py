@@ -22,7 +22,7 @@ NEEDS = {"pydantic_ai_agent": "pydantic_ai", "instructor_extract": "instructor",
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(path.stem, marks=[pytest.mark.long] * (path.stem in NEEDS))
+        pytest.param(path.stem, marks=[pytest.mark.long] * (path.stem in (*NEEDS, "anthropic_chat")))
         for path in sorted((ROOT / "examples/clients").glob("*.py"))
     ],
 )

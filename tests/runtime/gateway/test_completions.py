@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from forms import in_short
 from raw_http import post
 
 PROMPT = "<|im_start|>user\nHi, who are you?<|im_end|>\n<|im_start|>assistant\n"
@@ -90,7 +91,7 @@ def test_what_is_not_supported_is_refused(openai_client: openai.OpenAI, options:
     assert raised.value.param == next(iter(options))
 
 
-@pytest.mark.parametrize("wrong", [-1, 1 << 20, 1 << 31])
+@pytest.mark.parametrize("wrong", in_short([1 << 20], [-1, 1 << 20, 1 << 31]))
 def test_ids_outside_of_the_vocabulary_are_refused(openai_client: openai.OpenAI, wrong: int) -> None:
     with pytest.raises(openai.BadRequestError, match=r"vocabulary|int"):
         create(openai_client, [5, wrong, 6])

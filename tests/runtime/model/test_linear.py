@@ -8,6 +8,7 @@ from banyan.kernels import ops
 from banyan.kernels.linear.grouped import Grouped, concatenate, quantise
 from banyan.runtime.model import linear
 from banyan.runtime.model.linear import Linear
+from forms import in_short
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def few_bits(n_out: int, n_in: int, n_bits: int, group: int, has_minimum: bool) 
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("n_rows", [0, 1, 7, 12, 200])
+@pytest.mark.parametrize("n_rows", in_short([1, 12], [0, 1, 7, 12, 200]))
 @pytest.mark.parametrize(("n_in", "n_out", "group"), [(40, 33, 32), (608, 130, 32), (640, 70, 64)])
 @pytest.mark.parametrize("n_bits", [4, 8])
 @pytest.mark.parametrize("has_minimum", [False, True])
@@ -128,6 +129,7 @@ def test_row_that_is_not_finite_leaves_the_others_alone(n_rows):
 
 @pytest.mark.usefixtures("no_library")
 def test_few_bits_without_our_library_are_dequantised():
+    torch.manual_seed(6)  # no sum is near zero, where the order of additions shows
     weight, x = few_bits(33, 40, 4, 32, False), torch.randn(3, 40)
     torch.testing.assert_close(Linear(weight)(x), F.linear(x, weight.dequantise()))
 

@@ -6,6 +6,7 @@ installed.
 
 import json
 import random
+from itertools import product
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from banyan.runtime.model.quantised import fp4, readers
 from banyan.runtime.model.size import measure, weight_size
 from banyan.runtime.model.spec import read_spec
 from banyan.runtime.model.weights import Checkpoint
+from forms import in_short, short_form
 
 IDS = random.Random(0).choices(range(3, 320), k=24)
 Q = "model.layers.0.self_attn.q_proj"
@@ -58,6 +60,7 @@ CASES = {
     "nf4 nested": ("nf4", {"nested": True}, {"bnb_4bit_use_double_quant": True}, False),
     "bnb-int8": ("bnb-int8", {}, {}, True),
 }  # fmt: skip
+SHORT = ("gptq act order", "awq", "pack-quantized asymmetric", "fp8 blocks", "nvfp4", "nf4 nested", "bnb-int8")
 
 
 @pytest.fixture
@@ -77,7 +80,7 @@ def logits(tiny, path, weight_dtype="dtype"):
     return tiny.Paged(load(path, weight_dtype=weight_dtype)).run(IDS, 24)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", in_short(SHORT, CASES))
 def test_logits_equal_those_of_the_dequantised_weights(case, pack, tiny):
     kind, options, fields, is_grouped = CASES[case]
     path, same = pack(kind, config=fields, **options)
@@ -93,8 +96,13 @@ def test_logits_equal_those_of_the_dequantised_weights(case, pack, tiny):
     assert weight_size(path, spec, "cpu", "float32", spec.max_context, False, "auto") == measure(load(path))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("kind", ["gptq", "awq", "pack-quantized", "fp8", "nf4"])
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    short_form(
+        product(["gptq", "awq", "pack-quantized", "fp8", "nf4"], ["llama", "qwen2", "qwen3"]),
+        lambda *case: case in (("gptq", "llama"), ("fp8", "qwen2"), ("nf4", "qwen3")),
+    ),
+)
 def test_families_with_biases_and_layers_in_floats(kind, family, pack, tiny):
     fields = {"attention_bias": True, "mlp_bias": True} if family == "llama" else {}
     path, same = pack(kind, family, WIDE | fields)
@@ -375,7 +383,11 @@ def test_transformers_agrees_about_experts():
 
 
 @pytest.mark.parametrize(
-    ("kind", "family"), [("gptq", "olmo2"), ("fp8", "gemma2"), ("pack-quantized", "mixtral"), ("nf4", "phi3")]
+    ("kind", "family"),
+    short_form(
+        [("gptq", "olmo2"), ("fp8", "gemma2"), ("pack-quantized", "mixtral"), ("nf4", "phi3")],
+        lambda kind, _: kind == "pack-quantized",
+    ),
 )
 def test_fallback_families_are_computed_in_floats(kind, family, pack, tiny):
     path, same = pack(kind, family)
@@ -383,13 +395,16 @@ def test_fallback_families_are_computed_in_floats(kind, family, pack, tiny):
     assert read_spec(path).kind.startswith(read_spec(path).quantisation.title)
 
 
-@pytest.mark.parametrize(("kind", "family"), [("fp8", "deepseek_v3"), ("awq", "qwen3_vl")])
+@pytest.mark.parametrize(
+    ("kind", "family"), short_form([("fp8", "deepseek_v3"), ("awq", "qwen3_vl")], lambda kind, _: kind == "fp8")
+)
 def test_latent_attention_and_models_with_towers(kind, family, pack, tiny, monkeypatch):
     monkeypatch.setitem(tiny.TINY, family, tiny_config(family))
     path, same = pack(kind, family, {})
     torch.testing.assert_close(logits(tiny, path), logits(tiny, same), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long
 def test_experts_in_mxfp4(tiny_model, tiny, tmp_path):
     source, path, same = tiny_model("gpt_oss", intermediate_size=64), tmp_path / "mxfp4", tmp_path / "floats"
     held, floats = {}, {}

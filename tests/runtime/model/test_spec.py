@@ -15,6 +15,7 @@ from banyan.runtime.errors import BadModel, ModelNotFound, Unsupported
 from banyan.runtime.model import spec as spec_module
 from banyan.runtime.model.families import FAMILIES
 from banyan.runtime.model.spec import ModelSpec, read_config, read_spec, resolve, sampling_defaults
+from forms import in_short
 
 
 @pytest.fixture
@@ -295,7 +296,10 @@ def test_errors_of_the_hub_raise_model_not_found(error, message, monkeypatch):
     assert type(caught.value.__cause__).__name__ == error
 
 
-@pytest.mark.parametrize("variable", [("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "http://127.0.0.1:9")])
+@pytest.mark.parametrize(
+    "variable",
+    in_short([("HF_ENDPOINT", "http://127.0.0.1:9")], [("HF_HUB_OFFLINE", "1"), ("HF_ENDPOINT", "http://127.0.0.1:9")]),
+)
 def test_unreachable_hub_raises_model_not_found_in_bounded_time(variable, tmp_path):
     code = "from banyan.runtime.model.spec import resolve\n" \
            "try: resolve('acme/tree')\nexcept Exception as e: print(type(e).__name__, e)"  # fmt: skip

@@ -145,6 +145,7 @@ def generate(c: Client, texts: list[str]) -> list[tuple[str, int]]:
     return outputs
 
 
+@pytest.mark.long
 def test_restarted_server_reuses_its_kv_file(llama: Path, tmp_path: Path) -> None:
     texts = [f"{name} is what the quick brown fox jumps over. " * 4 for name in ("abc", "the", "dog", "lazy", "hello")]
     options: dict[str, Any] = {"model": str(llama), "threads": 1, "device": "cpu", "context": 256, "kv_memory": "1MB"}

@@ -22,6 +22,7 @@ from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.protocol import wire
 
+pytestmark = pytest.mark.long  # transformers is loaded in the server's process for images, in the engine and here
 N = 6
 CAT, DOG = png(90, 60, 1), png(90, 60, 2)
 

@@ -21,6 +21,7 @@ from banyan.runtime import config, launch
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server import worker
+from forms import in_short, short_form
 
 Serve = Callable[..., launch.ServerProcess]
 GEN = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=3)))
@@ -247,7 +248,8 @@ def test_what_a_refused_text_took_is_freed_on_its_thread() -> None:
     assert made
 
 
-@pytest.mark.parametrize("length", [1, 1200], ids=["short", "long"])
+@pytest.mark.long
+@pytest.mark.parametrize("length", in_short([1], [1, 1200]), ids=["short", "long"])
 def test_text_that_cannot_be_encoded_fails_only_its_program(
     write_boot: Callable[[str], tuple[str, ...]], fake_model: Callable[..., Path], tiny: ModuleType, length: int
 ) -> None:
@@ -297,7 +299,11 @@ def test_server_loads_few_modules_and_no_heavy_package() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "expected"), [("model", wire.Sampling(temperature=0.5)), ("openai", wire.Sampling())]
+    ("source", "expected"),
+    short_form(
+        [("model", wire.Sampling(temperature=0.5)), ("openai", wire.Sampling())],
+        lambda source, expected: source == "model",
+    ),
 )
 def test_clients_learn_the_models_sampling_defaults(
     fake_model: Callable[..., Path], boot: tuple[str, ...], source: str, expected: wire.Sampling
@@ -317,7 +323,7 @@ def test_clients_learn_the_models_sampling_defaults(
         server.close()
 
 
-@pytest.mark.parametrize("arguments", [["--config", "{"], ["--config", '{"zzz": 1}']])
+@pytest.mark.parametrize("arguments", in_short([["--config", "{"]], [["--config", "{"], ["--config", '{"zzz": 1}']]))
 def test_invalid_config_is_reported(arguments: list[str]) -> None:
     read, write = os.pipe()
     run = subprocess.run(

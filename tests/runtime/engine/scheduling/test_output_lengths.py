@@ -5,6 +5,7 @@ import random
 import pytest
 
 from banyan.runtime.engine.scheduling.output_lengths import Growth, OutputLengths, peak
+from forms import in_short
 
 
 def test_full_length_is_expected_without_history() -> None:
@@ -51,7 +52,7 @@ def simulated(growths: list[Growth], page: int) -> int:
     return most
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", in_short(range(10), range(50)))
 def test_peak_matches_a_step_by_step_simulation(seed: int) -> None:
     rng = random.Random(seed)
     page = rng.choice([1, 4, 16])
@@ -59,7 +60,7 @@ def test_peak_matches_a_step_by_step_simulation(seed: int) -> None:
     assert peak(growths, page) == pytest.approx(simulated(growths, page), abs=1 + len(growths))
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", in_short(range(10), range(50)))
 def test_bound_is_compared_with_enough_pages_as_the_peak_is(seed: int) -> None:
     rng = random.Random(seed)
     page = rng.choice([1, 4, 16])

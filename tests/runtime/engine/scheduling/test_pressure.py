@@ -10,12 +10,13 @@ from types import ModuleType
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from banyan.runtime.config import Schedule
 from banyan.runtime.engine.scheduling import queue, scheduler
 from banyan.runtime.protocol.wire import Abort, ProgramEnded, Run, Sampling
+from forms import examples, in_short, short_form
 
 SCHEDULES = get_args(Schedule)
 
@@ -44,15 +45,19 @@ request = st.tuples(
 )
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-@given(
-    requests=st.lists(request, min_size=1, max_size=60),
-    schedule=st.sampled_from(SCHEDULES),
-    page=st.sampled_from([1, 4, 16]),
-    n_slots=st.integers(96, 400),
-    step_tokens=st.sampled_from([1, 7, 64, 512]),
-    max_running=st.integers(1, 12),
-    foresight=st.sampled_from([0.0, 1.0]),
+@examples(
+    20,
+    120,
+    given(
+        requests=st.lists(request, min_size=1, max_size=60),
+        schedule=st.sampled_from(SCHEDULES),
+        page=st.sampled_from([1, 4, 16]),
+        n_slots=st.integers(96, 400),
+        step_tokens=st.sampled_from([1, 7, 64, 512]),
+        max_running=st.integers(1, 12),
+        foresight=st.sampled_from([0.0, 1.0]),
+    ),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 def test_random_load_finishes_and_releases_all_pages(
     simulate: ModuleType, requests: Any, schedule: Any, page: int, n_slots: int, step_tokens: int, max_running: int,
@@ -101,7 +106,7 @@ def run_random_load(simulate: ModuleType, m: Any, requests: Any) -> None:
         assert n_output[rid] <= max_tokens
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", in_short(["dfs"], SCHEDULES))
 def test_plans_depend_only_on_messages_and_times(simulate: ModuleType, schedule: Schedule) -> None:
     def plans() -> list[Any]:
         rng, seen = random.Random(3), []
@@ -230,7 +235,7 @@ def test_higher_priority_preempts_lower(simulate: ModuleType, schedule: Schedule
     assert len(ends) == 13
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", in_short(["dfs"], SCHEDULES))
 def test_low_priority_is_not_starved_by_higher_ones(simulate: ModuleType, schedule: Schedule) -> None:
     m = simulate.Machine(n_pages=1000, page=16, max_running=4, schedule=schedule)
     low_ends: list[float] = []
@@ -257,18 +262,22 @@ def test_low_priority_is_not_starved_by_higher_ones(simulate: ModuleType, schedu
 # ---- fairness ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", ["dfs", "fair"])
-def test_small_client_does_not_wait_for_a_large_one(simulate: ModuleType, schedule: Schedule) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "n"), short_form([("dfs", 700), ("dfs", 1000), ("fair", 1000)], lambda schedule, n: n == 700)
+)
+def test_small_client_does_not_wait_for_a_large_one(simulate: ModuleType, schedule: Schedule, n: int) -> None:
     m = simulate.Machine(n_pages=4000, page=16, max_running=16, schedule=schedule)
     ends: dict[int, float] = {}
     m.on_finish = lambda finish: ends.update({finish.rid: m.now})
-    for rid in range(1000):
+    for rid in range(n):
         m.take(run(simulate, rid, [rid] * 100, 50, order=(rid,), client=0))
-    m.at(1.0, lambda: [m.take(run(simulate, r, [r] * 100, 50, order=(r,), client=1)) for r in range(1000, 1020)])
+    few = range(n, n + n // 50)
+    m.at(1.0, lambda: [m.take(run(simulate, r, [r] * 100, 50, order=(r,), client=1)) for r in few])
     m.run()
-    assert max(ends[r] for r in range(1000, 1020)) < 0.1 * max(ends.values())
+    assert max(ends[r] for r in few) < 0.1 * max(ends.values())
 
 
+@pytest.mark.long
 def test_two_clients_get_equal_shares_of_computed_tokens(simulate: ModuleType) -> None:
     m = simulate.Machine(n_pages=4000, page=16, max_running=16)
     for rid in range(2000):

@@ -13,6 +13,7 @@ from banyan.runtime.engine.scheduling import queue
 from banyan.runtime.engine.scheduling.queue import Queue
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.protocol.wire import Run
+from forms import in_short
 
 SCHEDULES = get_args(Schedule)
 
@@ -218,7 +219,7 @@ def test_requests_are_not_aged_before_the_patience_limit(schedule: Schedule) -> 
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", in_short([0, 1], range(5)))
 def test_random_operations_leave_no_request_behind(schedule: Schedule, seed: int) -> None:
     rng = random.Random(seed)
     d = Driver(schedule)

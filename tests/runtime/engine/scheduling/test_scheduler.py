@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.protocol.wire import Abort, Sampling
+from forms import in_short, short_form
 
 
 def prompts(n: int, shared: int = 40, own: int = 5, seed: int = 0) -> list[list[int]]:
@@ -29,9 +31,13 @@ def assert_greedy(fake: ModuleType, outputs: dict[int, Any], inputs: dict[int, l
         assert outputs[rid].finish.n_prompt == len(ids)
 
 
-@pytest.mark.parametrize("cache", [True, False])
-@pytest.mark.parametrize("page", [1, 4, 16])
-@pytest.mark.parametrize("step_tokens", [7, 512])
+@pytest.mark.parametrize(
+    ("cache", "page", "step_tokens"),
+    short_form(
+        product([True, False], [1, 4, 16], [7, 512]),
+        lambda cache, page, step_tokens: cache == (page == 4) if step_tokens == 7 else page == 16,
+    ),
+)
 def test_outputs_match_the_naive_loop(fake: ModuleType, cache: bool, page: int, step_tokens: int) -> None:
     inputs = dict(enumerate(prompts(9)))
     e = fake.engine(page=page, step_tokens=step_tokens, max_running=5, cache=cache, n_pages=1024)
@@ -115,7 +121,9 @@ def test_prompts_of_a_client_that_is_ahead_take_as_many_rows_as_are_nearly_free(
     assert outputs[2].ids[:2] == fake.greedy(inputs[2], 2)
 
 
-@pytest.mark.parametrize(("n_own", "n_rows"), [(1, 12), (15, 15), (30, 30)])
+@pytest.mark.parametrize(
+    ("n_own", "n_rows"), short_form([(1, 12), (15, 15), (30, 30)], lambda n_own, n_rows: n_own == 1)
+)
 def test_decodes_of_a_client_take_turns_beside_those_of_another(fake: ModuleType, n_own: int, n_rows: int) -> None:
     """The client with 30 gets as many rows as cost BESIDE of a step's fixed part (16 rows; the clock stands), or as
     many as the client with few."""
@@ -171,8 +179,9 @@ def test_longest_waiting_request_starts_after_the_patience_limit(fake: ModuleTyp
 # ---- short of pages ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", [1, 4, 16])
-@pytest.mark.parametrize("foresight", [0, 1])
+@pytest.mark.parametrize(
+    ("page", "foresight"), short_form(product([1, 4, 16], [0, 1]), lambda *case: case in ((1, 0), (16, 1)))
+)
 def test_tiny_pool_finishes_all_requests(
     fake: ModuleType, page: int, foresight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +369,7 @@ def test_waiting_request_takes_over_a_failed_prefix_owner(fake: ModuleType) -> N
     assert e.scheduler.counts["computed_tokens"] == 100 + 3 * 5 + 3 * 7
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", in_short([5], range(6)))
 def test_random_aborts_leak_no_page_and_change_no_output(
     fake: ModuleType, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

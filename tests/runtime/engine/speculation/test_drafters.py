@@ -210,6 +210,7 @@ def test_tree_ignores_requests_that_never_ran(fake: ModuleType) -> None:
     assert not drafter._texts
 
 
+@pytest.mark.long
 def test_lookup_is_fast_in_a_million_tokens(fake: ModuleType) -> None:
     """CPU time per request and step; the best of several rounds."""
     drafters: Sequence[Any] = (TreeDrafter(), NgramDrafter())

@@ -225,6 +225,7 @@ def test_rule_is_used_while_its_record_is_good() -> None:
     assert rules.is_worth(quotes.FIRST_RATE)
 
 
+@pytest.mark.long
 def test_pocket_model_json_is_unchanged_in_half_the_steps() -> None:
     """JSON Schema outputs of unseen texts match those without drafts in less than half the steps."""
     directory = pocket.path()

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from banyan.runtime.engine.scheduling.request import Request
@@ -18,8 +18,8 @@ from banyan.runtime.engine.speculation.ngram_index import NgramIndex, Piece
 from banyan.runtime.engine.speculation.quotes import N_KEY, QuoteIndex, QuoteState
 from banyan.runtime.engine.speculation.tree import TreeDrafter
 from banyan.runtime.protocol.wire import Sampling
+from forms import examples
 
-RELAXED = settings(deadline=None, suppress_health_check=list(HealthCheck))
 tokens = st.integers(0, 2)
 
 
@@ -30,11 +30,15 @@ def texts(most: int) -> st.SearchStrategy[list[int]]:
 # ---- the index -----------------------------------------------------------------------------------------------------
 
 
-@RELAXED
-@given(
-    orders=st.sampled_from([(1,), (2,), (4, 2, 1), (16, 6, 3)]),
-    indexed=st.lists(st.tuples(texts(6), st.integers(0, 6), st.integers(0, 6)), max_size=4),
-    query=texts(6),
+@examples(
+    20,
+    100,
+    given(
+        orders=st.sampled_from([(1,), (2,), (4, 2, 1), (16, 6, 3)]),
+        indexed=st.lists(st.tuples(texts(6), st.integers(0, 6), st.integers(0, 6)), max_size=4),
+        query=texts(6),
+    ),
+    suppress_health_check=list(HealthCheck),
 )
 @example(orders=(16, 6, 3), indexed=[([1], 0, 0)], query=[1])
 @example(orders=(4, 2, 1), indexed=[], query=[])
@@ -65,11 +69,15 @@ def test_index_supports_pieces_of_any_length(
 # ---- drafters that copy --------------------------------------------------------------------------------------------
 
 
-@RELAXED
-@given(
-    requests=st.lists(st.tuples(texts(5), texts(5), st.booleans(), st.booleans()), min_size=1, max_size=5),
-    n=st.integers(1, 3),
-    name=st.sampled_from(["tree", "ngram"]),
+@examples(
+    15,
+    100,
+    given(
+        requests=st.lists(st.tuples(texts(5), texts(5), st.booleans(), st.booleans()), min_size=1, max_size=5),
+        n=st.integers(1, 3),
+        name=st.sampled_from(["tree", "ngram"]),
+    ),
+    suppress_health_check=list(HealthCheck),
 )
 @example(requests=[([0], [], True, True)] * 3, n=1, name="tree")
 @example(requests=[([], [], False, False), ([], [0], True, True)], n=2, name="ngram")
@@ -100,11 +108,10 @@ def test_drafters_support_texts_of_any_length(
         assert not drafter._readers
 
 
-@RELAXED
-@given(
+@examples(15, 100, given(
     requests=st.lists(st.tuples(texts(8), texts(6)), min_size=1, max_size=5), prompt=texts(8), last=texts(N_KEY),
     has_vocabulary=st.booleans(),
-)  # fmt: skip
+), suppress_health_check=list(HealthCheck))  # fmt: skip
 def test_quotes_are_spans_of_the_prompt(
     fake: ModuleType,
     requests: Sequence[tuple[list[int], list[int]]],

@@ -20,6 +20,7 @@ from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server.policy import tenants
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, adapted, read_tokens, root_key
 from banyan.runtime.server.policy.token_throttle import FREE
+from forms import in_short
 
 ANN, ANN_NEW, BOB, OPERATOR = (f"{name}-0123456789abcdef" for name in ("ann", "ann-new", "bob", "ops"))
 TOKENS = f"# a comment\n\nann {ANN}\nann {ANN_NEW}  # the next one\nbob {BOB}\nops {OPERATOR} operator\n"
@@ -114,7 +115,7 @@ def test_kv_is_shared_within_a_tenant_only(real: Callable[..., Callable[[str], c
     assert names == {"ann", "bob"}
 
 
-@pytest.mark.parametrize("isolate", ["tenant", "connection"])
+@pytest.mark.parametrize("isolate", in_short(["connection"], ["tenant", "connection"]))
 def test_connections_without_tokens_share_kv_unless_isolated(
     real: Callable[..., Callable[[str], client.Client]], isolate: str
 ) -> None:

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.tokenizer import TextSpan
+from forms import examples
 
 
 def answer(prompt: str) -> str:
@@ -134,8 +135,12 @@ def release_encodings(b: Any) -> None:
         encode()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ops=program(may_drop=False), data=st.data())
+@examples(
+    15,
+    100,
+    given(ops=program(may_drop=False), data=st.data()),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_values_and_streams_agree_with_the_interpreter(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
     b = bench()
     run_ops(b, list(ops), data)
@@ -149,8 +154,12 @@ def test_values_and_streams_agree_with_the_interpreter(bench: Any, ops: list[wir
     assert [m.seq for _, m in b.sent] == list(range(len(b.sent)))
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ops=program(may_drop=True), data=st.data())
+@examples(
+    15,
+    100,
+    given(ops=program(may_drop=True), data=st.data()),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_every_value_resolves_once_when_states_are_dropped(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
     b = bench()
     run_ops(b, list(ops), data)
@@ -167,8 +176,12 @@ def test_every_value_resolves_once_when_states_are_dropped(bench: Any, ops: list
     assert (len(b.programs), len(b.requests)) == (0, 0)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ops=program(may_drop=False), data=st.data())
+@examples(
+    15,
+    100,
+    given(ops=program(may_drop=False), data=st.data()),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_template_gives_the_values_of_its_ops(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
     """The values and the token ids agree, alone and inside another program, with any texts as arguments."""
     args: list[str] = []
@@ -196,8 +209,12 @@ def test_template_gives_the_values_of_its_ops(bench: Any, ops: list[wire.Op], da
     assert _prompts(alone) == _prompts(embedded) == _prompts(direct)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ops=program(may_drop=False), data=st.data())
+@examples(
+    15,
+    100,
+    given(ops=program(may_drop=False), data=st.data()),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_pauses_change_no_value(bench: Any, ops: list[wire.Op], data: st.DataObject) -> None:
     """A program that pauses wherever it can, and one that never does, get the same values from the same prompts."""
     benches = [bench(), bench(is_late=lambda: True), bench(is_late=lambda: data.draw(st.booleans()))]

@@ -21,6 +21,7 @@ from banyan.runtime.protocol import wire
 from banyan.runtime.server.programs import journal
 from banyan.runtime.server.programs.durables import Durables
 from banyan.runtime.server.programs.journal import Grew, Journal, records
+from forms import in_short
 from waits import join, wait_until
 
 Start = Callable[..., launch.ServerProcess]
@@ -99,6 +100,7 @@ def wait_for_tokens(server: launch.ServerProcess, n: int) -> None:
 GREEDY = wire.Sampling(max_tokens=400, temperature=0.0)
 
 
+@pytest.mark.long
 def test_durable_program_continues_after_a_kill_and_others_fail(
     restart: Start, connect: Any, resume_engines: Callable[[], None]
 ) -> None:
@@ -150,6 +152,7 @@ sys.exit(main(sys.argv[1:], engine=[sys.executable, __file__]))
 """A server with a real engine, which pauses after 60 steps until the file `go` exists beside this one."""
 
 
+@pytest.mark.long
 def test_sampled_tokens_and_logprobs_survive_a_kill(
     restart: Start, connect: Any, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -216,7 +219,7 @@ def test_later_program_with_the_same_key_takes_over(restart: Start, resume_engin
         c.ask("check")
 
 
-@pytest.mark.parametrize("is_answered", [False, True])
+@pytest.mark.parametrize("is_answered", in_short([True], [False, True]))
 def test_client_is_asked_once_per_attempt(
     restart: Start, connect: Any, resume_engines: Callable[[], None], is_answered: bool
 ) -> None:
@@ -247,6 +250,7 @@ def test_client_is_asked_once_per_attempt(
     assert [called.round for called in calls] == [0, 1]
 
 
+@pytest.mark.long
 def test_templates_and_limits_survive_a_kill(restart: Start, connect: Any, resume_engines: Callable[[], None]) -> None:
     from banyan.runtime.protocol.op_template import ProgramTemplate
 
@@ -295,7 +299,7 @@ def chain(s: bn.State) -> str:
     return str(s["a"]) + str(forks[1]["b"])
 
 
-@pytest.mark.parametrize("name", [True, "nightly"])
+@pytest.mark.parametrize("name", in_short([True], [True, "nightly"]))
 def test_durable_is_an_option_of_run(restart: Start, resume_engines: Callable[[], None], name: bool | str) -> None:
     server = restart()
     done: list[str] = []

@@ -3,13 +3,14 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.stop_strings import MAX_CHARS, MAX_STOPS, check_stops
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
+from forms import examples
 
 ALPHABET = "ab é€🙂"
 
@@ -30,13 +31,16 @@ def split(data: bytes, lengths: list[int]) -> list[bytes]:
     return tokens
 
 
-@settings(max_examples=400, deadline=None)
-@given(
-    text=st.text(ALPHABET, max_size=24),
-    junk=st.binary(max_size=2),
-    stops=st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=3),
-    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
-    chunk=st.integers(1, 4),
+@examples(
+    60,
+    400,
+    given(
+        text=st.text(ALPHABET, max_size=24),
+        junk=st.binary(max_size=2),
+        stops=st.lists(st.text(ALPHABET, min_size=1, max_size=4), max_size=3),
+        lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+        chunk=st.integers(1, 4),
+    ),
 )
 def test_text_is_the_decoded_text_up_to_the_first_stop(
     text: str, junk: bytes, stops: list[str], lengths: list[int], chunk: int
@@ -56,11 +60,14 @@ def test_text_is_the_decoded_text_up_to_the_first_stop(
     assert (d.matched is not None) == (len(expected) < len(plain) or first_stop(plain, stops) < len(plain))
 
 
-@settings(max_examples=200, deadline=None)
-@given(
-    text=st.text(ALPHABET, max_size=24),
-    stop=st.text(ALPHABET, min_size=1, max_size=3),
-    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+@examples(
+    40,
+    200,
+    given(
+        text=st.text(ALPHABET, max_size=24),
+        stop=st.text(ALPHABET, min_size=1, max_size=3),
+        lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    ),
 )
 def test_kept_tokens_are_the_longest_prefix_of_the_text(text: str, stop: str, lengths: list[int]) -> None:
     spelling = split(text.encode(), lengths)

@@ -131,6 +131,7 @@ def test_hostile_image_costs_an_error(images: Images, data: bytes, match: str) -
     assert images._child.pid == before
 
 
+@pytest.mark.long
 def test_process_that_died_is_started_again(images: Images) -> None:
     images.tokens(ImageFile(png(62, 60)))
     assert images._child is not None
@@ -150,6 +151,7 @@ def test_slow_image_is_given_up(images: Images, monkeypatch: pytest.MonkeyPatch)
     images.tokens(ImageFile(png(64, 61)))
 
 
+@pytest.mark.long
 def test_unreadable_processor_is_an_error(tmp_path: Path) -> None:
     found = make(tmp_path)
     (tmp_path / "preprocessor_config.json").write_text("none")

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from banyan.runtime.errors import BadProgram
@@ -26,6 +26,7 @@ from banyan.runtime.server.text.prompt import (
     unpack,
 )
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
+from forms import examples, short_form
 
 NOW = datetime(2024, 1, 1)
 
@@ -325,16 +326,19 @@ ROLES = ("user", "assistant", "system")
 TEMPLATES = (TRIM, DEFAULT_SYSTEM, DROP_THOUGHTS, SYSTEM_IN_USER, EOS_AT_END)
 
 
-@settings(max_examples=150, deadline=None)
-@given(
-    source=st.sampled_from(TEMPLATES),
-    steps=st.lists(
-        st.tuples(
-            st.sampled_from(["turn", "open", "close", "gap", "text", "gen", "gen", "fork"]),
-            st.sampled_from(ROLES),
-            st.sampled_from(["a", " b ", "", "hm</think>yes", "<|im_end|>"]),
+@examples(
+    20,
+    150,
+    given(
+        source=st.sampled_from(TEMPLATES),
+        steps=st.lists(
+            st.tuples(
+                st.sampled_from(["turn", "open", "close", "gap", "text", "gen", "gen", "fork"]),
+                st.sampled_from(ROLES),
+                st.sampled_from(["a", " b ", "", "hm</think>yes", "<|im_end|>"]),
+            ),
+            max_size=20,
         ),
-        max_size=20,
     ),
 )
 def test_tokens_do_not_depend_on_what_is_remembered(
@@ -380,10 +384,14 @@ NEIGHBOURS = (
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    source=st.sampled_from([*TEMPLATES, ALTERNATING, NEIGHBOURS]),
-    roles=st.lists(st.sampled_from([*ROLES, "tool"]), min_size=17, max_size=32) | st.just(["user", "assistant"] * 14),
+@examples(
+    12,
+    60,
+    given(
+        source=st.sampled_from([*TEMPLATES, ALTERNATING, NEIGHBOURS]),
+        roles=st.lists(st.sampled_from([*ROLES, "tool"]), min_size=17, max_size=32)
+        | st.just(["user", "assistant"] * 14),
+    ),
 )
 def test_ends_of_turns_are_found_without_rendering_all_turns(source: str, roles: list[str]) -> None:
     template = ChatTemplate(source, {"eos_token": "<|endoftext|>"})
@@ -403,7 +411,10 @@ def conversation(n: int, gap: str = "", roles: Callable[[int], str] = lambda k: 
 
 @pytest.mark.parametrize(
     ("gap", "roles"),
-    [("", lambda k: ROLES[k % 2]), ("gap", lambda k: ROLES[k % 2]), ("gap", lambda k: f"role{k}")],
+    short_form(
+        [("", lambda k: ROLES[k % 2]), ("gap", lambda k: ROLES[k % 2]), ("gap", lambda k: f"role{k}")],
+        lambda gap, roles: roles(0) == ROLES[0],
+    ),
     ids=["turns", "text between turns", "a role for each turn"],
 )
 def test_work_is_linear_in_the_turns(words: Tokenizer, gap: str, roles: Callable[[int], str]) -> None:

@@ -7,13 +7,14 @@ import re
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from banyan.runtime.errors import BadProgram
 from banyan.runtime.server.text import stop_patterns
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.stop_patterns import MAX_LENGTH, MAX_PATTERNS, REACH, Patterns, compiled
+from forms import examples
 
 REGEXES = [r"a+b", r"^b", r"b$", r"\bab", r"é.", r"(?i)AB", r"[^a ]{2}", r"a\b", r"(ab|b a)+", r"(?s)a.*b.*a"]
 
@@ -27,12 +28,15 @@ def first_match(text: str, regexes: list[str]) -> tuple[int, str] | None:
     return None
 
 
-@settings(max_examples=300, deadline=None)
-@given(
-    text=st.text("ab é", max_size=20),
-    regexes=st.lists(st.sampled_from(REGEXES), min_size=1, max_size=3),
-    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
-    min_tokens=st.sampled_from([0, 0, 2]),
+@examples(
+    40,
+    300,
+    given(
+        text=st.text("ab é", max_size=20),
+        regexes=st.lists(st.sampled_from(REGEXES), min_size=1, max_size=3),
+        lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+        min_tokens=st.sampled_from([0, 0, 2]),
+    ),
 )
 def test_text_ends_after_the_first_match(text: str, regexes: list[str], lengths: list[int], min_tokens: int) -> None:
     data, spelling = text.encode(), []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 from tokenizers import Regex, normalizers, pre_tokenizers
 
@@ -17,6 +17,7 @@ from banyan.runtime.server.text import token_cache
 from banyan.runtime.server.text.encoder import LocalEncoder
 from banyan.runtime.server.text.token_cache import LONG, MARGIN, STEP, TokenCache
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
+from forms import examples, in_short
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -60,15 +61,19 @@ def tokenizer(request: pytest.FixtureRequest) -> tokenizers.Tokenizer:
 texts = st.text(alphabet=st.sampled_from("thequickbrwn's .,!1234567\n\r\t éè\u0301\u4f60\u597d<|"), max_size=40)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(
+    15,
+    150,
+    given(
+        step=st.sampled_from((64, STEP)),
+        constant=texts.filter(bool),
+        end=texts,
+        rest=st.lists(st.lists(texts, min_size=1, max_size=3), max_size=4),
+    ),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @example(step=STEP, constant="1 ", end="", rest=[["1"], [""]])  # a prefix that is a complete text later
 @example(step=STEP, constant="1", end="", rest=[["e"], ["e", "s"]])  # a complete text that is a prefix later
-@given(
-    step=st.sampled_from((64, STEP)),
-    constant=texts.filter(bool),
-    end=texts,
-    rest=st.lists(st.lists(texts, min_size=1, max_size=3), max_size=4),
-)
 def test_cached_ids_equal_those_of_the_tokenizer(
     tokenizer: tokenizers.Tokenizer,
     monkeypatch: pytest.MonkeyPatch,
@@ -154,7 +159,7 @@ def test_cache_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counting.n_chars == 5000, "a text larger than the cache evicts nothing"
 
 
-@pytest.mark.parametrize("n_chars", [8, 60, 2000])
+@pytest.mark.parametrize("n_chars", in_short([8], [8, 60, 2000]))
 def test_cache_counts_the_memory_it_takes(n_chars: int) -> None:
     """Also of short texts, whose entries take more than their characters."""
 

@@ -18,6 +18,7 @@ from banyan.runtime.protocol.wire import WireToolCall
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 from banyan.runtime.server.text.tool_call_format import N_CALLS, Form, example, form_of
+from forms import examples
 
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -240,8 +241,7 @@ def template(source: str) -> ChatTemplate:
 CALLS = st.tuples(st.text("abcxyz_", min_size=1, max_size=8), st.dictionaries(st.text(), JSON, max_size=3))
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.lists(CALLS, max_size=3))
+@examples(10, 50, given(st.lists(CALLS, max_size=3)))
 def test_calls_written_by_a_template_round_trip(calls: list[tuple[str, dict[str, Any]]]) -> None:
     written = tuple(WireToolCall(f"{k:09d}", name, json.dumps(value)) for k, (name, value) in enumerate(calls))
     for source in (HERMES, QWEN3, MISTRAL, MISTRAL_NAMED) if written else ():
