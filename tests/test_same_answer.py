@@ -16,7 +16,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterable
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,7 +94,8 @@ def engine(model: Model, n_pages: int = 0, n_host: int = 0, small: Model | None 
     resolved = Resolved(
         device="cpu", dtype="float32", context=256, n_pages=n_pages, n_host=n_host, threads=1, decisions=()
     )
-    return EngineLoop(config, model, resolved, stopwatch=lambda: 0.0, draft_model=small)
+    ticks = count()  # the same times in each run
+    return EngineLoop(config, model, resolved, lambda: next(ticks) / 1000, stopwatch=lambda: 0.0, draft_model=small)
 
 
 def generate(e: EngineLoop, inputs: Iterable[Text]) -> dict[Text, list[int]]:
@@ -157,11 +158,9 @@ def test_output_survives_retraction(
     monkeypatch.setattr(scheduler, "FORESIGHT", 0)  # admit whatever fits now
     longest = max(map(len, expected)) + N_OUT
     e = engine(model, n_pages=-(-longest // page) + 32 // page, page=page)
-    for _ in range(20):  # how many there are depends on the times of steps
+    for _ in range(2):
         assert generate(e, expected) == expected
-        if e.scheduler.counts["retractions"] > 0:
-            return
-    pytest.fail("nothing was retracted")
+    assert e.scheduler.counts["retractions"] > 0
 
 
 @pytest.mark.parametrize(

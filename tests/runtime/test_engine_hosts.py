@@ -20,6 +20,7 @@ from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import BanyanError, ConfigError, Quarantined, RuntimeLost
 from banyan.runtime.protocol import tcp_auth, wire
+from banyan.runtime.server.engine_link import engine_host
 from banyan.runtime.server.engine_link.engine_host import EngineHost
 from banyan.runtime.server.engine_link.remote import EngineHosts
 from disturbance import disturb, read_values, ready_engines, start_programs
@@ -224,6 +225,27 @@ def test_unknown_keys_are_refused_and_logged(hosts: Hosts, tmp_path: Path) -> No
         assert not server._socket.poll(0), "nothing of it arrived"
     finally:
         server.close()
+
+
+def test_host_does_not_wait_for_a_server_that_is_gone(hosts: Hosts) -> None:
+    """A DEALER that has lost its peer blocks in `send`."""
+    server = EngineHosts(config.make(**hosts.options), print)
+    context: Any = zmq.Context()
+    try:
+        joined = engine_host.JoinedServer(server.address, str(hosts.server_key))
+        keys = tcp_auth.read_keys(hosts.key)
+        joined.sockets = tcp_auth.open_connection(context, server.address, joined.key, keys, zmq.EVENT_DISCONNECTED)
+        joined.send(wire.HostHello(wire.VERSION, 0.0))
+        assert server._socket.poll(10_000), "it has arrived"
+        server.close()
+        assert joined.sockets[1].poll(10_000), "the connection broke"
+        sender = Thread(target=joined.pass_report, args=(b"report",), daemon=True)
+        sender.start()
+        sender.join(10)
+        assert not sender.is_alive()
+        joined.close()
+    finally:
+        context.destroy(0)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ class JoinedServer:
 
     def _send(self, frames: list[bytes]) -> None:
         if self.sockets is not None:
-            self.sockets[0].send_multipart(frames)
+            with contextlib.suppress(zmq.Again):  # the connection has just broken, which the monitor will report
+                self.sockets[0].send_multipart(frames, zmq.NOBLOCK)
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
