@@ -95,7 +95,9 @@ class SharedEngine:
                 number, _ = self._programs.pop((server, program), (-1, 0))
                 return (wire.ProgramEnded(_number(server, client), number),) if number >= 0 else ()
             case wire.Hold(hold=hold):
-                self._holds.add(hold := _number(server, hold))
+                hold = _number(server, hold)
+                if not command.seconds:  # others expire by themselves, and need no Release
+                    self._holds.add(hold)
                 return (msgspec.structs.replace(command, hold=hold),)
             case wire.Release(hold=hold):
                 self._holds.discard(hold := _number(server, hold))
@@ -118,7 +120,7 @@ class SharedEngine:
             case wire.Ping():
                 self._pings.append(server)
             case wire.Export(pull=pull, run=run):
-                run = self._numbered(server, run)
+                run = msgspec.structs.replace(run, rid=_number(server, run.rid), order=())
                 return (msgspec.structs.replace(command, pull=_number(server, pull), run=run),)
             case wire.Pull(pull=pull):
                 return (msgspec.structs.replace(command, pull=_number(server, pull)),)

@@ -214,6 +214,8 @@ def test_what_a_server_leaves_behind_ends(three: Shared) -> None:
         three.send(server, wire.Hold(5, b""))
         three.send(server, wire.Hold(6, b""))
         three.send(server, wire.Release(6))
+        three.send(server, wire.Hold(7, b"", seconds=9.0))  # it expires by itself
+        three.send(server, wire.Export(1, run(2, order=(5,))))  # no request of that program follows
         three.send(server, wire.Listen())
     three.commands.clear()
     three.leave(1)
