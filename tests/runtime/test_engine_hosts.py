@@ -68,7 +68,7 @@ class Hosts:
     def host(self, key: Path | None = None, model: str = "", also: str = "") -> subprocess.Popen[str]:
         """Start a host. also: the address of another server that shares its engine."""
         words = (f"{self.address} {also}", str(self.server_key), str(key or self.key), model, str(FAKE))
-        process = subprocess.Popen([sys.executable, "-c", HOST, *words], stdout=subprocess.PIPE, stderr=2, text=True)
+        process = subprocess.Popen([sys.executable, "-uc", HOST, *words], stdout=subprocess.PIPE, stderr=2, text=True)
         self._stack.callback(self._end, process)
         return process
 
