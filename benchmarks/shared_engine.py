@@ -1,8 +1,8 @@
-"""What a host takes to share an engine among servers: CPU time, compared with passing messages on unread.
+"""The CPU time that the host of a shared engine takes for a step and for a request.
 
     python benchmarks/shared_engine.py
 
-A step has a token for each request, and no logprobs. The socket calls are the same in both cases, and not counted.
+A step has a token for each request, and no logprobs. Socket calls are not counted; a host of one server makes the same.
 """
 
 from __future__ import annotations

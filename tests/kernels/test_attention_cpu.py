@@ -14,7 +14,7 @@ from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize
 from banyan.kernels.native import build, threads
 from forms import short_form
-from kernel_support.cases import Case, attention_case, check_deterministic, random_trees
+from kernel_support.cases import OPTIONS, Case, attention_case, check_deterministic, random_trees
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 LATENT: list[dict] = [{}, {"window": 9, "softcap": 5.0, "sinks": True}, {"kv": "int8"}]
@@ -66,18 +66,7 @@ def test_long_reads_are_split_among_threads_and_merged(dtype: torch.dtype, monke
 @pytest.mark.parametrize(
     ("batch", "options"),
     short_form(
-        product(
-            BATCHES,
-            [
-                {},
-                {"window": 9},
-                {"window": 9, "first": 4},
-                {"softcap": 5.0},
-                {"sinks": True},
-                {"kv": "int8"},
-                {"kv": "fp8"},
-            ],
-        ),
+        product(BATCHES, OPTIONS),
         lambda batch, options: not options or batch == "mixed",
     ),
     ids=str,

@@ -359,7 +359,7 @@ class EngineHost:
         for server in self._users:
             its = death if self._shared is None else self._shared.death_of(death, server.number)
             server.send(wire.EngineEnded(its.how, its.is_blameless, tuple(its.rids)))
-            server.config, server.deadline = None, time.monotonic() + CONNECT
+            self._release(server)
 
     def _end_engine(self) -> None:
         if self._engine is not None:

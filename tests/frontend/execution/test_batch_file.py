@@ -16,6 +16,7 @@ import pytest
 import banyan as bn
 from banyan.execution import batch_file
 from banyan.execution.batch_file import BatchFile
+from forms import short_form
 
 
 @bn.function
@@ -215,7 +216,12 @@ def test_each_item_has_one_record_after_three_kills(tmp_path: Path) -> None:
     assert len(path.read_bytes().splitlines()) == 300
 
 
-def test_memory_does_not_grow_with_the_items(mock: bn.Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("n_few", "n_many", "mebibytes"), short_form([(100, 400, 4), (200, 1000, 10)], lambda n_few, *_: n_few == 100)
+)
+def test_memory_does_not_grow_with_the_items(
+    mock: bn.Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_few: int, n_many: int, mebibytes: int
+) -> None:
     monkeypatch.setattr(batch_file, "CHUNK", 50)
 
     @bn.function
@@ -230,8 +236,8 @@ def test_memory_does_not_grow_with_the_items(mock: bn.Mock, tmp_path: Path, monk
     peak(100)
     tracemalloc.start()
     try:
-        few = peak(100)
-        assert peak(400) < few + (4 << 20), "300 results are 12 MB"
+        few = peak(n_few)
+        assert peak(n_many) < few + (mebibytes << 20), "300 results are 12 MB, 800 are 32"
     finally:
         tracemalloc.stop()
 

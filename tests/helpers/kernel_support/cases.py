@@ -12,6 +12,17 @@ from banyan.kernels.attention.plan import MAX_DRAFT
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged, ragged
 from banyan.kernels.kv_layout import KV_KINDS, Pool, Quantized, quantize, values_of
 
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"window": 9},
+    {"window": 9, "first": 4},
+    {"softcap": 5.0},
+    {"sinks": True},
+    {"kv": "int8"},
+    {"kv": "fp8"},
+]
+"""Options of `attention_case`: none, and each by itself."""
+
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
