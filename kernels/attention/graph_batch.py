@@ -66,13 +66,14 @@ class _PlanTables:
     """Room for the tables of a plan, one after the other in one tensor, so that one copy transfers them all.
 
     There is room for twice the plan `like`, and for any n_rows decodes that share no pages, each with its first keys.
-    For each unused entry the GPU starts one program, which returns at once.
+    These have small items only. For each unused entry the GPU starts one program, which returns at once; if there is no
+    room for large items, their launch is left out.
     """
 
     def __init__(self, like: AttentionPlan, key: PlanKey, n_rows: int, device: torch.device) -> None:
         n_items = (2 if key.first else 1) * n_rows + WAVES * n_processors(key.arch) // key.n_kv_heads
         self.n_partials = max(2 * n_items, 2 * like.n_partials)
-        self.shapes = [(max(n_items, 2 * len(table)), table.shape[1]) for table in (like.small, like.large)]
+        self.shapes = [(max(n_items, 2 * len(like.small)), 8), (2 * len(like.large), 8)]
         self.shapes += [(n_rows + self.n_partials, 2), (n_rows, 4)]
         self.data = torch.zeros(sum(n * m for n, m in self.shapes), dtype=torch.int32, device=device)
 

@@ -45,6 +45,7 @@ class _CapturedStep(NamedTuple):
     fixed: GraphBatch
     ids: Tensor  # int64 [size]
     positions: Tensor  # int64 [size]
+    rows: Tensor  # int64 [size]; kept, as the graph reads it, and owns only the memory that it allocated itself
     captured: Captured
 
 
@@ -93,4 +94,4 @@ class Graphs:
 
         run()  # compiles for the padded shapes; writes the same KV as the step itself
         self.n_captured += 1
-        return _CapturedStep(fixed, ids, positions, self.capture(run))
+        return _CapturedStep(fixed, ids, positions, rows, self.capture(run))

@@ -5,9 +5,12 @@ No GPU is needed: the step runs again on the same tensors to simulate the replay
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +21,8 @@ from banyan.kernels.attention.graph_batch import GraphBatch
 from banyan.kernels.attention.plan import MERGE_KEYS
 from banyan.kernels.attention.ragged import AttentionOptions
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs
+from banyan.runtime.engine.kv_pool import KVPool
+from banyan.runtime.engine.model_runner import decodes as decodes_of
 from banyan.runtime.model.load import load
 from forms import in_short
 from kernel_support.cases import Case, attention_case
@@ -83,6 +88,21 @@ def test_graph_batch_has_the_pages_of_windowed_layers(monkeypatch: pytest.Monkey
     assert not fixed.fill(cases[1][0].ragged), "the pages of windowed layers are missing"
 
 
+def test_large_items_have_no_launch_until_a_batch_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
+    alone, shared = decodes(1, [40, 7]), decodes(2, [60] * 20, 3)
+    for case in (alone, shared):
+        kernel.attention(*case[:4], AttentionOptions(**case.options))
+    without = GraphBatch(alone.ragged, 24, 30, spare=range(2))
+    assert [len(tables[1]) for tables in without.ragged.plans.values()] == [0]
+    assert not without.fill(shared.ragged), "a step with large items is captured again"
+    alone.check(attend(alone, without))
+    fixed = GraphBatch(shared.ragged, 24, 30, spare=range(2))
+    for case in (shared, alone):
+        assert fixed.fill(case.ragged)
+        case.check(attend(case, fixed))
+
+
 def test_fill_beyond_the_capacity_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MERGE_KEYS, "cuda", 0.0)
     first = decodes(1, [40, 7])
@@ -93,6 +113,32 @@ def test_fill_beyond_the_capacity_changes_nothing(monkeypatch: pytest.MonkeyPatc
         tables.n_partials = 1
     assert not fixed.fill(decodes(2, [70, 70], 3).ragged), "more partial results than the batch has"
     first.check(attend(first, fixed))
+
+
+def test_step_keeps_all_that_its_graph_reads(tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph keeps addresses, not tensors: the memory of a tensor that is dropped gets other contents."""
+    model = load(tiny_model("llama", num_hidden_layers=1))
+    read: list[weakref.ref[Tensor]] = []
+
+    def capture(run: Callable[[], Tensor]) -> Captured:
+        forward = model.forward
+        monkeypatch.setattr(model, "forward", lambda *inputs: read.extend(tensors(inputs)) or forward(*inputs))
+        out = run()
+        monkeypatch.setattr(model, "forward", forward)
+        return Captured(lambda: None, out)
+
+    def tensors(inputs: Any) -> Iterator[weakref.ref[Tensor]]:
+        for one in inputs.values() if isinstance(inputs, dict) else inputs:
+            if isinstance(one, Tensor):
+                yield weakref.ref(one)
+            elif isinstance(one, (tuple, list, dict)):
+                yield from tensors(one)
+
+    graphs = Graphs(model, store := KVPool(model.spec, 8, 16, "cpu"), 128, capture)
+    graphs(decodes_of(3, store))
+    assert len(read) > 10
+    gc.collect()
+    assert all(one() is not None for one in read)
 
 
 @pytest.mark.long
