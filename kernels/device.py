@@ -32,7 +32,7 @@ def n_processors(arch: str) -> int:
 _LAUNCHES = {
     "copy_pages": (2048, 128),
     "copy_slots": (1024, 128),
-    "draw": (4096, 512),
+    "draw": (8192, 1024),
     "edit_logits": (256, 128),
     "mask_logits": (4096, 128),
     "rms_norm": (16384, 1024),

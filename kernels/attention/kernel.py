@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels.attention.plan import MERGE_KEYS, AttentionPlan, Tiles, plan
+from banyan.kernels.attention.plan import LARGE_SPLIT, MERGE_KEYS, AttentionPlan, Tiles, plan
 from banyan.kernels.attention.ragged import AttentionOptions, Ragged, to_device
 from banyan.kernels.device import architecture, n_processors
 from banyan.kernels.kv_layout import Pool, group_of, is_latent
@@ -28,6 +28,7 @@ from banyan.kernels.write_kv import kernel as write_kv
 from banyan.kernels.write_kv.kernel import widen
 
 LOG2E = 1.4426950408889634
+MANY_ROWS = 1024  # of a batch, from which on a tile with more of them is faster
 
 
 @triton.jit
@@ -93,9 +94,14 @@ def _block(
     b_shrink = tl.exp2(b_max - b_base)
     b_sum = b_sum * b_shrink + tl.sum(b_weight, 1)
     b_acc = b_acc * b_shrink[:, None]
-    if KIND > 0 and GROUP == 0:
-        b_weight *= b_v_scale[None, :]
-    b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
+    if KIND > 0 and GROUP == 0 and b_v.dtype == tl.float16:  # relative to the largest scale, to stay in its range
+        largest = tl.max(b_v_scale, 0)
+        b_weight *= (b_v_scale / tl.where(largest > 0.0, largest, 1.0))[None, :]
+        b_acc += tl.dot(b_weight.to(b_v.dtype), b_v, input_precision=PRECISION) * largest
+    else:
+        if KIND > 0 and GROUP == 0:
+            b_weight *= b_v_scale[None, :]
+        b_acc = tl.dot(b_weight.to(b_v.dtype), b_v, b_acc, input_precision=PRECISION)
     return b_top, b_sum, b_acc
 
 
@@ -160,6 +166,12 @@ def _attend(
         o_r = tl.arange(0, BLOCK_R)
         m_rotated = m_row[:, None] & (o_r < ROTATED)[None, :]
         b_q_rotated = tl.load(p_q + o_q + (DIM + o_r)[None, :], mask=m_rotated, other=0.0)
+    if KIND == 2 and PRECISION == "tf32":  # a chip converts e4m3 to float16 in one instruction
+        b_q = tl.minimum(tl.maximum(b_q.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
+        if ROTATED > 0:
+            b_q_rotated = tl.minimum(tl.maximum(b_q_rotated.to(tl.float32), -65504.0), 65504.0).to(tl.float16)
+        else:
+            b_q_rotated = b_q
     b_last = position + b_row
     b_oldest = b_last
     if WINDOW > 0:
@@ -269,12 +281,13 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, *, large: bool) -> Tile:
-    """The tile for small or large items. It is static, so that results repeat and tests can compile every variant.
+def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, n_rows: int, *, large: bool) -> Tile:
+    """The tile for small or large items of a batch of n_rows. It is static, so that results repeat and tests can
+    compile every variant. Those for heads of 128 on sm_90 are the fastest of a dozen on an H100.
 
-    The tests check registers, shared memory and spills of each entry; gfx942 has 64 KB of LDS. kind: how the pools
-    store numbers (write_kv/kernel.py). Numbers of 8 bits are widened in registers, which leaves fewer of them to the
-    tile."""
+    The tests check registers, shared memory and spills of each entry; gfx942 has 64 KB of LDS. kind: how the pool of
+    values stores numbers (write_kv/kernel.py). Numbers of 8 bits are widened in registers, which leaves fewer of them
+    to the tile."""
     wide = dim > 128
     amd, ampere = arch.startswith("gfx"), arch.startswith("sm_8")
     if arch == "interpreter":
@@ -282,16 +295,18 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, *, larg
     elif dtype == torch.float32:  # no tensor cores: IEEE products in registers
         rows, keys, warps, stages = (16, 16, 4, 1)
     elif kind:
-        rows, keys, warps, stages = _narrow_tile(dim, amd, ampere, large)
+        rows, keys, warps, stages = _narrow_tile(dim, group, kind, amd, ampere, large)
     elif not large:
-        rows, keys, stages = (16, 32 if wide else 64, 2 if amd else 3)
+        rows, keys, stages = (16, 32 if wide else 64, 2 if amd or (64 < dim <= 128 and not ampere) else 3)
         warps = 8 if wide and not (amd or ampere) else 4
     elif amd:
         rows, keys, warps, stages = (128, 32 if wide else 64, 8, 1)
     elif ampere:
         rows, keys, warps, stages = (32, 32, 8, 3) if wide else (128, 64 if dim <= 64 else 32, 8, 3)
     else:
-        rows, keys, warps, stages = (64, 32, 8, 2) if wide else (128, 64, 8, 3)
+        rows, keys, warps, stages = (
+            (64, 32, 8, 2) if wide else (64, 64, 4, 3) if n_rows < MANY_ROWS else (128, 128, 8, 3)
+        )
     if group > rows:
         rows, warps = triton.next_power_of_2(group), 8
         if dtype == torch.float32:
@@ -305,13 +320,20 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, *, larg
     return Tile(rows, keys, warps, stages)
 
 
-def _narrow_tile(dim: int, amd: bool, ampere: bool, large: bool) -> Tile:
-    """The tile for pools of 8 bits."""
+def _narrow_tile(dim: int, group: int, kind: int, amd: bool, ampere: bool, large: bool) -> Tile:
+    """The tile for pools of 8 bits, or of 8 and 4."""
     is_hopper = not amd and not ampere
     stages = 3
     if amd:
         stages = 1 if large else 2
     if not large:
+        if is_hopper and 64 < dim <= 128 and group <= 16:
+            if kind == write_kv.INT4:
+                return Tile(16, 64, 4, 2)
+            if kind == write_kv.FP8:
+                return Tile(16, 64, 2, 3)
+            if dim == 128:
+                return Tile(16, 128, 4, 2)
         if is_hopper and dim > 64:
             stages = 4  # as many bytes in flight as 3 stages of 16 bits; with 3, ptxas spills in some variants
         keys = (16 if dim > 128 else 32) if amd else (64 if dim <= 64 else 32)
@@ -321,7 +343,14 @@ def _narrow_tile(dim: int, amd: bool, ampere: bool, large: bool) -> Tile:
     return Tile(128 if is_hopper or dim <= 64 else 64, 64 if is_hopper and dim <= 64 else 32, 8, stages)
 
 
-def _latent_tile(arch: str, dtype: torch.dtype, kind: int, *, large: bool) -> Tile:
+def latent_group(arch: str, n_heads: int, dtype: torch.dtype, kind: int) -> int:
+    """Heads of a tile over latents: all of them read the same keys."""
+    if arch == "sm_90" and n_heads % 64 == 0 and not kind and dtype != torch.float32:
+        return 64
+    return max(n for n in range(1, 17) if n_heads % n == 0)
+
+
+def _latent_tile(arch: str, group: int, dtype: torch.dtype, kind: int, *, large: bool) -> Tile:
     """The tile for latents of up to 512 numbers."""
     if arch == "interpreter":
         return Tile(32 if large else 16, 32, 4, 1)
@@ -329,6 +358,10 @@ def _latent_tile(arch: str, dtype: torch.dtype, kind: int, *, large: bool) -> Ti
         return Tile(16, 16, 8, 1)
     if arch.startswith("gfx"):
         return Tile(32 if large else 16, 16, 4, 1)
+    if group == 64:
+        return Tile(64, 64, 8, 2)
+    if arch == "sm_90" and not large and not kind:
+        return Tile(16, 32, 4, 3)
     return Tile(32 if large else 16, 32, 8 if large or kind else 4, 2)
 
 
@@ -346,7 +379,7 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
     if is_latent(k_pool, v_pool):
         v, v_scale, v_kind, s_head = k, k_scale, kind, 0
         assert n_kv_heads == 1, "latents are keys of one head"
-        group = max(n for n in range(1, 17) if n_heads % n == 0)
+        group = latent_group(arch, n_heads, q.dtype, kind)
         n_kv_heads = n_heads // group
     else:
         v, v_scale, v_kind = write_kv.pool_args(v_pool, arch)
@@ -367,9 +400,9 @@ def attention(q: Tensor, k_pool: Pool, v_pool: Pool, ragged: Ragged, options: At
 
     if rotated:
         assert not first, "latents have no first keys"
-        tiles = [_latent_tile(arch, q.dtype, kind, large=large) for large in (False, True)]
+        tiles = [_latent_tile(arch, group, q.dtype, kind, large=large) for large in (False, True)]
     else:
-        tiles = [tile(arch, dim, group, q.dtype, kind, large=large) for large in (False, True)]
+        tiles = [tile(arch, dim, group, q.dtype, v_kind, n_rows, large=large) for large in (False, True)]
     small, large, rows, merges, n_partials = _device_plan(
         ragged, tiles, n_kv_heads, group, (window, first), arch, q.device
     )
@@ -437,5 +470,6 @@ def host_plan(ragged: Ragged, key: PlanKey) -> AttentionPlan:
         first=key.first,
         shared=ragged.subtrees,
         merge_keys=MERGE_KEYS["cuda"],
+        large_split=LARGE_SPLIT,
         deterministic=ragged.deterministic,
     )

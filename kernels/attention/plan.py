@@ -13,12 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 MIN_SPLIT = 256  # keys per item, at least: with fewer, the merge costs more than a second reader saves
+LARGE_SPLIT = 2, 512
+"""On a GPU, large items per multiprocessor to aim for, and their keys, at least. Each part of a split read writes a
+result for each of its rows, and large items have many. From measurements on an H100."""
 ALIGN = 64  # items begin at multiples of this, or where a shared prefix ends, so they have whole blocks and pages
 WAVES = 4  # items per multiprocessor to aim for when long reads are split
 CHUNK = 256  # keys per item of a deterministic plan; another number would change the last bits of results
-MERGE_KEYS = {"cpu": 48.0, "cuda": 192.0}
-"""`merge_keys` of plans, by device type. The number for CPUs is measured: there, sharing 48 keys per row takes 0.85 to
-1.02 times the time of separate reads. The number for GPUs is a cautious guess: it forgoes some short shared reads."""
+MERGE_KEYS = {"cpu": 48.0, "cuda": 384.0}
+"""`merge_keys` of plans, by device type. On a CPU, sharing 48 keys per row takes 0.85 to 1.02 times the time of
+separate reads. On an H100, sharing 256 keys takes 1.2 times the time, and sharing 512 takes 0.95."""
 MAX_DRAFT = 64  # rows of a draft tree, at most: an ancestor mask covers the last 64 keys of a request
 
 
@@ -97,6 +100,7 @@ def plan(
     first: int = 0,
     shared: Sequence[Subtree] = (),
     merge_keys: float = 0.0,
+    large_split: tuple[int, int] | None = None,
     deterministic: bool = False,
 ) -> AttentionPlan:
     """Cuts the attention of a ragged batch into items. If there are too few items to occupy all processors, those
@@ -115,13 +119,14 @@ def plan(
     shared         subtrees that may be read once for several requests, parents first
     merge_keys     cost of merging one more partial result of a row, as the number of keys that an item reads in that
                    time. A subtree is shared if the keys that are no longer read cost more than the merges
+    large_split    how large items are split, see LARGE_SPLIT; None: as small ones
     deterministic  each item reads at most CHUNK keys and starts at a multiple of CHUNK. Then the order in which a row's
                    sum is computed depends only on the row's position and window, not on the batch
     """
     is_plain = not window and not deterministic
     if is_plain and not shared and max(q_lens, default=0) == min(q_lens, default=0) == 1:
         longest = max(kv_lens)
-        if n_processors == 1 or longest < 2 * _split_size(sum(kv_lens), programs[0], n_processors):
+        if n_processors == 1 or longest < 2 * _split_size(sum(kv_lens), programs[0], WAVES * n_processors, MIN_SPLIT):
             return _decodes(kv_lens)
     first_rows = [0, *itertools.accumulate(q_lens)]
     align = CHUNK if deterministic else ALIGN
@@ -151,7 +156,11 @@ def plan(
     if deterministic:
         return _tables(_chunks(small), _chunks(large), first_rows[-1])
     n_small, n_large = programs
-    return _tables(_split(small, n_small, n_processors), _split(large, n_large, n_processors), first_rows[-1])
+    if n_processors > 1:
+        waves, least = large_split or (WAVES, MIN_SPLIT)
+        small = _split(small, n_small, WAVES * n_processors, MIN_SPLIT)
+        large = _split(large, n_large, waves * n_processors, least)
+    return _tables(_by_length(small), _by_length(large), first_rows[-1])
 
 
 # rows, request, first key, end, position of the first row, first key of the ancestor mask, whether other items read
@@ -220,32 +229,34 @@ def _share(
     return begins, small, large
 
 
-def _split(items: list[_Item], n_programs: int, n_processors: int) -> list[_Item]:
-    """Splits long reads if there are too few items for all processors. Sorts the longest read first."""
-    if n_processors > 1:
-        size = _split_size(sum([item[3] - item[2] for item in items]), n_programs, n_processors)
-        cut: list[_Item] = []
-        for item in items:
-            n_splits = (item[3] - item[2]) // size
-            if n_splits < 2:
-                cut.append(item)
-                continue
-            rows, request, start, end, position, tail, is_part, which = item
-            step = -(-(end - start) // n_splits)
-            step = -(-step // ALIGN) * ALIGN
-            is_part = is_part or step < end - start
-            cut += [
-                (rows, request, at, min(at + step, end), position, tail, is_part, which)
-                for at in range(start, end, step)
-            ]
-        items = cut
-    items.sort(key=lambda item: item[3] - item[2], reverse=True)
-    return items
+def _split(items: list[_Item], n_programs: int, n_wanted: int, least: int) -> list[_Item]:
+    """Splits long reads into parts of `least` keys or more, if there are fewer than `n_wanted` programs, n_programs for
+    each item."""
+    size = _split_size(sum([item[3] - item[2] for item in items]), n_programs, n_wanted, least)
+    cut: list[_Item] = []
+    for item in items:
+        n_splits = (item[3] - item[2]) // size
+        if n_splits < 2:
+            cut.append(item)
+            continue
+        rows, request, start, end, position, tail, is_part, which = item
+        step = -(-(end - start) // n_splits)
+        step = -(-step // ALIGN) * ALIGN
+        is_part = is_part or step < end - start
+        cut += [
+            (rows, request, at, min(at + step, end), position, tail, is_part, which) for at in range(start, end, step)
+        ]
+    return cut
 
 
-def _split_size(n_keys: int, n_programs: int, n_processors: int) -> int:
+def _by_length(items: list[_Item]) -> list[_Item]:
+    """The items, the longest read first."""
+    return sorted(items, key=lambda item: item[3] - item[2], reverse=True)
+
+
+def _split_size(n_keys: int, n_programs: int, n_wanted: int, least: int) -> int:
     """An item is split if it reads at least twice this many keys. n_keys: keys that all items read."""
-    return max(MIN_SPLIT, n_keys * n_programs // (WAVES * n_processors))
+    return max(least, n_keys * n_programs // n_wanted)
 
 
 def _decodes(kv_lens: Sequence[int]) -> AttentionPlan:

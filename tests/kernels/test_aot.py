@@ -45,7 +45,10 @@ def compile_attention(
     deterministic = options.pop("deterministic", False)
     batch = ragged([1, 1, 300], kv_lens, pages, page_size, "meta", parents, deterministic)
     q = torch.empty(302, heads[0], dim, dtype=dtype, device="meta")
-    kinds = KV_KINDS.get(options.pop("kv", ""), (dtype, dtype))
+    kv = options.pop("kv", "")
+    kinds = KV_KINDS.get(kv, (dtype, dtype))
+    # On an H100, these were faster than tiles that do not spill: see the docstring of `tile`.
+    spilled = 80 if kv and target == "sm_90" else 800 if latent_dim and heads[0] == 128 else 0
     (pools,) = kv_pools(1, (8, page_size, heads[1], dim), kinds, "meta", latent_dim)
     if options.pop("sinks", False):
         options["sinks"] = torch.empty(heads[0], device="meta")
@@ -55,7 +58,7 @@ def compile_attention(
     shapes = ["large", "merge"] if deterministic else ["small", "large", "merge"]
     assert [c.kernel for c in kernels] == [*["_attend"] * (len(shapes) - 1), "_merge"]
     for compiled in kernels:
-        compiled.check()
+        compiled.check(spilled)
     return dict(zip(shapes, kernels, strict=True))
 
 
@@ -150,7 +153,8 @@ def test_small_ops_compile(target: str) -> None:
     names = "_write _copy_pages _copy_slots _edit _mask _draw _norm _norm _norm _rope_kv _rope_kv _silu_mul"
     assert [c.kernel for c in kernels] == names.split()
     for compiled in kernels:
-        compiled.check()
+        if compiled.kernel != "_draw":  # it is faster with spills than with smaller blocks, see kernels/device.py
+            compiled.check()
 
 
 @pytest.mark.parametrize(
@@ -164,10 +168,15 @@ def test_linear_in_few_bits_uses_tensor_cores(target: str, n_bits: int, has_mini
     scale = meta(4096, 128, dtype=torch.float32)
     numbers = meta(4096, 4096 * n_bits // 8, dtype=torch.uint8 if n_bits == 4 else torch.int8)
     weight = GroupedRows(numbers, scale, scale if has_minimum else None, 4096, n_bits)
-    for n_rows in (1, 64):
-        (compiled,) = aot.compile_launcher(target, linear.linear, meta(n_rows, 4096), weight, meta(4096))
-        compiled.check()
-        assert sum(compiled.counts.get(name, 0) for name in ("hmma", "hgmma", "mfma")) > 0
+    for n_rows in (1, 64, 200, 4096):
+        kernels = aot.compile_launcher(target, linear.linear, meta(n_rows, 4096), weight, meta(4096))
+        names = [c.kernel for c in kernels]
+        assert names[:1] == ["_linear" if n_rows < linear.MANY_ROWS else "_dequantise"]
+        assert names[1:] in ([], ["_add_parts"])
+        for compiled in kernels:
+            compiled.check()
+        dots = sum(kernels[0].counts.get(name, 0) for name in ("hmma", "hgmma", "mfma"))
+        assert (dots > 0) == (n_rows < linear.MANY_ROWS)
 
 
 @pytest.mark.parametrize(
