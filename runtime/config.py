@@ -493,8 +493,6 @@ def place(config: Config, hardware: Hardware, name: str, max_context: int, check
     if dtype == "auto":
         dtype = "float32" if device == "cpu" else checkpoint_dtype if checkpoint_dtype in _DTYPES else "bfloat16"
     context = config.context or max_context
-    if config.window and device == "cuda":
-        raise ConfigError("window runs on a CPU only, since its kernel is not tested on GPUs; set device='cpu'")
     reach = config.window + n_sinks(config)
     if config.window and reach > max_context:
         raise ConfigError(

@@ -160,7 +160,7 @@ class Paged:
     The pools start as NaN, so that a read of an unwritten slot is visible.
     """
 
-    def __init__(self, model: Any, page: int = 16, n_pages: int = 64, seed: int = 0) -> None:
+    def __init__(self, model: Any, page: int = 16, n_pages: int = 64, seed: int = 0, device: str = "cpu") -> None:
         import random
 
         import torch
@@ -168,10 +168,10 @@ class Paged:
         from banyan.kernels.kv_layout import kv_pools
 
         spec = model.spec
-        self.model, self.page = model, page
+        self.model, self.page, self.device = model, page, torch.device(device)
         shape = (n_pages, page, spec.n_kv_heads, spec.head_dim)
         dtype = getattr(torch, spec.dtype)
-        self.kv = kv_pools(spec.n_kv_layers, shape, (dtype, dtype), latent_dim=spec.latent_dim)
+        self.kv = kv_pools(spec.n_kv_layers, shape, (dtype, dtype), self.device, latent_dim=spec.latent_dim)
         for pools in self.kv:
             for pool in pools:
                 pool.fill_(torch.nan)
@@ -199,14 +199,15 @@ class Paged:
             ends.append(end)
         spec = self.model.spec
         lens = [len(token_ids) for token_ids in new.values()]
-        batch = ragged(lens, ends, [self.pages[name] for name in new], self.page, chunk=spec.chunk)
+        batch = ragged(lens, ends, [self.pages[name] for name in new], self.page, self.device, chunk=spec.chunk)
         if self.states is not None:
             slots = {name: slot for slot, name in enumerate(self.pages)}
             self.states.copy([(-1, slots[name]) for name, ids in new.items() if self.n_tokens[name] == len(ids)])
             self.states.begin([(n, slots[name], ()) for name, n in zip(new, lens, strict=True)])
         boundaries = torch.tensor([0, *lens]).cumsum(0)
         rows = boundaries[1:] - 1 if last_only else torch.arange(len(ids))
-        logits = self.model.forward(torch.tensor(ids), torch.tensor(positions), batch, self.kv, rows)
+        tensors = (torch.tensor(each, device=self.device) for each in (ids, positions))
+        logits = self.model.forward(*tensors, batch, self.kv, rows.to(self.device)).cpu()
         assert logits.dtype == torch.float32
         assert logits.shape == (len(rows), self.model.spec.vocab_size)
         return dict(zip(new, logits.split([1] * len(lens) if last_only else lens), strict=True))

@@ -145,7 +145,7 @@ def write_kv(k: Tensor, v: Tensor, k_pool: Pool, v_pool: Pool, slots: Tensor) ->
     assert v_to.is_contiguous(), "the V pool must be contiguous"
     assert v_kind in (kind, INT4, LATENT), "K and V pools differ in dtype"
     assert k.shape == v.shape, "K and V differ in shape"
-    assert k.stride()[1:] == v.stride()[1:] == (dim, 1), "rows of K and V must be contiguous"
+    assert all(rows[:1].is_contiguous() for rows in (k, v)), "rows of K and V must be contiguous"
     if n_rows:
         up = triton.next_power_of_2
         block = up(n_heads * dim)

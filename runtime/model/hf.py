@@ -289,11 +289,10 @@ def _pack(
     keep: Callable[[Tensor], Tensor | Grouped] | None,
 ) -> None:  # fmt: skip
     """Replace experts, and each nn.Linear that ran. (An nn.Linear that did not run may be read without a call.) On a
-    GPU, only modules that become smaller are replaced. keep: converts weights of experts that are not rounded; None:
-    they stay as they are."""
-    if device.type == "cpu" or n_bits or keep is not None:
-        exact: Callable[[Tensor], Tensor | Grouped] = (lambda weight: weight) if keep is None else keep
-        moe.pack_experts(model, experts, partial(quantise, n_bits=n_bits) if n_bits else exact)
+    GPU, only linear layers that become smaller are replaced. keep: converts weights of experts that are not rounded;
+    None: they stay as they are."""
+    exact: Callable[[Tensor], Tensor | Grouped] = (lambda weight: weight) if keep is None else keep
+    moe.pack_experts(model, experts, partial(quantise, n_bits=n_bits) if n_bits else exact)
     if device.type != "cpu" and not n_bits:
         return
     for parent in [*model.modules()]:
@@ -389,10 +388,10 @@ def _mask(*, mask_function: Callable[..., Tensor], device: torch.device | None =
     """
     step = _STEP.get()
     last = step.spec.max_context - 1
-    keys = torch.arange(last + 2)
-    zero = torch.tensor(0)
+    keys = torch.arange(last + 2, device=device)
+    zero = torch.tensor(0, device=device)
     rows = (last - 1, last)
-    seen = [mask_function(zero, zero, torch.tensor(row), keys).expand(len(keys)) for row in rows]
+    seen = [mask_function(zero, zero, torch.tensor(row, device=device), keys).expand(len(keys)) for row in rows]
     chunk = step.spec.chunk
     if 0 < chunk < last and all(
         torch.equal(visible, (keys >= row // chunk * chunk) & (keys <= row))

@@ -71,13 +71,13 @@ def random_ids(n: int, seed: int = 0) -> list[int]:
         ),
     ),
 )
-def test_logits_equal_transformers(variant, page, tiny, tiny_model, reference):
+def test_logits_equal_transformers(variant, page, tiny, tiny_model, reference, device):
     family, overrides = VARIANTS[variant]
     path = tiny_model(family, **overrides)
-    model = load(path)
+    model = load(path, device=device)
     assert isinstance(model, Decoder)
     ids = random_ids(80)
-    actual = tiny.Paged(model, page, n_pages=80).run(ids, chunk=33)
+    actual = tiny.Paged(model, page, n_pages=80, device=device).run(ids, chunk=33)
     torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
 

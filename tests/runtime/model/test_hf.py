@@ -46,18 +46,18 @@ def test_windows_that_config_and_model_say_are_equal(tiny_model):
 
 
 @pytest.mark.parametrize("family", in_short(["gpt2", "gpt_oss", "gemma2"], RULES))
-def test_logits_and_greedy_tokens_equal_transformers(family, tiny, tiny_model, reference):
+def test_logits_and_greedy_tokens_equal_transformers(family, tiny, tiny_model, reference, device):
     path = tiny_model(family)
-    model, expected_model = load(path), reference(path)
+    model, expected_model = load(path, device=device), reference(path)
     assert isinstance(model, HfModel)
     assert [model.rules[i][:2] for i in range(2)] == RULES[family]
     assert (model.spec.windows or (0, 0)) == tuple(window for window, _ in RULES[family])
     ids, prompt = random_ids(70), random_ids(40, seed=1)
     logits = tiny.reference_logits(expected_model, ids)
     for page in (1, 16):
-        actual = tiny.Paged(model, page, n_pages=80).run(ids, chunk=29)
+        actual = tiny.Paged(model, page, n_pages=80, device=device).run(ids, chunk=29)
         torch.testing.assert_close(actual, logits, atol=1e-4, rtol=1e-4)
-        answer = tiny.Paged(model, page, n_pages=80).greedy(prompt, 30, chunk=13)
+        answer = tiny.Paged(model, page, n_pages=80, device=device).greedy(prompt, 30, chunk=13)
         assert answer == tiny.reference_greedy(expected_model, prompt, 30, answer)
 
 
@@ -96,35 +96,38 @@ def test_spec_of_a_transformers_model(tiny_model, reference):
     assert spec.n_parameters == sum(p.numel() for p in reference(path).parameters())
 
 
-def test_half_precision_is_close(tiny, tiny_model, reference):
+def test_half_precision_is_close(tiny, tiny_model, reference, device):
     path = tiny_model("gemma2")
-    model = load(path, dtype="bfloat16")
+    model = load(path, device=device, dtype="bfloat16")
     assert model.spec.dtype == "bfloat16"
     ids = random_ids(40)
-    actual, expected = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
+    actual = tiny.Paged(model, device=device).run(ids, chunk=16)
+    expected = tiny.reference_logits(reference(path), ids)
     assert ((actual - expected).norm() / expected.norm()) < 0.1
 
 
 @pytest.mark.parametrize("family", in_short(["mamba2"], ["jamba", "mamba2"]))
-def test_states_go_on_behind_a_chunk_in_half_precision(family, tiny, tmp_path, reference, monkeypatch):
+def test_states_go_on_behind_a_chunk_in_half_precision(family, tiny, tmp_path, reference, monkeypatch, device):
     """transformers' Mamba 1, as in Jamba, ignores the state in a call with several rows."""
     monkeypatch.setitem(tiny.TINY, family, tiny_config(family))
     path = tiny.make_tiny(tmp_path / "m", family)
     ids = random_ids(40)
-    actual = tiny.Paged(load(path, dtype="bfloat16")).run(ids, chunk=16)
+    model = load(path, device=device, dtype="bfloat16")
+    actual = tiny.Paged(model, device=device).run(ids, chunk=16)
     expected = tiny.reference_logits(reference(path), ids)
     assert ((actual - expected).norm() / expected.norm()) < 0.1
 
 
 @pytest.mark.parametrize(("n_bits", "most"), [(8, 0.1), (4, 0.8)])
-def test_linear_layers_in_few_bits(n_bits, most, tiny, tiny_model, reference):
+def test_linear_layers_in_few_bits(n_bits, most, tiny, tiny_model, reference, device):
     path = tiny_model("gemma2")
-    model = load(path, weight_dtype=f"int{n_bits}")
+    model = load(path, device=device, weight_dtype=f"int{n_bits}")
     packed = [m for m in model._model.modules() if type(m).__name__ == "_PackedLinear"]
     assert len(packed) == 2 * 7 + 1
     assert all(m.packed.weight.n_bits == n_bits for m in packed)
     ids = random_ids(40)
-    actual, expected = tiny.Paged(model).run(ids, chunk=16), tiny.reference_logits(reference(path), ids)
+    actual = tiny.Paged(model, device=device).run(ids, chunk=16)
+    expected = tiny.reference_logits(reference(path), ids)
     assert 1e-4 < ((actual - expected).norm() / expected.norm()) < most
 
 

@@ -90,15 +90,16 @@ def test_loaded_weights_are_independent_of_the_file(family, tiny, tiny_model, tm
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("n_bits", "least"), [(8, 0.99), (4, 0.7)])
-def test_weights_in_few_bits_give_similar_logits(tied, n_bits, least, tiny, tiny_model):
+def test_weights_in_few_bits_give_similar_logits(tied, n_bits, least, tiny, tiny_model, device):
     path, ids = tiny_model(tie_word_embeddings=tied), list(range(3, 40))
-    quantized = load(path, weight_dtype=f"int{n_bits}")
+    quantized = load(path, device=device, weight_dtype=f"int{n_bits}")
     linears = [
         quantized.head,
         *(one for layer in quantized.layers for one in (layer.qkv, layer.out, layer.gate_up, layer.down)),
     ]
     assert {linear.weight.n_bits for linear in linears} == {n_bits}
-    expected, actual = (tiny.Paged(model).run(ids, chunk=20) for model in (load(path), quantized))
+    expected = tiny.Paged(load(path)).run(ids, chunk=20)
+    actual = tiny.Paged(quantized, device=device).run(ids, chunk=20)
     assert not torch.equal(actual, expected)
     assert torch.nn.functional.cosine_similarity(actual, expected).min() > least
 

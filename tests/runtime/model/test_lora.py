@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from banyan.kernels.kv_layout import kv_pools
 from banyan.kernels.lora.adapted import AdaptedRows
 from banyan.kernels.ops import ragged
 from banyan.runtime.errors import BadModel, Unsupported
@@ -39,8 +40,8 @@ def files(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(Path(__file__).parents[2] / "helpers" / "lora_files.py")
 
 
-def read(path: Path, model: Any) -> lora.Adapter:
-    return lora.read(path, model.spec, torch.device("cpu"), getattr(torch, model.spec.dtype))
+def read(path: Path, model: Any, device: str = "cpu") -> lora.Adapter:
+    return lora.read(path, model.spec, torch.device(device), getattr(torch, model.spec.dtype))
 
 
 def text(k: int) -> list[int]:
@@ -50,45 +51,47 @@ def text(k: int) -> list[int]:
 class Texts:
     """Texts side by side in one model, each with an adapter or with none."""
 
-    def __init__(self, model: Decoder, adapters: Sequence[lora.Adapter | None]) -> None:
+    def __init__(self, model: Decoder, adapters: Sequence[lora.Adapter | None], device: str = "cpu") -> None:
         spec = model.spec
         shape = (PER_TEXT * len(adapters), 16, spec.n_kv_heads, spec.head_dim)
         dtype = getattr(torch, spec.dtype)
-        self.kv = [(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))
-                   for _ in range(spec.n_layers)]  # fmt: skip
-        self.model, self.adapters = model, adapters
+        self.kv = kv_pools(spec.n_layers, shape, (dtype, dtype), device)
+        for pool in (pool for pools in self.kv for pool in pools):
+            pool.fill_(torch.nan)
+        self.model, self.adapters, self.device = model, adapters, torch.device(device)
 
     def step(self, start: int, end: int, only_last: bool = False) -> Tensor:
         """Logits [texts, end - start, vocab] of tokens start .. end of all texts; with only_last [texts, 1, vocab]."""
         n, n_new = len(self.adapters), end - start
         ids = torch.tensor([token for k in range(n) for token in text(k)[start:end]])
         pages = [list(range(k * PER_TEXT, (k + 1) * PER_TEXT)) for k in range(n)]
-        batch = ragged([n_new] * n, [end] * n, pages, 16, wanted=[1] * n if only_last else None)
+        batch = ragged([n_new] * n, [end] * n, pages, 16, self.device, wanted=[1] * n if only_last else None)
         kept = [(k + 1) * n_new - 1 for k in range(n)] if only_last else list(range(n * n_new))
         own = {k: a for k, a in enumerate(self.adapters) if a is not None}
         rows = [list(range(k * n_new, (k + 1) * n_new)) for k in own]
         adapted = AdaptedRows([a.weights for a in own.values()], rows, kept) if own else None
         at = torch.cat([torch.arange(start, end)] * n)
-        logits = self.model.forward(ids, at, batch, self.kv, torch.tensor(kept), adapted)
+        ids, at, rows_of = (each.to(self.device) for each in (ids, at, torch.tensor(kept)))
+        logits = self.model.forward(ids, at, batch, self.kv, rows_of, adapted).cpu()
         return logits.view(n, -1, self.model.spec.vocab_size)
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_logits_equal_those_of_merged_weights(
-    family: str, is_fused: bool, tiny: Any, tiny_model: Any, tmp_path: Path, files: Any
+    family: str, is_fused: bool, tiny: Any, tiny_model: Any, tmp_path: Path, files: Any, device: str
 ) -> None:
     path = tiny_model(family, head_dim=16)
-    model = load(path)
+    model = load(path, device=device)
     assert isinstance(model, Decoder)
     if not is_fused:
         model.fused = None
     adapters, wanted = [None], [tiny.reference_logits(tiny.reference(path), text(0))]
     for k, kind in enumerate(KINDS, 1):
         added = files.write(tmp_path / str(k), path, seed=k, **kind)
-        adapters.append(read(tmp_path / str(k), model))
+        adapters.append(read(tmp_path / str(k), model, device))
         wanted.append(tiny.reference_logits(files.merge(tiny.reference(path), added), text(k)))
-    texts = Texts(model, adapters)
+    texts = Texts(model, adapters, device)
     got = torch.cat([texts.step(0, 33), texts.step(33, 34), texts.step(34, N)], 1)
     torch.testing.assert_close(got, torch.stack(wanted), atol=1e-4, rtol=1e-4)
     texts.step(0, 1)

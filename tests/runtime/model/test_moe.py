@@ -47,24 +47,24 @@ def families(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("family", in_short(["mixtral", "gpt_oss"], FAMILIES))
-def test_families_compute_experts_in_our_op(family, tiny, tiny_model, reference):
+def test_families_compute_experts_in_our_op(family, tiny, tiny_model, reference, device):
     path = tiny_model(family)
-    model, expected_model = load(path), reference(path)
+    model, expected_model = load(path, device=device), reference(path)
     assert len(packed_experts(model)) == FAMILIES[family][1]
-    got = tiny.Paged(model).run(IDS, chunk=16)
+    got = tiny.Paged(model, device=device).run(IDS, chunk=16)
     torch.testing.assert_close(got, tiny.reference_logits(expected_model, IDS), atol=1e-4, rtol=1e-4)
-    actual = tiny.Paged(model).greedy(IDS, 12, chunk=13)
+    actual = tiny.Paged(model, device=device).greedy(IDS, 12, chunk=13)
     assert actual == tiny.reference_greedy(expected_model, IDS, 12, actual)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize(("n_bits", "most"), [(8, 0.1), (4, 0.8)])
-def test_experts_in_few_bits(family, n_bits, most, tiny, tiny_model, reference):
+def test_experts_in_few_bits(family, n_bits, most, tiny, tiny_model, reference, device):
     path = tiny_model(family)
-    model = load(path, weight_dtype=f"int{n_bits}")
+    model = load(path, device=device, weight_dtype=f"int{n_bits}")
     weights = [weight for own in packed_experts(model) for weight in own[:2]]
     assert all(isinstance(weight, Packed) and weight.n_bits == n_bits for weight in weights)
-    got, want = tiny.Paged(model).run(IDS, chunk=16), tiny.reference_logits(reference(path), IDS)
+    got, want = tiny.Paged(model, device=device).run(IDS, chunk=16), tiny.reference_logits(reference(path), IDS)
     off = (got - want).norm(dim=-1) / want.norm(dim=-1)  # of a token; rounding can route it to other experts
     assert 1e-4 < off.median() < most
 
