@@ -34,7 +34,7 @@ from report import RESULTS, ROOT, Report, parser
 
 HERE = Path(__file__).resolve().parent
 PHASES = (
-    "attention", "steps", "shared-steps", "tests", "overlap", "programs-0.6B", "programs-8B", "small-ops",
+    "attention", "steps", "shared-steps", "tests", "overlap", "programs-0.6B", "programs-8B", "small-ops", "few-bits",
 )  # fmt: skip
 NEEDED = {
     **{name: name for name in ("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "jinja2")},

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -29,6 +30,10 @@ from torch.nn import functional as F
 from banyan.kernels import ops
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize
+from banyan.kernels.linear import packed
+from banyan.kernels.linear.grouped import quantise
+from banyan.kernels.moe.cpu import pack
+from banyan.kernels.moe.experts import Experts, Gate
 from banyan.kernels.ops import TABLE, OpSizes
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs, cuda_capture
@@ -329,6 +334,18 @@ def overlap(run: Run) -> None:
     """Steps of a whole engine that plans and launches the next one while the device computes, and of one that waits."""
     from serving_step import engine_of, submit
 
+    def finish(n_running: int) -> int:
+        """Steps as the loop of the engine does, while n_running requests run. Returns the number of steps."""
+        ahead, counted = None, 0
+        while len(engine.scheduler.running) == n_running and not engine.scheduler.is_idle:
+            step = engine.sample(ahead or engine.launch())
+            ahead = engine.launch(step) if engine.plans_ahead and step is not None else None
+            engine.complete(step)
+            counted += 1
+        if ahead is not None:
+            engine.complete(engine.sample(ahead))
+        return counted
+
     n, n_out = run.size(64, 2), run.size(100, 4)
     with written(run, "0.6B") as model:
         engine = engine_of(model, str(run.dtype)[6:], device=run.device.type, kv_memory=f"{run.size(8192, 64)}MiB")
@@ -338,10 +355,8 @@ def overlap(run: Run) -> None:
             submit(engine, n, run.size(300, 20), n_out=n_out, seed=seed)
             while any(request.n_out < 2 for request in engine.scheduler.requests.values()):
                 engine.step()
-            counted, started = 0, time.perf_counter()
-            while len(engine.scheduler.running) == n:
-                engine.step()
-                counted += 1
+            started = time.perf_counter()
+            counted = finish(n)
             took[seed % 2 == 0].append((time.perf_counter() - started) / counted)
             while not engine.scheduler.is_idle:
                 engine.step()
@@ -402,10 +417,65 @@ def tests(run: Run) -> None:
     device = () if run.is_dry else (f"--device={run.device.type}",)
     chosen = ("-k", "copy_pages") if run.is_dry else ()
     with _real_children():
-        done = run_tests(*device, *chosen, "-m", "not long", *TESTS)
+        done = run_tests(*device, *chosen, *_in_parallel(run), "-m", "not long", *TESTS)
     lines = done.stdout.splitlines()
     print(*lines[-LINES_OF_TESTS:] if done.returncode else lines[-1:], sep="\n")
     run.row("tests that fail", "(1: some do)", float(done.returncode != 0), target="<= 0")
+
+
+def few_bits(run: Run, roof: dict[str, float]) -> None:
+    """Linear layers and experts with quantised weights, compared with the same weights in the rows' dtype."""
+    linears(run)
+    experts(run)
+
+
+def linears(run: Run) -> None:
+    for n_out, n_in in run.some(((6144, 4096), (4096, 12_288))):  # qkv and down of the 8B model
+        n_out, n_in = run.size(n_out, 48), run.size(n_in, 64)
+        weight = torch.randn(n_out, n_in, device=run.device, dtype=run.dtype) / n_in**0.5
+        small = {n_bits: packed.pack_rows(quantise(weight, n_bits)) for n_bits in (8, 4)}
+        for n in run.some((1, 16, 64, 512)):
+            x = torch.randn(n, n_in, device=run.device, dtype=run.dtype)
+            calls = [partial(ops.linear, x, own) for own in small.values()]
+            *ours, wide = run.times(*calls, partial(F.linear, x, weight))
+            for n_bits, seconds in zip(small, ours, strict=True):
+                name = f"linear {n_out} x {n_in}, {n} rows, int{n_bits}"
+                run.row(name, "us", 1e6 * seconds, 1e6 * wide, f"{str(run.dtype)[6:]}, torch", "ratio >= 1")
+
+
+def experts(run: Run) -> None:
+    """The experts of Qwen3-30B-A3B, each row with eight of them at random, beside transformers' grouped product."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    n_experts, n_each, hidden, width = (4, 2, 64, 32) if run.is_dry else (128, 8, 2048, 768)
+    config = Qwen3MoeConfig(num_experts=n_experts, num_experts_per_tok=n_each, hidden_size=hidden,
+                            moe_intermediate_size=width)  # fmt: skip
+    config._experts_implementation_internal = "grouped_mm"
+    with run.device:
+        peer = Qwen3MoeExperts(config).to(run.dtype)
+    for weight in peer.parameters():
+        weight.normal_().mul_(weight.shape[-1] ** -0.5)
+    stacks = peer.gate_up_proj.data, peer.down_proj.data
+    ours = {}
+    for name, n_bits in {str(run.dtype)[6:]: 0, "int8": 8, "int4": 4}.items():
+        gate_up, down = (pack([quantise(w, n_bits) if n_bits else w for w in stack], run.dtype) for stack in stacks)
+        ours[name] = Experts(gate_up, down, None, None, Gate(), n_experts)
+    for n in run.some((1, 16, 64, 512)):
+        x = torch.randn(n, hidden, device=run.device, dtype=run.dtype)
+        weights, index = torch.rand(n, n_experts, device=run.device).softmax(-1).topk(n_each)
+        calls = [partial(ops.experts, x, own, index, weights) for own in ours.values()]
+        *took, theirs = run.times(*calls, partial(peer, x, index, weights))
+        for name, seconds in zip(ours, took, strict=True):
+            run.row(f"experts, {n} rows, {name}", "us", 1e6 * seconds, 1e6 * theirs, "transformers' grouped_mm",
+                    "ratio >= 1")  # fmt: skip
+
+
+def _in_parallel(run: Run) -> tuple[str, ...]:
+    """Options of pytest: several processes compile kernels for the tests, if that is possible."""
+    if run.is_dry or find_spec("xdist") is None:
+        return ()
+    return "-n", str(min(8, os.cpu_count() or 1)), "-p", "no:benchmark"  # pytest-benchmark would warn of them
 
 
 def attention(run: Run, roof: dict[str, float]) -> None:
@@ -425,6 +495,7 @@ RUN: dict[str, Callable[[Run, dict[str, float]], None]] = {
     "programs-0.6B": lambda run, roof: programs(run, "0.6B"),
     "programs-8B": lambda run, roof: programs(run, "8B"),
     "small-ops": small_ops,
+    "few-bits": few_bits,
 }
 
 

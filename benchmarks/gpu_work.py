@@ -198,6 +198,7 @@ def _flex(case: Attend) -> Callable[[], Tensor]:
     mask = None
     if q.shape[2] > 1:
         mask = create_block_mask(lambda b, h, i, j: j <= i + n_before, None, None, q.shape[2], k.shape[2], q.device)
+    torch._dynamo.reset()  # it compiles one function for a few shapes at most, and then no longer
     attend: Any = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
     return lambda: attend(q, k, v, block_mask=mask, enable_gqa=True).transpose(1, 2)
 
