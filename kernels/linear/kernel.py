@@ -149,10 +149,10 @@ class Shape(NamedTuple):
 
 
 def shape(n_rows: int, n_bits: int) -> Shape:
-    """Few rows: many programs of one warp, since reading the weight is the bottleneck. More rows: tiles that dequantise
-    it less often. The fastest of a dozen on an H100."""
+    """Few rows: small tiles, since reading the weight is the bottleneck. More rows: tiles that dequantise it less
+    often. The fastest of a dozen on an H100."""
     if n_rows <= 16:
-        return Shape(16, 16, 256, 1, 4) if n_bits == 4 else Shape(16, 16, 128, 1, 3)
+        return Shape(16, 64, 256, 4, 3) if n_bits == 4 else Shape(16, 16, 128, 1, 3)
     if n_bits == 4:
         return Shape(32, 64, 128, 4, 4) if n_rows <= 32 else Shape(64 if n_rows <= 64 else 128, 64, 128, 4, 3)
     return Shape(64, 64, 64, 4, 4) if n_rows <= 64 else Shape(64, 64, 128, 4, 3)

@@ -89,7 +89,7 @@ def _experts(
 def shape(n_pairs: int, n_experts: int) -> Shape:
     """Few rows of an expert: many programs, which read the weights; many rows: fewer reads of the same weights. The
     fastest of a dozen on an H100."""
-    return Shape(16, 64, 128, 4, 3) if n_pairs <= 32 * n_experts else Shape(64, 64, 64, 4, 3)
+    return Shape(16, 64, 128, 4, 3) if n_pairs <= 16 * n_experts else Shape(64, 64, 64, 4, 3)
 
 
 def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> Tensor:
