@@ -1,4 +1,4 @@
-"""All that is measured on a GPU, in one command: kernels, steps, whole programs, and the kernels' tests.
+"""All that is measured on a GPU, in one command: kernels, steps, whole programs, and the tests.
 
     python3 benchmarks/gpu.py [--minutes 9.5] [--phases NAME ...] [--quick] [--dry] [--json FILE] [--markdown FILE]
 

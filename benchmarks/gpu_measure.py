@@ -41,7 +41,10 @@ from banyan.runtime.engine.kv_pool import KVPool, bytes_per_token
 from banyan.runtime.engine.model_runner import ModelRunner
 
 LINES_OF_TESTS = 40
-TESTS = ("tests/kernels/test_small_ops.py", "tests/kernels/test_on_device.py")
+TESTS = (
+    *("tests/kernels/test_small_ops.py", "tests/kernels/test_on_device.py"),
+    *("tests/runtime/model/test_decoder.py", "tests/runtime/model/test_hf.py", "tests/runtime/model/test_moe.py"),
+)
 WORKLOADS = ("W1", "W3", "W2", "W4", "W5")
 
 
@@ -411,7 +414,7 @@ def programs(run: Run, shape: str) -> None:
 
 
 def tests(run: Run) -> None:
-    """The kernels' tests on the device."""
+    """The tests of kernels and models on the device."""
     if find_spec("pytest") is None or find_spec("hypothesis") is None:
         raise RuntimeError("pytest and hypothesis are needed")
     device = () if run.is_dry else (f"--device={run.device.type}",)
@@ -421,6 +424,13 @@ def tests(run: Run) -> None:
     lines = done.stdout.splitlines()
     print(*lines[-LINES_OF_TESTS:] if done.returncode else lines[-1:], sep="\n")
     run.row("tests that fail", "(1: some do)", float(done.returncode != 0), target="<= 0")
+
+
+def _in_parallel(run: Run) -> tuple[str, ...]:
+    """Options of pytest: several processes compile kernels for the tests, if that is possible."""
+    if run.is_dry or find_spec("xdist") is None:
+        return ()
+    return "-n", str(min(8, os.cpu_count() or 1)), "-p", "no:benchmark"  # pytest-benchmark would warn of them
 
 
 def few_bits(run: Run, roof: dict[str, float]) -> None:
@@ -469,13 +479,6 @@ def experts(run: Run) -> None:
         for name, seconds in zip(ours, took, strict=True):
             run.row(f"experts, {n} rows, {name}", "us", 1e6 * seconds, 1e6 * theirs, "transformers' grouped_mm",
                     "ratio >= 1")  # fmt: skip
-
-
-def _in_parallel(run: Run) -> tuple[str, ...]:
-    """Options of pytest: several processes compile kernels for the tests, if that is possible."""
-    if run.is_dry or find_spec("xdist") is None:
-        return ()
-    return "-n", str(min(8, os.cpu_count() or 1)), "-p", "no:benchmark"  # pytest-benchmark would warn of them
 
 
 def attention(run: Run, roof: dict[str, float]) -> None:

@@ -139,9 +139,8 @@ def transformers(model: str, dtype: str, write: Callable[[Any], None]) -> None:
     torch.set_grad_enabled(False)
     net = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
     net.to("cuda" if torch.cuda.is_available() else "cpu")
-    size = (
-        "page_size" if "page_size" in ContinuousBatchingConfig.__dataclass_fields__ else "block_size"
-    )  # its older name
+    fields = ContinuousBatchingConfig.__dataclass_fields__
+    size = "page_size" if "page_size" in fields else "block_size"  # its older name
     manager = net.init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=8192, pad_token_id=0),
         continuous_batching_config=ContinuousBatchingConfig(
