@@ -43,6 +43,7 @@ def split_often(patch: pytest.MonkeyPatch, n_keys: int) -> None:
     patch.setattr(plan, "MIN_SPLIT", n_keys)
     patch.setattr(plan, "ALIGN", 32)
     patch.setattr(plan, "WAVES", 1000)
+    patch.setattr(kernel, "LARGE_SPLIT", (1000, n_keys))
 
 
 @pytest.fixture
