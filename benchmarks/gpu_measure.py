@@ -32,8 +32,6 @@ from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize
 from banyan.kernels.linear import packed
 from banyan.kernels.linear.grouped import quantise
-from banyan.kernels.moe.cpu import pack
-from banyan.kernels.moe.experts import Experts, Gate
 from banyan.kernels.ops import TABLE, OpSizes
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs, cuda_capture
@@ -455,30 +453,26 @@ def linears(run: Run) -> None:
 
 def experts(run: Run) -> None:
     """The experts of Qwen3-30B-A3B, each row with eight of them at random, beside transformers' grouped product."""
+    from moe import GROUPED, LOOP, layers
     from transformers import Qwen3MoeConfig
     from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
     n_experts, n_each, hidden, width = (4, 2, 64, 32) if run.is_dry else (128, 8, 2048, 768)
     config = Qwen3MoeConfig(num_experts=n_experts, num_experts_per_tok=n_each, hidden_size=hidden,
                             moe_intermediate_size=width)  # fmt: skip
-    config._experts_implementation_internal = "grouped_mm"
     with run.device:
-        peer = Qwen3MoeExperts(config).to(run.dtype)
+        peer = Qwen3MoeExperts(config).requires_grad_(False).to(run.dtype)
     for weight in peer.parameters():
         weight.normal_().mul_(weight.shape[-1] ** -0.5)
-    stacks = peer.gate_up_proj.data, peer.down_proj.data
-    ours = {}
-    for name, n_bits in {str(run.dtype)[6:]: 0, "int8": 8, "int4": 4}.items():
-        gate_up, down = (pack([quantise(w, n_bits) if n_bits else w for w in stack], run.dtype) for stack in stacks)
-        ours[name] = Experts(gate_up, down, None, None, Gate(), n_experts)
+    ways = layers(peer, run.dtype)
     for n in run.some((1, 16, 64, 512)):
         x = torch.randn(n, hidden, device=run.device, dtype=run.dtype)
         weights, index = torch.rand(n, n_experts, device=run.device).softmax(-1).topk(n_each)
-        calls = [partial(ops.experts, x, own, index, weights) for own in ours.values()]
-        *took, theirs = run.times(*calls, partial(peer, x, index, weights))
-        for name, seconds in zip(ours, took, strict=True):
-            run.row(f"experts, {n} rows, {name}", "us", 1e6 * seconds, 1e6 * theirs, "transformers' grouped_mm",
-                    "ratio >= 1")  # fmt: skip
+        names = [name for name in ways if name not in (LOOP, GROUPED)]
+        *took, theirs = run.times(*(partial(ways[name], x, index, weights) for name in (*names, GROUPED)))
+        for name, seconds in zip(names, took, strict=True):
+            row = f"experts, {n} rows, {name or str(run.dtype)[6:]}"
+            run.row(row, "us", 1e6 * seconds, 1e6 * theirs, GROUPED, "ratio >= 1")
 
 
 def attention(run: Run, roof: dict[str, float]) -> None:

@@ -303,10 +303,10 @@ def tile(arch: str, dim: int, group: int, dtype: torch.dtype, kind: int, n_rows:
         rows, keys, warps, stages = (128, 32 if wide else 64, 8, 1)
     elif ampere:
         rows, keys, warps, stages = (32, 32, 8, 3) if wide else (128, 64 if dim <= 64 else 32, 8, 3)
+    elif wide:
+        rows, keys, warps, stages = (64, 32, 8, 2)
     else:
-        rows, keys, warps, stages = (
-            (64, 32, 8, 2) if wide else (64, 64, 4, 3) if n_rows < MANY_ROWS else (128, 128, 8, 3)
-        )
+        rows, keys, warps, stages = (64, 64, 4, 3) if n_rows < MANY_ROWS else (128, 128, 8, 3)
     if group > rows:
         rows, warps = triton.next_power_of_2(group), 8
         if dtype == torch.float32:

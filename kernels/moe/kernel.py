@@ -107,7 +107,7 @@ def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> 
         assert isinstance(numbers, Tensor)
         n_out, n_in = out.shape[1], x.shape[1]
         n_groups = 1 if scale is None else scale.shape[1]
-        own = pairs_shape if n_bits else pairs_shape._replace(inputs=64)
+        own = pairs_shape if n_bits else pairs_shape._replace(inputs=64)  # a number takes 2 or 4 bytes
         grid = len(blocks), triton.cdiv(n_out, own.outputs)
         _experts[grid](
             x, pairs, blocks, numbers, scale, minimum, bias, factors, out,

@@ -45,7 +45,7 @@ class _CapturedStep(NamedTuple):
     fixed: GraphBatch
     ids: Tensor  # int64 [size]
     positions: Tensor  # int64 [size]
-    rows: Tensor  # int64 [size]; kept, as the graph reads it, and owns only the memory that it allocated itself
+    rows: Tensor  # int64 [size]; the graph reads it, but does not keep it alive
     captured: Captured
 
 

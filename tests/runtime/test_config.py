@@ -305,6 +305,11 @@ def test_window_is_refused_with(options: dict[str, Any], message: str) -> None:
         make(**options)
 
 
+def test_window_runs_on_a_gpu() -> None:
+    machine = Hardware(n_cores=1, free_memory=64 << 30, gpu="H100", free_gpu_memory=80 << 30)
+    assert resolve(make(window=600), machine, SINKS).device == "cuda"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
