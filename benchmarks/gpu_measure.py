@@ -31,7 +31,7 @@ from banyan.kernels import ops
 from banyan.kernels.draw.rows import draw_rows
 from banyan.kernels.kv_layout import KV_KINDS, Quantized, quantize
 from banyan.kernels.linear import packed
-from banyan.kernels.linear.grouped import quantise
+from banyan.kernels.linear.grouped import FLOAT8, quantise
 from banyan.kernels.ops import TABLE, OpSizes
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs, cuda_capture
@@ -439,15 +439,23 @@ def few_bits(run: Run, roof: dict[str, float]) -> None:
 
 def linears(run: Run) -> None:
     for n_out, n_in in run.some(((6144, 4096), (4096, 12_288))):  # qkv and down of the 8B model
-        n_out, n_in = run.size(n_out, 48), run.size(n_in, 64)
+        n_out, n_in = run.size(n_out, 48), run.size(n_in, 128)
         weight = torch.randn(n_out, n_in, device=run.device, dtype=run.dtype) / n_in**0.5
-        small = {n_bits: packed.pack_rows(quantise(weight, n_bits)) for n_bits in (8, 4)}
+        small = {
+            "int8": quantise(weight, 8),
+            "int4": quantise(weight, 4),
+            "int8, W8A8": quantise(weight, 8, n_in)._replace(is_w8a8=True),
+            "e4m3 in blocks": quantise(weight, FLOAT8, 128),
+            "e4m3 in blocks, W8A8": quantise(weight, FLOAT8, 128)._replace(is_w8a8=True),
+            "e4m3, W8A8": quantise(weight, FLOAT8, n_in)._replace(is_w8a8=True),
+        }
+        kept = [packed.pack_rows(own) for own in small.values()]
         for n in run.some((1, 16, 64, 512)):
             x = torch.randn(n, n_in, device=run.device, dtype=run.dtype)
-            calls = [partial(ops.linear, x, own) for own in small.values()]
+            calls = [partial(ops.linear, x, own) for own in kept]
             *ours, wide = run.times(*calls, partial(F.linear, x, weight))
-            for n_bits, seconds in zip(small, ours, strict=True):
-                name = f"linear {n_out} x {n_in}, {n} rows, int{n_bits}"
+            for kind, seconds in zip(small, ours, strict=True):
+                name = f"linear {n_out} x {n_in}, {n} rows, {kind}"
                 run.row(name, "us", 1e6 * seconds, 1e6 * wide, f"{str(run.dtype)[6:]}, torch", "ratio >= 1")
 
 

@@ -18,6 +18,7 @@ from banyan.kernels.attention.ragged import ragged as ragged
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.draw.rows import Rows
 from banyan.kernels.kv_layout import Pool as Pool
+from banyan.kernels.linear.cpu import keeps as keeps
 from banyan.kernels.linear.cpu import linear as cpu_linear
 from banyan.kernels.linear.cpu import pack as pack
 from banyan.kernels.linear.packed import AnyWeight as AnyWeight
@@ -239,9 +240,9 @@ def linear(x: Tensor, weight: AnyWeight, bias: Tensor | None = None) -> Tensor:
         return cpu_linear(x, weight, bias)
     if isinstance(weight, Tensor):
         return reference_linear(x, weight, bias)
-    from banyan.kernels.linear import kernel
+    from banyan.kernels.linear import kernel, w8a8
 
-    return kernel.linear(x, weight, bias)
+    return w8a8.linear(x, weight, bias) if w8a8.serves(weight) else kernel.linear(x, weight, bias)
 
 
 def add_lora(y: Tensor, x: Tensor, adapted: AdaptedRows, layer: int, linear: int, product: Product) -> None:

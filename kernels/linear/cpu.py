@@ -15,7 +15,7 @@ from torch import Tensor
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import address
 from banyan.kernels.linear import packed, reference
-from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.linear.grouped import FLOAT8, Grouped
 from banyan.kernels.linear.packed import GroupedRows, Packed, Weight
 from banyan.kernels.native import build, threads
 
@@ -23,8 +23,9 @@ from banyan.kernels.native import build, threads
 def pack(
     weight: Tensor | Grouped, deterministic: bool = False, dtype: torch.dtype = torch.float32
 ) -> Packed | GroupedRows | None:
-    """Packs `weight` [n_out, n_in] for the library, or a quantised weight on a GPU for its kernel. Returns None if the
-    library cannot compute with the weight, or oneDNN is faster.
+    """Packs `weight` [n_out, n_in] for the library, or a quantised weight on a GPU for its kernel. A quantised weight
+    that no kernel computes with is dequantised. Returns None if the library cannot compute with the weight, or oneDNN
+    is faster.
 
     With `deterministic`, the library is used even if oneDNN is faster: it sums each row separately, in the order of its
     columns, so a row has the same bits in any batch. dtype: for a quantised weight, the dtype of the rows that it
@@ -34,8 +35,11 @@ def pack(
     if isinstance(weight, Grouped):
         if weight.numbers.device.type != "cpu" or INTERPRETED:
             return packed.pack_rows(weight)
-        is_served = library is not None and dtype in build.DTYPES
-        return packed.pack_grouped(weight, dtype, deterministic) if is_served else None
+        if library is not None and dtype in build.DTYPES:
+            kept = packed.pack_grouped(weight, dtype, deterministic)
+            if kept is not None:
+                return kept
+        weight = weight.dequantise(dtype)
     if library is None or weight.device.type != "cpu" or weight.dtype not in build.DTYPES:
         return None
     if weight.dtype == torch.bfloat16:
@@ -43,6 +47,11 @@ def pack(
         if weight.shape[1] % 2 or (is_slower and not deterministic):
             return None
     return packed.pack(weight, library.banyan_panel())
+
+
+def keeps(weight: Grouped, device: torch.device) -> bool:
+    """Whether `pack` on a device may keep a weight quantised: no CPU computes with E4M3."""
+    return weight.n_bits != FLOAT8 or device.type != "cpu" or INTERPRETED
 
 
 def linear(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:

@@ -9,15 +9,18 @@ from torch import Tensor
 
 FLOAT4 = 5  # as in native/grouped.h
 """In place of a number of bits: 4-bit floats (E2M1). `numbers` holds their doubles."""
+FLOAT8 = 6
+"""In place of a number of bits: 8-bit floats (E4M3)."""
 
 
 class Grouped(NamedTuple):
     """weight[o, i] = scale[o, i // group] * numbers[o, i] + minimum[o, i // group], with group = n_in / n_groups."""
 
-    numbers: Tensor  # int8 [n_out, n_in]: -8 to 7, or with a minimum 0 to 15, in 4 bits; -128 to 127 in 8
+    numbers: Tensor  # int8 [n_out, n_in]: -8 to 7, or with a minimum 0 to 15, in 4 bits; -128 to 127 in 8; or E4M3
     scale: Tensor  # float32 [n_out, n_groups]
     minimum: Tensor | None = None  # float32 [n_out, n_groups]
-    n_bits: int = 4  # 4, 8 or FLOAT4
+    n_bits: int = 4  # 4, 8, FLOAT4 or FLOAT8
+    is_w8a8: bool = False  # made for rows that are quantised to numbers of the same kind, which only GPUs note
 
     def dequantise(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [n_out, n_in], computed in float32."""
@@ -27,29 +30,32 @@ class Grouped(NamedTuple):
         return groups.flatten(1).to(dtype)
 
     def to(self, device: torch.device) -> "Grouped":
-        numbers, scale, minimum, n_bits = self
-        return Grouped(numbers.to(device), scale.to(device), None if minimum is None else minimum.to(device), n_bits)
+        minimum = None if self.minimum is None else self.minimum.to(device)
+        return self._replace(numbers=self.numbers.to(device), scale=self.scale.to(device), minimum=minimum)
 
 
 def quantise(weight: Tensor, n_bits: int, group: int = 32) -> Grouped:
-    """Rounds `weight` [n_out, n_in] to the nearest numbers. A group's largest number becomes -8, or 127 in 8 bits. If
-    n_in is no multiple of `group`, each row is one group."""
+    """Rounds `weight` [n_out, n_in] to the nearest numbers of 4 or 8 bits, or E4M3. A group's largest number becomes
+    -8, 127 or 448. If n_in is no multiple of `group`, each row is one group."""
     n_out, n_in = weight.shape
     groups = weight.float().view(n_out, -1, n_in if n_in % group else group)
     at = groups.abs().argmax(2, keepdim=True)
     largest = groups.gather(2, at).squeeze(2)
-    scale = largest.abs() / 127 if n_bits == 8 else largest / -8
+    scale = largest / -8 if n_bits == 4 else largest.abs() / (448 if n_bits == FLOAT8 else 127)
     scale = scale.where(scale != 0, 1.0)
+    numbers = (groups / scale[..., None]).flatten(1)
+    if n_bits == FLOAT8:
+        return Grouped(numbers.to(torch.float8_e4m3fn), scale, None, FLOAT8)
     low, high = (-127, 127) if n_bits == 8 else (-8, 7)
-    return Grouped((groups / scale[..., None]).round().clamp(low, high).to(torch.int8).flatten(1), scale, None, n_bits)
+    return Grouped(numbers.round().clamp(low, high).to(torch.int8), scale, None, n_bits)
 
 
 def concatenate(parts: Sequence[Tensor | Grouped], dtype: torch.dtype) -> Tensor | Grouped:
     """One weight with the outputs of all given weights. Quantised weights may differ in format: the result has the
     smallest of their groups, 8 bits if one has 8, and minimums if one has minimums. If one of the weights is a Tensor,
-    the result is a Tensor in `dtype`."""
+    or some are in E4M3 and others not, the result is a Tensor in `dtype`."""
     small = [part for part in parts if isinstance(part, Grouped)]
-    if len(small) < len(parts):
+    if len(small) < len(parts) or len({part.n_bits == FLOAT8 for part in small}) > 1:
         return torch.cat([part.dequantise(dtype) if isinstance(part, Grouped) else part.to(dtype) for part in parts])
     if len(small) == 1:
         return small[0]
@@ -65,4 +71,7 @@ def concatenate(parts: Sequence[Tensor | Grouped], dtype: torch.dtype) -> Tensor
         numbers.append(part.numbers)
         scales.append(scale)
         minimums.append(minimum)
-    return Grouped(torch.cat(numbers), torch.cat(scales), torch.cat(minimums) if has_minimum else None, n_bits)
+    return Grouped(
+        torch.cat(numbers), torch.cat(scales), torch.cat(minimums) if has_minimum else None, n_bits,
+        all(part.is_w8a8 for part in small),
+    )  # fmt: skip

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from banyan.kernels.device import architecture, n_processors
 from banyan.kernels.linear import packed
 from banyan.kernels.linear.packed import GroupedRows
+from banyan.kernels.write_kv.kernel import widen
 
 HALF = tl.constexpr(packed.HALF)
 MANY_ROWS = 129  # from here on, the weight is dequantised once
@@ -59,6 +60,8 @@ def dequantised(
     b_w = b_stored
     if BITS == 4:
         b_w = (b_w >> (4 * i_half)) & 15
+    elif b_w.dtype == tl.uint8:
+        b_w = widen(b_w, 3)
     b_w = b_w.to(tl.float32)
     if BITS == 4 and not HAS_MIN:
         b_w -= 8.0
@@ -171,7 +174,7 @@ def unit(group: int, n_groups: int, block: int) -> int:
 
 def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor:
     """See `reference.linear`. Rows of x are contiguous."""
-    numbers, scale, minimum, n_in, n_bits = weight
+    numbers, scale, minimum, n_in, n_bits, _ = weight
     n_rows, n_out, n_groups = len(x), len(numbers), scale.shape[1]
     assert x.shape[1] == n_in, f"{x.shape[1]} columns times {n_in}"
     assert x.stride(1) == 1, "the last axis must be contiguous"
@@ -193,15 +196,21 @@ def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor
             BLOCK_M=own.rows, BLOCK_N=own.outputs, BLOCK_K=own.inputs, num_warps=own.warps, num_stages=own.stages,
         )  # fmt: skip
         if n > 1:
-            _add_parts[(triton.cdiv(out.numel(), 512),)](
-                parts, bias, out, n, n_out, out.numel(), HAS_BIAS=bias is not None, BLOCK=512, num_warps=4
-            )
+            add_parts(parts, bias, out)
+    return out
+
+
+def add_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """Writes the sum of the parts [n, n_rows, n_out], float32, and of the bias to `out` [n_rows, n_out]."""
+    _add_parts[(triton.cdiv(out.numel(), 512),)](
+        parts, bias, out, len(parts), out.shape[1], out.numel(), HAS_BIAS=bias is not None, BLOCK=512, num_warps=4
+    )
     return out
 
 
 def dequantise(weight: GroupedRows, dtype: torch.dtype) -> Tensor:
     """The weight as a tensor [n_out, n_in]."""
-    numbers, scale, minimum, n_in, n_bits = weight
+    numbers, scale, minimum, n_in, n_bits, _ = weight
     n_out, n_groups, outputs, inputs = len(numbers), scale.shape[1], 16, 256
     out = torch.empty((n_out, n_in), dtype=dtype, device=numbers.device)
     _dequantise[triton.cdiv(n_out, outputs), triton.cdiv(n_in, inputs)](

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from banyan.kernels.kv_layout import address
-from banyan.kernels.linear.grouped import FLOAT4, Grouped
+from banyan.kernels.linear.grouped import FLOAT4, FLOAT8, Grouped
 
 GROUP, COLUMNS = 32, 16  # as in native/grouped.h
 HALF = 16
@@ -32,14 +32,15 @@ class Packed(NamedTuple):
 
 
 class GroupedRows(NamedTuple):
-    """A quantised weight for linear/kernel.py. Inputs are padded to a multiple of 32. In 4 bits, a byte holds two
-    numbers that are HALF inputs apart."""
+    """A quantised weight for linear/kernel.py and w8a8.py. Inputs are padded to a multiple of 32. In 4 bits, a byte
+    holds two numbers that are HALF inputs apart."""
 
-    numbers: Tensor  # 8 bits: int8 [n_out, n_in]; 4 bits: uint8 [n_out, n_in / 2]
+    numbers: Tensor  # 8 bits: int8 [n_out, n_in], or the bits of E4M3 in uint8; 4 bits: uint8 [n_out, n_in / 2]
     scale: Tensor  # float32 [n_out, n_groups]
     minimum: Tensor | None  # likewise
     n_in: int
     n_bits: int
+    is_w8a8: bool = False  # see Grouped
 
 
 AnyWeight = Tensor | Packed | GroupedRows
@@ -71,11 +72,11 @@ def pack(weight: Tensor, width: int) -> Packed:
 
 
 def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool, finds_floats: bool = True) -> Packed | None:
-    """Packs a quantised weight that will multiply rows in `dtype`. Returns None if its groups are not multiples of 32
-    inputs; a weight with a single group may have any number of inputs."""
-    numbers, scale, minimum, n_bits = weight
+    """Packs a quantised weight that will multiply rows in `dtype`. Returns None if it is in E4M3, or if its groups are
+    not multiples of 32 inputs; a weight with a single group may have any number of inputs."""
+    numbers, scale, minimum, n_bits, _ = weight
     (n_out, n_in), n_groups = numbers.shape, scale.shape[1]
-    if n_groups > 1 and n_in // n_groups % GROUP:
+    if n_bits == FLOAT8 or (n_groups > 1 and n_in // n_groups % GROUP):
         return None
     if n_bits == FLOAT4:
         codes = torch.zeros(256, dtype=torch.int8, device=numbers.device)
@@ -105,12 +106,12 @@ def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool, finds
 
 def pack_rows(weight: Grouped) -> GroupedRows:
     """Lays out a weight for linear/kernel.py, on its device."""
-    numbers, scale, minimum, n_bits = weight
+    numbers, scale, minimum, n_bits, is_w8a8 = weight
     n_out, n_in = numbers.shape
-    padded = F.pad(numbers, (0, -n_in % (2 * HALF)))
+    padded = F.pad(numbers.view(torch.uint8) if n_bits == FLOAT8 else numbers, (0, -n_in % (2 * HALF)))
     if n_bits == 4:
         zero = 8 if minimum is None else 0
         low, high = (padded.view(n_out, -1, 2, HALF) + zero).to(torch.uint8).unbind(2)
         padded = (low | high << 4).flatten(1)
     minimum = None if minimum is None else minimum.contiguous()
-    return GroupedRows(padded.contiguous(), scale.contiguous(), minimum, n_in, 4 if n_bits == 4 else 8)
+    return GroupedRows(padded.contiguous(), scale.contiguous(), minimum, n_in, 4 if n_bits == 4 else 8, is_w8a8)

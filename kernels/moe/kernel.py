@@ -103,7 +103,7 @@ def experts(x: Tensor, all_experts: Experts, index: Tensor, weights: Tensor) -> 
     def product(x: Tensor, weight: AnyWeight, bias: Tensor | None, gate: Gate | None, out: Tensor) -> Tensor:
         scale, minimum, n_bits, numbers = None, None, 0, weight
         if isinstance(weight, GroupedRows):
-            numbers, scale, minimum, _, n_bits = weight
+            numbers, scale, minimum, _, n_bits, _ = weight
         assert isinstance(numbers, Tensor)
         n_out, n_in = out.shape[1], x.shape[1]
         n_groups = 1 if scale is None else scale.shape[1]

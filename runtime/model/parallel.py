@@ -136,7 +136,7 @@ def cut(weight: Tensor | Grouped, at: slice, name: str, by_inputs: bool = False)
     quantised weight would be cut."""
     if isinstance(weight, Tensor):
         return (weight[:, at] if by_inputs else weight[at]).clone(memory_format=torch.contiguous_format)
-    numbers, scale, minimum, n_bits = weight
+    numbers, scale, minimum, n_bits, is_w8a8 = weight
     of_scale = at
     if by_inputs:
         group = numbers.shape[1] // scale.shape[1]
@@ -144,13 +144,13 @@ def cut(weight: Tensor | Grouped, at: slice, name: str, by_inputs: bool = False)
             of_scale = slice(0, 1)
         elif at.start % group or at.stop % group:
             raise Unsupported(
-                f"{name} has groups of {group} inputs in {n_bits} bits, which tp would cut at {at.start} and {at.stop}"
-                "; choose a smaller tp, or weight_dtype='dtype'"
+                f"{name} has groups of {group} inputs, which tp would cut at {at.start} and {at.stop}; choose a "
+                "smaller tp, or weight_dtype='dtype'"
             )
         else:
             of_scale = slice(at.start // group, at.stop // group)
     minimum = None if minimum is None else cut(minimum, of_scale, name, by_inputs)
-    return Grouped(cut(numbers, at, name, by_inputs), cut(scale, of_scale, name, by_inputs), minimum, n_bits)
+    return Grouped(cut(numbers, at, name, by_inputs), cut(scale, of_scale, name, by_inputs), minimum, n_bits, is_w8a8)
 
 
 def sharded(spec: ModelSpec, tp: int) -> ModelSpec:

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from banyan.kernels import ops
 from banyan.kernels.attention import kernel as attention
 from banyan.kernels.attention.ragged import AttentionOptions, ragged
 from banyan.kernels.draw import kernel as draw
 from banyan.kernels.draw.rows import Rows
 from banyan.kernels.kv_layout import KV_KINDS, kv_pools
 from banyan.kernels.linear import kernel as linear
+from banyan.kernels.linear import w8a8
 from banyan.kernels.linear.packed import GroupedRows
 from banyan.kernels.moe import kernel as moe
 from banyan.kernels.moe.experts import Experts, Gate
@@ -177,6 +179,32 @@ def test_linear_in_few_bits_uses_tensor_cores(target: str, n_bits: int, has_mini
             compiled.check()
         dots = sum(kernels[0].counts.get(name, 0) for name in ("hmma", "hgmma", "mfma"))
         assert (dots > 0) == (n_rows < linear.MANY_ROWS)
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "n_groups"),
+    short_form(
+        [case for case in product(TARGETS, [torch.int8, torch.uint8], [1, 32]) if case[:2] != ("sm_80", torch.uint8)],
+        lambda *case: case == ("sm_90", torch.uint8, 32),
+    ),
+    ids=str,
+)
+def test_w8a8_multiplies_8_bits_on_tensor_cores(target: str, dtype: torch.dtype, n_groups: int) -> None:
+    scale = meta(14336, n_groups, dtype=torch.float32)
+    weight = GroupedRows(meta(14336, 4096, dtype=dtype), scale, None, 4096, 8, is_w8a8=True)
+    for n_rows in (1, 64, 4096):
+        kernels = aot.compile_launcher(target, w8a8.linear, meta(n_rows, 4096), weight, meta(14336))
+        assert [c.kernel for c in kernels][:2] == ["_quantise_rows", "_product"]
+        for compiled in kernels:
+            compiled.check()
+        assert sum(kernels[1].counts.get(name, 0) for name in ("hmma", "hgmma", "mfma")) > 0
+
+
+@pytest.mark.parametrize(("target", "has_e4m3"), [("sm_80", False), ("sm_90", True)])
+def test_e4m3_is_multiplied_where_the_chip_has_it(target: str, has_e4m3: bool) -> None:
+    weight = GroupedRows(meta(64, 256, dtype=torch.uint8), meta(64, 2, dtype=torch.float32), None, 256, 8, True)
+    kernels = aot.compile_launcher(target, ops.linear, meta(4, 256), weight)
+    assert (kernels[0].kernel == "_quantise_rows") == has_e4m3
 
 
 @pytest.mark.parametrize(

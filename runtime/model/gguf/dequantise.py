@@ -59,7 +59,7 @@ def read_grouped(stored: Stored) -> Grouped | None:
     weight = empty_grouped(stored, torch.device("cpu"))
     if weight is None:
         return None
-    numbers, scale, minimum, _ = weight
+    numbers, scale, minimum, *_ = weight
     block = FORMATS[stored.dtype].block
 
     def split(raw: Tensor, *to: Tensor) -> None:

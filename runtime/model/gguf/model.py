@@ -80,9 +80,9 @@ class GgufModel(NamedTuple):
         weight = read_grouped(self.tensors[name])
         if weight is None:
             return None
-        numbers, scale, minimum, n_bits = weight
-        minimum = None if minimum is None else self._rows(name, minimum)
-        return type(weight)(self._rows(name, numbers), self._rows(name, scale), minimum, n_bits)
+        minimum = None if weight.minimum is None else self._rows(name, weight.minimum)
+        numbers, scale = self._rows(name, weight.numbers), self._rows(name, weight.scale)
+        return weight._replace(numbers=numbers, scale=scale, minimum=minimum)
 
     def _rows(self, name: str, tensor: Tensor) -> Tensor:
         """The rows of a tensor in the order of the checkpoint that was converted."""

@@ -21,6 +21,7 @@ class Scheme(msgspec.Struct, frozen=True):
     n_bits: int
     group: int = -1  # inputs per scale; -1: all
     block: tuple[int, int] | None = None  # outputs and inputs per scale, if scales form a grid
+    is_w8a8: bool = False  # activations are meant to be quantised to 8 bits too
 
 
 class Quantisation(msgspec.Struct, frozen=True):
@@ -186,7 +187,7 @@ def _awq(config: Mapping[str, Any]) -> Quantisation:
 
 def _fp8(config: Mapping[str, Any]) -> Quantisation:
     _one_of(config, "fmt", "e4m3", default="e4m3")
-    return _uniform("FP8", Scheme("fp8", 8, block=_block(config, "weight_block_size")))
+    return _uniform("FP8", Scheme("fp8", 8, -1, _block(config, "weight_block_size"), True))
 
 
 def _bitsandbytes(config: Mapping[str, Any]) -> Quantisation:
@@ -214,8 +215,11 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Quantisation:
             continue  # a group for activations alone
         if not isinstance(weights, dict) or not isinstance(targets, list):
             raise BadModel("quantization_config: a group needs an object of weights and a list of targets")
-        layout = group.get("format") or config.get("format")
-        schemes.append((tuple(map(str, targets)), _compressed_scheme(weights | {"format": layout})))
+        layout, activations = group.get("format") or config.get("format"), group.get("input_activations")
+        scheme = _compressed_scheme(weights | {"format": layout})
+        if isinstance(activations, dict) and activations.get("num_bits") == 8:
+            scheme = msgspec.structs.replace(scheme, is_w8a8=True)
+        schemes.append((tuple(map(str, targets)), scheme))
     if not schemes:
         raise BadModel("quantization_config: no group is for weights")
     return Quantisation("compressed-tensors", tuple(schemes))

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from banyan.kernels.linear.grouped import FLOAT8, Grouped
 from banyan.runtime.model.quantised.config import Scheme
 from banyan.runtime.model.quantised.layer import StoredLayer
 
+SCALES = "weight_scale_inv", "weight_scale"
+BLOCK = 128, 128
+"""Outputs and inputs with one scale, if the scales form a grid and the configuration does not give its size."""
 
-def read(layer: StoredLayer, scheme: Scheme) -> Tensor:
+
+def read(layer: StoredLayer, scheme: Scheme) -> Grouped | Tensor:
+    """Read a weight. The result is floats if the last block of a row is smaller than the others."""
     n_out, n_in = layer.shape("weight")
-    weight = layer.take("weight", n_out, n_in, dtype="F8_E4M3").float()
-    scale = layer.take("weight_scale_inv" if "weight_scale_inv" in layer else "weight_scale").float()
+    weight = layer.take("weight", n_out, n_in, dtype="F8_E4M3")
+    scale = layer.take(SCALES[0] if SCALES[0] in layer else SCALES[1]).float()
     if scale.numel() == 1:
-        return weight * scale.reshape(1, 1)
+        return Grouped(weight, scale.reshape(1, 1).repeat(n_out, 1), None, FLOAT8)
     if scale.shape in ((n_out,), (n_out, 1)):
-        return weight * scale.view(n_out, 1)
-    rows, columns = map(min, scheme.block or (128, 128), (n_out, n_in))
+        return Grouped(weight, scale.view(n_out, 1), None, FLOAT8)
+    rows, columns = map(min, scheme.block or BLOCK, (n_out, n_in))
     if scale.shape != (-(-n_out // rows), -(-n_in // columns)):
         raise layer.broken(
             f"its scales have shape {list(scale.shape)}, but there are {n_out} x {n_in} weights with a scale for each "
             f"{rows} x {columns}"
         )
-    return weight * scale.repeat_interleave(rows, 0)[:n_out].repeat_interleave(columns, 1)[:, :n_in]
+    scale = scale.repeat_interleave(rows, 0)[:n_out]
+    if n_in % columns:
+        return weight.float() * scale.repeat_interleave(columns, 1)[:, :n_in]
+    return Grouped(weight, scale, None, FLOAT8)

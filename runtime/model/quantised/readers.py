@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from banyan.kernels.linear.grouped import Grouped
+from banyan.kernels.linear.grouped import FLOAT8, Grouped
 from banyan.runtime.errors import BadModel
 from banyan.runtime.model.quantised import awq, bitsandbytes, fp4, fp8, gptq, integers
 from banyan.runtime.model.quantised.config import EXPERTS, Quantisation, Scheme
@@ -46,15 +46,20 @@ def read_linear(weights: Checkpoint, quantisation: Quantisation | None, name: st
 def _empty(weights: Headers, scheme: Scheme, name: str, n_out: int, n_in: int) -> Grouped | Tensor:
     """The result of a reader, with undefined content. A layer with zero points has minimums here, which a reader leaves
     out if all zero points are in the middle."""
-    group = {"mxfp4": 32, "nvfp4": 16}.get(scheme.format, scheme.group)
+    group, dtype = {"mxfp4": 32, "nvfp4": 16}.get(scheme.format, scheme.group), torch.int8
+    n_bits = 8 if scheme.format in ("mxfp4", "nvfp4") else scheme.n_bits
+    if scheme.format == "fp8":
+        n_bits, dtype = FLOAT8, torch.float8_e4m3fn
+        found = next(stored for end in fp8.SCALES if (stored := weights.tensors.get(f"{name}.{end}")) is not None)
+        if len(found.shape) == 2 and found.shape[1] > 1:
+            group = (scheme.block or fp8.BLOCK)[1]
     group = n_in if group < 0 else min(group, n_in)
-    if scheme.format in ("fp8", "bitsandbytes-4bit") or n_in % group:
+    if scheme.format == "bitsandbytes-4bit" or n_in % group:
         return torch.empty(n_out, n_in, device=weights.device)
     scale = torch.empty(n_out, n_in // group, device=weights.device)
     minimum = torch.empty_like(scale) if weights.modules[name] & {"qzeros", "weight_zero_point"} else None
-    n_bits = 8 if scheme.format in ("mxfp4", "nvfp4") else scheme.n_bits
-    numbers = torch.empty(n_out, n_in, dtype=torch.int8, device=weights.device)
-    return Grouped(numbers, scale, minimum, n_bits)
+    numbers = torch.empty(n_out, n_in, dtype=dtype, device=weights.device)
+    return Grouped(numbers, scale, minimum, n_bits, scheme.is_w8a8)
 
 
 def floats(weight: Grouped | Tensor, dtype: torch.dtype) -> Tensor:
@@ -82,7 +87,7 @@ def _read(weights: Checkpoint, quantisation: Quantisation, name: str) -> Grouped
     layer, scheme = StoredLayer(weights, name), quantisation.scheme(name)
     weight = READERS[scheme.format](layer, scheme)
     layer.finish()
-    return weight
+    return weight._replace(is_w8a8=scheme.is_w8a8) if isinstance(weight, Grouped) else weight
 
 
 def _experts(weights: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:

@@ -11,7 +11,9 @@ from torch import Tensor
 from banyan.kernels import ops
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.kv_layout import HALVES, KV_KINDS, LIMIT, Quantized, group_of, parts, read, stacked
-from banyan.kernels.linear.grouped import FLOAT4, quantise
+from banyan.kernels.linear import w8a8
+from banyan.kernels.linear.grouped import FLOAT4, FLOAT8, quantise
+from banyan.kernels.linear.packed import GroupedRows
 from banyan.kernels.moe import reference as moe
 from banyan.kernels.moe.cpu import pack
 from banyan.kernels.moe.experts import Experts, Gate
@@ -214,6 +216,8 @@ def check_linear_in_few_bits(seed: int, dtype: torch.dtype, device: str) -> None
     if chance.random() < 0.5:
         minimum = -7 * weight.scale
         weight = weight._replace(numbers=weight.numbers + (8 if n_bits == 4 else 0), minimum=minimum)
+    elif n_bits == 8 and chance.random() < 0.3:
+        weight = quantise(weight.dequantise(), FLOAT8, group)
     elif n_bits == 8 and chance.random() < 0.5:  # doubles of the floats of MXFP4
         doubles = torch.tensor([-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8)
         numbers = doubles.to(device)[(weight.numbers % 15).int()]
@@ -225,6 +229,25 @@ def check_linear_in_few_bits(seed: int, dtype: torch.dtype, device: str) -> None
         if packed is not None:
             got, most = ops.linear(x, packed, add), 1e-5 if INTERPRETED and dtype == torch.float32 else 0.03
             assert ((got - want).abs() <= most * (1 + (x.double().abs() @ exact.abs().T))).all()
+
+
+def check_linear_in_w8a8(seed: int, dtype: torch.dtype, device: str) -> None:
+    """Rows and weights of 8 bits, int8 and E4M3: one scale and groups, inputs that fill no block, a row of zeros."""
+    chance = _start(seed)
+    n, n_out, n_bits = chance.choice([0, 1, 7, 20, 70]), chance.choice([1, 64, 70]), chance.choice([8, FLOAT8])
+    n_in, group = chance.choice([(40, 40), (128, 128), (200, 200), (384, 128), (512, 256)])
+    x, bias = torch.randn(n, n_in + 3).to(device, dtype)[:, :n_in], torch.randn(n_out).to(device, dtype)
+    x[n // 2 : n // 2 + 1] = 0
+    weight = quantise(torch.randn(n_out, n_in).div(n_in**0.5).to(device), n_bits, group)._replace(is_w8a8=True)
+    packed = ops.pack(weight, dtype=dtype)
+    if not (isinstance(packed, GroupedRows) and w8a8.serves(packed)):
+        return
+    rows = quantise(x, n_bits, group).dequantise(torch.float64) if n else x.double()
+    for add in (None, bias):
+        exact = weight.dequantise(torch.float64)
+        want = rows @ exact.T + (0.0 if add is None else add.double())
+        most = (1e-5 if dtype == torch.float32 else 0.01) * (1 + (rows.abs() @ exact.abs().T))
+        assert ((ops.linear(x, packed, add) - want).abs() <= most).all()
 
 
 def check_experts(seed: int, dtype: torch.dtype, device: str) -> None:
@@ -298,6 +321,7 @@ CHECKS: list[Check] = [
     check_edit_logits,
     check_experts,
     check_linear,
+    check_linear_in_w8a8,
     check_linear_in_few_bits,
     check_mask_logits,
     check_rms_norm,

@@ -118,7 +118,7 @@ def test_ranks_cut_weights_in_few_bits(
     path = tiny_model("llama", intermediate_size=128)
     alone = logits(tiny, load(path, weight_dtype=weight_dtype))
     assert distance(of_ranks(tiny, path, 2, weight_dtype=weight_dtype), alone) < 0.3
-    with pytest.raises(Unsupported, match=r"o_proj has groups of 32 inputs .* which tp would cut at 0 and 16; choose"):
+    with pytest.raises(Unsupported, match=r"o_proj has groups of 32 inputs, which tp would cut at 0 and 16; choose"):
         load(path, weight_dtype=weight_dtype, shard=Shard(0, 4))
 
 

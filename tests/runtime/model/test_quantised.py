@@ -51,9 +51,10 @@ CASES = {
                               few_bits.compressed("pack-quantized", num_bits=8, group_size=16), True),
     "int-quantized": ("int-quantized", {}, {}, True),
     "int-quantized asymmetric": ("int-quantized", {"symmetric": False}, {}, True),
-    "float-quantized": ("float-quantized", {"rows": 1, "name": "weight_scale"}, {}, False),
-    "fp8 tensor": ("fp8", {"name": "weight_scale"}, {}, False),
-    "fp8 blocks": ("fp8", {"rows": 48, "columns": 32}, {"weight_block_size": [48, 32]}, False),
+    "float-quantized": ("float-quantized", {"rows": 1, "name": "weight_scale"}, {}, True),
+    "fp8 tensor": ("fp8", {"name": "weight_scale"}, {}, True),
+    "fp8 blocks": ("fp8", {"rows": 48, "columns": 32}, {"weight_block_size": [48, 32]}, True),
+    "fp8 uneven blocks": ("fp8", {"rows": 48, "columns": 48}, {"weight_block_size": [48, 48]}, False),
     "mxfp4": ("mxfp4", {}, {}, True),
     "nvfp4": ("nvfp4", {}, {}, True),
     "nf4": ("nf4", {}, {}, False),
@@ -172,6 +173,42 @@ def edit(path, **fields):
 def test_spec_says_the_format_and_bits(kind, fields, text, pack):
     path, _ = pack(kind, config=fields)
     assert read_spec(path).kind == text
+
+
+@pytest.mark.parametrize(
+    ("kind", "activations", "is_w8a8"),
+    [
+        ("fp8", None, True),
+        ("gptq", None, False),
+        ("int-quantized", None, False),
+        ("int-quantized", {"num_bits": 8, "type": "int", "dynamic": True}, True),
+        ("float-quantized", {"num_bits": 8, "type": "float", "dynamic": True}, True),
+        ("pack-quantized", {"num_bits": 16, "type": "float"}, False),
+    ],
+)
+def test_checkpoint_says_whether_activations_have_8_bits(kind, activations, is_w8a8, pack):
+    path, _ = pack(kind)
+    config = json.loads((path / "config.json").read_text())
+    for group in config["quantization_config"].get("config_groups", {}).values():
+        group["input_activations"] = activations
+    (path / "config.json").write_text(json.dumps(config))
+    with Checkpoint(path) as weights:
+        weight = readers.read_linear(weights, read_spec(path).quantisation, Q, 64, 64)
+    assert weight.is_w8a8 == is_w8a8
+
+
+def test_fp8_keeps_its_bits_on_a_gpu_and_becomes_floats_on_a_cpu(pack):
+    path, same = pack("fp8", rows=32, columns=32, config={"weight_block_size": [32, 32]})
+
+    def size(source, device):
+        return weight_size(source, read_spec(source), device, "bfloat16", 64, False, "auto").n_bytes
+
+    config = json.loads((path / "config.json").read_text())
+    hidden, width, heads = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    per_head = hidden // heads
+    n = config["num_hidden_layers"] * hidden * (3 * width + (2 * heads + 2 * config["num_key_value_heads"]) * per_head)
+    assert size(path, "cpu") == size(same, "cpu")
+    assert size(same, "cuda") - size(path, "cuda") == 2 * n - (n + 4 * n // 32)  # a scale in float32 for 32 inputs
 
 
 C = few_bits.compressed
