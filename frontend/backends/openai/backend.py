@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Self
 
 from banyan.backends.base import Question
-from banyan.backends.job import CHATML, Job
+from banyan.backends.job import CHATML, Job, features
 from banyan.backends.local import LocalProgram
 from banyan.backends.openai import bounds, format, responses
 from banyan.backends.openai.api_speculation import ApiSpeculation
@@ -125,6 +125,8 @@ class OpenAI:
         if is_chat_model is False or (is_chat_model is None and model_name in COMPLETION_MODELS):
             self.kind = "completion"
         self.extensions, self.max_in_flight = frozenset(extensions), max_in_flight
+        self.refuses = format.refusals(self.kind) - self.extensions
+        """The options of gens and other features that this API lacks."""
         self.token_usage = ApiTokenUsage()
         self._new_client = _client_factory(is_azure, args, kwargs)
         self._connection: _Connection | None = None
@@ -138,11 +140,6 @@ class OpenAI:
 
     def __repr__(self) -> str:
         return f"<OpenAI {self.model_name} ({self.kind}) at {self.base_url}>"
-
-    @property
-    def refuses(self) -> frozenset[str]:
-        """The options of gens and other features that this API lacks."""
-        return format.refusals(self.kind) - self.extensions
 
     def program(self, name: str = "") -> LocalProgram:
         return _ApiProgram(self, name)
@@ -164,6 +161,9 @@ class OpenAI:
 
     def start(self, job: Job) -> None:
         """Answer a gen or select; called by programs."""
+        for what in features(job):
+            if what in self.refuses:
+                format.refuse(what, self.kind)
         ask: Callable[[], Awaitable[GenOutcome]]
         speculation = job.owner.speculation if isinstance(job.owner, _ApiProgram) else None
         if speculation is not None and speculation.takes(job):

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn
 
 import msgspec
 
-from banyan.backends.job import NAMES, CallTurn, Job, Output, Piece, ToolResults, changed
+from banyan.backends.job import CallTurn, Job, Output, Piece, ToolResults, changed
 from banyan.runtime.errors import Unsupported
 from banyan.runtime.protocol import wire
 
@@ -76,13 +76,11 @@ def refuse(what: str, kind: Kind) -> NoReturn:
 
 
 def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as: str) -> dict[str, Any]:
-    """The arguments of the API's `create` for a gen, except the model's name. Unsupported: the API lacks a feature."""
+    """The arguments of the API's `create` for a gen, except the model's name. None of its `features` is refused.
+    Unsupported: the API cannot express a turn or a limit of this gen."""
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
-    for name in ("priority", "deadline", "adapter"):
-        if getattr(job.op, name):
-            refuse(name, kind)
-    request = prompt(job, kind, extensions) | options(sampling, kind, extensions)
+    request = prompt(job, kind, extensions) | options(sampling)
     if sampling.max_tokens < 1:
         refuse("max_tokens=0", kind)
     request["max_tokens" if kind == "completion" else max_tokens_as] = sampling.max_tokens
@@ -91,15 +89,10 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
         if kind == "chat" and sampling.top_logprobs:
             request["top_logprobs"] = sampling.top_logprobs
     if (constraint := sampling.constraint) is not None:
-        if kind == "completion" or constraint.kind != "json_schema" or constraint.after:
+        if constraint.after:
             refuse(constraint.kind, kind)
-        for name, is_default in (("whitespace", constraint.style == "either"), ("order", constraint.order == "schema")):
-            if not is_default:
-                refuse(name, kind)
         request["response_format"] = _schema("output", msgspec.json.decode(constraint.text))
     if job.op.tools is not None:
-        if kind == "completion":
-            refuse("tools", kind)
         request["tools"] = [msgspec.json.decode(spec) for spec in job.op.tools.specs]
         if job.round >= job.op.tools.max_rounds:
             request["tool_choice"] = "none"
@@ -113,11 +106,7 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
     without the prompt."""
     op = job.op
     assert isinstance(op, wire.Select)
-    if op.adapter:
-        refuse("adapter", kind)
     if kind == "chat":
-        if op.method == "unconditional_likelihood_normalized":
-            refuse(op.method, kind)
         schema = {
             "type": "object",
             "properties": {"choice": {"type": "string", "enum": list(dict.fromkeys(op.choices))}},
@@ -139,8 +128,6 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
 def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
     """The arguments that hold the prompt. Unsupported: the API has no form for a piece of the prompt."""
     if kind == "completion":
-        if any(isinstance(piece, wire.Image) for piece in job.prompt.pieces):
-            refuse("image", kind)
         return {"prompt": job.text}
     messages, begun = turns(job.prompt.pieces)
     if begun is None:
@@ -170,8 +157,6 @@ def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
                 role = None
             case wire.Image():
                 content.append(piece)
-            case wire.Raw():
-                refuse("raw", "chat")
             case CallTurn():
                 messages.append(_called(piece))
                 role = None
@@ -206,19 +191,15 @@ def _called(piece: CallTurn) -> dict[str, Any]:
     return {"role": "assistant", "content": piece.text or None, "tool_calls": calls}
 
 
-def options(sampling: wire.Sampling, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
-    """The sampling arguments, except max_tokens. Unsupported: the API lacks an option."""
+def options(sampling: wire.Sampling) -> dict[str, Any]:
+    """The sampling arguments, except max_tokens."""
     found: dict[str, Any] = {}
     for name in changed(sampling):
         value = getattr(sampling, name)
         if name in SAME:
             found[name] = list(value) if isinstance(value, tuple) else value
         elif name in EXTENSIONS:
-            if name not in extensions:
-                refuse(name, kind)
             found.setdefault("extra_body", {})[name] = list(value) if isinstance(value, tuple) else value
-        elif (known := NAMES.get(name, name)) in INSTEAD:
-            refuse(known, kind)
     if "logit_bias" in found:
         found["logit_bias"] = {str(token): bias for token, bias in found["logit_bias"].items()}
     return found

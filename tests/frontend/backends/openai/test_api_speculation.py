@@ -172,6 +172,19 @@ def test_branches_do_not_share_a_sample(serve: Any, fake: ModuleType) -> None:
     assert len(api.bodies) == 3, "each branch draws its own sample"
 
 
+@pytest.mark.parametrize(("option", "value"), [("priority", 1), ("deadline", 9.0), ("adapter", "poems")])
+def test_option_that_the_api_lacks_is_refused(option: str, value: Any, serve: Any, fake: ModuleType) -> None:
+    api, backend = serve(lambda path, body: fake.chat("Ada\n"))
+
+    @bn.function(num_api_spec_tokens=40)
+    def program(s: bn.State) -> None:
+        s += bn.user("Who?") + bn.assistant("Name: " + bn.gen("a", stop="\n", **{option: value}))
+
+    with pytest.raises(bn.Unsupported, match=f"^{option}: OpenAI's chat API"):
+        program.run(backend=backend)["a"]
+    assert not api.bodies
+
+
 def test_stream_arrives_in_one_piece(serve: Any, fake: ModuleType) -> None:
     api, backend = serve(completion_api(fake, lambda prompt: " Ada\nJob: pilot\n"), is_chat_model=False)
     state = two_gens.run(backend=backend, stream=True)
