@@ -12,6 +12,7 @@ from banyan.runtime.errors import ConfigError
 TRANSLATED: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "context_length": ("context", None),
     "disable_radix_cache": ("cache", lambda is_off: not is_off),
+    "dp_size": ("replicas", None),
     "enable_deterministic_inference": ("deterministic", None),
     "max_running_requests": ("max_running", None),
     "lora_paths": ("adapters", lambda x: x if isinstance(x, dict) else dict(one.split("=", 1) for one in x)),
@@ -37,7 +38,7 @@ socket, selects kernels and CUDA graphs by itself, and runs no code of a model. 
 itself."""
 
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    **dict.fromkeys(("dp_size", "pp_size", "ep_size", "nnodes"), ((1,), "a server has one engine, on one machine")),
+    **dict.fromkeys(("pp_size", "ep_size", "nnodes"), ((1,), "an engine is on one machine; tp_size cuts its layers")),
     **dict.fromkeys(("base_gpu_id", "node_rank"), ((0,), "set CUDA_VISIBLE_DEVICES")),
     "is_embedding": ((False,), "there are no embeddings"),
     "load_format": (("auto", "safetensors"), "weights are read from safetensors"),

@@ -241,7 +241,6 @@ def everyday_json(d: Draw) -> Sample:
         typed = {
             f: d.pick(("string", "string", "number", "integer")) if _is_number(record[f]) else "string" for f in fields
         }
-        is_schema = False
         wish = d.vary(d.pick(WISHES))
         is_schema = "{s}" in wish
         if not is_schema:  # numbers as they are
@@ -424,7 +423,6 @@ TOLD: tuple[tuple[tuple[str, ...], tuple[str, ...], str, Maker], ...] = (
     (("I'm going to {v} [soon|next week|in May].", "My [trip|holiday] goes to {v}.", "I will [fly|drive|walk] to {v}."), ("Where am I going?", "Where does my [trip|holiday] go?", "Where will I [fly|drive|be]?"), "You are going to {v}.", place),
     (("The {n} code is {v}.", "[Use|Keep|Save|Remember] the {n} code {v}.", "{v} is the {n} code.", "The code [for|of] the {n} is {v}."), ("What is the {n} code?", "[Which|What] code [did I say|has the {n}|is it for the {n}]?", "Tell me the {n} code.", "The {n} code, please?"), "The {n} code is {v}.", code),
 )  # fmt: skip
-RECALLED = ("The user's {r} is {v}.", "The {r} of the user is {v}.", "User's {r}: {v}.")
 
 
 def everyday_recall(d: Draw) -> Sample:

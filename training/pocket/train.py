@@ -41,7 +41,7 @@ MEAN_EVERY = 10  # steps; divides SAVE_EVERY
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The hyperparameters of one model. A step has `n_batches` batches of about 4,096 tokens."""
+    """The hyperparameters of one model. A step has `n_batches` batches of about 2,048 tokens."""
 
     shape: Shape
     n_steps: int

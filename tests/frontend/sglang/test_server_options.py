@@ -15,7 +15,8 @@ from banyan.sglang.server_options import translate
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"dp_size": 1, "port": 30000, "trust_remote_code": True, "load_format": "auto"}, {}),
+        ({"dp_size": 2}, {"replicas": 2}),
+        ({"nnodes": 1, "port": 30000, "trust_remote_code": True, "load_format": "auto"}, {}),
         ({"attention_backend": "triton", "disable_cuda_graph": True, "reasoning_parser": "qwen3"}, {}),
         ({"max_total_tokens": 2048, "context_length": 512}, {"kv_memory": "2048 tokens", "context": 512}),
         ({"disable_radix_cache": True, "dtype": "half"}, {"cache": False, "dtype": "float16"}),
@@ -32,9 +33,9 @@ def test_options_with_the_same_meaning_are_accepted(options: dict[str, Any], exp
 
 def test_all_refused_options_are_named_at_once() -> None:
     with pytest.raises(sgl.ConfigError) as refused:
-        sgl.Runtime(dp_size=2, mem_fraction_static=0.8, random_seed=1, nonsense=1, load_format="dummy", port=1)
+        sgl.Runtime(nnodes=2, mem_fraction_static=0.8, random_seed=1, nonsense=1, load_format="dummy", port=1)
     assert refused.value.message.split("\n") == [
-        "dp_size=2 is not supported, only 1: a server has one engine, on one machine",
+        "nnodes=2 is not supported, only 1: an engine is on one machine; tp_size cuts its layers",
         "mem_fraction_static is SGLang's; here it is kv_memory= (`banyan serve --help` has its values)",
         "random_seed is SGLang's, and not needed here: each run has its own seed: prog.run(..., seed=1)",
         f"there is no option 'nonsense'; the options are {', '.join(Config.__struct_fields__)}",
