@@ -47,9 +47,17 @@ class Instant:
 
     def __init__(self) -> None:
         self.welcome = wire.Welcome(wire.VERSION, model="instant", max_context=1 << 31)
+        self.templates: list[Any] = []
 
     def program(self, name: str = "") -> InstantProgram:
         return InstantProgram(self)
+
+    def define(self, template: Any) -> int:
+        self.templates.append(template)
+        return len(self.templates) - 1
+
+    def undefine(self, number: int) -> None:
+        pass
 
     def ask(self, what: str) -> Any:
         return {}
@@ -63,37 +71,14 @@ class InstantProgram(ProgramDefaults):
         for op in ops:
             if isinstance(op, wire.Gen):
                 self.future(op.ref).set_result(ANSWER)
+            elif isinstance(op, wire.Use):
+                for place in self._backend.templates[op.template].places:
+                    self.future(op.ref + place.ref).set_result(ANSWER)
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
         if ref not in self._futures:
             self._futures[ref] = ValueFuture()
         return self._futures[ref]
-
-
-class Templated(Instant):
-    """Also accepts templates."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.templates: list[Any] = []
-
-    def define(self, template: Any) -> int:
-        self.templates.append(template)
-        return len(self.templates) - 1
-
-    def undefine(self, number: int) -> None:
-        pass
-
-    def program(self, name: str = "") -> InstantProgram:
-        return TemplatedProgram(self)
-
-
-class TemplatedProgram(InstantProgram):
-    def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
-        for op in ops:
-            if isinstance(op, wire.Use):
-                for place in self._backend.templates[op.template].places:  # type: ignore[attr-defined]
-                    self.future(op.ref + place.ref).set_result(ANSWER)
 
 
 ANSWER = wire.Value(0, 0, 0, (wire.Sample("yes", "stop"),))
@@ -237,7 +222,7 @@ def costs(report: Report, peer: dict[str, Any], n: int, n_times: int) -> None:
     report.row("import banyan, all names", "ms", import_ms(), target="< 300")
     ours = cpu_per_gen(chat, Instant(), n, n_times)
     report.row("CPU per gen", "us", ours, peer.get("cpu"), name, target="<= 20")
-    template = cpu_per_gen(bn.compile(chat), Templated(), n, n_times)
+    template = cpu_per_gen(bn.compile(chat), Instant(), n, n_times)
     report.row("CPU per gen, compiled", "us", template, peer.get("cpu"), name)
     with server() as path, bn.connect(path) as endpoint:
         report.row("CPU per gen, over a socket", "us", cpu_per_gen(chat, endpoint, n, n_times))

@@ -30,9 +30,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from report import Report, correct, parser
 from simulate_fleet_engine import Size
-from simulate_fleet_policies import Gate, LeastLoaded, Ours, Preble, RoundRobin, SGLang
+from simulate_fleet_policies import Gate, LeastLoaded, Ours, Preble, RoundRobin, Router, SGLang
 from simulate_fleet_recording import PAGE, Recording, recorded
-from simulate_fleet_work import Figures, FleetRun, Policy, programs
+from simulate_fleet_work import Figures, FleetRun, programs
 
 from banyan.runtime.fleet.index import BLOCK
 from banyan.runtime.fleet.placement import StepSeconds
@@ -48,7 +48,7 @@ LOWER = {"forks": "time of a fork program", "ttft_p99": "TTFT p99"}
 """Figures that are compared."""
 
 
-def policies(n: int, step_time: StepSeconds, page: int = BLOCK) -> dict[str, dict[str, Callable[[], Policy]]]:
+def policies(n: int, step_time: StepSeconds, page: int = BLOCK) -> dict[str, dict[str, Callable[[], Ours | Router]]]:
     """Name -> its settings. n: engines."""
     return {
         "ours": {"": partial(Ours, n, step_time, page)},

@@ -142,7 +142,7 @@ class Router:
         insort(self._order, self._keys[engine])
 
     def first(self, request: Request, n_computed: int) -> None:
-        pass
+        """The request has its first token; so many tokens of its prompt were not cached."""
 
     def ended(self, request: Request) -> None:
         self.add(request.engine, -1.0)

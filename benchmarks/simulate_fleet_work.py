@@ -17,11 +17,12 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from serving_work import Call, Source, agents, chat, few_shot, long_context, tree_of_thought
 from simulate_fleet_engine import Request, Size, Turn, VirtualEngine, n_known
+from simulate_fleet_policies import Ours, Router
 
 from banyan.radix_cache.digests import prefix_digests
 from banyan.runtime.fleet.index import BLOCK
@@ -154,22 +155,6 @@ def every_request(work: list[SimulatedProgram]) -> Iterator[Request]:
             stack += request.children
 
 
-class Policy(Protocol):
-    """Chooses engines. A subclass of Router, or ours."""
-
-    def place(self, requests: list[Request], trunk: list[bytes], n_trunk: int) -> list[int]:
-        """The engines of requests that start together, behind a trunk."""
-
-    def first(self, request: Request, n_computed: int) -> None:
-        """The request has its first token; so many tokens of its prompt were not cached."""
-
-    def ended(self, request: Request) -> None: ...
-
-    def stored(self, engine: int, digests: list[bytes], first: int) -> None: ...
-
-    def removed(self, engine: int, digests: list[bytes]) -> None: ...
-
-
 class Figures(NamedTuple):
     """Of the programs that arrived after the first quarter.
 
@@ -192,7 +177,7 @@ class FleetRun:
     """A run of programs on engines, under one policy."""
 
     def __init__(
-        self, work: list[SimulatedProgram], policy: Policy, n_engines: int, size: Size, step_time: StepSeconds
+        self, work: list[SimulatedProgram], policy: Ours | Router, n_engines: int, size: Size, step_time: StepSeconds
     ) -> None:
         self._work, self._policy = work, policy
         self._engines = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from banyan.backends.base import Question
-from banyan.backends.job import CallTurn, Job, Output, Piece, ToolResults, n_common
+from banyan.backends.job import Job, LocalPrompt, Output, Piece, n_common
 from banyan.backends.local import LocalProgram
 from banyan.backends.replay.recording_file import Asked, Digest, TapeEntry, asked_of, read
 from banyan.runtime.errors import ReplayMismatch, from_code
@@ -129,22 +129,12 @@ class Replay:
 
 def _plain(pieces: Iterable[Piece]) -> str:
     """A prompt as text for an error message, with its turns in brackets."""
-    shown = []
+    pieces = list(pieces)
+    roles = {"assistant", "tool", *(piece.role for piece in pieces if isinstance(piece, wire.BeginTurn))}
+    prompt = LocalPrompt(wire.ChatMarkers({role: (f"[{role}: ", "]") for role in roles}), "")
     for piece in pieces:
-        match piece:
-            case str():
-                shown.append(piece)
-            case wire.BeginTurn(role=role):
-                shown.append(f"[{role}: ")
-            case wire.EndTurn():
-                shown.append("]")
-            case Output(text=text) | wire.Raw(text=text):
-                shown.append(text)
-            case CallTurn(text=text):
-                shown.append(f"{text}]")
-            case ToolResults(texts=texts):
-                shown += [*(f"[tool: {text}]" for _, text in texts), "[assistant: "]
-    return "".join(shown)
+        prompt.pieces.append(piece)
+    return prompt.text
 
 
 def _around(text: str, at: int) -> str:
