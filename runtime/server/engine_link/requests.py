@@ -271,19 +271,19 @@ class EngineRequests:
         )
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
+        record = None if owner is None else owner.record(run)  # first, since it raises if the journal is full
+        if record is not None:
+            run = msgspec.structs.replace(run, seed=record.seed)
         request = EngineRequest(run, text, done, self.routes.place(run, info.weights), self.clock())
         request.stop_strings, request.listener, request.owner = stop_strings, listener, owner
-        request.files = files
+        request.files, request.record = files, record
         self._n_started += 1
         self._add_living(request)
         self.kv_hints.started(run)
-        if owner is not None and (record := owner.record(run)) is not None:
-            request.record = record
-            request.run = msgspec.structs.replace(run, seed=record.seed)
-        if request.record is None or request.record.is_new:
+        if record is None or record.is_new:
             self._submit(request)
         else:
-            self._call_later(partial(self._guarded, self._restore, request, request.record))
+            self._call_later(partial(self._guarded, self._restore, request, record))
         return request
 
     def _restore(self, request: EngineRequest, record: RequestRecord) -> None:

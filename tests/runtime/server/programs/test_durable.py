@@ -358,6 +358,14 @@ def test_full_journal_fails_with_its_limit(restart: Start, connect: Any) -> None
         submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)).future(0).result(60)
 
 
+def test_request_that_does_not_fit_the_journal_leaves_nothing_behind(restart: Start, connect: Any) -> None:
+    server = restart({"durable_bytes": "80B"})  # the record that opens a file takes 50 bytes, that of a request 60
+    c = connect(server)
+    with pytest.raises(BanyanError, match=r"the journal of durable programs has \d+ bytes, and may have 80"):
+        submit_durable(c, wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)).future(0).result(60)
+    c.ask("check")
+
+
 # ---- the files -----------------------------------------------------------------------------------------------------
 
 
