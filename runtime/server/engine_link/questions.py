@@ -18,7 +18,8 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 Client = bytes
 
 MAX_OPEN = 256
-"""The most unanswered questions of one client."""
+"""The most unanswered questions of one client. Those that the server itself asks have no limit: it asks one for each
+adapter that an engine loads again, and nobody receives a refusal."""
 
 OURSELVES = b""
 """The name of the asking client when the server itself asks the engines for counters."""
@@ -89,7 +90,7 @@ class Questions:
         refusal, to_engine = "", ask
         if not tenant.is_operator:
             refusal = f"{ask.what!r} tells of all tenants, and {tenant.name!r} is no operator; see docs/security.md"
-        elif self._n_open[client] >= MAX_OPEN:
+        elif client != OURSELVES and self._n_open[client] >= MAX_OPEN:
             refusal = f"{MAX_OPEN} questions of this client are open, which is the limit; wait for answers"
         if refusal:
             self._send(client, wire.Answer(id=ask.id, ok=False, body=refusal.encode()))
