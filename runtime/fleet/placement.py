@@ -228,6 +228,7 @@ class Fleet:
 
     def remove(self, name: str) -> None:
         """Remove a replica that has left or died. Its placements may still be ended."""
+        self.set_others(name, 0, 0, 0)  # whoever adds it again sets them again
         self.drain(name)
         replica = self._replicas.pop(name)
         self._there[replica.fingerprint] ^= replica.bit
