@@ -17,7 +17,7 @@ import pytest
 import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
-from banyan.runtime.errors import BadProgram, BanyanError, ConfigError, Overloaded, RuntimeLost, Unsupported
+from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConfigError, Overloaded, RuntimeLost, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.programs import journal
 from banyan.runtime.server.programs.durables import Durables
@@ -266,6 +266,25 @@ def test_templates_and_limits_survive_a_kill(restart: Start, connect: Any, resum
     resume_engines()
     restart()
     assert text(program, 0) == TWOS
+
+
+def test_program_that_a_restarted_server_cannot_take_fails_alone(
+    restart: Start, connect: Any, resume_engines: Callable[[], None]
+) -> None:
+    server = restart()
+    c = connect(server)
+    ops = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    large = submit_durable(c, *ops, key="large", last=False)
+    large.submit([wire.Select(0, 1, ("a" * 100_000, "b"))], last=True)
+    small = submit_durable(c, *ops, key="small")
+    wait_for_tokens(server, 5)
+    kill(server)
+    resume_engines()
+    server = restart({"max_message": 1 << 16})
+    with pytest.raises(BadMessage, match="takes 100038 bytes, and the server takes"):
+        large.future(0).result(60)
+    assert text(small, 0) == TWOS
+    wait_until(lambda: not files(server), "the end of both programs", seen=lambda: files(server))
 
 
 def test_cancel_works_without_a_server(restart: Start, connect: Any) -> None:
