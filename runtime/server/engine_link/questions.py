@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.adapters import AdapterNames
+from banyan.runtime.server.engine_link.replicas import ReplicaProcess
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
@@ -23,15 +24,6 @@ adapter that an engine loads again, and nobody receives a refusal."""
 
 OURSELVES = b""
 """The name of the asking client when the server itself asks the engines for counters."""
-
-
-class AskedEngine(Protocol):
-    """What this file needs to know about a ReplicaProcess; see there."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def link(self) -> Any: ...
 
 
 class _OpenQuestion:
@@ -59,7 +51,7 @@ class Questions:
         tenants: Tenants,
         tokenizer: Tokenizer,
         *,
-        engines: Iterable[AskedEngine],
+        engines: Iterable[ReplicaProcess],
         send: Callable[[Client, wire.ServerMessage], None],
         stats: Callable[[], dict[str, Any]],
         info: Callable[[bool], dict[str, Any]],
@@ -127,13 +119,13 @@ class Questions:
     def _changed(self, client: Client, ask: wire.Ask, error: str) -> None:
         self._send(client, wire.Answer(id=ask.id, ok=not error, body=error.encode() or b"{}"))
 
-    def reload_adapters(self, engine: AskedEngine) -> None:
+    def reload_adapters(self, engine: ReplicaProcess) -> None:
         """Have a new engine load the adapters. Called before requests are sent to it."""
         for name in self._adapters:
             ask = wire.Ask(0, "load_adapter", name=name, path=self._adapters.directory(name))
             self._forward(OURSELVES, ask, ask, [engine])
 
-    def _forward(self, client: Client, ask: wire.Ask, to_engine: wire.Ask, engines: Sequence[AskedEngine]) -> None:
+    def _forward(self, client: Client, ask: wire.Ask, to_engine: wire.Ask, engines: Sequence[ReplicaProcess]) -> None:
         if not engines:
             return
         self._n_open[client] += 1

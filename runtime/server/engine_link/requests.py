@@ -26,6 +26,7 @@ from banyan.runtime.server.engine_link.pulls import PendingPull
 from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
 from banyan.runtime.server.engine_link.routes import Route, Routes
 from banyan.runtime.server.policy.tenants import adapted
+from banyan.runtime.server.programs.journal import JournalEntry
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.images import ImageFile
 from banyan.runtime.server.text.prompt import pack, unpack
@@ -58,28 +59,12 @@ class StreamPiece(NamedTuple):
 Listener: TypeAlias = Callable[[StreamPiece], None]
 
 
-class RequestRecord(Protocol):
-    """One request in the journal of a durable program: its recorded state, and methods that record more."""
-
-    seed: int
-    ids: bytearray
-    logprobs: list[wire.TopLogprobs]
-    finish: wire.Finish | None
-
-    @property
-    def is_new(self) -> bool: ...
-
-    def grew(self, ids: bytes, logprobs: Sequence[wire.TopLogprobs]) -> None: ...
-
-    def ended(self, finish: wire.Finish) -> None: ...
-
-
 class RequestOwner(Protocol):
     """The program that a request belongs to."""
 
     scheduling: SchedulingInfo
 
-    def record(self, run: wire.Run) -> RequestRecord | None:
+    def record(self, run: wire.Run) -> JournalEntry | None:
         """The record of this request in the program's journal; None: the program is not durable."""
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
@@ -146,7 +131,7 @@ class EngineRequest:
         self.n_deaths = self.n_blamed = self.n_blamed_ever = 0  # see recovery.Suspect
         self.is_given = False
         self.pull: PendingPull | None = None  # the pull that the request waits for
-        self.record: RequestRecord | None = None
+        self.record: JournalEntry | None = None
 
     @property
     def rid(self) -> int:
@@ -286,7 +271,7 @@ class EngineRequests:
             self._call_later(partial(self._guarded, self._restore, request, record))
         return request
 
-    def _restore(self, request: EngineRequest, record: RequestRecord) -> None:
+    def _restore(self, request: EngineRequest, record: JournalEntry) -> None:
         """Continue a request of an earlier server, with the output that it had there."""
         if request.rid in self._living:
             self._add(request, memoryview(bytes(record.ids)).cast("i"), record.logprobs)

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -26,8 +26,9 @@ from banyan.runtime.server.policy.tenants import salted
 from banyan.runtime.server.programs.delivery import Delivery
 from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Durables
 from banyan.runtime.server.programs.generation import EngineAttempt, EngineGenerator
-from banyan.runtime.server.programs.overview import EndedGen, Overview
-from banyan.runtime.server.programs.running_program import Client, RunningProgram
+from banyan.runtime.server.programs.overview import Overview
+from banyan.runtime.server.programs.running_program import Client, EndedGen, RunningProgram
+from banyan.runtime.server.telemetry.observer import Observer
 
 BRANCHES = 64
 """How many states are made, or freed, in one step."""
@@ -37,16 +38,6 @@ PARTS = 256
 """How many parts, or calls of earlier turns, are appended in one step."""
 PIECES = 4096
 """A state with more ops, or pieces of a prompt, than this is not freed together with its program."""
-
-
-class Telemetry(Protocol):
-    """Is told when gens, selects and programs end."""
-
-    def generated(
-        self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError
-    ) -> None: ...
-
-    def program_ended(self, program: RunningProgram, error: BanyanError | None) -> None: ...
 
 
 class Programs(ProgramObserver):
@@ -64,7 +55,7 @@ class Programs(ProgramObserver):
         timers: Timers,
         limits: QuotaLimits = QuotaLimits(),  # noqa: B008 (it is frozen)
         root_key: Callable[[Client], bytes] = lambda client: b"",
-        telemetry: Telemetry | None = None,
+        telemetry: Observer | None = None,
         durables: Durables | None = None,
         is_late: Callable[[], bool] = lambda: False,
         later: Callable[[Client, Iterator[None]], None] = lambda client, steps: None,
