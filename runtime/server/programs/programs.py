@@ -23,7 +23,6 @@ from banyan.runtime.server.engine_link.requests import EngineRequests, Schedulin
 from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota, QuotaLimits
 from banyan.runtime.server.policy.run_limits import Limiter, Timers
 from banyan.runtime.server.policy.tenants import salted
-from banyan.runtime.server.programs.delivery import Delivery
 from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Durables
 from banyan.runtime.server.programs.generation import EngineAttempt, EngineGenerator
 from banyan.runtime.server.programs.overview import Overview
@@ -61,8 +60,7 @@ class Programs(ProgramObserver):
         later: Callable[[Client, Iterator[None]], None] = lambda client, steps: None,
     ) -> None:
         self.generator, self._timers, self._root_key, self._telemetry = generator, timers, root_key, telemetry
-        self._durables = durables or Durables()
-        self.delivery = Delivery(send)
+        self._durables, self._send = durables or Durables(), send
         self._limiter = Limiter(timers, end=self._end, stop=RunningProgram.stop)
         self._quota = Quota(limits)
         self._kv_hints = generator.requests.kv_hints
@@ -111,14 +109,22 @@ class Programs(ProgramObserver):
     # ---- messages of clients ---------------------------------------------------------------------------------------
 
     def submit(self, client: Client, message: wire.SlicedSubmit) -> Iterator[None]:
-        """Add ops to a program. A generator; each of its steps adds one op."""
-        key = client, message.program
+        """Add ops to a program. A generator; each of its steps adds one op.
+
+        Connections deliver each message once and in order, and a client whose connection breaks is forgotten with its
+        programs. So a gap in the numbers, or a repeated one, means that the client is broken, or that the program has
+        ended.
+        """
         program = self._programs.get(client, {}).get(message.program)
-        if (error := self.delivery.receive(key, message.seq)) is not None:
+        if message.seq != (expected := 0 if program is None else program.n_received):
+            error = BadMessage(f"message {message.seq} of the program came where message {expected} was expected")
             if program is not None:
                 self._end(program, error)
+            else:
+                self._send(client, wire.Failed(message.program, 0, error.code, error.message))
             return
         program = program or self._begin(client, message)
+        program.n_received += 1
         try:
             if message.seq == 0:
                 self._quota.begin(program)
@@ -240,9 +246,7 @@ class Programs(ProgramObserver):
         if not programs:
             del self._programs[program.client]
         if error is not None:
-            failed = wire.Failed(program.number, self._next(program), error.code, error.message)
-            self.delivery.send(program.client, failed)
-        self.delivery.end((program.client, program.number))
+            self._tell(program, wire.Failed(program.number, program.n_sent, error.code, error.message))
         program.end()
 
     def ended(self, program: RunningProgram) -> None:
@@ -277,7 +281,7 @@ class Programs(ProgramObserver):
     def value(self, program: RunningProgram, ref: int, outcome: GenOutcome) -> None:
         message = wire.Value(
             program=program.number,
-            seq=self._next(program),
+            seq=program.n_sent,
             ref=ref,
             samples=outcome.samples,
             usage=outcome.usage,
@@ -287,29 +291,28 @@ class Programs(ProgramObserver):
             prompt=outcome.prompt,
             rounds=outcome.rounds,
         )
-        self.delivery.send(program.client, message)
+        self._tell(program, message)
 
     def failed(self, program: RunningProgram, ref: int, error: BanyanError) -> None:
         tail = getattr(error, "prompt_tail", "")
-        message = wire.Failed(program.number, self._next(program), error.code, error.message, ref, tail)
-        self.delivery.send(program.client, message)
+        self._tell(program, wire.Failed(program.number, program.n_sent, error.code, error.message, ref, tail))
 
     def called(self, program: RunningProgram, state: int, called: wire.Called) -> None:
         if called.calls:
             self._kv_hints.calls(program.serial, state, tuple(call.name for call in called.calls))
         texts = program.early_results.pop((called.ref, called.round), None)
         if texts is None:
-            called = replace(called, program=program.number, seq=self._next(program))
-            self.delivery.send(program.client, called)
+            self._tell(program, replace(called, program=program.number, seq=program.n_sent))
         else:
             results = wire.Results(state, called.ref, called.round, texts)
             self._timers.call(0.0, partial(program.resume, results))
 
     def _delta(self, program: RunningProgram, ref: int, piece: StreamPiece) -> None:
-        self.delivery.send(program.client, wire.Delta(program.number, self._next(program), ref, *piece))
+        self._tell(program, wire.Delta(program.number, program.n_sent, ref, *piece))
 
-    def _next(self, program: RunningProgram) -> int:
-        return self.delivery.next((program.client, program.number))
+    def _tell(self, program: RunningProgram, message: wire.Value | wire.Failed | wire.Delta | wire.Called) -> None:
+        self._send(program.client, message)
+        program.n_sent += 1  # after `_send`: a message that cannot be encoded takes no number
 
     # ---- what happens in programs ----------------------------------------------------------------------------------
 

@@ -63,6 +63,8 @@ class RunningProgram(Executor):
         """The time that chat templates see. It is fixed, so that a prompt does not change at midnight."""
         self.last = self.started
         """When its last gen or select ended. (The client may keep the program open for long after that.)"""
+        self.n_received = self.n_sent = 0
+        """Messages from its client, and to it. Each has its number as `seq`."""
         self.is_paused = False
         """Whether the program's `pump` has more to do, and continues when the client has its turn."""
         self.is_queueing = False
