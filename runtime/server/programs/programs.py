@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from banyan.runtime.config import Config
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, Unsupported
 from banyan.runtime.executor.executor import ProgramObserver
 from banyan.runtime.executor.generator import GenOutcome, Prompt
@@ -20,7 +21,7 @@ from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.runtime.server.engine_link.kv_hints import check_keep
 from banyan.runtime.server.engine_link.requests import EngineRequests, SchedulingInfo, StreamPiece, internal_error
-from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota, QuotaLimits
+from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota
 from banyan.runtime.server.policy.run_limits import Limiter, Timers
 from banyan.runtime.server.policy.tenants import salted
 from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Durables
@@ -52,7 +53,7 @@ class Programs(ProgramObserver):
         generator: EngineGenerator,
         send: Callable[[Client, wire.ServerMessage], None],
         timers: Timers,
-        limits: QuotaLimits = QuotaLimits(),  # noqa: B008 (it is frozen)
+        limits: Config = Config(),  # noqa: B008 (it is frozen)
         root_key: Callable[[Client], bytes] = lambda client: b"",
         telemetry: Observer | None = None,
         durables: Durables | None = None,
