@@ -418,9 +418,9 @@ class Server:
     def _begin(self, client: bytes, data: bytes) -> QueuedWork:
         """Make the work that a message asks for."""
         try:
-            message = _decode(data)
-        except BanyanError as e:
-            self._refuse(client, e)
+            message: wire.SlicedMessage = decoders.decode_sliced(data)
+        except wire.UNREADABLE as e:
+            self._refuse(client, BadMessage(f"bytes that are no message of this protocol: {e}"))
             return QueuedWork("invalid", iter(()))
         if self.config.log == "debug":
             self._log("debug", f"{client.hex()}: {type(message).__name__}, {len(data)} bytes")
@@ -880,14 +880,6 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
             print(f"banyan: {e.message}", file=sys.stderr, flush=True)
         return 1
     return 0
-
-
-def _decode(data: bytes) -> wire.SlicedMessage:
-    try:
-        message: wire.SlicedMessage = decoders.decode_sliced(data)
-    except wire.UNREADABLE as e:
-        raise BadMessage(f"bytes that are no message of this protocol: {e}") from e
-    return message
 
 
 def _read_config(text: str) -> Config:

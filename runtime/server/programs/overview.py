@@ -67,7 +67,6 @@ def _described(program: RunningProgram) -> dict[str, Any]:
             "number": state.number,
             "parent": parents.get(state.number, -1),
             "doing": op.name or f"#{op.ref}" if (op := doing.get(state.number)) is not None else "",
-            "n_queued": len(state.queue),
         }
         for state in states
     ]

@@ -184,10 +184,7 @@ class Programs(ProgramObserver):
                 if (template := self._quota.template(program.client, op.template)) is None:
                     raise BadProgram(f"Use names template {op.template}, which no Define has created")
                 return (small for one in template.expand(op) for small in self._small(program, one))
-            case wire.Fork(children=children) if len(children) > BRANCHES:
-                n = len(children)
-                return [replace(op, children=children[at : at + BRANCHES]) for at in range(0, n, BRANCHES)]
-            case wire.Join(children=children) if len(children) > BRANCHES and not op.adopt:
+            case wire.Fork(children=children) | wire.Join(children=children, adopt=False) if len(children) > BRANCHES:
                 n = len(children)
                 return [replace(op, children=children[at : at + BRANCHES]) for at in range(0, n, BRANCHES)]
             case wire.Drop(tree=True):
