@@ -7,6 +7,7 @@ import difflib
 import math
 import os
 import re
+import stat
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -687,6 +688,29 @@ def _host_pages(config: Config, page_bytes: int, free: int) -> int:
         needed, there = n_host * page_bytes / 2**20, max(free, 0) / 2**20
         raise OutOfMemory(f"host_memory is {needed:.0f} MiB, but {there:.0f} MiB are free; lower it")
     return n_host
+
+
+def token_lines(text: str) -> list[tuple[int, list[str]]]:
+    """(number, words) of each line of a file of tokens or keys that has words. A word may contain a #; one that starts
+    with it starts a comment."""
+    split = ((n, re.split(r"(?:^|\s)#", line)[0].split()) for n, line in enumerate(text.splitlines(), 1))
+    return [(n, words) for n, words in split if words]
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file. ConfigError: it cannot be read. what: the option that names it."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{what} {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+
+
+def read_private(path: Path, what: str) -> str:
+    """The text of a file of secrets. ConfigError: it cannot be read, or other users may read it."""
+    text = read_text(path, what)
+    if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+        raise ConfigError(f"other users may read {what} {path} (mode {mode:04o}); run `chmod 600 {path}`")
+    return text
 
 
 def private_socket() -> Path:

@@ -382,13 +382,9 @@ def _token(path: str) -> str:
     """The first token in the file `path`, in which a tenant's name may stand before a token. "" for no file."""
     if not path:
         return ""
-    try:
-        lines = [line.split() for line in Path(path).read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"--token-file {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
-    words = next((words for words in lines if words and not words[0].startswith("#")), None)
-    if words is None:
+    if not (lines := configs.token_lines(configs.read_text(Path(path), "--token-file"))):
         raise ConfigError(f"--token-file {path} contains no token")
+    _, words = lines[0]
     return words[1] if len(words) > 1 else words[0]
 
 

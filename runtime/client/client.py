@@ -322,6 +322,7 @@ class Client:
                 with self._lock:
                     self._programs[program.number] = program
                 program.resume(self)
+                self.forget_if_over(program.number)
 
     def lose(self, why: str, keep_durable: bool = False) -> list[ProgramFutures]:
         """Called when the connection is lost: fail all programs and questions, except the durable programs, which are

@@ -313,16 +313,21 @@ class ProgramFutures:
                 self._connection.undefine(number)
 
     def resume(self, connection: ClientConnection) -> None:
-        """Called when the server was lost. Sends the whole program to the restarted one."""
-        with self._lock:
-            self._connection = connection
-            self._n_sent = self._n_received = 0
-            self._is_admitted = False
-            self._queued.clear()
-            for number, template in self._templates.items():
-                connection.define_as(number, template)
-            for ops, last in self._history:
-                self._send(self._encode(ops, last))
+        """Called when the server was lost. Sends the whole program to the restarted one. The program fails if that
+        server does not take it, as with a lower max_message."""
+        try:
+            with self._lock:
+                self._connection = connection
+                self._n_sent = self._n_received = 0
+                self._is_admitted = False
+                self._queued.clear()
+                for number, template in self._templates.items():
+                    connection.define_as(number, template)
+                for ops, last in self._history:
+                    self._send(self._encode(ops, last))
+        except BanyanError as e:
+            self.fail_all(partial(_error, self.name, wire.Failed(self.number, 0, e.code, e.message)))
+            connection.send(wire.encode(wire.Cancel(program=self.number, seq=self._n_sent)))
 
     def receive(self, message: wire.Value | wire.Failed | wire.Delta | wire.Called) -> None:
         if isinstance(message, wire.Failed) and message.ref is None:

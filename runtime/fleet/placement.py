@@ -192,8 +192,8 @@ class Fleet:
     pull_time: None: replicas cannot pull from each other.
     """
 
-    def __init__(self, step_time: StepSeconds, index: PrefixIndex | None = None) -> None:
-        self.step_time, self.index = step_time, index or PrefixIndex()
+    def __init__(self, step_time: StepSeconds) -> None:
+        self.step_time, self.index = step_time, PrefixIndex()
         self.pull_time: PullSeconds | None = None
         self._replicas: dict[str, Replica] = {}
         self._by_number: dict[int, Replica] = {}
@@ -228,6 +228,7 @@ class Fleet:
 
     def remove(self, name: str) -> None:
         """Remove a replica that has left or died. Its placements may still be ended."""
+        self.set_others(name, 0, 0, 0)  # whoever adds it again sets them again
         self.drain(name)
         replica = self._replicas.pop(name)
         self._there[replica.fingerprint] ^= replica.bit

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import stat
 from collections.abc import Collection, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from banyan.runtime.config import read_private
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.gateway.errors import HTTPError
 
@@ -28,14 +28,8 @@ class Keys:
     def read(cls, path: Path) -> Keys:
         """Read the keys of a file. ConfigError: a line is invalid; the message names the line and never contains a
         key."""
-        try:
-            mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text()
-        except (OSError, UnicodeDecodeError) as e:
-            raise ConfigError(f"the API keys in {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
-        if mode & 0o077:
-            raise ConfigError(f"other users may read the API keys in {path} (mode {mode:04o}); run `chmod 600 {path}`")
         names: dict[bytes, str] = {}
-        for n, line in enumerate(text.splitlines(), 1):
+        for n, line in enumerate(read_private(path, "http_keys").splitlines(), 1):
             if not (line := line.strip()) or line.startswith("#"):
                 continue
             name, found, key = line.partition(":")

@@ -18,7 +18,7 @@ import uvicorn
 
 from banyan.runtime import launch
 from banyan.runtime.client.client import Client, connect
-from banyan.runtime.config import HTTPConfig, address
+from banyan.runtime.config import HTTPConfig, address, read_private, token_lines
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.gateway import app, connection
 from banyan.runtime.gateway.gateway import Gateway
@@ -69,11 +69,8 @@ def _token(config: HTTPConfig) -> str:
     """An operator's token for the server; "": the token in the environment is used. ConfigError: the file has none."""
     if not config.token_file:
         return ""
-    try:
-        lines = [line.partition("#")[0].split() for line in Path(config.token_file).read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"token_file {config.token_file} cannot be read: {getattr(e, 'strerror', None) or e}") from e
-    lines = [words for words in lines if len(words) > 1]
+    text = read_private(Path(config.token_file), "token_file")
+    lines = [words for _, words in token_lines(text) if len(words) > 1]
     is_one_tenant = len({words[0] for words in lines}) == 1
     found = next((words[1] for words in lines if is_one_tenant or words[2:] == ["operator"]), "")
     if not found:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import re
 import socket as sockets
-import stat
 from pathlib import Path
 
 import zmq
 import zmq.auth
 
-from banyan.runtime.config import SERVER_KEY, tcp
+from banyan.runtime.config import SERVER_KEY, read_private, read_text, tcp, token_lines
 from banyan.runtime.errors import ConfigError, ConnectFailed
 from banyan.runtime.protocol import ipc
 
@@ -48,12 +47,9 @@ def make_keys(folder: Path, name: str = NAME) -> tuple[Path, Path]:
 def read_keys(path: Path) -> tuple[bytes, bytes]:
     """(public, secret) of a server or an engine host, from the file with the secret key. ConfigError: it cannot be
     read, or other users may read it."""
+    read_private(path, "curve_key")
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise ConfigError(f"other users may read the secret key in {path}; run `chmod 600 {path}`")
         public, secret = zmq.auth.load_certificate(path)
-    except ConfigError:
-        raise
     except (OSError, ValueError) as e:
         raise ConfigError(f"curve_key {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
     if secret is None:
@@ -78,10 +74,7 @@ def public_key(text: str) -> bytes:
 
 def known_keys(path: Path) -> dict[bytes, str]:
     """Public key -> name, from a file with a line NAME KEY for each engine host. ConfigError: it cannot be read."""
-    try:
-        lines = [line.split() for line in path.read_text().splitlines() if line.strip() and line[0] != "#"]
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"engine_keys {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
+    lines = [words for _, words in token_lines(read_text(path, "engine_keys"))]
     if bad := next((words for words in lines if len(words) != 2 or len(words[1]) != _KEY_LENGTH), None):
         raise ConfigError(
             f"engine_keys {path}: {' '.join(bad)[:80]!r} is not a line NAME KEY; `banyan keys` prints such a line"

@@ -29,7 +29,7 @@ import msgspec
 import zmq
 
 from banyan.runtime import launch
-from banyan.runtime.config import Config, parse_bytes, tcp
+from banyan.runtime.config import LIMITS, Config, parse_bytes, tcp
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
 from banyan.runtime.fleet.placement import CoreShare
 from banyan.runtime.malloc import MallocOption, malloc_trim, mallopt
@@ -46,7 +46,6 @@ from banyan.runtime.server.engine_link.remote import EngineHosts, NewHost, Remot
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
 from banyan.runtime.server.listeners import Listeners
-from banyan.runtime.server.policy import quota
 from banyan.runtime.server.policy.fair_threads import FairThreads
 from banyan.runtime.server.policy.run_limits import Timers
 from banyan.runtime.server.policy.tenants import Tenant, Tenants, configured
@@ -225,7 +224,7 @@ class Server:
             generator,
             self._send,
             self.timers,
-            quota.QuotaLimits.of(self.config),
+            self.config,
             root_key=self.tenants.root,
             telemetry=self.observer,
             durables=self._durables(undo),
@@ -419,9 +418,9 @@ class Server:
     def _begin(self, client: bytes, data: bytes) -> QueuedWork:
         """Make the work that a message asks for."""
         try:
-            message = _decode(data)
-        except BanyanError as e:
-            self._refuse(client, e)
+            message: wire.SlicedMessage = decoders.decode_sliced(data)
+        except wire.UNREADABLE as e:
+            self._refuse(client, BadMessage(f"bytes that are no message of this protocol: {e}"))
             return QueuedWork("invalid", iter(()))
         if self.config.log == "debug":
             self._log("debug", f"{client.hex()}: {type(message).__name__}, {len(data)} bytes")
@@ -584,7 +583,7 @@ class Server:
             "adapters": list(self.adapters),
             "protocol": wire.VERSION,
             "engine": {"page": ready.page, "max_context": ready.max_context} if ready else None,
-            "limits": quota.QuotaLimits.of(self.config)._asdict() | {"max_message": self.config.max_message},
+            "limits": {name: getattr(self.config, name) for name in LIMITS if name.startswith("max_")},
         }
         if not is_operator:
             return known
@@ -881,14 +880,6 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
             print(f"banyan: {e.message}", file=sys.stderr, flush=True)
         return 1
     return 0
-
-
-def _decode(data: bytes) -> wire.SlicedMessage:
-    try:
-        message: wire.SlicedMessage = decoders.decode_sliced(data)
-    except wire.UNREADABLE as e:
-        raise BadMessage(f"bytes that are no message of this protocol: {e}") from e
-    return message
 
 
 def _read_config(text: str) -> Config:

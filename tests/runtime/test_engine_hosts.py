@@ -22,7 +22,7 @@ from banyan.runtime.errors import BanyanError, ConfigError, Quarantined, Runtime
 from banyan.runtime.protocol import tcp_auth, wire
 from banyan.runtime.server.engine_link import engine_host
 from banyan.runtime.server.engine_link.engine_host import EngineHost
-from banyan.runtime.server.engine_link.remote import EngineHosts
+from banyan.runtime.server.engine_link.remote import EngineHosts, NewHost, RemoteLink
 from disturbance import disturb, read_values, ready_engines, start_programs
 from waits import wait_until
 
@@ -205,6 +205,51 @@ def test_host_with_a_key_that_sends_nonsense_harms_only_itself(hosts: Hosts) -> 
         assert text(hosts.submit()) == OUTPUT
     finally:
         context.destroy(0)
+
+
+def test_late_report_of_a_host_is_not_one_of_the_host_that_replaced_it(hosts: Hosts) -> None:
+    server = EngineHosts(config.make(**hosts.options), print)
+    link = RemoteLink(server.send, config.make, 60.0)
+    context: Any = zmq.Context()
+
+    def join(new: NewHost) -> RemoteLink:
+        link.attach(new.identity, new.name, new.hello.clock)
+        return link
+
+    def receive() -> None:
+        assert server._socket.poll(10_000), "a message"
+        server.receive(join)
+
+    try:
+        keys = tcp_auth.read_keys(hosts.key)
+        peers = [tcp_auth.connect(context, server.address, str(hosts.server_key), 10, keys)[0] for _ in range(2)]
+        identities = []
+        for peer in peers:
+            peer.send_multipart([b"", wire.encode(wire.HostHello(wire.VERSION, 0.0))])
+            receive()
+            identities.append(link.identity)
+            if peer is peers[0]:
+                link.give_up("it hung")
+                link.start()
+        peers[0].send(wire.encode(wire.Step()))
+        receive()
+        assert not link._inbox
+        assert identities[1] != identities[0]
+        peers[1].send(wire.encode(wire.Step()))
+        receive()
+        assert len(link._inbox) == 1
+
+        def forgotten() -> list[bytes]:
+            server._forget_left()
+            return list(server._links)
+
+        assert forgotten() == identities, "its connection has not ended"
+        peers[0].close(0)
+        wait_until(lambda: forgotten() == identities[1:], "the end of the connection", seen=forgotten)
+    finally:
+        link.close()
+        context.destroy(0)
+        server.close()
 
 
 def test_unknown_keys_are_refused_and_logged(hosts: Hosts, tmp_path: Path) -> None:

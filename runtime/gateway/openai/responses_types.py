@@ -22,6 +22,7 @@ from banyan.runtime.gateway.openai.chat_types import (
     JSONSchemaFormat,
     NamedFunction,
     NamedTool,
+    RefusalPart,
     SchemaFormat,
     TextFormat,
     TextPart,
@@ -42,10 +43,6 @@ class OutputText(Body, tag="output_text", tag_field="type"):
     logprobs: list[Any] | None = None
 
 
-class Refusal(Body, tag="refusal", tag_field="type"):
-    refusal: str
-
-
 class InputImage(Body, tag="input_image", tag_field="type"):
     image_url: str
     detail: str | None = None
@@ -59,7 +56,7 @@ class SummaryText(Body, tag="summary_text", tag_field="type"):
     text: str
 
 
-InputPart = InputText | OutputText | Refusal | InputImage | ReasoningPart
+InputPart = InputText | OutputText | RefusalPart | InputImage | ReasoningPart
 
 
 class InputItem(Body):
@@ -208,7 +205,7 @@ def _content(given: str | list[InputPart] | None) -> str | list[ContentPart] | N
         match part:
             case InputText() | OutputText():
                 parts.append(TextPart(text=part.text))
-            case Refusal():
+            case RefusalPart():
                 parts.append(TextPart(text=part.refusal))
             case InputImage():
                 parts.append(ImagePart(image_url=ImageURL(url=part.image_url)))

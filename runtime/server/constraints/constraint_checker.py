@@ -9,7 +9,6 @@ import math
 import os
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from banyan.runtime import launch
 from banyan.runtime.constraint import limits
 from banyan.runtime.errors import BanyanError, ConstraintBusy, ConstraintCrashed, from_code
 from banyan.runtime.protocol import decoders, ipc, wire
+from banyan.runtime.server.text.bounded_cache import BoundedCache
 
 PREFLIGHT = (sys.executable, "-m", "banyan.runtime.server.constraints.preflight")
 QUEUE = 64
@@ -37,14 +37,6 @@ MAX_DEATHS = 2
 """If this many preflight processes die one after another without a result, the waiting constraints fail."""
 
 Callback = Callable[[wire.ConstraintSpec | BanyanError], None]
-
-
-class CachedResult(NamedTuple):
-    """The outcome of a check: the spec for the engine, or an error. expires: the time until which it is valid."""
-
-    result: wire.ConstraintSpec | BanyanError
-    expires: float
-    n_chars: int
 
 
 class Waiting(NamedTuple):
@@ -83,8 +75,9 @@ class ConstraintChecker:
         self._max_bytes, self._seconds, self._clock = max_bytes, seconds, clock
         self._on_sockets_changed = on_sockets_changed
         self._engine = engine
-        self._cache: OrderedDict[wire.ConstraintSpec, CachedResult] = OrderedDict()
-        self._n_chars = self._n_waiting_chars = 0  # characters in the cache, and in constraints that are being checked
+        # spec -> (the spec for the engine, or an error; the time until which that is valid)
+        self._cache: BoundedCache[tuple[wire.ConstraintSpec | BanyanError, float]] = BoundedCache(CACHE_CHARS)
+        self._n_waiting_chars = 0  # characters in constraints that are being checked
         self._waiting: dict[int, Waiting] = {}
         self._by_spec: dict[wire.ConstraintSpec, int] = {}
         self._n_checks = self._n_starts = 0
@@ -94,11 +87,10 @@ class ConstraintChecker:
 
     def check(self, spec: wire.ConstraintSpec, owner: int, then: Callback) -> None:
         """Call `then` once, now or later on the loop, with the spec for the engine or an error. owner: the client."""
-        if cached := self._cache.get(spec):
-            if cached.expires > self._clock():
-                self._cache.move_to_end(spec)
-                return then(cached.result)
-            self._evict(spec)
+        if (cached := self._cache.get(spec)) is not None:
+            result, expires = cached
+            if expires > self._clock():
+                return then(result)
         if (number := self._by_spec.get(spec)) is not None:
             self._waiting[number].callbacks.append(then)
             return None
@@ -180,25 +172,20 @@ class ConstraintChecker:
     @property
     def kept(self) -> tuple[int, int]:
         """(characters of all cached results, the most characters that they may have)"""
-        return self._n_chars, CACHE_CHARS
+        return self._cache.kept
 
     def _finish(self, number: int, result: wire.ConstraintSpec | BanyanError) -> None:
         spec, _, callbacks = self._waiting.pop(number)
         del self._by_spec[spec]
         self._n_waiting_chars -= ENTRY + _n_chars(spec)
-        is_error = isinstance(result, BanyanError)
-        n_chars = (
-            ENTRY + _n_chars(spec) + (len(result.message) if isinstance(result, BanyanError) else _n_chars(result))
-        )
-        self._cache[spec] = CachedResult(result, self._clock() + ERROR_TTL if is_error else math.inf, n_chars)
-        self._n_chars += n_chars
-        while self._n_chars > CACHE_CHARS:
-            self._evict(next(iter(self._cache)))
+        n_chars, expires = ENTRY + _n_chars(spec), math.inf
+        if isinstance(result, BanyanError):
+            n_chars, expires = n_chars + len(result.message), self._clock() + ERROR_TTL
+        else:
+            n_chars += _n_chars(result)
+        self._cache.put(spec, (result, expires), n_chars)
         for then in callbacks:
             then(result)
-
-    def _evict(self, spec: wire.ConstraintSpec) -> None:
-        self._n_chars -= self._cache.pop(spec).n_chars
 
 
 def _n_chars(spec: wire.ConstraintSpec) -> int:

@@ -126,8 +126,6 @@ class KVHintSender:
 
     def started(self, run: wire.Run) -> None:
         """Called when a request starts."""
-        if len(run.order) < 2:
-            return
         state = self._state(run.order[0], run.order[1])
         state.n_running += 1
         if state.rest_started:
@@ -300,7 +298,7 @@ class KVHintSender:
         return states[number]
 
     def _find(self, order: tuple[int, ...]) -> _StateKV | None:
-        return self._programs.get(order[0], {}).get(order[1]) if len(order) > 1 else None
+        return self._programs.get(order[0], {}).get(order[1])
 
     def _hold(
         self, state: _StateKV, ids: bytes, steps: float = -1.0, seconds: float = 0.0, prefetch: bool = False

@@ -5,32 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.adapters import AdapterNames
+from banyan.runtime.server.engine_link.replicas import ReplicaProcess
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
 Client = bytes
 
 MAX_OPEN = 256
-"""The most unanswered questions of one client."""
+"""The most unanswered questions of one client. Those that the server itself asks have no limit: it asks one for each
+adapter that an engine loads again, and nobody receives a refusal."""
 
 OURSELVES = b""
 """The name of the asking client when the server itself asks the engines for counters."""
-
-
-class AskedEngine(Protocol):
-    """What this file needs to know about a ReplicaProcess; see there."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def link(self) -> Any: ...
 
 
 class _OpenQuestion:
@@ -58,7 +51,7 @@ class Questions:
         tenants: Tenants,
         tokenizer: Tokenizer,
         *,
-        engines: Iterable[AskedEngine],
+        engines: Iterable[ReplicaProcess],
         send: Callable[[Client, wire.ServerMessage], None],
         stats: Callable[[], dict[str, Any]],
         info: Callable[[bool], dict[str, Any]],
@@ -89,7 +82,7 @@ class Questions:
         refusal, to_engine = "", ask
         if not tenant.is_operator:
             refusal = f"{ask.what!r} tells of all tenants, and {tenant.name!r} is no operator; see docs/security.md"
-        elif self._n_open[client] >= MAX_OPEN:
+        elif client != OURSELVES and self._n_open[client] >= MAX_OPEN:
             refusal = f"{MAX_OPEN} questions of this client are open, which is the limit; wait for answers"
         if refusal:
             self._send(client, wire.Answer(id=ask.id, ok=False, body=refusal.encode()))
@@ -126,13 +119,13 @@ class Questions:
     def _changed(self, client: Client, ask: wire.Ask, error: str) -> None:
         self._send(client, wire.Answer(id=ask.id, ok=not error, body=error.encode() or b"{}"))
 
-    def reload_adapters(self, engine: AskedEngine) -> None:
+    def reload_adapters(self, engine: ReplicaProcess) -> None:
         """Have a new engine load the adapters. Called before requests are sent to it."""
         for name in self._adapters:
             ask = wire.Ask(0, "load_adapter", name=name, path=self._adapters.directory(name))
             self._forward(OURSELVES, ask, ask, [engine])
 
-    def _forward(self, client: Client, ask: wire.Ask, to_engine: wire.Ask, engines: Sequence[AskedEngine]) -> None:
+    def _forward(self, client: Client, ask: wire.Ask, to_engine: wire.Ask, engines: Sequence[ReplicaProcess]) -> None:
         if not engines:
             return
         self._n_open[client] += 1

@@ -179,7 +179,7 @@ class EngineHosts:
 
         self._keys, self._log = Path(config.engine_keys), log
         tcp_auth.known_keys(self._keys)
-        self._links: dict[bytes, RemoteLink] = {}
+        self._links: dict[bytes, RemoteLink] = {}  # dismissed hosts too, until they have left
         self._n_refused, self._next_log = 0, 0.0
         # a context of its own, since the keys of clients must not be accepted here
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -223,14 +223,22 @@ class EngineHosts:
             identity, *rest = (frame.bytes for frame in frames)
             try:
                 if (link := self._links.get(identity)) is not None:
-                    link.arrived(rest)
+                    if link.identity == identity:  # otherwise another host has replaced this one
+                        link.arrived(rest)
                 elif (new := join(NewHost(identity, self._name(frames[-1]), _hello(rest)))) is not None:
+                    self._forget_left()
                     self._links[identity] = new
             except ConnectFailed as e:
                 self._dismiss(identity, e.message)
             except Exception as e:
                 traceback.print_exc()
                 self._dismiss(identity, f"the server cannot read what it sent: {e!r}")
+
+    def _forget_left(self) -> None:
+        """Forget the hosts that were dismissed and have left. Sending to such a host fails."""
+        for identity, link in list(self._links.items()):
+            if link.is_gone or link.identity != identity:
+                self.send(identity, [b"", wire.encode(wire.Ping())])
 
     def _name(self, frame: zmq.Frame) -> str:
         key, address = str(frame.get("User-Id")), str(frame.get("Peer-Address")).removeprefix("::ffff:")

@@ -26,6 +26,7 @@ from banyan.runtime.server.engine_link.pulls import PendingPull
 from banyan.runtime.server.engine_link.recovery import MAX_LOST, Death, Trials
 from banyan.runtime.server.engine_link.routes import Route, Routes
 from banyan.runtime.server.policy.tenants import adapted
+from banyan.runtime.server.programs.journal import JournalEntry
 from banyan.runtime.server.text.detokenizer import Detokenizer
 from banyan.runtime.server.text.images import ImageFile
 from banyan.runtime.server.text.prompt import pack, unpack
@@ -58,28 +59,12 @@ class StreamPiece(NamedTuple):
 Listener: TypeAlias = Callable[[StreamPiece], None]
 
 
-class RequestRecord(Protocol):
-    """One request in the journal of a durable program: its recorded state, and methods that record more."""
-
-    seed: int
-    ids: bytearray
-    logprobs: list[wire.TopLogprobs]
-    finish: wire.Finish | None
-
-    @property
-    def is_new(self) -> bool: ...
-
-    def grew(self, ids: bytes, logprobs: Sequence[wire.TopLogprobs]) -> None: ...
-
-    def ended(self, finish: wire.Finish) -> None: ...
-
-
 class RequestOwner(Protocol):
     """The program that a request belongs to."""
 
     scheduling: SchedulingInfo
 
-    def record(self, run: wire.Run) -> RequestRecord | None:
+    def record(self, run: wire.Run) -> JournalEntry | None:
         """The record of this request in the program's journal; None: the program is not durable."""
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
@@ -127,9 +112,15 @@ class EngineRequest:
     """
 
     def __init__(
-        self, run: wire.Run, text: Detokenizer, done: Callable[[EngineRequest], None], route: Route, sent: float = 0.0
+        self,
+        run: wire.Run,
+        owner: RequestOwner,
+        text: Detokenizer,
+        done: Callable[[EngineRequest], None],
+        route: Route,
+        sent: float,
     ) -> None:
-        self.run, self.text, self.done, self.route = run, text, done, route
+        self.run, self.owner, self.text, self.done, self.route = run, owner, text, done, route
         self.sent, self.first, self.ended = sent, 0.0, 0.0
         self.ids = bytearray()
         self.logprobs: list[wire.TopLogprobs] = []
@@ -138,7 +129,6 @@ class EngineRequest:
         self.finish: wire.Finish | None = None
         self.failed: wire.Failed | None = None
         self.listener: Listener | None = None
-        self.owner: RequestOwner | None = None
         self.files: tuple[ImageFile, ...] = ()
         """The images of the prompt. The engine may ask for them as long as this request lives."""
         self.stop_strings: frozenset[int] = frozenset()
@@ -146,7 +136,7 @@ class EngineRequest:
         self.n_deaths = self.n_blamed = self.n_blamed_ever = 0  # see recovery.Suspect
         self.is_given = False
         self.pull: PendingPull | None = None  # the pull that the request waits for
-        self.record: RequestRecord | None = None
+        self.record: JournalEntry | None = None
 
     @property
     def rid(self) -> int:
@@ -154,8 +144,8 @@ class EngineRequest:
 
     @property
     def serial(self) -> int:
-        """The serial number of its program; -1: it belongs to no program."""
-        return self.run.order[0] if self.run.order else -1
+        """The serial number of its program."""
+        return self.run.order[0]
 
     @property
     def scores(self) -> list[float]:
@@ -221,8 +211,8 @@ class EngineRequests:
         sampling: wire.Sampling,
         done: Callable[[EngineRequest], None],
         *,
-        owner: RequestOwner | None = None,
-        order: tuple[int, ...] = (),
+        owner: RequestOwner,
+        order: tuple[int, ...],
         turn_ends: Sequence[int] = (),
         seed: int = 0,
         sample: int = 0,
@@ -237,10 +227,10 @@ class EngineRequests:
     ) -> EngineRequest:
         """Send a request to the engine. Calls `done` once, when the request has ended.
 
-        ids: the prompt, int32. turn_ends: ids that end the output, unless eos is ignored. visible: special tokens that
-        the text contains. priority, deadline: of this request; None and 0.0: those of the owner apply.
-        adapter: the digest of the adapter that computes the request; b"": none. images, files: the rows of images in
-        the prompt, and the images.
+        ids: the prompt, int32. order: as in wire.Run; it begins with the numbers of the program and of the state.
+        turn_ends: ids that end the output, unless eos is ignored. visible: special tokens that the text contains.
+        priority, deadline: of this request; None and 0.0: those of the owner apply. adapter: the digest of the adapter
+        that computes the request; b"": none. images, files: the rows of images in the prompt, and the images.
         """
         tokens = self._tokenizer
         n_ids = self._n_vocabulary or 1 << 31
@@ -251,7 +241,7 @@ class EngineRequests:
         if not sampling.ignore_eos:
             stops |= {i for i in (*tokens.eos_ids, *turn_ends) if self._n_vocabulary is None or i < self._n_vocabulary}
         stop_strings = frozenset().union(*(tokens.stop_ids(stop) for stop in sampling.stop)) - stops
-        info = SchedulingInfo() if owner is None else owner.scheduling
+        info = owner.scheduling
         self.check_room(info.client, len(ids))
         run = wire.Run(
             rid=self._n_started,
@@ -271,22 +261,22 @@ class EngineRequests:
         )
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
-        request = EngineRequest(run, text, done, self.routes.place(run, info.weights), self.clock())
-        request.stop_strings, request.listener, request.owner = stop_strings, listener, owner
-        request.files = files
+        record = owner.record(run)  # first, since it raises if the journal is full
+        if record is not None:
+            run = msgspec.structs.replace(run, seed=record.seed)
+        request = EngineRequest(run, owner, text, done, self.routes.place(run, info.weights), self.clock())
+        request.stop_strings, request.listener = stop_strings, listener
+        request.files, request.record = files, record
         self._n_started += 1
         self._add_living(request)
         self.kv_hints.started(run)
-        if owner is not None and (record := owner.record(run)) is not None:
-            request.record = record
-            request.run = msgspec.structs.replace(run, seed=record.seed)
-        if request.record is None or request.record.is_new:
+        if record is None or record.is_new:
             self._submit(request)
         else:
-            self._call_later(partial(self._guarded, self._restore, request, request.record))
+            self._call_later(partial(self._guarded, self._restore, request, record))
         return request
 
-    def _restore(self, request: EngineRequest, record: RequestRecord) -> None:
+    def _restore(self, request: EngineRequest, record: JournalEntry) -> None:
         """Continue a request of an earlier server, with the output that it had there."""
         if request.rid in self._living:
             self._add(request, memoryview(bytes(record.ids)).cast("i"), record.logprobs)
@@ -321,12 +311,7 @@ class EngineRequests:
             handle(request, *arguments)
         except Exception as e:
             self.abort(request)
-            self._crashed(request, e)
-
-    def _crashed(self, request: EngineRequest, error: Exception) -> None:
-        if request.owner is None:
-            raise error
-        request.owner.crashed(error)
+            request.owner.crashed(e)
 
     def end(self, client: int, serial: int) -> None:
         """Called when the program will start no more requests."""
@@ -432,7 +417,7 @@ class EngineRequests:
                 placed.n_given_up += 1
                 if placed.n_given_up >= MAX_LOST:
                     many = f"engines died of {MAX_LOST} requests of this program; the last: {death.how}"
-                    self._crashed(request, Quarantined(many))
+                    request.owner.crashed(Quarantined(many))
         if self.routes.others_take(route):
             for request in route.trials.take_innocent():
                 self._move(request)
@@ -479,8 +464,7 @@ class EngineRequests:
             request.is_given = False
         request.run = msgspec.structs.replace(request.run, rid=self._n_started)
         self._n_started += 1
-        weights = b"" if request.owner is None else request.owner.scheduling.weights
-        request.route = self.routes.place(request.run, weights)
+        request.route = self.routes.place(request.run, request.owner.scheduling.weights)
         self._add_living(request)
         if not self._waits(request):
             request.route.trials.add(request)
@@ -501,7 +485,7 @@ class EngineRequests:
         try:
             request.route.send(run)
         except Exception as e:  # reported from the loop: the caller may be in the middle of its program
-            self._call_later(partial(self._crashed, request, e))
+            self._call_later(partial(request.owner.crashed, e))
 
     def fail_all(self, code: str, message: str) -> None:
         """Fail all requests with this error, because there is no engine any more."""
@@ -544,7 +528,7 @@ class EngineRequests:
         request.logprobs += logprobs[:n]
         if new and request.listener is not None:
             request.listener(self._stream_piece(request, new))
-        if request.owner is not None and n > 0:
+        if n > 0:
             request.owner.spend(request.run.order, n)
 
     def _end(self, request: EngineRequest, finish: wire.Finish) -> None:

@@ -192,10 +192,8 @@ class Routes:
 
     def place(self, run: wire.Run, weights: bytes = b"") -> Route:
         """Choose the route of a request. weights: its program's weights; b"": those of programs that begin now."""
-        if (placed := self._programs.get(run.order[0]) if run.order else None) is None:
-            placed = PlacedProgram()
-            if run.order:
-                self._programs[run.order[0]] = placed
+        if (placed := self._programs.get(run.order[0])) is None:
+            placed = self._programs[run.order[0]] = PlacedProgram()
         if len(self.all) == 1 and not self.counts_work:
             route = placed.home = self.all[0]
         else:
@@ -205,7 +203,7 @@ class Routes:
 
     def _place(self, run: wire.Run, placed: PlacedProgram, weights: bytes) -> Route:
         takers = {route for route in self._join() if route.weights == weights}
-        state = run.order[1] if len(run.order) > 1 else 0
+        state = run.order[1]
         home, booked = placed.branches.get(state, placed.home), placed.booked.pop(state, None)
         if home is None or home not in takers or state in placed.forks:
             if booked is not None:

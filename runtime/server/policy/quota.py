@@ -7,8 +7,6 @@ estimate of a program only grows, until the program ends.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from banyan.runtime.config import Config
 from banyan.runtime.errors import BadProgram, Overloaded
 from banyan.runtime.protocol import wire
@@ -22,19 +20,6 @@ PIECE = 8
 MARK = 64
 """Bytes that a fork takes for each mark of its parent."""
 MAX_TEMPLATES = 4096
-
-
-class QuotaLimits(NamedTuple):
-    """Limits per client. The fields are those of Config."""
-
-    max_programs: int = 1 << 16
-    max_width: int = 4096
-    max_program: int = 256 << 20
-    max_client: int = 1 << 30
-
-    @classmethod
-    def of(cls, config: Config) -> QuotaLimits:
-        return cls(*(getattr(config, name) for name in cls._fields))
 
 
 class _ClientUsage:
@@ -51,7 +36,7 @@ class Quota:
     """Checks all clients against the limits. Raises Overloaded if a client has too much, and BadProgram if one program
     needs too much. It also keeps the clients' templates."""
 
-    def __init__(self, limits: QuotaLimits) -> None:
+    def __init__(self, limits: Config) -> None:
         self.limits = limits
         self._clients: dict[Client, _ClientUsage] = {}
         self._program_bytes: dict[int, int] = {}  # by serial

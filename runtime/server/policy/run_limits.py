@@ -130,7 +130,7 @@ class Limiter:
         check_seconds("timeout", limits.timeout)
         check_seconds("what is left of the timeout", limits.left)
         if limits.timeout:
-            error = _timeout_error(limits.timeout_of, limits.timeout)
+            error = DeadlineExceeded.of(limits.timeout_of, limits.timeout)
             self._timeouts[program.serial] = self._timers.call(limits.left, partial(self._time_out, program, error))
         budgets = [_Budget("run", limits.budget)] if limits.budget else []
         if limits.batch >= 0 and limits.batch_budget:
@@ -161,7 +161,7 @@ class Limiter:
             return
         timer = None
         if op.timeout:
-            error = _timeout_error(type(op).__name__.lower(), op.timeout)
+            error = DeadlineExceeded.of(type(op).__name__.lower(), op.timeout)
             timer = self._timers.call(op.timeout, partial(self._stop, program, state, error))
         budget = _Budget("gen", limit) if limit else None
         if budget is not None:
@@ -206,7 +206,3 @@ class Limiter:
     def forget_client(self, client: Client) -> None:
         """Forget a client that is gone and whose programs have ended."""
         self._batches.pop(client, None)
-
-
-def _timeout_error(of: str, seconds: float) -> BanyanError:
-    return DeadlineExceeded.of(of, seconds)

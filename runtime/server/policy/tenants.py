@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hmac
 import os
-import re
-import stat
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from banyan.runtime.config import TOKEN, Config
+from banyan.runtime.config import TOKEN, Config, read_private, token_lines
 from banyan.runtime.errors import ConfigError, ConnectFailed
 from banyan.runtime.protocol import wire
 
@@ -66,9 +64,7 @@ def adapted(namespace: bytes, adapter: bytes) -> bytes:
 def read_tokens(text: str, where: str) -> tuple[AccessToken, ...]:
     """Read the tokens of a file. ConfigError: a line is invalid; the message names the line and never contains a
     token."""
-    split = [(n, re.split(r"(?:^|\s)#", line)[0].split()) for n, line in enumerate(text.splitlines(), 1)]
-    lines = [(n, words) for n, words in split if words]
-    if not lines:
+    if not (lines := token_lines(text)):
         raise ConfigError(f"{where} holds no tokens; write a line `TENANT TOKEN` for each")
     tokens: list[AccessToken] = []
     n_tenants = len({words[0] for _, words in lines})
@@ -89,16 +85,7 @@ def configured(config: Config, environment: Mapping[str, str] = os.environ) -> t
     """The tokens of `token_file`, or the one in the environment; (): the server asks for no token."""
     if not config.token_file:
         return read_tokens(f"default {environment[TOKEN]}", TOKEN) if environment.get(TOKEN) else ()
-    path = Path(config.token_file)
-    try:
-        mode, text = path.stat().st_mode, path.read_text()
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"token_file {path} cannot be read: {getattr(e, 'strerror', None) or e}") from e
-    if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(
-            f"other users may read the tokens in {path} (mode {stat.S_IMODE(mode):04o}); run `chmod 600 {path}`"
-        )
-    return read_tokens(text, str(path))
+    return read_tokens(read_private(Path(config.token_file), "token_file"), config.token_file)
 
 
 class Tenants:

@@ -34,7 +34,7 @@ class Durables:
             raise Unsupported(f"durable: {self.unsupported}")
         key = root + name.encode()
         previous = None
-        if (serial := self._serials.get(key)) is not None:
+        if (serial := self._serials.pop(key, None)) is not None:
             _, previous, diary = self._running.pop(serial)
             self._forget_place(previous)
             diary.close()

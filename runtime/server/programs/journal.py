@@ -101,12 +101,18 @@ class Diary:
         self._n = 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.started = datetime.now()
-        self.n_bytes = self._read()
-        os.ftruncate(self._fd, self.n_bytes)
-        journal.n_bytes += self.n_bytes - journal.closed_sizes.pop(path.name, 0)
-        os.utime(self._fd)
-        if not self.n_bytes:
-            self.write(Opened(self.started.isoformat()))
+        try:
+            self.n_bytes = self._read()
+            os.ftruncate(self._fd, self.n_bytes)
+            os.utime(self._fd)
+            journal.n_bytes += self.n_bytes - journal.closed_sizes.pop(path.name, 0)
+            if not self.n_bytes:
+                self.write(Opened(self.started.isoformat()))
+        except BaseException:
+            os.close(self._fd)
+            if not path.stat().st_size:
+                journal.delete(path.name)
+            raise
 
     def _read(self) -> int:
         """Read the existing records. Returns the length of the intact part of the file."""
@@ -146,6 +152,7 @@ class Diary:
         self._journal.make_room(len(data))
         try:
             if os.write(self._fd, data) != len(data):
+                os.ftruncate(self._fd, self.n_bytes)  # later records can be read only after whole ones
                 raise OSError("the disk is full")
         except OSError as e:
             raise BanyanError(f"the journal of durable programs cannot be written: {e.strerror or e}") from e

@@ -9,47 +9,19 @@ from collections.abc import Generator, Iterable
 from datetime import datetime
 from heapq import nlargest
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import msgspec
 
 from banyan.runtime.errors import BanyanError
-from banyan.runtime.executor.generator import GenOutcome
-from banyan.runtime.executor.state import RunningState
-from banyan.runtime.protocol import wire
+from banyan.runtime.server.programs.running_program import RunningProgram
 
-MAX_PROGRAMS, MAX_BRANCHES, MAX_GENS = 64, 200, 200
-"""The most programs that are listed, and the most branches and gens of each. All are counted."""
+MAX_PROGRAMS, MAX_BRANCHES = 64, 200
+"""The most programs that are listed, and the most branches of each. All are counted."""
 SLICE = 4096
 """How many programs one step looks at; this takes 1 ms."""
 WATCHED = 30.0
 """For this many seconds after a question, programs that end are remembered."""
-
-
-class EndedGen(NamedTuple):
-    """A gen or select that has ended. usage: None if it failed."""
-
-    state: int
-    name: str
-    line: str
-    kind: str
-    usage: wire.TokenUsage | None
-
-    @classmethod
-    def of(cls, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError) -> EndedGen:
-        usage = None if isinstance(outcome, BanyanError) else outcome.usage
-        return cls(op.state, op.name, op.line, "gen" if isinstance(op, wire.Gen) else "select", usage)
-
-
-class WatchedProgram(Protocol):
-    """What an overview needs to know about a RunningProgram; see there."""
-
-    serial: int
-    name: str
-    started: datetime
-    states: dict[int, RunningState]
-    running: set[RunningState]
-    ended_gens: deque[EndedGen]
 
 
 class Overview:
@@ -59,7 +31,7 @@ class Overview:
         self._ended: deque[msgspec.Raw] = deque(maxlen=MAX_PROGRAMS)  # JSON
         self._asked = -WATCHED
 
-    def ended(self, program: WatchedProgram, error: BanyanError | None) -> None:
+    def ended(self, program: RunningProgram, error: BanyanError | None) -> None:
         """Called when a program has ended."""
         if time.monotonic() < self._asked + WATCHED:
             over = {"is_over": True, "error": "" if error is None else error.message}
@@ -67,12 +39,12 @@ class Overview:
         else:
             self._ended.clear()
 
-    def of(self, programs: Iterable[WatchedProgram]) -> Generator[None, None, dict[str, Any]]:
+    def of(self, programs: Iterable[RunningProgram]) -> Generator[None, None, dict[str, Any]]:
         """Lists the programs that run, those that are idle until their client sends more, and those that have ended;
         the newest first within each group. A generator; each of its steps describes one program. programs: all that
         have not ended."""
         self._asked = time.monotonic()
-        rest, shown, counts = iter(list(programs)), list[WatchedProgram](), {"n_running": 0, "n_idle": 0}
+        rest, shown, counts = iter(list(programs)), list[RunningProgram](), {"n_running": 0, "n_idle": 0}
         while some := list(islice(rest, SLICE)):
             n_running = sum(bool(program.running) for program in some)
             counts["n_running"] += n_running
@@ -86,7 +58,7 @@ class Overview:
         return {**counts, "running": described, "ended": list(reversed(self._ended))}
 
 
-def _described(program: WatchedProgram) -> dict[str, Any]:
+def _described(program: RunningProgram) -> dict[str, Any]:
     states = list(islice(program.states.values(), MAX_BRANCHES))
     parents = {child: state.number for state in states for child in state.children[:MAX_BRANCHES]}
     doing = {state.number: state.generation.op for state in program.running if state.generation is not None}
@@ -95,7 +67,6 @@ def _described(program: WatchedProgram) -> dict[str, Any]:
             "number": state.number,
             "parent": parents.get(state.number, -1),
             "doing": op.name or f"#{op.ref}" if (op := doing.get(state.number)) is not None else "",
-            "n_queued": len(state.queue),
         }
         for state in states
     ]

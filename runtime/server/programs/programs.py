@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from banyan.runtime.config import Config
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, Cancelled, Unsupported
 from banyan.runtime.executor.executor import ProgramObserver
 from banyan.runtime.executor.generator import GenOutcome, Prompt
@@ -20,14 +21,14 @@ from banyan.runtime.protocol import decoders, wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.runtime.server.engine_link.kv_hints import check_keep
 from banyan.runtime.server.engine_link.requests import EngineRequests, SchedulingInfo, StreamPiece, internal_error
-from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota, QuotaLimits
+from banyan.runtime.server.policy.quota import MARK, OP, PIECE, Quota
 from banyan.runtime.server.policy.run_limits import Limiter, Timers
 from banyan.runtime.server.policy.tenants import salted
-from banyan.runtime.server.programs.delivery import Delivery
 from banyan.runtime.server.programs.durables import CLIENT_GONE, TAKEN_OVER, Durables
 from banyan.runtime.server.programs.generation import EngineAttempt, EngineGenerator
-from banyan.runtime.server.programs.overview import EndedGen, Overview
-from banyan.runtime.server.programs.running_program import Client, RunningProgram
+from banyan.runtime.server.programs.overview import Overview
+from banyan.runtime.server.programs.running_program import Client, EndedGen, RunningProgram
+from banyan.runtime.server.telemetry.observer import Observer
 
 BRANCHES = 64
 """How many states are made, or freed, in one step."""
@@ -37,16 +38,6 @@ PARTS = 256
 """How many parts, or calls of earlier turns, are appended in one step."""
 PIECES = 4096
 """A state with more ops, or pieces of a prompt, than this is not freed together with its program."""
-
-
-class Telemetry(Protocol):
-    """Is told when gens, selects and programs end."""
-
-    def generated(
-        self, program: RunningProgram, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError
-    ) -> None: ...
-
-    def program_ended(self, program: RunningProgram, error: BanyanError | None) -> None: ...
 
 
 class Programs(ProgramObserver):
@@ -62,16 +53,15 @@ class Programs(ProgramObserver):
         generator: EngineGenerator,
         send: Callable[[Client, wire.ServerMessage], None],
         timers: Timers,
-        limits: QuotaLimits = QuotaLimits(),  # noqa: B008 (it is frozen)
+        limits: Config = Config(),  # noqa: B008 (it is frozen)
         root_key: Callable[[Client], bytes] = lambda client: b"",
-        telemetry: Telemetry | None = None,
+        telemetry: Observer | None = None,
         durables: Durables | None = None,
         is_late: Callable[[], bool] = lambda: False,
         later: Callable[[Client, Iterator[None]], None] = lambda client, steps: None,
     ) -> None:
         self.generator, self._timers, self._root_key, self._telemetry = generator, timers, root_key, telemetry
-        self._durables = durables or Durables()
-        self.delivery = Delivery(send)
+        self._durables, self._send = durables or Durables(), send
         self._limiter = Limiter(timers, end=self._end, stop=RunningProgram.stop)
         self._quota = Quota(limits)
         self._kv_hints = generator.requests.kv_hints
@@ -120,14 +110,22 @@ class Programs(ProgramObserver):
     # ---- messages of clients ---------------------------------------------------------------------------------------
 
     def submit(self, client: Client, message: wire.SlicedSubmit) -> Iterator[None]:
-        """Add ops to a program. A generator; each of its steps adds one op."""
-        key = client, message.program
+        """Add ops to a program. A generator; each of its steps adds one op.
+
+        Connections deliver each message once and in order, and a client whose connection breaks is forgotten with its
+        programs. So a gap in the numbers, or a repeated one, means that the client is broken, or that the program has
+        ended.
+        """
         program = self._programs.get(client, {}).get(message.program)
-        if (error := self.delivery.receive(key, message.seq)) is not None:
+        if message.seq != (expected := 0 if program is None else program.n_received):
+            error = BadMessage(f"message {message.seq} of the program came where message {expected} was expected")
             if program is not None:
                 self._end(program, error)
+            else:
+                self._send(client, wire.Failed(message.program, 0, error.code, error.message))
             return
         program = program or self._begin(client, message)
+        program.n_received += 1
         try:
             if message.seq == 0:
                 self._quota.begin(program)
@@ -186,10 +184,7 @@ class Programs(ProgramObserver):
                 if (template := self._quota.template(program.client, op.template)) is None:
                     raise BadProgram(f"Use names template {op.template}, which no Define has created")
                 return (small for one in template.expand(op) for small in self._small(program, one))
-            case wire.Fork(children=children) if len(children) > BRANCHES:
-                n = len(children)
-                return [replace(op, children=children[at : at + BRANCHES]) for at in range(0, n, BRANCHES)]
-            case wire.Join(children=children) if len(children) > BRANCHES and not op.adopt:
+            case wire.Fork(children=children) | wire.Join(children=children, adopt=False) if len(children) > BRANCHES:
                 n = len(children)
                 return [replace(op, children=children[at : at + BRANCHES]) for at in range(0, n, BRANCHES)]
             case wire.Drop(tree=True):
@@ -249,9 +244,7 @@ class Programs(ProgramObserver):
         if not programs:
             del self._programs[program.client]
         if error is not None:
-            failed = wire.Failed(program.number, self._next(program), error.code, error.message)
-            self.delivery.send(program.client, failed)
-        self.delivery.end((program.client, program.number))
+            self._tell(program, wire.Failed(program.number, program.n_sent, error.code, error.message))
         program.end()
 
     def ended(self, program: RunningProgram) -> None:
@@ -286,7 +279,7 @@ class Programs(ProgramObserver):
     def value(self, program: RunningProgram, ref: int, outcome: GenOutcome) -> None:
         message = wire.Value(
             program=program.number,
-            seq=self._next(program),
+            seq=program.n_sent,
             ref=ref,
             samples=outcome.samples,
             usage=outcome.usage,
@@ -296,29 +289,28 @@ class Programs(ProgramObserver):
             prompt=outcome.prompt,
             rounds=outcome.rounds,
         )
-        self.delivery.send(program.client, message)
+        self._tell(program, message)
 
     def failed(self, program: RunningProgram, ref: int, error: BanyanError) -> None:
         tail = getattr(error, "prompt_tail", "")
-        message = wire.Failed(program.number, self._next(program), error.code, error.message, ref, tail)
-        self.delivery.send(program.client, message)
+        self._tell(program, wire.Failed(program.number, program.n_sent, error.code, error.message, ref, tail))
 
     def called(self, program: RunningProgram, state: int, called: wire.Called) -> None:
         if called.calls:
             self._kv_hints.calls(program.serial, state, tuple(call.name for call in called.calls))
         texts = program.early_results.pop((called.ref, called.round), None)
         if texts is None:
-            called = replace(called, program=program.number, seq=self._next(program))
-            self.delivery.send(program.client, called)
+            self._tell(program, replace(called, program=program.number, seq=program.n_sent))
         else:
             results = wire.Results(state, called.ref, called.round, texts)
             self._timers.call(0.0, partial(program.resume, results))
 
     def _delta(self, program: RunningProgram, ref: int, piece: StreamPiece) -> None:
-        self.delivery.send(program.client, wire.Delta(program.number, self._next(program), ref, *piece))
+        self._tell(program, wire.Delta(program.number, program.n_sent, ref, *piece))
 
-    def _next(self, program: RunningProgram) -> int:
-        return self.delivery.next((program.client, program.number))
+    def _tell(self, program: RunningProgram, message: wire.Value | wire.Failed | wire.Delta | wire.Called) -> None:
+        self._send(program.client, message)
+        program.n_sent += 1  # after `_send`: a message that cannot be encoded takes no number
 
     # ---- what happens in programs ----------------------------------------------------------------------------------
 

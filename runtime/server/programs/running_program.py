@@ -5,20 +5,34 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple
 
+from banyan.runtime.errors import BanyanError
 from banyan.runtime.executor.executor import Executor, Generator, ProgramObserver
+from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.requests import RequestRecord, SchedulingInfo, StreamPiece
-from banyan.runtime.server.programs.overview import MAX_GENS, EndedGen
+from banyan.runtime.server.engine_link.requests import SchedulingInfo, StreamPiece
+from banyan.runtime.server.programs.journal import Diary, JournalEntry
 
 Client = bytes
 
+MAX_GENS = 200
+"""The most gens that a program remembers after they have ended."""
 
-class RequestJournal(Protocol):
-    """The journal of one durable program."""
 
-    def begin(self, run: wire.Run) -> RequestRecord: ...
+class EndedGen(NamedTuple):
+    """A gen or select that has ended. usage: None if it failed."""
+
+    state: int
+    name: str
+    line: str
+    kind: str
+    usage: wire.TokenUsage | None
+
+    @classmethod
+    def of(cls, op: wire.Gen | wire.Select, outcome: GenOutcome | BanyanError) -> EndedGen:
+        usage = None if isinstance(outcome, BanyanError) else outcome.usage
+        return cls(op.state, op.name, op.line, "gen" if isinstance(op, wire.Gen) else "select", usage)
 
 
 class RunningProgram(Executor):
@@ -49,11 +63,13 @@ class RunningProgram(Executor):
         """The time that chat templates see. It is fixed, so that a prompt does not change at midnight."""
         self.last = self.started
         """When its last gen or select ended. (The client may keep the program open for long after that.)"""
+        self.n_received = self.n_sent = 0
+        """Messages from its client, and to it. Each has its number as `seq`."""
         self.is_paused = False
         """Whether the program's `pump` has more to do, and continues when the client has its turn."""
         self.is_queueing = False
         """Whether ops of a message are being added; `pump` runs when all have been."""
-        self.journal: RequestJournal | None = None
+        self.journal: Diary | None = None
         self.ended_gens: deque[EndedGen] = deque(maxlen=MAX_GENS)
         """The latest gens that have ended, for an overview."""
         self.early_results: dict[tuple[int, int], tuple[str, ...]] = {}
@@ -65,5 +81,5 @@ class RunningProgram(Executor):
     def stream(self, ref: int, piece: StreamPiece) -> None:
         self._stream(self, ref, piece)
 
-    def record(self, run: wire.Run) -> RequestRecord | None:
+    def record(self, run: wire.Run) -> JournalEntry | None:
         return None if self.journal is None else self.journal.begin(run)

@@ -85,7 +85,6 @@ TURN = 40
 """The cost of rendering a turn, or a call, in units of encoding one character: 10 us on one core of an AMD EPYC."""
 NEW_ROLE = 20
 """The cost of a turn whose role may be new, in turns: the template is rendered twice to see what it writes for it."""
-"""The work of rendering a turn, in characters to encode: 10 us on one core of an AMD EPYC."""
 IMAGE = 1 << 16
 """The cost of an image, in units of encoding one character."""
 GAP = 500

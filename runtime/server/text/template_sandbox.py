@@ -40,21 +40,8 @@ the largest indent."""
 # string.
 _FREE = frozenset({"length", "count", "first", "last", "default", "d", "attr"})
 _LAZY = frozenset({"map", "select", "reject", "selectattr", "rejectattr", "list", "reverse", "items", "batch", "slice"})
-_PLAIN = frozenset(
-    {
-        "split",
-        "rsplit",
-        "strip",
-        "lstrip",
-        "rstrip",
-        "startswith",
-        "endswith",
-        "partition",
-        "rpartition",
-        "find",
-        "lower",
-    }
-)
+_PLAIN = frozenset({"split", "rsplit", "strip", "lstrip", "rstrip", "startswith", "endswith", "partition", "rpartition",
+                    "find", "lower"})  # fmt: skip
 _COMPARING = frozenset({"==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan",
                         "<=", "le", "in"})  # fmt: skip
 _OF_DICTS = frozenset(dir(dict))

@@ -15,9 +15,12 @@ import json
 import re
 from typing import Any, Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from banyan.runtime.errors import BadProgram, ToolError
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
+from banyan.runtime.protocol.wire import WireToolCall
 from banyan.runtime.server.text.chat_template import ChatMessage, ChatTemplate
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
@@ -48,16 +51,18 @@ class Form(NamedTuple):
     is_plain: bool = True
     style: Literal["spaced", "compact"] = "spaced"
 
-    def read(self, shown: str, spelled: str, n_before: int = 0) -> tuple[wire.WireToolCall, ...]:
+    def read(self, shown: str, spelled: str, n_before: int = 0) -> tuple[WireToolCall, ...]:
         """The calls of an assistant turn, in order.
 
         shown: its text. spelled: its text with control tokens. n_before: earlier calls in the conversation, for ids.
         """
         text = self._answer(shown, spelled)
         found = self._marked(text) if self.mark else self._bare(text)
-        return tuple(
-            call._replace(id=f"{n_before + k:09d}").message(k >= N_CALLS) for k, call in enumerate(found)
-        )  # Mistral's templates require ids of nine digits
+        if len(found) > N_CALLS:
+            more = f"a turn can make {N_CALLS} calls, and this is one more"
+            found[N_CALLS:] = [replace(call, error=more) for call in found[N_CALLS:]]
+        # Mistral's templates require ids of nine digits.
+        return tuple(replace(call, id=f"{n_before + k:09d}") for k, call in enumerate(found))
 
     def text_before(self, shown: str, spelled: str) -> str:
         """The text of a turn before its first call. shown, spelled: as for `read`."""
@@ -114,8 +119,8 @@ class Form(NamedTuple):
             call = {"type": "array", "items": call, "minItems": 1, "maxItems": N_CALLS}
         return call | ({"$defs": defs} if defs else {})
 
-    def _marked(self, text: str) -> list[_Found]:
-        found: list[_Found] = []
+    def _marked(self, text: str) -> list[WireToolCall]:
+        found: list[WireToolCall] = []
         at = 0
         while (start := text.find(self.mark, at)) >= 0:
             at = start + len(self.mark)
@@ -126,15 +131,15 @@ class Form(NamedTuple):
                     name, at = text[at:end].strip(), end + len(self.split)
                 value, at = _decode(text, _skip(text, at))
             except (ValueError, RecursionError) as e:
-                found.append(_Found(error=f"the call cannot be read, its JSON is broken: {_reason(e)}"))
+                found.append(WireToolCall("", "", error=f"the call cannot be read, its JSON is broken: {_reason(e)}"))
                 continue
             values = value if isinstance(value, list) and name is None else [value]
             found += [self._call(one, name) for one in values]
         return found
 
-    def _bare(self, text: str) -> list[_Found]:
+    def _bare(self, text: str) -> list[WireToolCall]:
         """The calls, if the whole text consists of JSON objects that are calls, or is a list of them."""
-        found: list[_Found] = []
+        found: list[WireToolCall] = []
         at = _skip(text, 0)
         while at < len(text):
             try:
@@ -145,23 +150,23 @@ class Form(NamedTuple):
             at = _skip(text, at)
         return [] if any(call.error for call in found) else found
 
-    def _call(self, value: Any, name: str | None = None) -> _Found:
+    def _call(self, value: Any, name: str | None = None) -> WireToolCall:
         arguments = value
         if name is None:
             if not isinstance(value, dict) or not isinstance(name := value.get(self.name), str):
-                return _Found(error=f"the call names no tool; it must be an object with {self.name!r}")
+                return WireToolCall("", "", error=f"the call names no tool; it must be an object with {self.name!r}")
             arguments = value.get(self.arguments, {})
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments, strict=False)
             except (ValueError, RecursionError) as e:
-                return _Found(name, error=f"the arguments cannot be read, their JSON is broken: {_reason(e)}")
+                return WireToolCall("", name, error=f"the arguments cannot be read, their JSON is broken: {_reason(e)}")
         if not isinstance(arguments, dict):
-            return _Found(name, error="the arguments must be a JSON object")
+            return WireToolCall("", name, error="the arguments must be a JSON object")
         if not _is_unicode(name):
-            return _Found(error="the name of the tool has a lone surrogate")
+            return WireToolCall("", "", error="the name of the tool has a lone surrogate")
         text = json.dumps(arguments, ensure_ascii=False)
-        return _Found(name, text if _is_unicode(text) else json.dumps(arguments))
+        return WireToolCall("", name, text if _is_unicode(text) else json.dumps(arguments))
 
 
 def _renamed(schema: Any, k: int) -> Any:
@@ -174,19 +179,6 @@ def _renamed(schema: Any, k: int) -> Any:
     if isinstance(ref := out.get("$ref"), str):
         out["$ref"] = ref.replace("#/$defs/", f"#/$defs/{k}.", 1)
     return out
-
-
-class _Found(NamedTuple):
-    """A parsed call. error: why it is invalid."""
-
-    name: str = ""
-    arguments: str = "{}"
-    error: str = ""
-    id: str = ""
-
-    def message(self, is_too_many: bool) -> wire.WireToolCall:
-        error = f"a turn can make {N_CALLS} calls, and this is one more" if is_too_many else self.error
-        return wire.WireToolCall(self.id, self.name, self.arguments, error)
 
 
 def _is_unicode(text: str) -> bool:
@@ -214,8 +206,8 @@ _SPEC = {"name": _NAME, "description": "?", "parameters": {"type": "object", "pr
 _SPECS = (json.dumps({"type": "function", "function": _SPEC}),)
 
 
-def _sample(k: int) -> wire.WireToolCall:
-    return wire.WireToolCall(f"{k:09d}", f"{_NAME}{k}", json.dumps({_KEY: f"{_VALUE}{k}"}))
+def _sample(k: int) -> WireToolCall:
+    return WireToolCall(f"{k:09d}", f"{_NAME}{k}", json.dumps({_KEY: f"{_VALUE}{k}"}))
 
 
 def form_of(template: ChatTemplate | None, tokenizer: Tokenizer) -> Form:

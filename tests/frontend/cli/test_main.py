@@ -52,6 +52,18 @@ def test_engine_needs_one_server_key_for_all_or_one_each(capsys: pytest.CaptureF
 # ---- flags ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("text", "token"),
+    [
+        ("  # a comment\nabcdefgh#ijklmnop # Ann's\n", "abcdefgh#ijklmnop"),
+        ("ann abcdefghijklmnop operator", "abcdefghijklmnop"),
+    ],
+)
+def test_token_file_may_have_comments(text: str, token: str, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(text)
+    assert cli._token(str(tmp_path / "token")) == token
+
+
 def test_serve_help_lists_every_config_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         cli.main(["serve", "--help"])

@@ -139,6 +139,18 @@ def test_work_of_other_servers_counts_until_it_has_ended() -> None:
     assert two.queued_seconds == 0
 
 
+def test_work_of_other_servers_on_a_machine_leaves_with_the_replica() -> None:
+    cores = CoreShare("there", 1, 8)
+    replicas = fleet(1, cores)
+    for _ in range(5):
+        replicas.set_others("r0", prompt=500, out=300, rows=2)
+        replicas.remove("r0")
+        replicas.add("r0", WEIGHTS, cores)
+    machine = replicas._machines["there"]
+    assert (machine.n_busy, machine.n_groups) == (0, 0)
+    assert replicas.queued_seconds == 0
+
+
 def test_a_fork_splits_when_it_ends_sooner() -> None:
     short = text(100)
     wide = fleet(8).place(demand(short, n=64, n_out=100))

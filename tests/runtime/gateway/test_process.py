@@ -17,6 +17,7 @@ import pytest
 
 from banyan.runtime import config, launch
 from banyan.runtime.errors import ConfigError, ConnectFailed
+from banyan.runtime.gateway import process
 from raw_http import connect, encode, exchange, post, status
 from waits import wait_until
 
@@ -42,6 +43,19 @@ def test_everything_but_health_needs_a_key(guarded: str) -> None:
     assert (found, json.loads(data)["error"]["type"]) == (401, "authentication_error")
     for headers in (bearer("key-of-ann-0123456789"), "x-api-key: other-key-of-ann-0123\r\n"):
         assert post(guarded, "/v1/models", b"", headers, "GET")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("ann abcdefgh#ijklmnop # of Ann", "abcdefgh#ijklmnop"),
+        ("# all\nann ann-0123456789abc\nops ops#0123456789abc operator", "ops#0123456789abc"),
+    ],
+)
+def test_it_takes_the_token_of_an_operator(token_file: Callable[..., str], text: str, found: str) -> None:
+    path = token_file(text)
+    assert process._token(config.HTTPConfig(socket="s", address="8000", token_file=path)) == found
+    assert found in {word for _, words in config.token_lines(text) for word in words}
 
 
 def test_tenants_and_users_share_no_kv(guarded: str) -> None:

@@ -114,14 +114,14 @@ def test_exception_in_an_op_fails_only_its_program(
 
 def test_unsent_message_does_not_use_a_sequence_number(bench: Any, greedy: Sampler) -> None:
     b = bench({"b": "fine"})
-    send = b.programs.delivery._send
+    send = b.programs._send
 
     def send_or_raise(client: bytes, message: wire.ServerMessage) -> None:
         if isinstance(message, wire.Value) and message.program == 0:
             raise_bug()
         send(client, message)
 
-    b.programs.delivery._send = send_or_raise
+    b.programs._send = send_or_raise
     b.submit(Append(0, ("b",)), Gen(0, 0, greedy()), Read(0, 1))
     submit_neighbour(b, greedy)
     assert_only_program_0_fails(b)

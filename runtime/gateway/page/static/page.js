@@ -336,6 +336,7 @@ async function update() {
     setStatus(error.status === 403 ? "the figures are for operators; the chat works" : error.message, error.status !== 403);
     if (error.status === 401 || error.status === 403) return; // until there is another key
   }
+  clearTimeout(timer); // another update may have ended meanwhile: the page was hidden and shown
   timer = setTimeout(update, EVERY);
 }
 

@@ -292,14 +292,15 @@ def test_verdicts_are_cached(driver: CheckerDriver) -> None:
 
 @pytest.mark.long
 def test_cache_size_is_bounded(driver: CheckerDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constraint_checker, "CACHE_CHARS", 2 * constraint_checker.ENTRY + 100)
+    cache = driver.checker._cache
+    monkeypatch.setattr(cache, "_max_size", 2 * constraint_checker.ENTRY + 100)
     driver.ask(*(ConstraintSpec("regex", f"aaa{i}") for i in range(5)))
-    assert len(driver.checker._cache) == 2
-    assert driver.checker._n_chars == 2 * constraint_checker.ENTRY + 4 * 4
+    assert len(cache._values) == 2
+    assert driver.checker.kept[0] == 2 * constraint_checker.ENTRY + 4 * 4
     # Refused constraints without any text count too, with their triggers and their errors.
     driver.ask(*(ConstraintSpec("choices", "", after=(f"{i}" * 99,)) for i in range(5)))
-    assert len(driver.checker._cache) == 1
-    assert 0 < driver.checker._n_chars - constraint_checker.ENTRY < 300
+    assert len(cache._values) == 1
+    assert 0 < driver.checker.kept[0] - constraint_checker.ENTRY < 300
 
 
 @pytest.mark.long

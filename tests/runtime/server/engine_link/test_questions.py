@@ -9,7 +9,7 @@ from typing import Any
 
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.adapters import AdapterNames
-from banyan.runtime.server.engine_link.questions import Questions
+from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.policy.tenants import Tenant, Tenants
 from banyan.runtime.server.text.tokenizer import Tokenizer
 
@@ -146,6 +146,20 @@ def test_new_engine_loads_the_adapters_again(words: Tokenizer) -> None:
     assert asked.adapters.digest("a") == b"A", "the files may have changed"
     assert asked.log == ["adapter 'b': its files are gone"]
     assert not asked.sent
+
+
+def test_our_own_questions_have_no_limit(words: Tokenizer) -> None:
+    asked = Asked(words)
+    for k in range(300):
+        asked.adapters.add(f"a{k}", f"/{k}", bytes([k % 256]))
+    asked.questions.reload_adapters(Engine("0", asked.to_engine))
+    assert len(asked.to_engine) == 300
+    asked.ask("stats", "", client=OURSELVES)
+    assert [one.what for one in asked.to_engine[300:]] == ["stats"]
+    for _ in range(257):
+        asked.ask("check", "")
+    assert [one.body for one in asked.sent] == [b"256 questions of this client are open, which is the limit; "
+                                                b"wait for answers"]  # fmt: skip
 
 
 class AskedPair(Asked):

@@ -11,7 +11,7 @@ from banyan.runtime.errors import Overloaded
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, Gen, Read, Select
 from banyan.runtime.server.engine_link.recovery import MAX_DEATHS, MAX_KILLS, Death, Trials
-from banyan.runtime.server.engine_link.requests import EngineRequests
+from banyan.runtime.server.engine_link.requests import EngineRequests, SchedulingInfo
 from banyan.runtime.server.text.prompt import pack, unpack
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 from waits import wait_until
@@ -205,11 +205,26 @@ def test_stopped_suspect_does_not_block_others(bench: Any, greedy: Sampler) -> N
     assert b.text(0, program=1) == "one"
 
 
+class Owner:
+    """The program of requests in a test."""
+
+    scheduling = SchedulingInfo()
+
+    def record(self, run: wire.Run) -> None:
+        return None
+
+    def spend(self, order: tuple[int, ...], n: int) -> None:
+        pass
+
+    def crashed(self, error: Exception) -> None:
+        raise error
+
+
 def test_eos_ids_beyond_the_vocabulary_are_not_sent(words: Tokenizer) -> None:
     commands: list[Any] = []
     requests = EngineRequests(words, 2)
     requests.add_engine(commands.append)
-    requests.start(pack([1]), wire.Sampling(stop_token_ids=(1,)), lambda r: None)
+    requests.start(pack([1]), wire.Sampling(stop_token_ids=(1,)), lambda r: None, owner=Owner(), order=(0, 0))
     assert unpack(commands[0].stop_ids) == [1]
 
 
@@ -217,7 +232,7 @@ def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     ended: list[Any] = []
     requests = EngineRequests(words, None)
     requests.add_engine(lambda command: None)
-    requests.start(pack([1]), wire.Sampling(logprobs=True, top_logprobs=2), ended.append)
+    requests.start(pack([1]), wire.Sampling(logprobs=True, top_logprobs=2), ended.append, owner=Owner(), order=(0, 0))
     the, fox = words.encode([TextSpan("the")])[0], words.encode([TextSpan("x")])[0]
     top = wire.TopLogprobs(-0.5, pack([the, fox]), array("f", [-0.5, -1.5]).tobytes())
     step = wire.Step(array("q", [0]).tobytes(), pack([1]), pack([the]), {0: (top,)}, (wire.Finish(0, "length"),))
@@ -232,7 +247,9 @@ def test_requests_are_stopped_as_far_as_there_is_time(words: Tokenizer) -> None:
     commands: list[Any] = []
     requests = EngineRequests(words, None, call_later=calls.append, is_late=lambda: True)
     requests.add_engine(commands.append)
-    started = [requests.start(pack([1]), wire.Sampling(), lambda r: None) for _ in range(3)]
+    started = [
+        requests.start(pack([1]), wire.Sampling(), lambda r: None, owner=Owner(), order=(0, 0)) for _ in range(3)
+    ]
     requests.abort(*started)
     assert len(requests) == 0
     for n_told in (1, 2, 3):
@@ -246,8 +263,8 @@ def test_steps_of_aborted_requests_are_ignored(words: Tokenizer) -> None:
     requests = EngineRequests(words, None)
     requests.add_engine(lambda command: None)
     ended: list[Any] = []
-    first = requests.start(pack([1]), wire.Sampling(), ended.append)
-    requests.start(pack([1]), wire.Sampling(), ended.append)
+    first = requests.start(pack([1]), wire.Sampling(), ended.append, owner=Owner(), order=(0, 0))
+    requests.start(pack([1]), wire.Sampling(), ended.append, owner=Owner(), order=(0, 0))
     requests.abort(first)
     finished = (wire.Finish(0, "abort"), wire.Finish(1, "length"))
     step = wire.Step(array("q", [0, 1]).tobytes(), pack([2, 1]), pack([67, 68, 69]), {}, finished)

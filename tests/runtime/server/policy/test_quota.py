@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from banyan.runtime.config import Config
 from banyan.runtime.errors import Overloaded
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, Arg, Define, Fork, Gen, Read, Ref, Select, Use
 from banyan.runtime.server.policy import quota
-from banyan.runtime.server.policy.quota import Quota, QuotaLimits
+from banyan.runtime.server.policy.quota import Quota
 from banyan.runtime.server.text.prompt import pack
 
 Make = Callable[..., Any]
@@ -23,7 +24,7 @@ def limited(bench: Make) -> Make:
 
     def make(**limits: int) -> Any:
         b = bench()
-        b.programs._quota = Quota(QuotaLimits()._replace(**limits))
+        b.programs._quota = Quota(Config(**limits))
         return b
 
     return make

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
-from banyan.runtime.errors import BadProgram, BanyanError, ConfigError, RuntimeLost, Unsupported
+from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConfigError, Overloaded, RuntimeLost, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.programs import journal
 from banyan.runtime.server.programs.durables import Durables
@@ -267,6 +268,25 @@ def test_templates_and_limits_survive_a_kill(restart: Start, connect: Any, resum
     assert text(program, 0) == TWOS
 
 
+def test_program_that_a_restarted_server_cannot_take_fails_alone(
+    restart: Start, connect: Any, resume_engines: Callable[[], None]
+) -> None:
+    server = restart()
+    c = connect(server)
+    ops = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    large = submit_durable(c, *ops, key="large", last=False)
+    large.submit([wire.Select(0, 1, ("a" * 100_000, "b"))], last=True)
+    small = submit_durable(c, *ops, key="small")
+    wait_for_tokens(server, 5)
+    kill(server)
+    resume_engines()
+    server = restart({"max_message": 1 << 16})
+    with pytest.raises(BadMessage, match="takes 100038 bytes, and the server takes"):
+        large.future(0).result(60)
+    assert text(small, 0) == TWOS
+    wait_until(lambda: not files(server), "the end of both programs", seen=lambda: files(server))
+
+
 def test_cancel_works_without_a_server(restart: Start, connect: Any) -> None:
     server = restart()
     program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
@@ -358,6 +378,14 @@ def test_full_journal_fails_with_its_limit(restart: Start, connect: Any) -> None
         submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)).future(0).result(60)
 
 
+def test_request_that_does_not_fit_the_journal_leaves_nothing_behind(restart: Start, connect: Any) -> None:
+    server = restart({"durable_bytes": "80B"})  # the record that opens a file takes 50 bytes, that of a request 60
+    c = connect(server)
+    with pytest.raises(BanyanError, match=r"the journal of durable programs has \d+ bytes, and may have 80"):
+        submit_durable(c, wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY)).future(0).result(60)
+    c.ask("check")
+
+
 # ---- the files -----------------------------------------------------------------------------------------------------
 
 
@@ -398,6 +426,32 @@ def test_truncated_or_corrupted_journal_keeps_the_records_before(tmp_path: Path)
     assert later.n_bytes == program_journal.path.stat().st_size
 
 
+def test_file_that_cannot_begin_is_closed_and_removed(tmp_path: Path) -> None:
+    full = Journal(tmp_path / "j", 40)
+    n_open = len(os.listdir("/proc/self/fd"))
+    for k in range(3):
+        with pytest.raises(Overloaded):
+            full.open(bytes([k]))
+    assert len(os.listdir("/proc/self/fd")) == n_open
+    assert not list((tmp_path / "j").iterdir())
+    assert full.n_bytes == 0
+    assert not full.closed_sizes
+
+
+def test_partly_written_record_does_not_hide_later_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program_journal = Journal(tmp_path / "j", 1 << 20).open(b"key")
+    entry = program_journal.begin(run(0))
+    write, ours = os.write, program_journal._fd
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.os, "write", lambda fd, data: write(fd, data[:20] if fd == ours else data))
+        with pytest.raises(BanyanError, match="the disk is full"):
+            entry.grew(bytes(40), ())
+    entry.grew(b"\5\0\0\0", ())
+    program_journal.close()
+    restored = Journal(tmp_path / "j", 1 << 20).open(b"key").begin(run(0))
+    assert restored.ids == b"\5\0\0\0"
+
+
 def test_changed_request_does_not_match_the_journal(tmp_path: Path) -> None:
     program_journal = Journal(tmp_path / "j", 1 << 20).open(b"key")
     program_journal.begin(run(0)).grew(b"\5\0\0\0", ())
@@ -436,9 +490,28 @@ def test_old_journals_are_removed_for_room_and_after_a_day(tmp_path: Path) -> No
 
 def test_acknowledgements_are_forgotten_with_their_programs(bench: Callable[..., Any], tmp_path: Path) -> None:
     durables = Durables(Journal(tmp_path / "journal", 1 << 20))
-    programs = bench(durables=durables).programs
+    b = bench(durables=durables)
     for number, name in enumerate(("", "a", "a")):  # not durable; durable; one that takes the name over
-        programs.submit(b"me", wire.Submit(number, 0, (), limits=wire.ProgramLimits(durable=name)))
-        programs.acknowledge(b"me", wire.Acknowledge(number))
-    programs.forget(b"me")
+        b.send(wire.Submit(number, 0, (), limits=wire.ProgramLimits(durable=name)))
+        b.programs.acknowledge(b"me", wire.Acknowledge(number))
+    assert durables._acknowledged
+    deque(b.programs.forget(b"me"), 0)
     assert not durables._acknowledged
+
+
+def test_name_is_free_again_after_its_journal_could_not_be_opened(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench(durables=Durables(Journal(tmp_path / "journal", 1 << 20)))
+
+    def begin(number: int) -> None:
+        b.send(wire.Submit(number, 0, (), limits=wire.ProgramLimits(durable="a")))
+
+    begin(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "private_directory", lambda folder: os.stat(folder / "missing"))
+        begin(1)
+    begin(2)
+    failed = {one.program: one.message for _, one in b.sent if isinstance(one, wire.Failed)}
+    assert list(failed) == [1]
+    assert "cannot be opened: No such file" in failed[1]
