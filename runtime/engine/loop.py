@@ -200,7 +200,7 @@ class EngineLoop:
         self.exchange.close()
         if self.model.store.file is not None:
             self.cache.close()
-            self.model.move(self.cache.take_moves())
+            self._move_now()
             self.model.store.release()
 
     # ---- the loop --------------------------------------------------------------------------------------------------
@@ -257,6 +257,8 @@ class EngineLoop:
         if wanted := self.scheduler.take_wants():
             self.answers.append(wire.WantImages(wanted))
         if plan is None:
+            if before is None:  # a prefetch on an idle engine
+                self._move_now()
             return None
         self._in_flight.append(plan)
         self._record_in_flight()
@@ -352,6 +354,11 @@ class EngineLoop:
         if self.device.type == "cuda":
             torch.cuda.synchronize()  # after a fault in a kernel every call fails, this one too
 
+    def _move_now(self) -> None:
+        """Execute the moves that were ordered, before the next step does."""
+        if moves := self.cache.take_moves():
+            self.model.move(moves)
+
     # ---- orders ----------------------------------------------------------------------------------------------------
 
     def take(self, order: wire.EngineCommand) -> None:
@@ -430,6 +437,7 @@ class EngineLoop:
                     message = f"an invariant did not hold: {e}; {n_withdrawn} pages were withdrawn, and it goes on"
                     return wire.Answer(ask.id, False, message.encode())
             case "flush":
+                self._move_now()  # a page that moves to the file afterwards would come back after a restart
                 self.cache.reset()
                 self._walks.clear()
             case "tree":

@@ -181,7 +181,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan | None:
         """The next step, or None where there is nothing to do. now: seconds; only differences count. Claims pages,
-        evicts and retracts. Counts move in `commit`."""
+        evicts and retracts. Counts move in `commit`. Without a step, moves that were ordered stay with the cache."""
         if self.cache.quarantined and not self.running:
             self.cache.readmit()  # otherwise a single request might not fit
         n_reserved = 0
@@ -192,13 +192,14 @@ class Scheduler:
         n_rows = sum([work.n_new for work in works])
         self._step_time.note(now, n_rows)
         self.drafting.add_drafts(works, self.limits.step_tokens - n_rows)
+        if not works:
+            return None
         states: list[tuple[int, int]] = []
         if self.cache.states is not None:
             states = self.cache.states.take_copies()
             if self.cache.enabled:
                 works = [self._keep_states(work) for work in works]
-        moves = tuple(self.cache.take_moves())
-        return Plan(tuple(works), tuple(copies), moves, states=tuple(states)) if works else None
+        return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), states=tuple(states))
 
     def plan_ahead(self, inflight: Plan, now: float) -> Plan | None:
         """Plan the step after one that is still being computed, by counts alone. Returns None if counts do not suffice

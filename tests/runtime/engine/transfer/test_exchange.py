@@ -13,7 +13,7 @@ import pytest
 from banyan.radix_cache.check import check
 from banyan.runtime.engine.transfer.exchange import KVExchange
 from banyan.runtime.engine.transfer.transport import Buffers, SharedMemory
-from banyan.runtime.protocol.wire import EndPull, Export, Exported, Ping, Pull, Pulled
+from banyan.runtime.protocol.wire import EndPull, Export, Exported, Hold, Ping, Pull, Pulled
 
 PROMPT = [(7 * i) % 50 for i in range(100)]
 
@@ -389,7 +389,7 @@ def test_any_order_of_events_leaks_nothing(fake: ModuleType, seed: int) -> None:
     prompts = [[(k * i + k) % 50 for i in range(rng.randrange(20, 120))] for k in range(1, 9)]
     open_pulls: dict[int, tuple[list[int], Exported | None]] = {}
     for number in range(1, 200):
-        match rng.randrange(7):
+        match rng.randrange(8):
             case 0 | 1:
                 pair.run(rng.randrange(2), rng.choice(prompts), rid=number)
             case 2:
@@ -408,6 +408,10 @@ def test_any_order_of_events_leaks_nothing(fake: ModuleType, seed: int) -> None:
                     e.take(EndPull(which))
             case 5:
                 pair.now += rng.choice([0.1, 2.0])
+            case 7:
+                e = rng.choice(pair.engines)
+                e.take(Hold(number, fake.int32(rng.choice(prompts)), steps=10.0, prefetch=True))
+                e.step()
         pair.engines[0].step()
         for k in (0, 1):
             for report in pair.work(k):
