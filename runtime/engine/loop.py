@@ -131,7 +131,9 @@ class EngineLoop:
             n_ahead = tokens_ahead(config, resolved.device)
             window = WindowPages(n_window, config.page, self.spec.window, n_ahead, self.spec.n_first)
         self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file, n_states, window)
-        drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch) if draft_model else None
+        drafter = None
+        if draft_model is not None:
+            drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch, self._move_pages)
         # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
         self._chunk = model.spec.chunk if model.spec.chunk < resolved.context else 0
         # Nor where layers attend in chunks: the chunk of a branch's token does not follow from its slot.
@@ -200,7 +202,7 @@ class EngineLoop:
         self.exchange.close()
         if self.model.store.file is not None:
             self.cache.close()
-            self._move_now()
+            self._move_pages()
             self.model.store.release()
 
     # ---- the loop --------------------------------------------------------------------------------------------------
@@ -258,7 +260,7 @@ class EngineLoop:
             self.answers.append(wire.WantImages(wanted))
         if plan is None:
             if before is None:  # a prefetch on an idle engine
-                self._move_now()
+                self._move_pages()
             return None
         self._in_flight.append(plan)
         self._record_in_flight()
@@ -354,10 +356,9 @@ class EngineLoop:
         if self.device.type == "cuda":
             torch.cuda.synchronize()  # after a fault in a kernel every call fails, this one too
 
-    def _move_now(self) -> None:
+    def _move_pages(self) -> None:
         """Execute the moves that were ordered, before the next step does."""
-        if moves := self.cache.take_moves():
-            self.model.move(moves)
+        self.model.move(self.cache.take_moves())
 
     # ---- orders ----------------------------------------------------------------------------------------------------
 
@@ -437,7 +438,7 @@ class EngineLoop:
                     message = f"an invariant did not hold: {e}; {n_withdrawn} pages were withdrawn, and it goes on"
                     return wire.Answer(ask.id, False, message.encode())
             case "flush":
-                self._move_now()  # a page that moves to the file afterwards would come back after a restart
+                self._move_pages()  # a page that moves to the file afterwards would come back after a restart
                 self.cache.reset()
                 self._walks.clear()
             case "tree":
