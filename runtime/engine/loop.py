@@ -223,6 +223,7 @@ class EngineLoop:
                 is_idle = self.scheduler.is_idle and ahead is None and not deferred and not self.exchange.is_busy
                 for order in chain(deferred, link.drain(block=is_idle)):
                     self.take(order)
+                self.exchange.clear_wake()
                 before = self.clock()
                 step = self.sample(ahead or self.launch())
                 ahead, deferred = None, []

@@ -7,9 +7,11 @@ whole or not at all. If a pull fails, the server sends the request anyway, and t
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from typing import Literal, NamedTuple, Protocol
 
 import msgspec
@@ -114,7 +116,7 @@ class KVExchange:
         nixl = Nixl(chunks.wake) if chunks is not None and transfer == "nixl" else None
         ways: tuple[Transport | None, ...] = (self._memory, nixl, chunks)  # the best transport first
         self._transports = tuple(way for way in ways if way is not None)
-        self.wake = chunks.wake if chunks is not None else None  # readable when something has arrived
+        self.wake = chunks.wake if chunks is not None else None  # readable when a read has ended
         self.buffers = Buffers(clock)
         self._exporting: dict[int, _Exporting] = {}
         self._importing: dict[int, _Importing] = {}
@@ -357,6 +359,13 @@ class KVExchange:
             one.memory = None
             one.read.close()
             one.lease.close()
+
+    def clear_wake(self) -> None:
+        """Make `wake` unreadable until a read ends. Called before `work`, which polls the reads; a read that was closed
+        is not polled."""
+        if self.wake is not None:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.wake)
 
     def trim(self) -> None:
         """Free memory that has not been used for a long time. Called about once a second."""

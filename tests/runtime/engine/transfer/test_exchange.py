@@ -343,6 +343,39 @@ def test_pages_come_over_the_network(fake: ModuleType) -> None:
         e.exchange.close()
 
 
+class OneTurn:
+    """A link that ends after one turn of the loop."""
+
+    n_drained = 0
+
+    def drain(self, block: bool) -> tuple[()]:
+        self.n_drained += 1
+        if self.n_drained > 1:
+            raise EOFError
+        return ()
+
+    def watch(self, fd: int) -> None: ...
+
+    def send(self, reports: Any) -> None: ...
+
+
+def test_pull_that_ends_early_does_not_keep_the_engine_awake(fake: ModuleType) -> None:
+    pair = Pair(fake, host="127.0.0.1")
+    pair.run(0)
+    exported = pair.export()
+    e = pair.engines[1]
+    pair.begin_pull(exported, places=exported.places[1:])
+    read = e.exchange._importing[1].read
+    pair.end()
+    read.thread.join()
+    assert select.select([e.exchange.wake], [], [], 0)[0], "the read has ended"
+    e.run(OneTurn())
+    assert not select.select([e.exchange.wake], [], [], 0)[0]
+    pair.check()
+    for e in pair.engines:
+        e.exchange.close()
+
+
 @pytest.mark.parametrize("kv_dtype", ["int8", "k8v4"])
 def test_scales_move_with_their_numbers(tiny_engine: Callable[..., Any], kv_dtype: str) -> None:
     """With several tensors per pool, all parts of a page arrive: checked on the bytes."""
