@@ -219,6 +219,16 @@ def test_server_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     assert not is_running(int(pids.read_text()))
 
 
+def test_http_process_that_does_not_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for body, timeout, message in (
+        ("sys.exit(3)", 30, r"the HTTP process died as it started \(exit code 3\)"),
+        ("os.read(alive, 1)", 0.5, "the HTTP process was not ready in time"),
+    ):
+        monkeypatch.setattr(launch, "GATEWAY", write_command(tmp_path, body))
+        with pytest.raises(RuntimeLost, match=message):
+            launch.start_gateway(config.HTTPConfig(socket="none", address="0"), timeout=timeout)
+
+
 def test_launch_works_with_more_than_1024_open_files(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < 2048:
