@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import msgspec
 import torch
@@ -40,11 +40,12 @@ from banyan.runtime.engine.speculation.drafters import DraftModel, make_controll
 from banyan.runtime.engine.transfer.exchange import KVExchange
 from banyan.runtime.errors import BadProgram, BanyanError, OutOfMemory
 from banyan.runtime.model.decoder import Decoder
-from banyan.runtime.model.load import ImageModel, Model, RecurrentModel
+from banyan.runtime.model.load import Model
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
 
 if TYPE_CHECKING:
+    from banyan.runtime.model.hf import HfModel
     from banyan.runtime.model.recurrent import StatePool
 
 WALKS, SHORT_WALK = 20.0, 1.0
@@ -56,10 +57,9 @@ STATES_PER_REQUEST = 4
 """Most slots of recurrent state per running request: one for the request itself, the others for states in the tree."""
 
 
-def claim_states(model: Model, resolved: Resolved, max_running: int) -> StatePool:
+def claim_states(model: HfModel, resolved: Resolved, max_running: int) -> StatePool:
     """Allocate the slots for the recurrent states of a model: as many as fit into `Resolved.state_memory`, but no more
     than are useful."""
-    assert isinstance(model, RecurrentModel)
     n_slots = min(resolved.state_memory // model.state_bytes, STATES_PER_REQUEST * max_running)
     if n_slots < 2:
         raise OutOfMemory(
@@ -122,7 +122,9 @@ class EngineLoop:
         # transformers' own code may not be capturable, and a captured step does not cut attention into absolute chunks.
         if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:
             graphs = Graphs(model, store, resolved.context, cuda_capture())
-        store.states = states = claim_states(model, resolved, config.max_running) if has_state else None
+        states = None
+        if has_state:
+            store.states = states = claim_states(cast("HfModel", model), resolved, config.max_running)
         self.model = make_runner(model, store, graphs)
         self.adapters = LoadedAdapters(model.spec, self.device)
         n_states = states.n_slots if states else 0
@@ -144,7 +146,7 @@ class EngineLoop:
             names = tuple(name for name in names if name == "grammar")
         self.drafting = make_controller(names, drafter, max_tree)
         of_images = model.spec.images
-        self.images = EngineImages(of_images, model.tower if isinstance(model, ImageModel) else None, self.device)
+        self.images = EngineImages(of_images, getattr(model, "tower", None), self.device)
         self._row_id = -1 if of_images is None else of_images.row_id
         limits = EngineLimits(
             resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens, self._row_id,

@@ -102,7 +102,8 @@ def _images() -> ImageInputs | None:
 
 
 class HfModel:
-    """A model that runs transformers' code; implements `load.Model`."""
+    """A model that runs transformers' code; implements `load.Model`. tower: the vision tower, which makes the
+    embeddings of an image; None: the model does not take images."""
 
     def __init__(self, spec: ModelSpec, model: Any, context: int) -> None:
         self.spec = spec
@@ -121,7 +122,7 @@ class HfModel:
         return recurrent.slot_bytes(self._state_parts)
 
     def new_states(self, n_slots: int) -> recurrent.StatePool:
-        """The pool of recurrent states that `forward` uses from now on."""
+        """The pool of recurrent states that `forward` uses from now on: call its `begin` before each step."""
         self._states = recurrent.StatePool(self._state_parts, n_slots, self._model.device, self._is_stepwise)
         return self._states
 
@@ -140,7 +141,7 @@ class HfModel:
         self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor,
         adapted: AdaptedRows | None = None, images: ImageInputs | None = None,
     ) -> Tensor:  # fmt: skip
-        """See `load.Model` and `load.ImageModel`."""
+        """See `load.Model`. images: the rows of images in this step."""
         assert adapted is None, "lora.read refuses adapters for this model"
         if images is not None and images.positions is not None:
             positions = images.positions
