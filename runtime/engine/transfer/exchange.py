@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import torch
@@ -84,14 +84,6 @@ class _Importing:
         self.seconds = 0.0
 
 
-class ExchangeCounts(NamedTuple):
-    """Tokens and bytes that were sent and received since the start, and the present bytes of buffers."""
-
-    exported_tokens: int = 0
-    pulled_tokens: int = 0
-    buffer_bytes: int = 0
-
-
 class KVExchange:
     """The pulls in which an engine takes part. `take` commands, `work` between steps, send what `work` returns."""
 
@@ -121,7 +113,6 @@ class KVExchange:
         self._exporting: dict[int, _Exporting] = {}
         self._importing: dict[int, _Importing] = {}
         self._reports: list[EngineReport] = []
-        self._n_exported = self._n_pulled = 0
 
     @property
     def is_active(self) -> bool:
@@ -139,10 +130,6 @@ class KVExchange:
         return any(one.memory is not None for one in self._exporting.values()) or any(
             one.memory is not None for one in self._importing.values()
         )
-
-    @property
-    def counts(self) -> ExchangeCounts:
-        return ExchangeCounts(self._n_exported, self._n_pulled, self.buffers.n_bytes)
 
     # ---- commands --------------------------------------------------------------------------------------------------
 
@@ -290,7 +277,6 @@ class KVExchange:
         if one.n_done == len(one.pages):
             one.lease.close()
             one.lease = one.memory = None
-            self._n_exported += one.n_tokens - one.export.first
             places = tuple(filter(None, (way.describe(one.buffer) for way in self._transports)))
             self._reports.append(Exported(one.export.pull, one.n_tokens, places, one.seconds))
 
@@ -311,7 +297,6 @@ class KVExchange:
             return
         one.read.confirm()
         n_tokens = len(one.pull.ids) // 4
-        self._n_pulled += n_tokens - one.lease.n_cached
         one.lease.publish(one.pull.ids, is_query=False)
         self._end_import(one.pull.pull)
         self._reports.append(Pulled(one.pull.pull, n_tokens, one.seconds))
