@@ -47,7 +47,6 @@ class StartReport(msgspec.Struct, frozen=True):
     """What a child writes to its ready pipe. lines: what it chose, for people. code, message: the error for which it
     ended; code "": it is ready. notice: what takes so long; such a report is not the last one."""
 
-    pid: int
     lines: tuple[str, ...] = ()
     code: str = ""
     message: str = ""

@@ -369,7 +369,7 @@ class EngineLoop:
         match order:
             case wire.Ping():
                 self.exchange.trim()
-                self.answers.append(wire.EnginePong(*self.scheduler.step_seconds))
+                self.answers.append(wire.EnginePong(*self.scheduler.step_time.seconds))
             case wire.Ask(what="tree" | "check"):
                 self.answers.append(self._answer_by_walk(order))
             case wire.Ask():

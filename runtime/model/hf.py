@@ -312,7 +312,7 @@ def _attention(
         raise Unsupported(f"{step.spec.family}: its config says that layer {layer} has no attention, but it has")
     rule = step.rules.get(layer)
     if rule is None or attention_mask is not None:
-        rule = step.rules[layer] = _rule(module, query, key, value, attention_mask, options, step)
+        rule = step.rules[layer] = _rule(module, key, value, attention_mask, options, step)
     scale = options.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     absorbed = module.kv_b_proj if step.spec.latent_dim else None
@@ -356,7 +356,7 @@ _KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", 
 
 
 def _rule(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: HfStep
+    module: Any, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: HfStep
 ) -> AttentionRule:
     """Derive the rule of a layer from its call to attention. Unsupported: it needs something that paged attention
     cannot do, which the message names."""
@@ -453,7 +453,6 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         vocab_size=text.vocab_size,
         max_context=_largest(text, "max_position_embeddings") or _UNBOUNDED,
         dtype=dtype_name(config.dtype or text.dtype),
-        tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         n_experts=_n_experts(text),
         kv_layers=kv_layers,
         chunk=getattr(text, "attention_chunk_size", None) or 0,

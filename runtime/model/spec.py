@@ -175,7 +175,6 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
         vocab_size=dense.vocab_size,
         max_context=dense.max_context,
         dtype=families.dtype_name(config.get("dtype") or config.get("torch_dtype")),
-        tie_embeddings=dense.tie_word_embeddings,
         dense=dense,
         windows=dense.windows if any(dense.windows) else (),
         **common,

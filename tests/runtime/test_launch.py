@@ -193,7 +193,7 @@ def test_server_with_log_info_writes_to_stderr(tmp_path: Path, capfd: pytest.Cap
 
 
 def test_notices_of_a_quiet_server_are_printed_as_they_come(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    reports = [launch.StartReport(1, notice="compiling"), launch.StartReport(1, notice="more"), launch.StartReport(1)]
+    reports = [launch.StartReport(notice="compiling"), launch.StartReport(notice="more"), launch.StartReport()]
     written = b"".join(msgspec.json.encode(report) + b"\n" for report in reports)
     command = write_command(tmp_path, f"os.write(ready, {written!r}); os.read(alive, 1)")
     launch.start(config.make(), timeout=30, command=command).close()

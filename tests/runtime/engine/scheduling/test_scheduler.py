@@ -143,7 +143,7 @@ def test_decodes_of_a_client_take_turns_beside_those_of_another(fake: ModuleType
     many as the client with few."""
     inputs = dict(enumerate(prompts(n_own + 30, shared=0)))
     e = fake.engine(n_pages=1024)
-    e.scheduler._step_time.note = lambda now, n_rows: None
+    e.scheduler.step_time.note = lambda now, n_rows: None
     outputs: dict[int, Any] = {}
     for rid, ids in inputs.items():
         e.take(fake.run(rid, ids, Sampling(temperature=0, max_tokens=30), client=int(rid >= n_own)))
