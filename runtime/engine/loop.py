@@ -227,10 +227,9 @@ class EngineLoop:
                     self.take(order)
                 self.exchange.clear_wake()
                 before = self.clock()
-                step = self.sample(ahead or self.launch())
-                ahead, deferred = None, []
+                step, ahead = self.advance(ahead)
+                deferred = []
                 if self.plans_ahead and step is not None:
-                    ahead = self.launch(step)
                     link.send(reports)
                     reports, deferred = [], self._take_new(link)
             except EOFError:
@@ -246,6 +245,12 @@ class EngineLoop:
     def step(self) -> wire.Step:
         """Compute one step. Requests that it failed are in `failed`."""
         return self.complete(self.sample(self.launch()))
+
+    def advance(self, ahead: InFlightStep | None) -> tuple[InFlightStep | None, InFlightStep | None]:
+        """Sample the step that was launched ahead, or one that is launched now, and launch the next one ahead of its
+        completion. Returns both; None: there is no step."""
+        step = self.sample(ahead or self.launch())
+        return step, self.launch(step) if self.plans_ahead and step is not None else None
 
     def launch(self, before: InFlightStep | None = None) -> InFlightStep | None:
         """Plan a step and launch its forward pass. Returns None if there is nothing to do, or if the step failed.
