@@ -339,8 +339,7 @@ def overlap(run: Run) -> None:
         """Steps as the loop of the engine does, while n_running requests run. Returns the number of steps."""
         ahead, counted = None, 0
         while len(engine.scheduler.running) == n_running and not engine.scheduler.is_idle:
-            step = engine.sample(ahead or engine.launch())
-            ahead = engine.launch(step) if engine.plans_ahead and step is not None else None
+            step, ahead = engine.advance(ahead)
             engine.complete(step)
             counted += 1
         if ahead is not None:

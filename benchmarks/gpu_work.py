@@ -275,8 +275,7 @@ def random_model(
     spec = ModelSpec(
         name=shape, family=family, n_layers=dense.num_hidden_layers, n_heads=dense.num_attention_heads,
         n_kv_heads=dense.n_kv_heads, head_dim=dense.dim, hidden=dense.hidden_size, vocab_size=dense.vocab_size,
-        max_context=dense.max_context, eos_ids=(), dtype=str(dtype)[6:], n_parameters=n,
-        tie_embeddings=dense.tie_word_embeddings, dense=dense,
+        max_context=dense.max_context, eos_ids=(), dtype=str(dtype)[6:], n_parameters=n, dense=dense,
     )  # fmt: skip
     weights: Any = RandomCheckpoint(device, dtype)
     return decoder.build(spec, weights, device, dtype, spec.max_context), weights.taken

@@ -46,8 +46,8 @@ class Lease:
     """A claim on pages: a locked prefix of the tree, followed by pages of the lease's own. Made by `Cache.open`; a
     context manager."""
 
-    __slots__ = ("_copies", "_ids", "_is_counted", "_n_computed", "_namespace", "_node", "_source", "_start", "cache",
-                 "is_open", "n_cached", "n_host", "n_matched", "owner", "pages", "priority", "state",
+    __slots__ = ("_copies", "_ids", "_is_counted", "_n_computed", "_namespace", "_source", "_start", "cache",
+                 "is_open", "n_cached", "n_host", "n_matched", "node", "owner", "pages", "priority", "state",
                  "states", "window")  # fmt: skip
 
     def __init__(self, cache: Cache, ids: bytes, namespace: bytes, node: Node, priority: int, owner: Hashable) -> None:
@@ -62,19 +62,14 @@ class Lease:
         self.window: WindowTable | None = None  # pages of windowed layers, if these have pages of their own
         self.priority = priority
         self.owner = owner
-        self._node = node  # the node in which the published tokens end; locked
-        self._source: Node | None = None  # below _node; its first page is to be copied; locked
+        self.node = node  # the node in which the published tokens end; locked
+        self._source: Node | None = None  # below `node`; its first page is to be copied; locked
         self._copies: list[tuple[int, int, int]] = []
         self._start = -1  # slot of the recurrent state after the first n_cached tokens
         self._ids = ids  # token ids that `open` and `publish` were given
         self._namespace = namespace
         self._n_computed = 0  # how many of these tokens are computed or copied
         self._is_counted = False
-
-    @property
-    def node(self) -> Node:
-        """The node in which the lease's published tokens end."""
-        return self._node
 
     @property
     def n_slots(self) -> int:
@@ -84,7 +79,7 @@ class Lease:
     @property
     def n_private(self) -> int:
         """Pages that belong to the lease alone. They are not in the tree, and are freed with the lease."""
-        return len(self.pages) - -(-self._node.end // self.cache.page)
+        return len(self.pages) - -(-self.node.end // self.cache.page)
 
     def take_copies(self) -> list[tuple[int, int, int]]:
         """(source page, destination page, n_slots) to copy before the lease's next forward pass. A page of windowed
@@ -158,13 +153,13 @@ class Lease:
         self._release_source()
         if cache.enabled:
             n_private = self.n_private
-            self._node, spare = cache.tree.insert(self._node, ids, self.pages, self.priority)
+            self.node, spare = cache.tree.insert(self.node, ids, self.pages, self.priority)
             cache.pool.give(spare)
             cache._n_leased -= n_private - self.n_private
             for position in [position for position in self.states if position <= n]:
                 self._store_state(position, ids)
             if self.window is not None:
-                self.window.store(self._node)
+                self.window.store(self.node)
         if self.window is not None:
             self.window.leave_behind(self._n_computed)
 
@@ -203,8 +198,8 @@ class Lease:
             self.window.close()
         tree = cache.tree
         if tree.policy.has_levels and self._is_counted:
-            tree.promote(self._node, self.n_cached - self.n_cached % cache.page, self.priority)
-        tree.unlock(self._node)
+            tree.promote(self.node, self.n_cached - self.n_cached % cache.page, self.priority)
+        tree.unlock(self.node)
         if tree.policy.share < 1.0:
             tree.limit_protected()
         cache.leases.pop(self, None)
@@ -217,7 +212,7 @@ class Lease:
 
     def _release_source(self) -> None:
         if self._source is not None:
-            self.cache.tree.unlock(self._source, self._node)
+            self.cache.tree.unlock(self._source, self.node)
             self._source = None
             if self.window is not None:
                 self.window.release_source()

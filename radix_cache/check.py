@@ -60,7 +60,7 @@ def private(lease: Lease) -> list[int]:
 
 def locked_nodes(lease: Lease) -> set[Node]:
     """The nodes that a lease locks, with their roots."""
-    return {*upward(lease._node), *upward(lease._source)}
+    return {*upward(lease.node), *upward(lease._source)}
 
 
 def _check_pages(cache: Cache, nodes: list[Node]) -> None:
@@ -168,7 +168,7 @@ def _check_windows(cache: Cache, window: WindowPages, nodes: list[Node]) -> None
         _must(len(table) >= -(-n // page), "a lease lacks pages that it computed")
         needed = table[: window.n_first] + table[window.first(n) :]
         _must(window.null not in needed, "a lease lacks a page of its window")
-        path = {end: own for node in upward(lease._node) for end, own in node.states.items()}
+        path = {end: own for node in upward(lease.node) for end, own in node.states.items()}
         is_own = [own in (window.null, path.get((i + 1) * page, own)) for i, own in enumerate(table)]
         _must(all(is_own), "a lease reads other pages of windowed layers than the tree has for its tokens")
 
@@ -255,7 +255,7 @@ def _check_queues(cache: Cache, nodes: list[Node]) -> None:
 
 def check_lease(lease: Lease) -> None:
     """Checks that the pages of a lease hold its tokens."""
-    cache, end, source = lease.cache, lease._node, lease._source
+    cache, end, source = lease.cache, lease.node, lease._source
     page = cache.page
     *path, root = upward(end)
     pages = [page for node in reversed(path) for page in node.pages]
@@ -273,5 +273,5 @@ def check_lease(lease: Lease) -> None:
         _must(all(copy[0] == first.pages[0] for copy in lease._copies), "a copy reads another page than its source's")
     _must(source is not None or not lease._copies, "a copy has no locked source")
     if end.end % page:
-        owners = [other for other in cache.leases if other._node is end]
+        owners = [other for other in cache.leases if other.node is end]
         _must(owners == [lease], "two leases fill one page")

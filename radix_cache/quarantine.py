@@ -97,7 +97,7 @@ def _sound_nodes(cache: Cache, certain: set[int]) -> list[Node]:
 
 def _is_sound(lease: Lease, known: set[Node], pages: list[int], certain: set[int]) -> bool:
     """Whether a lease is on sound nodes, and each of its pages certainly belongs to it."""
-    ends = (lease._node, lease._source)
+    ends = (lease.node, lease._source)
     if all(end is None or end in known for end in ends) and certain.issuperset(pages):
         with suppress(*_INVALID):
             check_lease(lease)

@@ -47,7 +47,6 @@ class StartReport(msgspec.Struct, frozen=True):
     """What a child writes to its ready pipe. lines: what it chose, for people. code, message: the error for which it
     ended; code "": it is ready. notice: what takes so long; such a report is not the last one."""
 
-    pid: int
     lines: tuple[str, ...] = ()
     code: str = ""
     message: str = ""
@@ -55,7 +54,9 @@ class StartReport(msgspec.Struct, frozen=True):
 
 
 class ChildProcess:
-    """A process that this one started and that ends with it."""
+    """A process that this one started and that ends with it. kind: what it is, for errors."""
+
+    kind = "child process"
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ def _end(process: subprocess.Popen[bytes], write_end: int, directory: Path | Non
 class ServerProcess(ChildProcess):
     """A running server. socket: where it listens. report: lines that tell people what it chose."""
 
+    kind = "server"
     socket: Path
     report: tuple[str, ...]
 
@@ -138,6 +140,7 @@ class ServerProcess(ChildProcess):
 class GatewayProcess(ChildProcess):
     """A running HTTP process. url: where it listens, such as http://127.0.0.1:8000."""
 
+    kind = "HTTP process"
     url: str
 
 
@@ -191,16 +194,16 @@ def _start(
         os.close(ready)
 
 
-def _await_report(server: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None) -> StartReport:
+def _await_report(child: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None) -> StartReport:
     """Wait for the last report of a child. log: the log file of a quiet server; notices are printed here."""
     data = b""
     while True:
         left = deadline - time.monotonic()
         if left <= 0 or not is_readable(ready, left):
-            raise RuntimeLost(f"the server was not ready in time, and was ended{_tail(log)}")
+            raise RuntimeLost(f"the {child.kind} was not ready in time, and was ended{_tail(log)}")
         if not (more := os.read(ready, 1 << 16)):
-            code = server.wait(_GRACE)
-            raise RuntimeLost(f"the server died as it started (exit code {code}){_tail(log)}")
+            code = child.wait(_GRACE)
+            raise RuntimeLost(f"the {child.kind} died as it started (exit code {code}){_tail(log)}")
         *lines, data = (data + more).split(b"\n")
         for line in lines:
             report = msgspec.json.decode(line, type=StartReport)

@@ -233,17 +233,13 @@ inline void tile(float* c, int s_c, const float* a, int s_a, const B* const* b, 
         for (int v = 0; v < V; v++) store(c + r * s_c + v * W, t[r][v]);
 }
 
-template <int V, class B>
+template <int R, int V, class B>
 inline void rows(int n, float* c, int s_c, const float* a, int s_a, const B* const* b, int o_b, int n_k,
                  const float* shrink) {
-    for (; n >= MR; n -= MR, c += MR * s_c, a += MR * s_a, shrink += shrink ? MR : 0)
-        tile<MR, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
-    switch (n) {
-        case 1: return tile<1, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
-        case 2: return tile<2, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
-        case 3: return tile<3, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
-        case 4: return tile<4, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
-        case 5: return tile<5, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+    for (; n >= R; n -= R, c += R * s_c, a += R * s_a, shrink += shrink ? R : 0)
+        tile<R, V>(c, s_c, a, s_a, b, o_b, n_k, shrink);
+    if constexpr (R > 1) {
+        if (n) rows<R - 1, V>(n, c, s_c, a, s_a, b, o_b, n_k, shrink);
     }
 }
 
@@ -252,8 +248,8 @@ template <class B>
 inline void product(int n, int n_columns, float* c, int s_c, const float* a, int s_a, const B* const* b, int n_k,
                     const float* shrink) {
     int at = 0;
-    for (; at + NV * W <= n_columns; at += NV * W) rows<NV>(n, c + at, s_c, a, s_a, b, at, n_k, shrink);
-    for (; at < n_columns; at += W) rows<1>(n, c + at, s_c, a, s_a, b, at, n_k, shrink);
+    for (; at + NV * W <= n_columns; at += NV * W) rows<MR, NV>(n, c + at, s_c, a, s_a, b, at, n_k, shrink);
+    for (; at < n_columns; at += W) rows<MR, 1>(n, c + at, s_c, a, s_a, b, at, n_k, shrink);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 import msgspec
 import torch
@@ -40,11 +40,12 @@ from banyan.runtime.engine.speculation.drafters import DraftModel, make_controll
 from banyan.runtime.engine.transfer.exchange import KVExchange
 from banyan.runtime.errors import BadProgram, BanyanError, OutOfMemory
 from banyan.runtime.model.decoder import Decoder
-from banyan.runtime.model.load import ImageModel, Model, RecurrentModel
+from banyan.runtime.model.load import Model
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.flight_record import COMPILER, LOOP, FlightRecord
 
 if TYPE_CHECKING:
+    from banyan.runtime.model.hf import HfModel
     from banyan.runtime.model.recurrent import StatePool
 
 WALKS, SHORT_WALK = 20.0, 1.0
@@ -56,10 +57,9 @@ STATES_PER_REQUEST = 4
 """Most slots of recurrent state per running request: one for the request itself, the others for states in the tree."""
 
 
-def claim_states(model: Model, resolved: Resolved, max_running: int) -> StatePool:
+def claim_states(model: HfModel, resolved: Resolved, max_running: int) -> StatePool:
     """Allocate the slots for the recurrent states of a model: as many as fit into `Resolved.state_memory`, but no more
     than are useful."""
-    assert isinstance(model, RecurrentModel)
     n_slots = min(resolved.state_memory // model.state_bytes, STATES_PER_REQUEST * max_running)
     if n_slots < 2:
         raise OutOfMemory(
@@ -122,7 +122,9 @@ class EngineLoop:
         # transformers' own code may not be capturable, and a captured step does not cut attention into absolute chunks.
         if self.device.type == "cuda" and isinstance(model, Decoder) and not config.deterministic:
             graphs = Graphs(model, store, resolved.context, cuda_capture())
-        store.states = states = claim_states(model, resolved, config.max_running) if has_state else None
+        states = None
+        if has_state:
+            store.states = states = claim_states(cast("HfModel", model), resolved, config.max_running)
         self.model = make_runner(model, store, graphs)
         self.adapters = LoadedAdapters(model.spec, self.device)
         n_states = states.n_slots if states else 0
@@ -131,7 +133,9 @@ class EngineLoop:
             n_ahead = tokens_ahead(config, resolved.device)
             window = WindowPages(n_window, config.page, self.spec.window, n_ahead, self.spec.n_first)
         self.cache = Cache(*sizes, config.cache, config.eviction, resolved.n_host, file, n_states, window)
-        drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch) if draft_model else None
+        drafter = None
+        if draft_model is not None:
+            drafter = make_model_drafter(draft_model, self.model, config.page, self.stopwatch, self._move_pages)
         # Deterministic drafts do not branch: a branch's keys are in other slots, and summed in another order.
         self._chunk = model.spec.chunk if model.spec.chunk < resolved.context else 0
         # Nor where layers attend in chunks: the chunk of a branch's token does not follow from its slot.
@@ -142,7 +146,7 @@ class EngineLoop:
             names = tuple(name for name in names if name == "grammar")
         self.drafting = make_controller(names, drafter, max_tree)
         of_images = model.spec.images
-        self.images = EngineImages(of_images, model.tower if isinstance(model, ImageModel) else None, self.device)
+        self.images = EngineImages(of_images, getattr(model, "tower", None), self.device)
         self._row_id = -1 if of_images is None else of_images.row_id
         limits = EngineLimits(
             resolved.context, model.spec.vocab_size, config.max_running, config.step_tokens, self._row_id,
@@ -200,7 +204,7 @@ class EngineLoop:
         self.exchange.close()
         if self.model.store.file is not None:
             self.cache.close()
-            self.model.move(self.cache.take_moves())
+            self._move_pages()
             self.model.store.release()
 
     # ---- the loop --------------------------------------------------------------------------------------------------
@@ -221,11 +225,11 @@ class EngineLoop:
                 is_idle = self.scheduler.is_idle and ahead is None and not deferred and not self.exchange.is_busy
                 for order in chain(deferred, link.drain(block=is_idle)):
                     self.take(order)
+                self.exchange.clear_wake()
                 before = self.clock()
-                step = self.sample(ahead or self.launch())
-                ahead, deferred = None, []
+                step, ahead = self.advance(ahead)
+                deferred = []
                 if self.plans_ahead and step is not None:
-                    ahead = self.launch(step)
                     link.send(reports)
                     reports, deferred = [], self._take_new(link)
             except EOFError:
@@ -242,6 +246,12 @@ class EngineLoop:
         """Compute one step. Requests that it failed are in `failed`."""
         return self.complete(self.sample(self.launch()))
 
+    def advance(self, ahead: InFlightStep | None) -> tuple[InFlightStep | None, InFlightStep | None]:
+        """Sample the step that was launched ahead, or one that is launched now, and launch the next one ahead of its
+        completion. Returns both; None: there is no step."""
+        step = self.sample(ahead or self.launch())
+        return step, self.launch(step) if self.plans_ahead and step is not None else None
+
     def launch(self, before: InFlightStep | None = None) -> InFlightStep | None:
         """Plan a step and launch its forward pass. Returns None if there is nothing to do, or if the step failed.
         before: the step in flight; then also None if the next step cannot be planned before it is complete."""
@@ -257,6 +267,8 @@ class EngineLoop:
         if wanted := self.scheduler.take_wants():
             self.answers.append(wire.WantImages(wanted))
         if plan is None:
+            if before is None:  # a prefetch on an idle engine
+                self._move_pages()
             return None
         self._in_flight.append(plan)
         self._record_in_flight()
@@ -352,13 +364,17 @@ class EngineLoop:
         if self.device.type == "cuda":
             torch.cuda.synchronize()  # after a fault in a kernel every call fails, this one too
 
+    def _move_pages(self) -> None:
+        """Execute the moves that were ordered, before the next step does."""
+        self.model.move(self.cache.take_moves())
+
     # ---- orders ----------------------------------------------------------------------------------------------------
 
     def take(self, order: wire.EngineCommand) -> None:
         match order:
             case wire.Ping():
                 self.exchange.trim()
-                self.answers.append(wire.EnginePong(*self.scheduler.step_seconds))
+                self.answers.append(wire.EnginePong(*self.scheduler.step_time.seconds))
             case wire.Ask(what="tree" | "check"):
                 self.answers.append(self._answer_by_walk(order))
             case wire.Ask():
@@ -430,6 +446,7 @@ class EngineLoop:
                     message = f"an invariant did not hold: {e}; {n_withdrawn} pages were withdrawn, and it goes on"
                     return wire.Answer(ask.id, False, message.encode())
             case "flush":
+                self._move_pages()  # a page that moves to the file afterwards would come back after a restart
                 self.cache.reset()
                 self._walks.clear()
             case "tree":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -15,8 +16,11 @@ from banyan.runtime.engine.batch import Batch
 from banyan.runtime.engine.cuda_graphs import SIZES, Graphs
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.scheduling.request import Request
-from banyan.runtime.model.load import ImageModel, Model
+from banyan.runtime.model.load import Model
 from banyan.runtime.protocol.wire import Run, Sampling
+
+if TYPE_CHECKING:
+    from banyan.runtime.model.hf import HfModel
 
 
 class ModelRunner:
@@ -61,9 +65,8 @@ class ModelRunner:
         if self.graphs is not None and batch.adapted is None and (logits := self.graphs(batch)) is not None:
             return logits
         if batch.images is not None:
-            assert isinstance(self.model, ImageModel)
             arguments = batch.ids, batch.positions, batch.ragged, self.store.kv, batch.rows
-            return self.model.forward(*arguments, images=batch.images)
+            return cast("HfModel", self.model).forward(*arguments, images=batch.images)
         return self.forward(batch.ids, batch.positions, batch.ragged, batch.rows, batch.adapted)
 
     def forward(self, ids: Tensor, positions: Tensor, ragged: Ragged, rows: Tensor,

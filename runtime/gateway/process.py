@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import gc
 import ipaddress
-import os
 import socket
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def main(argv: list[str]) -> int:
         listener = _listen(config)
         client = connect(config.socket, token=_token(config))
     except BanyanError as e:
-        launch.report_start(args.ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
+        launch.report_start(args.ready_fd, launch.StartReport(code=e.code, message=e.message))
         return 1
     asyncio.run(_serve(config, client, keys, listener, args.ready_fd, args.alive_fd))
     return 0
@@ -94,7 +93,7 @@ async def _serve(
     listener.listen(2048)  # connections that arrive before the loop accepts them wait
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    launch.report_start(ready_fd, launch.StartReport(os.getpid(), (url,)))
+    launch.report_start(ready_fd, launch.StartReport((url,)))
     gc.freeze()
     await server.serve(sockets=[listener])
     client.close()

@@ -132,7 +132,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     eos_ids: tuple[int, ...]
     dtype: str  # one of DTYPES: the checkpoint's; for a loaded model, the one that it computes in
     n_parameters: int  # stored weights: neither a tied head nor scales are counted
-    tie_embeddings: bool = False
     dense: Dense | None = None  # None: transformers' code computes it
     n_experts: int = 0  # experts of a mixture-of-experts layer
     # layers with attention, if others have a recurrent state; None: all layers

@@ -268,5 +268,5 @@ def _check_layers(path: Path, n_layers: int) -> None:
     if named is not None and named != [early - 1, middle - 1, late - 1]:
         raise Unsupported(
             f"{path.name} reads the outputs of layers {named}; supported: those of EAGLE-3's own code, here "
-            f"{[early - 1, middle - 1, late - 1]} here"
+            f"{[early - 1, middle - 1, late - 1]}"
         )

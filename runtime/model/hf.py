@@ -102,7 +102,8 @@ def _images() -> ImageInputs | None:
 
 
 class HfModel:
-    """A model that runs transformers' code; implements `load.Model`."""
+    """A model that runs transformers' code; implements `load.Model`. tower: the vision tower, which makes the
+    embeddings of an image; None: the model does not take images."""
 
     def __init__(self, spec: ModelSpec, model: Any, context: int) -> None:
         self.spec = spec
@@ -121,7 +122,7 @@ class HfModel:
         return recurrent.slot_bytes(self._state_parts)
 
     def new_states(self, n_slots: int) -> recurrent.StatePool:
-        """The pool of recurrent states that `forward` uses from now on."""
+        """The pool of recurrent states that `forward` uses from now on: call its `begin` before each step."""
         self._states = recurrent.StatePool(self._state_parts, n_slots, self._model.device, self._is_stepwise)
         return self._states
 
@@ -140,7 +141,7 @@ class HfModel:
         self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: Sequence[tuple[Pool, Pool]], rows: Tensor,
         adapted: AdaptedRows | None = None, images: ImageInputs | None = None,
     ) -> Tensor:  # fmt: skip
-        """See `load.Model` and `load.ImageModel`."""
+        """See `load.Model`. images: the rows of images in this step."""
         assert adapted is None, "lora.read refuses adapters for this model"
         if images is not None and images.positions is not None:
             positions = images.positions
@@ -311,7 +312,7 @@ def _attention(
         raise Unsupported(f"{step.spec.family}: its config says that layer {layer} has no attention, but it has")
     rule = step.rules.get(layer)
     if rule is None or attention_mask is not None:
-        rule = step.rules[layer] = _rule(module, query, key, value, attention_mask, options, step)
+        rule = step.rules[layer] = _rule(module, key, value, attention_mask, options, step)
     scale = options.get("scaling")
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     absorbed = module.kv_b_proj if step.spec.latent_dim else None
@@ -355,7 +356,7 @@ _KNOWN_OPTIONS = {"scaling", "softcap", "s_aux", "sliding_window", "is_causal", 
 
 
 def _rule(
-    module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: HfStep
+    module: Any, k: Tensor, v: Tensor, mask: Tensor | None, options: dict[str, Any], step: HfStep
 ) -> AttentionRule:
     """Derive the rule of a layer from its call to attention. Unsupported: it needs something that paged attention
     cannot do, which the message names."""
@@ -452,7 +453,6 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         vocab_size=text.vocab_size,
         max_context=_largest(text, "max_position_embeddings") or _UNBOUNDED,
         dtype=dtype_name(config.dtype or text.dtype),
-        tie_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
         n_experts=_n_experts(text),
         kv_layers=kv_layers,
         chunk=getattr(text, "attention_chunk_size", None) or 0,

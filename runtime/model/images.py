@@ -81,7 +81,8 @@ class ImageSpec(msgspec.Struct, frozen=True):
         """Whether the rows of an image attend to each other in both directions."""
         return self.kind == "gemma3"
 
-    def alone(self, mark: str) -> tuple[str, str]:
+    @property
+    def alone(self) -> tuple[str, str]:
         """The texts before and after the mark of an image that is not inside a turn."""
         return ("<|vision_start|>", "<|vision_end|>") if self.kind == "qwen" else ("", "")
 

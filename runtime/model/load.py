@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +19,6 @@ from banyan.runtime.model.parallel import Shard, sharded
 from banyan.runtime.model.spec import DTYPES, ModelSpec, read_spec, resolve, windowed
 from banyan.runtime.model.weights import Checkpoint, Progress
 
-if TYPE_CHECKING:
-    from banyan.runtime.model.recurrent import StatePool
-    from banyan.runtime.model.towers import ImageInputs, ImageTower
-
 KV = Sequence[tuple[Pool, Pool]]  # layer -> K and V pools, [n_pages, page_size, n_kv_heads, head_dim]
 
 N_BITS = {"int8": 8, "int4": 4}
@@ -36,7 +32,8 @@ def keeps_fp4(spec: ModelSpec, weight_dtype: str) -> bool:
 
 
 class Model(Protocol):
-    """The interface between the engine and a model."""
+    """The interface between the engine and a model. A model with a recurrent state, or that takes images, is an
+    `HfModel`, which has more."""
 
     spec: ModelSpec
 
@@ -56,35 +53,6 @@ class Model(Protocol):
         adapted         the rows that use an adapter; only for a native family
         Returns         float32 [n_out, vocab_size], in the order of `rows`
         """
-        ...
-
-
-@runtime_checkable
-class RecurrentModel(Model, Protocol):
-    """A model of which some layers keep a recurrent state; see `recurrent`."""
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of a request's state."""
-
-    def new_states(self, n_slots: int) -> StatePool:
-        """The pool of states that `forward` uses from now on: call its `begin` before each step."""
-        ...
-
-
-@runtime_checkable
-class ImageModel(Model, Protocol):
-    """A model that may take images; see `towers`."""
-
-    @property
-    def tower(self) -> ImageTower | None:
-        """The vision tower, which makes the embeddings of an image. None: the model does not take images."""
-
-    def forward(
-        self, ids: Tensor, positions: Tensor, ragged: Ragged, kv: KV, rows: Tensor, adapted: AdaptedRows | None = None,
-        images: ImageInputs | None = None,
-    ) -> Tensor:  # fmt: skip
-        """See `Model`. images: the rows of images in this step."""
         ...
 
 

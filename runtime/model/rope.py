@@ -8,8 +8,8 @@ transformers chooses some frequencies by the longest sequence of a batch, which 
 that requests share needs one choice, made when the model is loaded:
 
 * dynamic (NTK): plain rope. The context ends at `max_position_embeddings`, up to which dynamic and plain rope are
-equal. * longrope: the long factors for all positions if the configured context is longer than the original one, else
-the
+  equal.
+* longrope: the long factors for all positions if the configured context is longer than the original one, else the
   short factors.
 """
 

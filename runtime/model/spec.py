@@ -32,8 +32,9 @@ _OTHER_FORMATS = ["*/*", "consolidated*"]  # subdirectories, and duplicates of t
 
 
 def resolve(path_or_id: str | Path) -> Path:
-    """The local directory or .gguf file of a model: the name of a shipped or packaged model, a path, or a hub id, which
-    is downloaded. Of a directory without safetensors that holds one GGUF model, the .gguf file.
+    """The absolute path of a model's directory or .gguf file. path_or_id: the name of a shipped or packaged model, a
+    path, or a hub id, which is downloaded. Of a directory without safetensors that holds one GGUF model, the .gguf
+    file.
 
     The name of a shipped or packaged model takes precedence over a directory of that name; write ./NAME for the
     directory. Only safetensors, configuration and tokenizer files are downloaded, never pickles or code. Raises
@@ -41,11 +42,12 @@ def resolve(path_or_id: str | Path) -> Path:
     (seconds).
     """
     name = str(path_or_id)
-    if re.fullmatch(r"\w+", name) and isinstance(path_or_id, str) and (SHIPPED / name).is_dir():
-        return SHIPPED / name
-    if name in PACKAGED:
-        return _packaged(name)
-    path = Path(path_or_id).expanduser()
+    if isinstance(path_or_id, str):
+        if re.fullmatch(r"\w+", name) and (SHIPPED / name).is_dir():
+            return SHIPPED / name
+        if name in PACKAGED:
+            return _packaged(name)
+    path = Path(path_or_id).expanduser().absolute()  # as a string, too, it is no name
     if path_or_id != "" and path.is_dir():  # as a Path "" would be the current directory
         return path if any(path.glob("*.safetensors")) else _only_gguf(path) or path
     if path_or_id != "" and path.exists():
@@ -173,7 +175,6 @@ def read_spec(path_or_id: str | Path) -> ModelSpec:
         vocab_size=dense.vocab_size,
         max_context=dense.max_context,
         dtype=families.dtype_name(config.get("dtype") or config.get("torch_dtype")),
-        tie_embeddings=dense.tie_word_embeddings,
         dense=dense,
         windows=dense.windows if any(dense.windows) else (),
         **common,

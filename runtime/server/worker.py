@@ -711,7 +711,7 @@ class Server:
             case wire.Notice():
                 self._log("info", report.text)
                 if self.ready_fd is not None:
-                    launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), notice=report.text))
+                    launch.report_start(self.ready_fd, launch.StartReport(notice=report.text))
             case wire.Ready():
                 self._engine_ready(replica, report)
             case wire.Exported():
@@ -801,7 +801,7 @@ class Server:
         more = (*self.listeners.report, *(self.hosts.report if self.hosts is not None else ()))
         for line in more:
             self._log("info", line)
-        launch.report_start(self.ready_fd, launch.StartReport(pid=os.getpid(), lines=(*lines, *more)))
+        launch.report_start(self.ready_fd, launch.StartReport(lines=(*lines, *more)))
         self.ready_fd = None
 
     def _engine_died(self, replica: ReplicaProcess) -> None:
@@ -875,7 +875,7 @@ def main(argv: list[str], engine: Sequence[str] = launch.ENGINE) -> int:
     except BanyanError as e:
         ready_fd = args.ready_fd if server is None else server.ready_fd  # None after the start was reported
         if ready_fd is not None:
-            launch.report_start(ready_fd, launch.StartReport(pid=os.getpid(), code=e.code, message=e.message))
+            launch.report_start(ready_fd, launch.StartReport(code=e.code, message=e.message))
         else:
             print(f"banyan: {e.message}", file=sys.stderr, flush=True)
         return 1

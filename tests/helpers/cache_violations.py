@@ -135,7 +135,7 @@ def clear_parent(scene: Scene) -> None:
 
 
 def remove_lock_of_lease(scene: Scene) -> None:
-    scene.cache.tree.unlock(scene.cache.open(PROMPT)._node)
+    scene.cache.tree.unlock(scene.cache.open(PROMPT).node)
 
 
 def lock_without_lease(scene: Scene) -> None:
@@ -264,11 +264,11 @@ def exceed_slots_of_lease(scene: Scene) -> None:
 def fill_page_from_two_leases(scene: Scene) -> None:
     first = scene.cache.open(PROMPT + ids(40, 40))
     second = scene.cache.open(PROMPT + ids(40, 40))
-    assert first._node is scene.open_leaf
+    assert first.node is scene.open_leaf
     scene.cache._give_back(second.pages[2:])
     second._release_source()
     scene.cache.tree.lock(scene.open_leaf, scene.trunk)
-    second._copies, second._node, second.pages = [], first._node, list(first.pages)
+    second._copies, second.node, second.pages = [], first.node, list(first.pages)
 
 
 def change_source_page_of_copy(scene: Scene) -> None:

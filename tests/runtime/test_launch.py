@@ -193,7 +193,7 @@ def test_server_with_log_info_writes_to_stderr(tmp_path: Path, capfd: pytest.Cap
 
 
 def test_notices_of_a_quiet_server_are_printed_as_they_come(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    reports = [launch.StartReport(1, notice="compiling"), launch.StartReport(1, notice="more"), launch.StartReport(1)]
+    reports = [launch.StartReport(notice="compiling"), launch.StartReport(notice="more"), launch.StartReport()]
     written = b"".join(msgspec.json.encode(report) + b"\n" for report in reports)
     command = write_command(tmp_path, f"os.write(ready, {written!r}); os.read(alive, 1)")
     launch.start(config.make(), timeout=30, command=command).close()
@@ -217,6 +217,16 @@ def test_server_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
     with pytest.raises(RuntimeLost, match="not ready in time"):
         launch.start(config.make(), timeout=0.5, command=stuck)
     assert not is_running(int(pids.read_text()))
+
+
+def test_http_process_that_does_not_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for body, timeout, message in (
+        ("sys.exit(3)", 30, r"the HTTP process died as it started \(exit code 3\)"),
+        ("os.read(alive, 1)", 0.5, "the HTTP process was not ready in time"),
+    ):
+        monkeypatch.setattr(launch, "GATEWAY", write_command(tmp_path, body))
+        with pytest.raises(RuntimeLost, match=message):
+            launch.start_gateway(config.HTTPConfig(socket="none", address="0"), timeout=timeout)
 
 
 def test_launch_works_with_more_than_1024_open_files(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ class Scheduler:
         self._asked: set[bytes] = set()  # images that the server was asked for, but has not sent yet
         self.lengths = OutputLengths()
         self.admission = AdmissionControl(cache.page) if schedule == "dfs" and cache.enabled else None
-        self._step_time = StepTime()
+        self.step_time = StepTime()
         self._now = 0.0  # time of the last plan
         self._n_taken = self._n_released = 0
         # The request that last could not start for lack of pages, and _n_released at that time. While other requests
@@ -130,11 +130,6 @@ class Scheduler:
              "generated_tokens", "forced_tokens", "retractions", "waits"), 0)  # fmt: skip
         self.moves: list[tuple[list[int], list[int]]] = []  # slots to move now: see `slot_moves`
         self._report = StepReport()
-
-    @property
-    def step_seconds(self) -> tuple[float, float]:
-        """See `StepTime.seconds`."""
-        return self._step_time.seconds
 
     @property
     def is_idle(self) -> bool:
@@ -181,7 +176,7 @@ class Scheduler:
 
     def plan(self, now: float) -> Plan | None:
         """The next step, or None where there is nothing to do. now: seconds; only differences count. Claims pages,
-        evicts and retracts. Counts move in `commit`."""
+        evicts and retracts. Counts move in `commit`. Without a step, moves that were ordered stay with the cache."""
         if self.cache.quarantined and not self.running:
             self.cache.readmit()  # otherwise a single request might not fit
         n_reserved = 0
@@ -190,22 +185,23 @@ class Scheduler:
             n_reserved = min(self.drafting.expected_tokens(n_decoding), self.limits.step_tokens // 4)
         works, copies = self._plan_works(now, n_reserved)
         n_rows = sum([work.n_new for work in works])
-        self._step_time.note(now, n_rows)
+        self.step_time.note(now, n_rows)
         self.drafting.add_drafts(works, self.limits.step_tokens - n_rows)
+        if not works:
+            return None
         states: list[tuple[int, int]] = []
         if self.cache.states is not None:
             states = self.cache.states.take_copies()
             if self.cache.enabled:
                 works = [self._keep_states(work) for work in works]
-        moves = tuple(self.cache.take_moves())
-        return Plan(tuple(works), tuple(copies), moves, states=tuple(states)) if works else None
+        return Plan(tuple(works), tuple(copies), tuple(self.cache.take_moves()), states=tuple(states))
 
     def plan_ahead(self, inflight: Plan, now: float) -> Plan | None:
         """Plan the step after one that is still being computed, by counts alone. Returns None if counts do not suffice
         or there is nothing to do. A request that ends with the token being sampled has one row too many in this step,
         which `commit` ignores; its KV goes into a slot after the end of the text."""
         if inflight.is_ahead:
-            self._step_time.note(now, inflight.n_rows)  # the previous step has been committed, so this step starts now
+            self.step_time.note(now, inflight.n_rows)  # the previous step has been committed, so this step starts now
         current = [work for work in inflight.works if work.is_current]
         if not all(map(self._can_plan_ahead, current)):
             return None
@@ -251,7 +247,7 @@ class Scheduler:
         self.waiting.start_waits(now)
         self._now = now
         self.cache.tick(self.counts["steps"], now)
-        n_beside = max(1, int(BESIDE * self._step_time.free_rows))
+        n_beside = max(1, int(BESIDE * self.step_time.free_rows))
         decodes: list[Request] = []
         chunks: list[Request] = []
         for request in tuple(self.running):
@@ -435,7 +431,7 @@ class Scheduler:
             return True
         n_new = request.n_total - lease.n_cached
         n_left = self.lengths.left(request.sampling.max_tokens, request.n_out)
-        if n_left * self._step_time.free_rows > n_new * (len(self.running) + 1):  # a larger batch saves more
+        if n_left * self.step_time.free_rows > n_new * (len(self.running) + 1):  # a larger batch saves more
             return True
         return self.admission.has_room(request, n_new, self.cache.n_available * self.cache.page, self._now)
 

@@ -113,8 +113,6 @@ def accept_path(draft: Sequence[int], parents: Sequence[int], sampled: list[int]
     parents: as in `Work`. sampled: the token that the model sampled in each row. sampled[0] follows the last token of
     the text, sampled[1 + i] follows draft[i].
     """
-    if not draft:
-        return (), sampled
     if not parents:
         n = next((k for k, token in enumerate(draft) if token != sampled[k]), len(draft))
         return range(n), list(sampled[: n + 1])

@@ -101,8 +101,11 @@ def make_controller(
     return DepthController(drafters, jumps="grammar" in names, max_tree=max_tree)
 
 
-def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwatch: Callable[[], float]) -> Drafter:
-    """Make the drafter that runs `draft`. For a head, the large model stores its hidden states from now on."""
+def make_model_drafter(
+    draft: DraftModel, large: ModelRunner, page: int, stopwatch: Callable[[], float], move_pages: Callable[[], object]
+) -> Drafter:
+    """Make the drafter that runs `draft`. For a head, the large model stores its hidden states from now on.
+    move_pages: executes the moves of the large model's pages that were ordered."""
     store, large_spec = large.store, large.model.spec
     device = store.device.type
     if isinstance(draft, heads.Eagle | heads.Medusa):
@@ -115,7 +118,8 @@ def make_model_drafter(draft: DraftModel, large: ModelRunner, page: int, stopwat
         return EagleDrafter(draft, features, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
     if isinstance(draft, EarlyExit):
         kv = store.kv[: draft.spec.n_layers]
-        return EarlyExitDrafter(draft, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
+        vocab_size = large_spec.vocab_size
+        return EarlyExitDrafter(move_pages, draft, kv, store.n_pages, page, vocab_size, device, stopwatch)
     kv = KVPool(draft.spec, store.n_pages, page, device).kv
     return ModelDrafter(draft, kv, store.n_pages, page, large_spec.vocab_size, device, stopwatch)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -228,12 +229,21 @@ class EarlyExitDrafter(ModelDrafter):
 
     name = "early_exit"
 
+    def __init__(self, move_pages: Callable[[], object], *arguments: Any) -> None:
+        """move_pages: executes the moves of pages that were ordered. arguments: see ModelDrafter."""
+        super().__init__(*arguments)
+        self._move_pages = move_pages
+
     def can_draft(self, request: Request) -> bool:
         return 0 < request.n_computed == request.n_total - 1
 
     def _n_valid(self, request: Request) -> int:
         self._texts.setdefault(request.rid, _DraftText())
         return request.n_total - 1
+
+    def _pass(self, turns: Sequence[_DraftTurn], ids: Sequence[int], q_lens: Sequence[int]) -> Tensor:
+        self._move_pages()  # the pages that were claimed for the draft may still have to move to host memory
+        return super()._pass(turns, ids, q_lens)
 
     def _record(self, turn: _DraftTurn) -> None:
         """Record nothing: the large model writes all KV that is kept."""

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import zmq
 
-from banyan.runtime.engine.transfer.transport import Buffer, TransferFailed, TransferRead
+from banyan.runtime.engine.transfer.transport import Buffer, ThreadRead, TransferFailed, TransferRead
 
 CHUNK = 1 << 20
 AHEAD = 4
@@ -108,43 +108,22 @@ class Chunks:
         return chunk if buffer.number == number else b""
 
 
-class _ChunkRead:
-    """Fetches a buffer, on a thread of its own."""
+class _ChunkRead(ThreadRead):
+    """Fetches a buffer in chunks."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: bytes, name: bytes, number: int, n_bytes: int,
         wake: int,
     ) -> None:  # fmt: skip
-        self._context, self._address, self._key, self._wake = context, address, key, wake
-        self._name, self._number, self._memory = name, number, bytearray(n_bytes)
-        self._is_closed = self._is_done = False
-        self._error = ""
-        self.thread = threading.Thread(target=self._run, name="banyan-kv-read", daemon=True)
-        self.thread.start()
+        self._context, self._address, self._key = context, address, key
+        self._name, self._number = name, number
+        super().__init__(memoryview(bytearray(n_bytes)), wake, "banyan-kv-read")
 
-    def poll(self) -> memoryview | None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
-        if self._error:
-            raise TransferFailed(self._error)
-        return memoryview(self._memory) if self._is_done else None
+    def _fetch(self) -> None:
+        with self._context.socket(zmq.DEALER) as socket:
+            self._fetch_over(socket)
 
-    def confirm(self) -> None:
-        """Nothing to check: the owner checked each chunk when it sent it."""
-
-    def close(self) -> None:
-        self._is_closed = True
-
-    def _run(self) -> None:
-        try:
-            with self._context.socket(zmq.DEALER) as socket:
-                self._fetch(socket)
-            self._is_done = not self._is_closed
-        except (TransferFailed, zmq.ZMQError) as e:
-            self._error = str(e) or repr(e)
-        os.eventfd_write(self._wake, 1)
-
-    def _fetch(self, socket: zmq.Socket[bytes]) -> None:
+    def _fetch_over(self, socket: zmq.Socket[bytes]) -> None:
         socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
         socket.curve_serverkey = self._key
         for option, value in (

@@ -7,10 +7,12 @@ whole or not at all. If a pull fails, the server sends the request anyway, and t
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from contextlib import suppress
+from typing import Literal, Protocol
 
 import msgspec
 import torch
@@ -82,14 +84,6 @@ class _Importing:
         self.seconds = 0.0
 
 
-class ExchangeCounts(NamedTuple):
-    """Tokens and bytes that were sent and received since the start, and the present bytes of buffers."""
-
-    exported_tokens: int = 0
-    pulled_tokens: int = 0
-    buffer_bytes: int = 0
-
-
 class KVExchange:
     """The pulls in which an engine takes part. `take` commands, `work` between steps, send what `work` returns."""
 
@@ -114,12 +108,11 @@ class KVExchange:
         nixl = Nixl(chunks.wake) if chunks is not None and transfer == "nixl" else None
         ways: tuple[Transport | None, ...] = (self._memory, nixl, chunks)  # the best transport first
         self._transports = tuple(way for way in ways if way is not None)
-        self.wake = chunks.wake if chunks is not None else None  # readable when something has arrived
+        self.wake = chunks.wake if chunks is not None else None  # readable when a read has ended
         self.buffers = Buffers(clock)
         self._exporting: dict[int, _Exporting] = {}
         self._importing: dict[int, _Importing] = {}
         self._reports: list[EngineReport] = []
-        self._n_exported = self._n_pulled = 0
 
     @property
     def is_active(self) -> bool:
@@ -137,10 +130,6 @@ class KVExchange:
         return any(one.memory is not None for one in self._exporting.values()) or any(
             one.memory is not None for one in self._importing.values()
         )
-
-    @property
-    def counts(self) -> ExchangeCounts:
-        return ExchangeCounts(self._n_exported, self._n_pulled, self.buffers.n_bytes)
 
     # ---- commands --------------------------------------------------------------------------------------------------
 
@@ -288,7 +277,6 @@ class KVExchange:
         if one.n_done == len(one.pages):
             one.lease.close()
             one.lease = one.memory = None
-            self._n_exported += one.n_tokens - one.export.first
             places = tuple(filter(None, (way.describe(one.buffer) for way in self._transports)))
             self._reports.append(Exported(one.export.pull, one.n_tokens, places, one.seconds))
 
@@ -309,7 +297,6 @@ class KVExchange:
             return
         one.read.confirm()
         n_tokens = len(one.pull.ids) // 4
-        self._n_pulled += n_tokens - one.lease.n_cached
         one.lease.publish(one.pull.ids, is_query=False)
         self._end_import(one.pull.pull)
         self._reports.append(Pulled(one.pull.pull, n_tokens, one.seconds))
@@ -357,6 +344,13 @@ class KVExchange:
             one.memory = None
             one.read.close()
             one.lease.close()
+
+    def clear_wake(self) -> None:
+        """Make `wake` unreadable until a read ends. Called before `work`, which polls the reads; a read that was closed
+        is not polled."""
+        if self.wake is not None:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self.wake)
 
     def trim(self) -> None:
         """Free memory that has not been used for a long time. Called about once a second."""

@@ -8,17 +8,23 @@ used again, as in transport.py.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import threading
 import time
 import weakref
 from base64 import b64decode, b64encode
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from banyan.runtime.engine.transfer.transport import HEADER, Buffer, Buffers, TransferFailed, TransferRead, head
+from banyan.runtime.engine.transfer.transport import (
+    HEADER,
+    Buffer,
+    Buffers,
+    ThreadRead,
+    TransferFailed,
+    TransferRead,
+    head,
+)
 from banyan.runtime.errors import ConfigError
 
 POLL = 0.0005
@@ -87,52 +93,26 @@ class Nixl:
         self._targets.close()
 
 
-class _NixlRead:
-    """Reads a buffer, on a thread of its own, which waits for NIXL."""
+class _NixlRead(ThreadRead):
+    """Reads a buffer, on a thread that waits for NIXL."""
 
     def __init__(
         self, nixl: Nixl, peer: str | bytes, address: int, expected: bytes, target: Buffer, n_bytes: int
     ) -> None:
         """expected: the buffer's first bytes as long as it has the content that was described."""
-        self._nixl, self._peer, self._address, self._expected = nixl, peer, address, expected
-        self._target, self._n_bytes = target, n_bytes
-        self._lock = threading.Lock()
-        self._is_closed = self._has_ended = False
-        self._error = ""
-        self.thread = threading.Thread(target=self._run, name="banyan-kv-nixl", daemon=True)
-        self.thread.start()
+        self._nixl, self._peer, self._address, self._expected, self._target = nixl, peer, address, expected, target
+        super().__init__(target.memory[:n_bytes], nixl.wake, "banyan-kv-nixl")
 
-    def poll(self) -> memoryview | None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._nixl.wake)
-        if self._error:
-            raise TransferFailed(self._error)
-        return self._target.memory[: self._n_bytes] if self._has_ended else None
+    def _fetch(self) -> None:
+        for n_bytes in (HEADER + len(self._memory), HEADER):  # read the head again: it changes before the content does
+            self._fetch_first(n_bytes)
+            if self._target.head != self._expected and not self._is_closed:
+                raise TransferFailed("the buffer was filled with other pages meanwhile")
 
-    def confirm(self) -> None:
-        """Nothing to check: what arrived is a copy, which was checked before its use."""
+    def _release(self) -> None:
+        self._nixl.give(self._target)
 
-    def close(self) -> None:
-        with self._lock:
-            is_first, self._is_closed = not self._is_closed, True
-            if is_first and self._has_ended:
-                self._nixl.give(self._target)
-
-    def _run(self) -> None:
-        try:
-            for n_bytes in (HEADER + self._n_bytes, HEADER):  # read the head again: it changes before the content does
-                self._fetch(n_bytes)
-                if self._target.head != self._expected and not self._is_closed:
-                    raise TransferFailed("the buffer was filled with other pages meanwhile")
-        except Exception as e:  # NIXL's errors have no base of their own
-            self._error = str(e) if isinstance(e, TransferFailed) else f"NIXL could not read the other engine: {e!r}"
-        with self._lock:
-            self._has_ended = True
-            if self._is_closed:
-                self._nixl.give(self._target)
-        os.eventfd_write(self._nixl.wake, 1)
-
-    def _fetch(self, n_bytes: int) -> None:
+    def _fetch_first(self, n_bytes: int) -> None:
         """Read the first n_bytes of the buffer, or until this read is closed."""
         agent = self._nixl.agent
         here, there = (

@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -130,6 +131,52 @@ class TransferRead(Protocol):
 
     def close(self) -> None:
         """Stop reading. Idempotent."""
+
+
+class ThreadRead:
+    """A TransferRead that copies a peer's buffer, on a thread of its own. Subclasses have `_fetch` and `_release`."""
+
+    def __init__(self, memory: memoryview, wake: int, name: str) -> None:
+        """memory: where the bytes go. wake: an eventfd that is written when the read has ended. name: of the thread,
+        which starts at once."""
+        self._memory, self._wake, self._lock = memory, wake, threading.Lock()
+        self._is_closed = self._has_ended = False
+        self._error = ""
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def poll(self) -> memoryview | None:
+        if self._error:
+            raise TransferFailed(self._error)
+        return self._memory if self._has_ended else None
+
+    def confirm(self) -> None:
+        """Nothing to check: what arrived is a copy, which was checked before its use."""
+
+    def close(self) -> None:
+        with self._lock:
+            is_first, self._is_closed = not self._is_closed, True
+            if is_first and self._has_ended:
+                self._release()
+
+    def _run(self) -> None:
+        try:
+            self._fetch()
+        except Exception as e:  # the libraries' errors have no common base
+            self._error = str(e) if isinstance(e, TransferFailed) else f"the other engine could not be read: {e!r}"
+        with self._lock:
+            self._has_ended = True
+            if self._is_closed:
+                self._release()
+        os.eventfd_write(self._wake, 1)
+
+    def _fetch(self) -> None:
+        """Fill the memory, and check it; or return early once `_is_closed` is set. TransferFailed: it did not
+        arrive."""
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        """Called once, when the read has both ended and been closed: its memory is not used any more."""
 
 
 class Transport(Protocol):

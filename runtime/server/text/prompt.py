@@ -269,7 +269,7 @@ class PromptText(Prompt):
                 if isinstance(self.images, str):
                     raise Unsupported(f"image: {self.images or 'this model takes only text'}")
                 mark = self.images.mark
-                self.append(ImagePiece(mark, ImageFile(data), self.images.spec.alone(mark)))
+                self.append(ImagePiece(mark, ImageFile(data), self.images.spec.alone))
 
     def append_output(self, outcome: GenOutcome) -> None:
         for piece in outcome.pieces or (TextSpan(outcome.text),):

@@ -344,7 +344,7 @@ def test_step_cost_is_measured_from_the_end_of_the_previous_step(fake: ModuleTyp
     costs: list[tuple[int, int, float]] = []
     step_times: list[tuple[float, int]] = []
     e.drafting.note = lambda plan, n_rows, seconds: costs.append((len(plan.works), n_rows, seconds))
-    e.scheduler._step_time.note = lambda *noted: step_times.append(noted)
+    e.scheduler.step_time.note = lambda *noted: step_times.append(noted)
     late.play(e, {0: [fake.run(0, range(20))], 4: [fake.run(1, range(30, 45))]})
     rows = [(len(step), sum(step)) for step in e.model.model.steps]
     assert costs == [(n, n_rows, 1.0) for n, n_rows in rows]

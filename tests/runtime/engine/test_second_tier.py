@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime.errors import ConfigError
-from banyan.runtime.protocol.wire import Sampling
+from banyan.runtime.protocol.wire import Ask, Hold, Sampling
 from forms import in_short
 
 
@@ -71,6 +71,18 @@ def test_killed_engine_leaves_its_evicted_pages_in_the_file(fake: ModuleType, tm
     warm = fake.engine(**options)
     assert sum(cached_tokens(fake, warm, inputs)) >= 3 * 32
     warm.model.store.release()
+
+
+def test_flush_leaves_no_page_in_the_file(fake: ModuleType, tmp_path: Path) -> None:
+    inputs, options = prompts(6), {"n_pages": 8, "n_host": 64, "host_memory": "1MB", "host_file": str(tmp_path / "kv")}
+    e = fake.engine(**options)
+    cached_tokens(fake, e, inputs)
+    e.take(Hold(1, fake.int32(inputs[0]), steps=10.0, prefetch=True))  # orders moves to the file
+    assert e.answer(Ask(1, "flush")).ok
+    e.close()
+    restarted = fake.engine(**options)
+    assert cached_tokens(fake, restarted, inputs) == [0] * 6
+    restarted.model.store.release()
 
 
 def test_corrupted_file_pages_are_recomputed(fake: ModuleType, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_spec_has_the_sizes_of_the_model(tiny_model, reference):
     spec = read_spec(path)
     assert (spec.name, spec.family, spec.dtype) == (path.name, "qwen3", "float32")
     assert (spec.n_layers, spec.n_heads, spec.n_kv_heads, spec.head_dim, spec.hidden) == (2, 4, 2, 24, 64)
-    assert (spec.vocab_size, spec.max_context, spec.eos_ids, spec.tie_embeddings) == (320, 512, (2,), True)
+    assert (spec.vocab_size, spec.max_context, spec.eos_ids) == (320, 512, (2,))
     assert spec.n_parameters == sum(p.numel() for p in reference(path).parameters())
     assert spec.kv_elements == 2 * 2 * 2 * 24
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=dict)["dense"]["num_hidden_layers"] == 2
@@ -227,7 +227,7 @@ def test_directory_resolves_to_itself(tiny_model, monkeypatch):
     path = tiny_model()
     assert resolve(path) == path
     monkeypatch.chdir(path.parent)
-    assert resolve(path.name) == Path(path.name)
+    assert resolve(path.name) == path
     monkeypatch.chdir(path)
     assert read_spec(".").name == path.name
 
@@ -243,12 +243,21 @@ def test_file_or_missing_path_raises(tmp_path, monkeypatch):
 
 
 def test_shipped_name_resolves_to_the_package(tmp_path, monkeypatch):
-    for folder in ("shipped", "here"):
-        (tmp_path / folder / "acorn").mkdir(parents=True)
+    (tmp_path / "shipped" / "acorn").mkdir(parents=True)
     monkeypatch.setattr(spec_module, "SHIPPED", tmp_path / "shipped")
-    monkeypatch.chdir(tmp_path / "here")
     assert resolve("acorn") == tmp_path / "shipped" / "acorn"
-    assert resolve("./acorn") == resolve(Path("acorn")) == Path("acorn")  # a path, not a name
+
+
+@pytest.mark.parametrize("name", ["acorn", "smol"])
+def test_path_is_not_taken_for_the_name_of_a_model(name, tmp_path, monkeypatch):
+    """Not even when it is resolved again, as a Path or as a string that another process gets."""
+    for folder in ("shipped", "here"):
+        (tmp_path / folder / name).mkdir(parents=True)
+    monkeypatch.setattr(spec_module, "SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr(spec_module, "PACKAGED", {"smol": ("no_such_package", "a model")})
+    monkeypatch.chdir(tmp_path / "here")
+    path = resolve(f"./{name}")
+    assert path == resolve(Path(name)) == resolve(path) == resolve(str(path)) == tmp_path / "here" / name
 
 
 def test_hub_model_is_downloaded_without_pickles_or_code(tiny_model, tmp_path, monkeypatch):

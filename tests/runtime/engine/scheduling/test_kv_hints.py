@@ -125,6 +125,21 @@ def test_prefetched_prefix_is_on_the_device_before_its_request(fake: ModuleType)
     assert after.n_host_hit_tokens == before.n_host_hit_tokens
 
 
+@pytest.mark.parametrize("step_is_empty", [True, False])
+def test_prefetched_pages_hold_their_own_tokens(fake: ModuleType, step_is_empty: bool) -> None:
+    driver = Driver(fake, n_host=200)
+    engine = driver.engine
+    driver.run(0, *OTHERS)
+    engine.take(Hold(1, ids(0), steps=10.0, prefetch=True))
+    if step_is_empty:
+        engine.step()
+        assert not engine.cache.take_moves(), "they are executed at once"
+    assert driver.run(0) == [LENGTH - 1]
+    with engine.cache.open(ids(0)) as lease:
+        pages = engine.model.store.kv[0][0][lease.pages].view(-1, 2)[: lease.n_cached]
+    assert pages.tolist() == [[token, at] for at, token in enumerate(prompt(0)[: lease.n_cached])]
+
+
 def test_reused_hold_number_replaces_the_earlier_hold(driver: Driver) -> None:
     driver.run(0, 1)
     driver.engine.take(Hold(1, ids(0), steps=1000.0))

@@ -81,6 +81,20 @@ def test_repeated_prompts_compute_one_prompt_token_each(fake: ModuleType) -> Non
     assert [o.finish.n_cached for o in outputs.values()] == [44] * 6
 
 
+def test_empty_plan_leaves_moves_for_the_next_one(fake: ModuleType) -> None:
+    e = fake.engine(page=4, n_pages=16, n_host=16)
+    ids = prompts(1, shared=15, own=1)[0]
+    fake.drive(e, [fake.run(0, ids)])
+    e.cache.evict(16)
+    e.model.move(e.cache.take_moves())
+    e.cache.handle(fake.int32(ids)).prefetch()
+    assert e.scheduler.plan(0.0) is None
+    e.take(fake.run(1, ids))
+    plan = e.scheduler.plan(0.0)
+    assert plan is not None
+    assert [move.is_out for move in plan.moves] == [False] * 4
+
+
 def test_namespaces_share_nothing(fake: ModuleType) -> None:
     (ids,) = prompts(1, shared=60, own=0)
     e = fake.engine()
@@ -129,7 +143,7 @@ def test_decodes_of_a_client_take_turns_beside_those_of_another(fake: ModuleType
     many as the client with few."""
     inputs = dict(enumerate(prompts(n_own + 30, shared=0)))
     e = fake.engine(n_pages=1024)
-    e.scheduler._step_time.note = lambda now, n_rows: None
+    e.scheduler.step_time.note = lambda now, n_rows: None
     outputs: dict[int, Any] = {}
     for rid, ids in inputs.items():
         e.take(fake.run(rid, ids, Sampling(temperature=0, max_tokens=30), client=int(rid >= n_own)))

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from banyan.runtime import config as configs
@@ -224,6 +225,29 @@ def test_first_layers_draft_without_a_change_of_the_output(
     assert stats["drafted_early_exit"] > 50
     if is_decided:
         assert stats["accepted_early_exit"] > 0.7 * stats["drafted_early_exit"]
+
+
+def test_first_layers_draft_into_pages_after_they_have_moved_out(fake: ModuleType, large: Any) -> None:
+    """A draft claims pages that hold an earlier prompt: its KV is the same when it comes back."""
+    config = configs.make(page=4, speculate="model", draft_model="layers:1", host_memory="1MB")
+    sizes = {"context": 64, "n_pages": 20, "n_host": 40}
+    resolved = Resolved(device="cpu", dtype="float32", threads=1, decisions=(), **sizes)
+    e = EngineLoop(config, large, resolved, stopwatch=lambda: 0.0, draft_model=large.first_layers(1))
+    fake.always_draft(e)
+    prompts = [[(7 * i + i * i + k) % 300 + 3 for i in range(40)] for k in range(2)]
+
+    def stored() -> list[Any]:
+        with e.cache.open(fake.int32(prompts[0])) as lease:
+            assert lease.n_cached == 40
+            e.model.move(e.cache.take_moves())
+            return [pool[lease.pages].clone() for pair in e.model.store.kv for pool in pair]
+
+    fake.drive(e, [fake.run(0, prompts[0], Sampling(max_tokens=0))])
+    before = stored()
+    fake.drive(e, [fake.run(1, prompts[1], GREEDY)], check=True)
+    assert e.drafting.stats()["drafted_early_exit"]
+    assert e.cache.stats().n_moved_out
+    assert all(map(torch.equal, before, stored()))
 
 
 def test_first_layers_that_cannot_draft_are_refused(tiny_model: Callable[..., Path]) -> None:

@@ -70,13 +70,13 @@ def test_buffer_with_other_content_fails(
     with pytest.raises(TransferFailed, match="filled with other pages meanwhile"):
         all_of(ends[1].read(place, 100))
 
-    fetch = nixl._NixlRead._fetch
+    fetch = nixl._NixlRead._fetch_first
 
     def fetch_while_it_changes(read: Any, n_bytes: int) -> None:
         fetch(read, n_bytes)
         buffer.reuse()
 
-    monkeypatch.setattr(nixl._NixlRead, "_fetch", fetch_while_it_changes)
+    monkeypatch.setattr(nixl._NixlRead, "_fetch_first", fetch_while_it_changes)
     with pytest.raises(TransferFailed, match="filled with other pages meanwhile"):
         all_of(ends[1].read(ends[0].describe(buffer), 100))
 
@@ -90,7 +90,7 @@ def test_peer_that_is_gone_fails(ends: tuple[Nixl, Nixl]) -> None:
         assert all_of(ends[1].read(place, 100)) == bytes(100)
         peer.kill()
         peer.wait()
-        with pytest.raises(TransferFailed, match=r"NIXL|gone"):
+        with pytest.raises(TransferFailed, match=r"gone|could not be read"):
             all_of(ends[1].read(place, 100))
 
 
