@@ -63,13 +63,23 @@ inline vf load_half(const uint16_t* p) {
 #endif
 }
 
-// Sums of products of 4 bytes without and 4 with sign, in each lane. Without instructions for them, sums of pairs are
-// kept in 16 bits over a group: 8 * 2 * 15 * 127 fits. Then numbers of 8 bits are two of 4.
+// Whether the numbers of a weight get their sign before they are multiplied: AVX2 alone multiplies bytes without sign by
+// bytes with sign, and has an instruction that gives the rows' numbers the sign of the weight's.
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
+template <int BITS> constexpr bool SIGNED = BITS != 4;
+#else
+template <int BITS> constexpr bool SIGNED = false;
+#endif
+// What `quad` adds to the numbers of a weight, so that they have no sign.
+constexpr int ZERO(int bits, bool has_min) { return bits == 8 ? 128 : bits == FLOAT4 ? 12 : has_min ? 0 : 8; }
+
+// Sums of products of 4 bytes of a weight with 4 of a row, in each lane. Without instructions for them, sums of pairs are
+// kept in 16 bits over a group, which is enough for 4 bits: 8 * 2 * 15 * 127, and 8 * 2 * 12 * 127 with a sign.
 #if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 template <int BITS>
 struct Dot {
     vi sums;
-    explicit Dot(int32_t offset) : sums(vi{} + offset) {}
+    void start(int32_t offset) { sums = vi{} + offset; }
     void add(vi w, vi x) {
 #ifdef __AVX512F__
         sums = (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)w, (__m512i)x);
@@ -79,42 +89,56 @@ struct Dot {
     }
     vi get() const { return sums; }
 };
-#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+#elif defined(__AVX512BW__)
 typedef int16_t v16 __attribute__((vector_size(W * 4), aligned(4)));
 template <int BITS>
-struct Dot {
-    v16 low{}, high{};
+struct Dot {  // numbers of 8 bits are two of 4
+    v16 low, high;
     int32_t offset;
-    explicit Dot(int32_t offset) : offset(offset) {}
-#ifdef __AVX512BW__
     static v16 pairs(vi w, vi x) { return (v16)_mm512_maddubs_epi16((__m512i)w, (__m512i)x); }
     static vi quads(v16 x) { return (vi)_mm512_madd_epi16((__m512i)x, _mm512_set1_epi16(1)); }
-#else
-    static v16 pairs(vi w, vi x) { return (v16)_mm256_maddubs_epi16((__m256i)w, (__m256i)x); }
-    static vi quads(v16 x) { return (vi)_mm256_madd_epi16((__m256i)x, _mm256_set1_epi16(1)); }
-#endif
+    void start(int32_t from) { low = high = v16{}, offset = from; }
     void add(vi w, vi x) {
         if constexpr (BITS == 4) low += pairs(w, x);
         else low += pairs(w & 0x0F0F0F0F, x), high += pairs(w >> 4 & 0x0F0F0F0F, x);
     }
     vi get() const { return quads(low) + offset + (BITS == 4 ? vi{} : quads(high) << 4); }
 };
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+typedef int16_t v16 __attribute__((vector_size(W * 4), aligned(4)));
+template <int BITS>
+struct Dot {
+    vi sums;  // 8 bits: sums of four; else of pairs, in 16 bits
+    static v16 pairs(vi w, vi x) { return (v16)_mm256_maddubs_epi16((__m256i)w, (__m256i)x); }
+    static vi quads(vi x) { return (vi)_mm256_madd_epi16((__m256i)x, _mm256_set1_epi16(1)); }
+    // In 16 bits a sum may overflow on the way, but not at the end: the 16 numbers of a lane with their part of the
+    // offset, and the part of the other 16, are each at most 16 * 8 * 127.
+    void start(int32_t offset) { sums = vi{} + (BITS == 4 ? offset & 0xFFFF : 0); }
+    void add(vi w, vi x) {
+        if constexpr (BITS != 4) x = (vi)_mm256_sign_epi8((__m256i)x, (__m256i)w), w = (vi)_mm256_abs_epi8((__m256i)w);
+        if constexpr (BITS == 8) sums += quads((vi)pairs(w, x));
+        else sums = (vi)((v16)sums + pairs(w, x));
+    }
+    vi get() const { return BITS == 8 ? sums : quads(sums); }
+};
 #else
 template <int BITS>
 struct Dot {
     vi sums;
-    explicit Dot(int32_t offset) : sums(vi{} + offset) {}
+    void start(int32_t offset) { sums = vi{} + offset; }
     void add(vi w, vi x) {
         for (int i = 0; i < 32; i += 8) sums += (w >> i & 0xFF) * (x << (24 - i) >> 24);
     }
     vi get() const { return sums; }
 };
 #endif
-constexpr int DOT_ROWS = W == 16 ? 8 : 2;  // rows whose sums fit into registers
+constexpr int DOT_ROWS = W == 16 ? 8 : 4;  // rows whose sums fit into registers
 
-// The doubles of E2M1 numbers, in the lowest 4 bits of bytes, plus 12.
+// The doubles of E2M1 numbers, in the lowest 4 bits of bytes, plus ZERO unless they have a sign.
 inline vi doubles(vi codes) {
-    alignas(16) static constexpr uint8_t table[] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+    constexpr int z = SIGNED<FLOAT4> ? 0 : ZERO(FLOAT4, false);
+    alignas(16) static constexpr int8_t table[] = {z, z + 1, z + 2, z + 3, z + 4, z + 6, z + 8, z + 12,
+                                                   z, z - 1, z - 2, z - 3, z - 4, z - 6, z - 8, z - 12};
 #if defined(__AVX512BW__)
     return (vi)_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), (__m512i)codes);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
@@ -122,18 +146,18 @@ inline vi doubles(vi codes) {
 #else
     uint8_t bytes[sizeof codes];
     std::memcpy(bytes, &codes, sizeof codes);
-    for (uint8_t& x : bytes) x = table[x];
+    for (uint8_t& x : bytes) x = uint8_t(table[x]);
     std::memcpy(&codes, bytes, sizeof codes);
     return codes;
 #endif
 }
 
 template <int BITS>
-inline vi quad(const uint8_t* group, int i, int part) {  // the i-th 4 k of W columns
+inline vi quad(const uint8_t* group, int i, int half, int part) {
     vi w;
-    std::memcpy(&w, group + (BITS == 8 ? i : i / 2) * 64 + part * W * 4, sizeof w);
-    if constexpr (BITS == 8) return w;
-    w = (i & 1 ? w >> 4 : w) & 0x0F0F0F0F;
+    std::memcpy(&w, group + (BITS == 8 ? i + half : i / 2) * 64 + part * W * 4, sizeof w);
+    if constexpr (BITS == 8) return SIGNED<BITS> ? w ^ int32_t(0x80808080) : w;
+    w = (half ? w >> 4 : w) & 0x0F0F0F0F;
     return BITS == FLOAT4 ? doubles(w) : w;
 }
 
@@ -158,19 +182,29 @@ void few_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t
         const uint16_t* minimum = HAS_MIN ? w.minimum + o_scale + g * COLUMNS : scale;
         __builtin_prefetch(scale + AHEAD_BYTES / n_bytes * COLUMNS);
         if (HAS_MIN) __builtin_prefetch(minimum + AHEAD_BYTES / n_bytes * COLUMNS);
-        for (int p = 0; p < PARTS; p++) {
-            vi quads[GROUP / 4];
-            for (int i = 0; i < GROUP / 4; i++) quads[i] = quad<BITS>(q, i, p);
-            const vf s = load_half(scale + p * W), m = HAS_MIN ? load_half(minimum + p * W) : vf{};
-            for (int r = 0; r < R; r++) {
-                Dot<BITS> dot(x.offset[at + r]);
-                for (int i = 0; i < GROUP / 4; i++) {
+        Dot<BITS> dots[R][PARTS];
+        for (int r = 0; r < R; r++)
+            for (int p = 0; p < PARTS; p++) dots[r][p].start(x.offset[at + r]);
+        const int8_t* numbers = x.numbers + at * GROUP;
+        const auto two_quads = [&](int i) {
+            for (int half = 0; half < 2; half++) {
+                vi quads[PARTS];
+                for (int p = 0; p < PARTS; p++) quads[p] = quad<BITS>(q, i, half, p);
+                for (int r = 0; r < R; r++) {
                     int32_t four;
-                    std::memcpy(&four, x.numbers + (at + r) * GROUP + 4 * i, sizeof four);
-                    dot.add(quads[i], vi{} + four);
+                    std::memcpy(&four, numbers + r * GROUP + 4 * (i + half), sizeof four);
+                    for (int p = 0; p < PARTS; p++) dots[r][p].add(quads[p], vi{} + four);
                 }
-                t[r][p] = plus_group<HAS_MIN>(t[r][p], dot.get(), s, m, x.scale[at + r], x.total[at + r]);
             }
+        };
+        if constexpr (R == 1) two_quads(0), two_quads(2), two_quads(4), two_quads(6);
+        else
+#pragma GCC unroll 1  // otherwise GCC holds the numbers of all rows at once, which do not fit into registers
+            for (int i = 0; i < GROUP / 4; i += 2) two_quads(i);
+        for (int p = 0; p < PARTS; p++) {
+            const vf s = load_half(scale + p * W), m = HAS_MIN ? load_half(minimum + p * W) : vf{};
+            for (int r = 0; r < R; r++)
+                t[r][p] = plus_group<HAS_MIN>(t[r][p], dots[r][p].get(), s, m, x.scale[at + r], x.total[at + r]);
         }
     }
     for (int r = 0; r < R; r++)
@@ -449,7 +483,7 @@ void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, U* out, i
         });
     }
 #endif
-    constexpr int zero = BITS == 8 ? 128 : BITS == FLOAT4 ? 12 : HAS_MIN ? 0 : 8;
+    constexpr int zero = SIGNED<BITS> ? 0 : ZERO(BITS, HAS_MIN);
     const int64_t tile = n < TILE ? n : TILE, n_all = n_tiles * tile * n_groups;
     int8_t* numbers = reinterpret_cast<int8_t*>(row_memory(n_all * (GROUP + 12)));
     float* scale = reinterpret_cast<float*>(numbers + n_all * GROUP);
