@@ -125,8 +125,6 @@ class OpenAI:
         if is_chat_model is False or (is_chat_model is None and model_name in COMPLETION_MODELS):
             self.kind = "completion"
         self.extensions, self.max_in_flight = frozenset(extensions), max_in_flight
-        self.refuses = format.refusals(self.kind) - self.extensions
-        """The options of gens and other features that this API lacks."""
         self.token_usage = ApiTokenUsage()
         self._new_client = _client_factory(is_azure, args, kwargs)
         self._connection: _Connection | None = None
@@ -140,6 +138,11 @@ class OpenAI:
 
     def __repr__(self) -> str:
         return f"<OpenAI {self.model_name} ({self.kind}) at {self.base_url}>"
+
+    @property
+    def refuses(self) -> frozenset[str]:
+        """The options of gens and other features that this API lacks."""
+        return format.refusals(self.kind) - self.extensions
 
     def program(self, name: str = "") -> LocalProgram:
         return _ApiProgram(self, name)
@@ -161,8 +164,9 @@ class OpenAI:
 
     def start(self, job: Job) -> None:
         """Answer a gen or select; called by programs."""
+        refused = self.refuses
         for what in features(job):
-            if what in self.refuses:
+            if what in refused:
                 format.refuse(what, self.kind)
         ask: Callable[[], Awaitable[GenOutcome]]
         speculation = job.owner.speculation if isinstance(job.owner, _ApiProgram) else None
