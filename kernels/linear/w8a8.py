@@ -80,10 +80,12 @@ def _product(
 
 def serves(weight: GroupedRows) -> bool:
     """Whether `linear` computes with a weight on the current device. An A100 has no E4M3."""
-    n_groups, width = weight.scale.shape[1], weight.numbers.shape[1]
-    fits = weight.minimum is None and (n_groups == 1 or width // n_groups % EXACT.value == 0)
-    has_type = weight.numbers.dtype == torch.int8 or not architecture().startswith("sm_8")
-    return weight.is_w8a8 and fits and has_type
+    if not weight.is_w8a8 or weight.n_bits != 8 or weight.minimum is not None:
+        return False
+    n_groups = weight.scale.shape[1]
+    if n_groups > 1 and weight.n_in // n_groups % EXACT.value:
+        return False
+    return weight.numbers.dtype == torch.int8 or not architecture().startswith("sm_8")
 
 
 def shape(n_rows: int, n_groups: int, arch: str) -> Shape:

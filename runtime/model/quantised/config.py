@@ -217,8 +217,10 @@ def _compressed_tensors(config: Mapping[str, Any]) -> Quantisation:
             raise BadModel("quantization_config: a group needs an object of weights and a list of targets")
         layout, activations = group.get("format") or config.get("format"), group.get("input_activations")
         scheme = _compressed_scheme(weights | {"format": layout})
-        if isinstance(activations, dict) and activations.get("num_bits") == 8:
-            scheme = msgspec.structs.replace(scheme, is_w8a8=True)
+        if isinstance(activations, dict):
+            kinds = [(each.get("num_bits", 8), each.get("type", "int")) for each in (weights, activations)]
+            is_w8a8 = scheme.n_bits == kinds[0][0] == 8 and kinds[0] == kinds[1]
+            scheme = msgspec.structs.replace(scheme, is_w8a8=is_w8a8)
         schemes.append((tuple(map(str, targets)), scheme))
     if not schemes:
         raise BadModel("quantization_config: no group is for weights")

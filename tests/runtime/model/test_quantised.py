@@ -183,7 +183,9 @@ def test_spec_says_the_format_and_bits(kind, fields, text, pack):
         ("int-quantized", None, False),
         ("int-quantized", {"num_bits": 8, "type": "int", "dynamic": True}, True),
         ("float-quantized", {"num_bits": 8, "type": "float", "dynamic": True}, True),
-        ("pack-quantized", {"num_bits": 16, "type": "float"}, False),
+        ("pack-quantized", {"num_bits": 8, "type": "int"}, False),  # weights in 4 bits
+        ("int-quantized", {"num_bits": 8, "type": "float"}, False),
+        ("int-quantized", {"num_bits": 16, "type": "int"}, False),
     ],
 )
 def test_checkpoint_says_whether_activations_have_8_bits(kind, activations, is_w8a8, pack):
