@@ -111,13 +111,14 @@ def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor
     numbers = numbers if is_int else numbers.view(torch.float8_e4m3fn)
     small = torch.empty((n_rows, width), dtype=numbers.dtype, device=x.device)
     row_scale = torch.empty((n_groups, n_rows), dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(group)
+    arch, block = architecture(), triton.next_power_of_2(group)
+    most = 1024 // (64 if arch.startswith("gfx") else 32)  # warps of a program
     groups = max(1, min(triton.next_power_of_2(n_groups), 2048 // block))
     _quantise_rows[n_rows, triton.cdiv(n_groups, groups)](
         x, small, row_scale, n_rows, n_in, width, n_groups, x.stride(0), GROUP=group, KIND=INT8 if is_int else FP8,
-        BLOCK_GROUPS=groups, BLOCK=block, num_warps=max(1, min(32, groups * block // 1024)),
+        BLOCK_GROUPS=groups, BLOCK=block, num_warps=max(1, min(most, groups * block // 1024)),
     )  # fmt: skip
-    own = shape(n_rows, n_groups, architecture())
+    own = shape(n_rows, n_groups, arch)
     blocks, grid = triton.cdiv(width, own.inputs), (triton.cdiv(n_out, own.outputs), triton.cdiv(n_rows, own.rows))
     each = triton.cdiv(blocks, n_parts(grid[0] * grid[1], blocks, own.warps))
     n = triton.cdiv(blocks, each)

@@ -51,11 +51,13 @@ class CompiledKernel(NamedTuple):
     warps: int  # of a program
 
     def check(self, spilled: int = 0) -> None:
-        """Fails if the kernel spills more bytes, or needs more shared memory than the target has."""
+        """Fails if the kernel spills more bytes, or needs more shared memory or threads than a program may have."""
         most = spilled or (0 if IS_TUNED else 40)
         assert self.spilled <= most, f"{self.kernel} on {self.target} spills {self.spilled} B"
         limit = SHARED_LIMIT[self.target]
         assert self.shared <= limit, f"{self.kernel} on {self.target} takes {self.shared} B shared, limit {limit}"
+        n_threads = self.warps * TARGETS[self.target].warp_size
+        assert n_threads <= 1024, f"{self.kernel} on {self.target} has {n_threads} threads"
 
 
 def compile_launcher(target: str, launch: Callable[..., Any], *args: Any, **options: Any) -> list[CompiledKernel]:
