@@ -4,6 +4,7 @@ import os
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton decides at import, for the whole process
 
+MAX_THREADS = 1024  # of a program
 _PROCESSORS = {"sm_80": 108, "sm_90": 132, "gfx942": 304, "interpreter": 2}
 
 
@@ -20,6 +21,11 @@ def architecture() -> str:
 def n_processors(arch: str) -> int:
     """Multiprocessors to plan for. Plans need only the order of magnitude, so unknown chips count as an A100."""
     return _PROCESSORS.get(arch, 108)
+
+
+def warp_size(arch: str) -> int:
+    """Threads of a warp."""
+    return 64 if arch.startswith("gfx") else 32
 
 
 # Per op except attention (whose tiles are in attention/kernel.py): numbers per program, at most, and threads of such a
@@ -45,5 +51,4 @@ def launch(op: str, n: int) -> tuple[int, int]:
     proportionally fewer threads."""
     block, threads = _LAUNCHES[op]
     own = min(block, 1 << (n - 1).bit_length())
-    warp_size = 64 if architecture().startswith("gfx") else 32
-    return own, max(1, threads * own // block // warp_size)
+    return own, max(1, threads * own // block // warp_size(architecture()))

@@ -18,7 +18,7 @@ from banyan.kernels.attention.ragged import ragged as ragged
 from banyan.kernels.device import INTERPRETED
 from banyan.kernels.draw.rows import Rows
 from banyan.kernels.kv_layout import Pool as Pool
-from banyan.kernels.linear.cpu import keeps as keeps
+from banyan.kernels.linear.cpu import keeps_quantised as keeps_quantised
 from banyan.kernels.linear.cpu import linear as cpu_linear
 from banyan.kernels.linear.cpu import pack as pack
 from banyan.kernels.linear.packed import AnyWeight as AnyWeight

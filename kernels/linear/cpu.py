@@ -49,7 +49,7 @@ def pack(
     return packed.pack(weight, library.banyan_panel())
 
 
-def keeps(weight: Grouped, device: torch.device) -> bool:
+def keeps_quantised(weight: Grouped, device: torch.device) -> bool:
     """Whether `pack` on a device may keep a weight quantised: no CPU computes with E4M3."""
     return weight.n_bits != FLOAT8 or device.type != "cpu" or INTERPRETED
 

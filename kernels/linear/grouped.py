@@ -20,7 +20,7 @@ class Grouped(NamedTuple):
     scale: Tensor  # float32 [n_out, n_groups]
     minimum: Tensor | None = None  # float32 [n_out, n_groups]
     n_bits: int = 4  # 4, 8, FLOAT4 or FLOAT8
-    is_w8a8: bool = False  # made for rows that are quantised to numbers of the same kind, which only GPUs note
+    is_w8a8: bool = False  # the checkpoint expects inputs in 8 bits of the same type; a CPU rounds them to int8 anyway
 
     def dequantise(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight [n_out, n_in], computed in float32."""

@@ -183,21 +183,30 @@ def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor
     out = torch.empty((n_rows, n_out), dtype=x.dtype, device=x.device)
     if out.numel():
         own = shape(n_rows, n_bits)
-        blocks, grid = triton.cdiv(n_in, own.inputs), (triton.cdiv(n_out, own.outputs), triton.cdiv(n_rows, own.rows))
-        each = triton.cdiv(blocks, n_parts(grid[0] * grid[1], blocks, own.warps))
-        n = triton.cdiv(blocks, each)
-        parts = out if n == 1 else torch.empty((n, n_rows, n_out), dtype=torch.float32, device=x.device)
-        _linear[(*grid, n)](
-            x, numbers, scale, minimum, bias if n == 1 else None, parts, n_rows, n_out, n_in, n_groups, x.stride(0),
-            numbers.stride(0), each * own.inputs,
+        grid, n_each, parts = split(out, n_in, own)
+        is_whole = parts is out
+        _linear[grid](
+            x, numbers, scale, minimum, bias if is_whole else None, parts, n_rows, n_out, n_in, n_groups, x.stride(0),
+            numbers.stride(0), n_each,
             GROUP=n_in // n_groups, UNIT=unit(n_in // n_groups, n_groups, own.inputs), BITS=n_bits,
-            HAS_MIN=minimum is not None, HAS_BIAS=n == 1 and bias is not None, EVEN=n_in % own.inputs == 0,
+            HAS_MIN=minimum is not None, HAS_BIAS=is_whole and bias is not None, EVEN=n_in % own.inputs == 0,
             PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
             BLOCK_M=own.rows, BLOCK_N=own.outputs, BLOCK_K=own.inputs, num_warps=own.warps, num_stages=own.stages,
         )  # fmt: skip
-        if n > 1:
+        if not is_whole:
             add_parts(parts, bias, out)
     return out
+
+
+def split(out: Tensor, n_in: int, own: Shape) -> tuple[tuple[int, int, int], int, Tensor]:
+    """Cuts the inputs of a product into parts. Returns the grid, the inputs of a part, and where the parts go: `out`
+    [n_rows, n_out] if there is one, else float32 [n, n_rows, n_out], for `add_parts`."""
+    n_rows, n_out = out.shape
+    blocks, tiles = triton.cdiv(n_in, own.inputs), (triton.cdiv(n_out, own.outputs), triton.cdiv(n_rows, own.rows))
+    each = triton.cdiv(blocks, n_parts(tiles[0] * tiles[1], blocks, own.warps))
+    n = triton.cdiv(blocks, each)
+    parts = out if n == 1 else torch.empty((n, n_rows, n_out), dtype=torch.float32, device=out.device)
+    return (*tiles, n), each * own.inputs, parts
 
 
 def add_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:

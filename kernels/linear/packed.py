@@ -71,7 +71,7 @@ def pack(weight: Tensor, width: int) -> Packed:
     return Packed(panels if pairs == 2 else panels.squeeze(3), n_out, n_in, weight.dtype)
 
 
-def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool, finds_floats: bool = True) -> Packed | None:
+def pack_grouped(weight: Grouped, dtype: torch.dtype, deterministic: bool) -> Packed | None:
     """Packs a quantised weight that will multiply rows in `dtype`. Returns None if it is in E4M3, or if its groups are
     not multiples of 32 inputs; a weight with a single group may have any number of inputs."""
     numbers, scale, minimum, n_bits, _ = weight

@@ -1,8 +1,8 @@
 """Linear layers whose weights and rows both have 8 bits (W8A8), int8 or E4M3, in Triton.
 
-A row is quantised as it comes, with a scale for each group of inputs that the weight has. Tensor cores multiply numbers
-of 8 bits at twice the rate of 16. Sums: in int32, which is exact; or for E4M3 in what tensor cores keep, which Hopper's
-do with 14 bits, so they are added to float32 every 128 inputs (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+Each row of x is quantised when it arrives, with one scale for each group of inputs of the weight. Tensor cores multiply
+8 bits at twice the rate of 16. They sum products of int8 in int32, which is exact. Hopper's sum products of E4M3 with
+about 14 bits, so these sums are added to float32 every 128 inputs (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
 """
 
 import torch
@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from banyan.kernels.device import architecture
-from banyan.kernels.linear.kernel import Shape, add_parts, n_parts
+from banyan.kernels.device import MAX_THREADS, architecture, warp_size
+from banyan.kernels.linear.kernel import Shape, add_parts, split
 from banyan.kernels.linear.packed import GroupedRows
 from banyan.kernels.write_kv.kernel import FP8, INT8, narrow, scale_of
 
@@ -112,21 +112,18 @@ def linear(x: Tensor, weight: GroupedRows, bias: Tensor | None = None) -> Tensor
     small = torch.empty((n_rows, width), dtype=numbers.dtype, device=x.device)
     row_scale = torch.empty((n_groups, n_rows), dtype=torch.float32, device=x.device)
     arch, block = architecture(), triton.next_power_of_2(group)
-    most = 1024 // (64 if arch.startswith("gfx") else 32)  # warps of a program
     groups = max(1, min(triton.next_power_of_2(n_groups), 2048 // block))
     _quantise_rows[n_rows, triton.cdiv(n_groups, groups)](
         x, small, row_scale, n_rows, n_in, width, n_groups, x.stride(0), GROUP=group, KIND=INT8 if is_int else FP8,
-        BLOCK_GROUPS=groups, BLOCK=block, num_warps=max(1, min(most, groups * block // 1024)),
+        BLOCK_GROUPS=groups, BLOCK=block, num_warps=max(1, min(MAX_THREADS // warp_size(arch), groups * block // 1024)),
     )  # fmt: skip
     own = shape(n_rows, n_groups, arch)
-    blocks, grid = triton.cdiv(width, own.inputs), (triton.cdiv(n_out, own.outputs), triton.cdiv(n_rows, own.rows))
-    each = triton.cdiv(blocks, n_parts(grid[0] * grid[1], blocks, own.warps))
-    n = triton.cdiv(blocks, each)
-    parts = out if n == 1 else torch.empty((n, n_rows, n_out), dtype=torch.float32, device=x.device)
-    _product[(*grid, n)](
-        small, row_scale, numbers, scale, bias if n == 1 else None, parts, n_rows, n_out, width, n_groups,
-        each * own.inputs, GROUP=0 if n_groups == 1 else group, HAS_BIAS=n == 1 and bias is not None,
+    grid, n_each, parts = split(out, width, own)
+    is_whole = parts is out
+    _product[grid](
+        small, row_scale, numbers, scale, bias if is_whole else None, parts, n_rows, n_out, width, n_groups,
+        n_each, GROUP=0 if n_groups == 1 else group, HAS_BIAS=is_whole and bias is not None,
         EVEN=width % own.inputs == 0, BLOCK_M=own.rows, BLOCK_N=own.outputs, BLOCK_K=own.inputs,
         num_warps=own.warps, num_stages=own.stages,
     )  # fmt: skip
-    return add_parts(parts, bias, out) if n > 1 else out
+    return out if is_whole else add_parts(parts, bias, out)

@@ -63,14 +63,14 @@ inline vf load_half(const uint16_t* p) {
 #endif
 }
 
-// Whether the numbers of a weight get their sign before they are multiplied: AVX2 alone multiplies bytes without sign by
-// bytes with sign, and has an instruction that gives the rows' numbers the sign of the weight's.
+// Whether `quad` returns signed numbers. AVX2 multiplies only unsigned bytes by signed ones, so `Dot` multiplies the
+// absolute number of the weight by the number of the row, which gets the sign of the weight's first.
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
 template <int BITS> constexpr bool SIGNED = BITS != 4;
 #else
 template <int BITS> constexpr bool SIGNED = false;
 #endif
-// What `quad` adds to the numbers of a weight, so that they have no sign.
+// What is added to the numbers of a weight where `quad` returns unsigned ones.
 constexpr int ZERO(int bits, bool has_min) { return bits == 8 ? 128 : bits == FLOAT4 ? 12 : has_min ? 0 : 8; }
 
 // Sums of products of 4 bytes of a weight with 4 of a row, in each lane. Without instructions for them, sums of pairs are
@@ -152,6 +152,7 @@ inline vi doubles(vi codes) {
 #endif
 }
 
+// The 4 k of W columns in quad i + half. i is even, and `half` a constant once the loop over it is unrolled.
 template <int BITS>
 inline vi quad(const uint8_t* group, int i, int half, int part) {
     vi w;

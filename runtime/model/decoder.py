@@ -243,7 +243,7 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
             stored = read_linear(weights, spec.quantisation, name, n_out, n_in)
         elif n_bits:
             stored = weights.take_grouped(f"{name}.weight", n_out, n_in)
-        if isinstance(stored, Grouped) and stored.n_bits <= n_bits and ops.keeps(stored, device):
+        if isinstance(stored, Grouped) and stored.n_bits <= n_bits and ops.keeps_quantised(stored, device):
             return stored.to(device)
         if known is None:
             known = take((name, n_out), rest=(n_in,)) if stored is None else floats(stored, dtype).to(device)

@@ -21,7 +21,7 @@ class Scheme(msgspec.Struct, frozen=True):
     n_bits: int
     group: int = -1  # inputs per scale; -1: all
     block: tuple[int, int] | None = None  # outputs and inputs per scale, if scales form a grid
-    is_w8a8: bool = False  # activations are meant to be quantised to 8 bits too
+    is_w8a8: bool = False  # the checkpoint expects activations in 8 bits of the same type
 
 
 class Quantisation(msgspec.Struct, frozen=True):

@@ -49,10 +49,7 @@ def _empty(weights: Headers, scheme: Scheme, name: str, n_out: int, n_in: int) -
     group, dtype = {"mxfp4": 32, "nvfp4": 16}.get(scheme.format, scheme.group), torch.int8
     n_bits = 8 if scheme.format in ("mxfp4", "nvfp4") else scheme.n_bits
     if scheme.format == "fp8":
-        n_bits, dtype = FLOAT8, torch.float8_e4m3fn
-        found = next(stored for end in fp8.SCALES if (stored := weights.tensors.get(f"{name}.{end}")) is not None)
-        if len(found.shape) == 2 and found.shape[1] > 1:
-            group = (scheme.block or fp8.BLOCK)[1]
+        n_bits, dtype, group = FLOAT8, torch.float8_e4m3fn, fp8.group_of(weights, scheme, name)
     group = n_in if group < 0 else min(group, n_in)
     if scheme.format == "bitsandbytes-4bit" or n_in % group:
         return torch.empty(n_out, n_in, device=weights.device)

@@ -213,6 +213,15 @@ def test_fp8_keeps_its_bits_on_a_gpu_and_becomes_floats_on_a_cpu(pack):
     assert size(same, "cuda") - size(path, "cuda") == 2 * n - (n + 4 * n // 32)  # a scale in float32 for 32 inputs
 
 
+def test_size_of_fp8_without_scales_is_refused(pack):
+    path, _ = pack("fp8")
+    held = load_file(path / "model.safetensors")
+    save_file({name: x for name, x in held.items() if "weight_scale" not in name}, path / "model.safetensors")
+    spec = read_spec(path)
+    with pytest.raises(BadModel, match="has no weight_scale; the checkpoint is incomplete"):
+        weight_size(path, spec, "cuda", "bfloat16", 64, False, "auto")
+
+
 C = few_bits.compressed
 GPTQ = {"quant_method": "gptq", "bits": 4}
 
