@@ -1,8 +1,12 @@
 """Batches of token ids: little padding, one conversation per row, reproducible by seed."""
 
+import itertools
+import multiprocessing
 import random
 import re
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -14,9 +18,9 @@ from pocket.chat import Sample
 from pocket.data import FIRST_MIXTURE, MIXTURE, stream
 from pocket.tokenizer import ADDED, SPECIAL
 
-POOL_TOKENS = 65_536
 BATCH_TOKENS = 2_048
-N_FIRST_POOLS = 12
+POOL_TOKENS, POOL_BATCHES = 65_536, 8  # of a pool, at least
+N_FIRST_BATCHES, N_FIRST_POOLS = 384, 12  # drawn from FIRST_MIXTURE, about
 COPY_SHARE = 0.05  # share of a pool's tokens
 SWAPPED = ("json", "everyday_json", "everyday_recall", "everyday_reading")
 SWAP_SHARE = 0.3  # share of these families' samples
@@ -110,29 +114,35 @@ def batches(
     *,
     max_length: int,
     context_share: float,
+    batch_tokens: int = BATCH_TOKENS,
 ) -> list[Batch]:
-    """The batches of one pool: about `POOL_TOKENS` of samples, and `copies`; sorted by length, split, and shuffled.
+    """The batches of one pool, of about batch_tokens each: samples, and `copies`, sorted by length, split, and
+    shuffled.
 
     All targets are trained on, and a random `context_share` of the other ids, which has the effect of a small loss
     weight on all of them at a lower cost.
     """
     chance = random.Random(f"{seed}-{pool}")
-    source = stream(f"{seed}-{pool}", mixture=FIRST_MIXTURE if pool < N_FIRST_POOLS else MIXTURE)
+    pool_tokens = max(POOL_TOKENS, POOL_BATCHES * batch_tokens)
+    is_first = pool * pool_tokens < N_FIRST_BATCHES * batch_tokens
+    source = stream(f"{seed}-{pool}", mixture=FIRST_MIXTURE if is_first else MIXTURE)
     rows: list[Encoded] = []
     words = value_ids(tokenizer)
-    while sum(len(row.ids) for row in rows) < POOL_TOKENS:
+    n_tokens = 0
+    while n_tokens < pool_tokens:
         drawn = [next(source) for _ in range(64)]
         for sample, row in zip(drawn, encode(tokenizer, drawn, max_length), strict=True):
             is_swapped = sample.family in SWAPPED and chance.random() < SWAP_SHARE
             rows.append(swapped(row, words, chance) if is_swapped else row)
-    n_tokens = 0
-    while n_tokens < COPY_SHARE * POOL_TOKENS:
+            n_tokens += len(row.ids)
+    n_copied = 0
+    while n_copied < COPY_SHARE * pool_tokens:
         rows.append(copies(tokenizer, chance))
-        n_tokens += len(rows[-1].ids)
+        n_copied += len(rows[-1].ids)
     rows.sort(key=lambda row: len(row.ids), reverse=True)
     cut: list[list[Encoded]] = []
     while rows:
-        n = max(1, BATCH_TOKENS // len(rows[0].ids))
+        n = max(1, batch_tokens // len(rows[0].ids))
         cut.append(rows[:n])
         rows = rows[n:]
     chance.shuffle(cut)
@@ -148,3 +158,21 @@ def _batch(rows: list[Encoded], chance: random.Random, context_share: float) -> 
         picked = [target or chance.random() < context_share for target in row.targets[1:]]
         chosen[i, : len(picked)] = torch.tensor(picked, dtype=torch.bool)
     return Batch(ids, chosen)
+
+
+def pools(make: Callable[[int], list[Batch]], first: int, n_processes: int = 0) -> Iterator[list[Batch]]:
+    """All pools from `first` on, in order. Processes run ahead of the caller, if any.
+
+    make(pool): a function of a module, or a `partial` of one, which the processes import.
+    """
+    if not n_processes:
+        yield from map(make, itertools.count(first))
+    processes = ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn"))
+    ahead: deque[Future[list[Batch]]] = deque()
+    try:
+        for pool in itertools.count(first):
+            ahead.append(processes.submit(make, pool))
+            if len(ahead) > 2 * n_processes:
+                yield ahead.popleft().result()
+    finally:
+        processes.shutdown(cancel_futures=True)

@@ -1,13 +1,15 @@
-"""Trains the pocket model from scratch: `python -m pocket.train` (tokenizer, models, scores).
+"""Trains the pocket model from scratch: `python -m pocket.train` (models, scores).
 
 Matrices inside the layers are trained with Muon, the other parameters with AdamW. The learning rate warms up, is
-constant, and decays linearly to zero over the last `n_decay` steps, so that the constant part does not depend on the
-number of steps. On a CPU each core is a rank with one thread and its own text and optimisers; every `MEAN_EVERY` steps
-the ranks take the mean of their weights (local SGD), so that none waits long for one whose core has other work. Work
-files are in `work/`; a run that was stopped resumes exactly from its checkpoint, with the same number of ranks.
+constant, and decays linearly to zero over the last part of the run. On a CPU each core is a rank with one thread and
+its own text and optimisers; every `MEAN_EVERY` steps the ranks take the mean of their weights (local SGD), so that none
+waits long for one whose core has other work. On a GPU there is one rank with large batches, whose text the other cores
+write. Work files are in `work/`; a run that was stopped resumes exactly from its checkpoint, with the same number of
+ranks.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
@@ -16,7 +18,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,19 +38,24 @@ from pocket.net import DRAFT, MAIN, Net, Shape
 
 SEED = 2024
 WORK = Path(__file__).parent / "work"
-LOG_EVERY, SAVE_EVERY, JUDGE_EVERY = 50, 100, 2000  # steps
+LOG_EVERY, SAVE_EVERY, JUDGE_EVERY = 50, 500, 2000  # steps
 MEAN_EVERY = 10  # steps; divides SAVE_EVERY
+ON_GPU = {"batch_tokens": 65_536, "muon_rate": 0.02, "adam_rate": 0.004, "n_feeders": (os.cpu_count() or 1) - 1}
+"""What a recipe has otherwise on a GPU, which trains on more tokens at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """The hyperparameters of one model. A step has `n_batches` batches of about 2,048 tokens."""
+    """The hyperparameters of one model. A step has `n_batches` batches of about `batch_tokens` tokens."""
 
     shape: Shape
     n_steps: int
-    n_decay: int
+    decay: float = 0.5  # the last part of the run, in which the learning rate falls
+    seconds: float = 0.0  # if not 0, the run ends after this time and not after n_steps
     n_warmup: int = 150
     n_batches: int = 1
+    batch_tokens: int = feed.BATCH_TOKENS
+    n_feeders: int = 0  # processes that write text, beside the training's own
     muon_rate: float = 0.01
     adam_rate: float = 0.003
     weight_decay: float = 0.02
@@ -55,9 +63,9 @@ class Recipe:
     average: float = 0.98
     seed: int = SEED
 
-    def rate(self, step: int) -> float:
-        """The factor on the learning rates at a step."""
-        return min(1.0, (step + 1) / self.n_warmup, max(0.0, (self.n_steps - step) / self.n_decay))
+    def rate(self, step: int, done: float) -> float:
+        """The factor on the learning rates at a step, when this part of the run is done."""
+        return min(1.0, (step + 1) / self.n_warmup, max(0.0, (1 - done) / self.decay))
 
 
 class Ranks(NamedTuple):
@@ -136,36 +144,44 @@ class Run:
         torch.save(state, half)
         half.replace(self.checkpoint)
 
-    def _batches(self) -> Iterator[tuple[feed.Batch, int, int]]:
+    def _batches(self) -> Generator[tuple[feed.Batch, int, int]]:
         """Batches from the run's position on, each with the position after it."""
-        pool, index = self.pool, self.index
-        while True:
-            ready = feed.batches(
-                self.tok,
-                f"{self.recipe.seed}-{self.ranks.rank}" if self.ranks.rank else self.recipe.seed,
-                pool,
-                max_length=self.recipe.shape.max_length,
-                context_share=self.recipe.context_share,
-            )
+        make = partial(
+            feed.batches,
+            self.tok,
+            f"{self.recipe.seed}-{self.ranks.rank}" if self.ranks.rank else self.recipe.seed,
+            max_length=self.recipe.shape.max_length,
+            context_share=self.recipe.context_share,
+            batch_tokens=self.recipe.batch_tokens,
+        )
+        index = self.index
+        for pool, ready in enumerate(feed.pools(make, self.pool, self.recipe.n_feeders), self.pool):
             for i in range(index, len(ready)):
                 yield ready[i], *((pool, i + 1) if i + 1 < len(ready) else (pool + 1, 0))
-            pool, index = pool + 1, 0
+            index = 0
 
     def steps(self) -> Iterator[float]:
         """Runs the remaining steps; yields the mean loss of each step in nats, over this rank's batches."""
-        source = self._batches()
-        while self.step < self.recipe.n_steps and not self.is_stopped:
-            total, n = 0.0, 0
-            for _ in range(self.recipe.n_batches):
-                batch, self.pool, self.index = next(source)
-                n += int(batch.chosen.sum())
-                self.n_tokens += batch.ids.numel()
-                loss = self._loss(batch)
-                loss.backward()
-                total += loss.item()
-            self._update(n)
-            self.step += 1
-            yield total / n
+        started = time.monotonic()
+        with contextlib.closing(self._batches()) as source:
+            while (done := self._done(started)) < 1 and not self.is_stopped:
+                total, n = 0.0, 0
+                for _ in range(self.recipe.n_batches):
+                    batch, self.pool, self.index = next(source)
+                    n += int(batch.chosen.sum())
+                    self.n_tokens += batch.ids.numel()
+                    loss = self._loss(batch)
+                    loss.backward()
+                    total += loss.item()
+                self._update(n, self.recipe.rate(self.step, done))
+                self.step += 1
+                yield total / n
+
+    def _done(self, started: float) -> float:
+        """The part of the run that is done."""
+        if self.recipe.seconds:
+            return (time.monotonic() - started) / self.recipe.seconds
+        return self.step / self.recipe.n_steps
 
     def _loss(self, batch: feed.Batch) -> Tensor:
         """The sum of the cross entropy at the chosen positions."""
@@ -178,8 +194,9 @@ class Run:
     def _nll(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(hidden, embedding).float(), targets, reduction="sum")
 
-    def _update(self, n: int) -> None:
-        """One optimiser step; every `MEAN_EVERY` steps ranks take the mean of their weights, and stop if one must."""
+    def _update(self, n: int, factor: float) -> None:
+        """One optimiser step, of the learning rates times the factor. Every `MEAN_EVERY` steps the ranks take the mean
+        of their weights, and stop if one must."""
         parameters = list(self.net.parameters())
         for p in parameters:
             assert p.grad is not None
@@ -187,7 +204,7 @@ class Run:
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
             for group in optimiser.param_groups:
-                group["lr"] = rate * self.recipe.rate(self.step)
+                group["lr"] = rate * factor
             optimiser.step()
         for p in parameters:
             p.grad = None
@@ -268,22 +285,23 @@ def train(
             place = f"{name} step {run.step} tokens {run.n_tokens / 1e6:.2f}M"
             print(f"{place} loss {sum(losses) / len(losses):.4f} {speed:.0f} tokens/s", flush=True)
             started, before, losses = time.monotonic(), run.n_tokens, []
-        if run.step % SAVE_EVERY == 0 or run.is_stopped or run.step == recipe.n_steps:
+        if run.step % SAVE_EVERY == 0:
             run.save()
             if ranks.rank == 0:
                 export(run.averaged(), tok, WORK / name)
-        if run.step % JUDGE_EVERY == 0 and ranks.rank == 0:
+        if run.step % JUDGE_EVERY == 0 and ranks.rank == 0 and run.device.type == "cpu":  # a GPU would wait for it
             net = run.averaged().cpu()
             shares = {family: round(exact_targets(net, tok, family), 3) for family in FAMILIES}
             print(f"{name} step {run.step} held-out targets {shares}", flush=True)
+    run.save()
     if run.is_stopped:
         raise SystemExit(f"stopped at step {run.step}; run again to continue")
     return run.averaged()
 
 
 RECIPES = {
-    "pocket": Recipe(MAIN, n_steps=11900, n_decay=5000),
-    "draft": Recipe(DRAFT, n_steps=1600, n_decay=700),
+    "pocket": Recipe(MAIN, n_steps=11900),
+    "draft": Recipe(DRAFT, n_steps=1600),
 }
 
 
@@ -309,8 +327,11 @@ def main() -> None:
         "--seed", type=int, default=SEED, help="seed of the text; use another one to continue with --shipped"
     )
     parser.add_argument("--ranks", type=int, default=n_ranks, help="number of processes; on a CPU each has one thread")
+    parser.add_argument("--minutes", type=float, default=0.0, help="length of a run, instead of steps")
     parser.add_argument("--eager", action="store_true", help="do not compile (without a C++ compiler)")
-    parser.add_argument("--shipped", action="store_true", help="start with the shipped weights and tokenizer")
+    parser.add_argument("--shipped", action="store_true", help="start with the shipped weights")
+    parser.add_argument("--new-tokenizer", action="store_true", help="train a tokenizer too; not the shipped one")
+    parser.add_argument("--to", type=Path, help="write the models to this folder, not over the shipped ones")
     parser.add_argument("--no-score", action="store_true", help="do not update scores.json and the card")
     parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -319,21 +340,23 @@ def main() -> None:
     file = WORK / "tokenizer.json"
     if not file.exists():
         WORK.mkdir(exist_ok=True)
-        shipped = path() / "tokenizer.json"
-        file.write_bytes(shipped.read_bytes()) if args.shipped else tokenizer.train(SEED).save(str(file))
+        if args.new_tokenizer:
+            tokenizer.train(SEED).save(str(file))
+        else:
+            file.write_bytes((path() / "tokenizer.json").read_bytes())
     ranks, others = join(args.rank, args.ranks)
     tok = Tokenizer.from_file(str(file))
     for name in args.models:
-        recipe = RECIPES[name]
-        n_steps = args.steps or recipe.n_steps
-        recipe = dataclasses.replace(recipe, n_steps=n_steps, n_decay=min(recipe.n_decay, n_steps), seed=args.seed)
+        changes = ON_GPU if torch.cuda.is_available() else {}
+        changes |= {"n_steps": args.steps} if args.steps else {}
+        recipe = dataclasses.replace(RECIPES[name], seed=args.seed, seconds=60 * args.minutes, **changes)
         start = path(name) if args.shipped else None
         net = train(name, recipe, tok, compiled=not args.eager, ranks=ranks, start=start)
         if ranks.rank == 0:
-            export(net, tok, path(name))
+            export(net, tok, args.to / name if args.to else path(name))
     for process in others:
         process.wait()
-    if ranks.rank == 0 and not args.no_score:
+    if ranks.rank == 0 and not args.no_score and not args.to:
         score.record()
 
 
