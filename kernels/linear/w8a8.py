@@ -65,7 +65,7 @@ def _product(
             b_part = tl.dot(b_w, b_x).to(tl.float32) * tl.load(p_scale + o_w * n_groups + i_group)[:, None]
             b_acc += b_part * tl.load(p_x_scale + i_group.to(tl.int64) * n_rows + o_row)[None, :]
         elif IS_INT:
-            b_acc = tl.dot(b_w, b_x, b_acc)
+            b_acc = tl.dot(b_w, b_x, b_acc, out_dtype=tl.int32)
         else:
             b_acc = tl.dot(b_w, b_x, b_acc, max_num_imprecise_acc=EXACT)
     b_out = b_acc.to(tl.float32)
