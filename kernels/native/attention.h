@@ -69,7 +69,10 @@ void run(const Call& c, const Item* small, int n_small, const Item* large, int n
 #ifdef BANYAN_TILES
         else if (has_tiles() && c.v_dim == c.dim)
             each([&](const Item& item, Scratch& own) { attend_tiled(c, item, 0, c.n_kv_heads, own); },
-                 [&](const Item& item, int head, Scratch& own) { attend_tiled(c, item, head, head + 1, own); });
+                 [&](const Item& item, int head, Scratch& own) {
+                     if (item.n * group < MANY_TILED) attend_tiled(c, item, head, head + 1, own);
+                     else attend_many_tiled(c, item, head, own);
+                 });
 #endif
         else by_vectors(bf16{});
     } else by_vectors(float{});

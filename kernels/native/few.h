@@ -47,7 +47,7 @@ inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n,
     vf high = vf{} - INFINITY;
     for (int j = 0; j < n_vectors; j++) {
         vf s = load(score + j * W);
-        if constexpr (paired) s *= c.scale;
+        if (paired && c.softcap > 0) s *= c.scale;
         if constexpr (is_scaled<P>) s *= load(x.k_scale + j * W);
         if (c.softcap > 0) s = capped(c, s);
         if (masked) {
@@ -64,13 +64,14 @@ inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n,
         store(score + j * W, s);
         high = vmax(high, s);
     }
-    float fresh = top(high), old = best;
+    const float by = paired && !(c.softcap > 0) ? c.scale : 1.0f;  // of the scores
+    float fresh = top(high) * by, old = best;
     best = fresh > old ? fresh : old;
     float base = best == -INFINITY ? 0.0f : best;
     float shrink = old == best ? 1.0f : exp2(vf{} + (old - base))[0];
     vf part = vf{};
     for (int j = 0; j < n_vectors; j++) {
-        vf w = exp2(load(score + j * W) - base);
+        vf w = exp2(load(score + j * W) * by - base);
         part += w;
         if constexpr (is_scaled<P> && !has_halves<P>) w *= load(x.v_scale + j * W);
         store(score + j * W, w);

@@ -52,8 +52,9 @@ inline void interleave(bf16* to, const bf16* a, const bf16* b) {
 // a[0], b[0], a[1], b[1], ..., rounded to nearest even; NaN is not handled
 inline void store_pairs(bf16* to, vf a, vf b) {
 #ifdef __AVX512BF16__
-    vu both = (vu)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)a));
-    both |= (vu)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)b)) << 16;
+    const __m512i in_pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+                                              23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i both = _mm512_permutexvar_epi16(in_pairs, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
 #else
     const auto near = [](vf x) {
         const vu bits = reinterpret_cast<vu>(x);
@@ -231,9 +232,11 @@ inline void write_results(const Call& c, const Item& item, int head, Scratch& x)
     }
 }
 
-// T: the type that is multiplied: bf16 in pairs, or float. Q, P: the types of rows and pools.
-template <class T, class Q, class P>
-void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
+// T: the type that is multiplied: bf16 in pairs, or float. Q: the type of rows. read_block(first key, n) gets keys and
+// values of a block ready for all panels of rows; panel(block, p, n) adds it to the results of panel p, of which n rows
+// are left.
+template <class T, class Q, class Read, class PerPanel>
+void attend_many(const Call& c, const Item& item, int head, Scratch& x, const Read& read_block, const PerPanel& panel) {
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group, n_panels = (n + PANEL - 1) / PANEL;
     const int32_t* entry = c.rows + int64_t(item.first) * 2;
     transpose_rows<T, Q>(c, item, head, x);
@@ -250,20 +253,29 @@ void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
     std::memset(x.acc, 0, sizeof(float) * n_panels * PANEL * c.v_dim);
     for (int at = item.start; at < item.end; at += BLOCK) {
         const int n_keys = item.end - at < BLOCK ? item.end - at : BLOCK;
-        load_block<T, P>(c, item, at, n_keys, head, x);
+        read_block(at, n_keys);
         for (int p = 0; p < n_panels; p++) {
-            const int n_rows = n - p * PANEL, first = item.position + p * PANEL / group + 1;
+            const int first = item.position + p * PANEL / group + 1;
             const int end = std::min(at + n_keys, int(x.last[p * PANEL + PANEL - 1]) + 1);  // the last row attends to no later key
             if (end <= at) continue;
             const bool is_whole = end <= first && at >= newest && !(c.ancestors && end > item.tail);
-            const Block block{at, end - at, first, is_whole};
-            // use as few vectors as the rows need; with fewer still, reading K and V would dominate
-            if (n_rows > 3 * PANEL / 4) panel_across<T, P, NV>(c, item, x, block, p);
-            else if (n_rows > PANEL / 2) panel_across<T, P, (3 * NV + 3) / 4>(c, item, x, block, p);
-            else panel_across<T, P, NV / 2>(c, item, x, block, p);
+            panel(Block{at, end - at, first, is_whole}, p, n - p * PANEL);
         }
     }
     write_results<Q>(c, item, head, x);
+}
+
+// Without tiles. P: the type of pools.
+template <class T, class Q, class P>
+void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
+    attend_many<T, Q>(
+        c, item, head, x, [&](int at, int n) { load_block<T, P>(c, item, at, n, head, x); },
+        [&](const Block& block, int p, int n) {
+            // use as few vectors as the rows need; with fewer still, reading K and V would dominate
+            if (n > 3 * PANEL / 4) panel_across<T, P, NV>(c, item, x, block, p);
+            else if (n > PANEL / 2) panel_across<T, P, (3 * NV + 3) / 4>(c, item, x, block, p);
+            else panel_across<T, P, NV / 2>(c, item, x, block, p);
+        });
 }
 
 }  // namespace

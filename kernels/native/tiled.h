@@ -6,6 +6,7 @@
 #pragma once
 
 #include "few.h"
+#include "many.h"
 
 #ifdef BANYAN_TILES
 namespace {
@@ -202,6 +203,182 @@ inline void attend_tiled(const Call& c, const Item& item, int head_from, int hea
                 else store(to + d, low, high);
             }
         }
+}
+
+// --- Many rows: each lane is a row, as in many.h, and the bits of a row are those of `attend_tiled` -------------------------
+
+// V of a block, transposed: [dim / 16][BLOCK / 32][16][32 keys]; 0 for keys from n on.
+inline void transpose_values(const Call& c, Scratch& x, int n, int head) {
+    const auto row = [&](int s, int d) {
+        const bf16* from = static_cast<const bf16*>(c.v) + x.place[s] + int64_t(head) * c.dim + d;
+        return s < n ? _mm512_loadu_si512(from) : _mm512_setzero_si512();
+    };
+    for (int s = 0; s < n; s += GROUP)
+        for (int d = 0; d < c.dim; d += GROUP) {
+            vf pairs[2][TILE];  // of keys, as [pair of keys][number]; unpacking puts numbers 0 to 3, 8 to 11, ... first
+            for (int i = 0; i < TILE; i++) {
+                const __m512i even = row(s + 2 * i, d), odd = row(s + 2 * i + 1, d);
+                pairs[0][i] = (vf)_mm512_unpacklo_epi16(even, odd), pairs[1][i] = (vf)_mm512_unpackhi_epi16(even, odd);
+            }
+            for (int half = 0; half < 2; half++) {
+                transpose<W / 2>(pairs[half]);
+                for (int i = 0; i < TILE; i++) {
+                    const int at = d + i / 4 * 8 + half * 4 + i % 4;
+                    bf16* to = x.v_pairs + ((at / TILE * (BLOCK / GROUP) + s / GROUP) * TILE + at % TILE) * GROUP;
+                    _mm512_store_si512(to, (__m512i)pairs[half][i]);
+                }
+            }
+        }
+}
+
+// The scores [key][PANEL] of n_tiles tiles of rows, for whole tiles of keys. keys: of each 16; q: a panel of `transpose_rows`
+inline void panel_scores(float* scores, const bf16* const* keys, int64_t s_key, int n_keys, const bf16* q, int n_tiles, int dim) {
+    constexpr int64_t pitch = PANEL * sizeof(float);
+    for (int s = 0; s < n_keys; s += TILE) {
+        const bf16* key = keys[s / TILE];
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        for (int d = 0; d < dim; d += GROUP) {
+            const bf16* columns = q + d * PANEL;
+            _tile_loadd(4, key + d, s_key * sizeof(bf16));
+            _tile_loadd(6, columns, pitch);
+            _tile_dpbf16ps(0, 4, 6);
+            if (n_tiles > 1) { _tile_loadd(7, columns + 2 * TILE, pitch); _tile_dpbf16ps(1, 4, 7); }
+            if (n_tiles > 2) { _tile_loadd(6, columns + 4 * TILE, pitch); _tile_dpbf16ps(2, 4, 6); }
+            if (n_tiles > 3) { _tile_loadd(7, columns + 6 * TILE, pitch); _tile_dpbf16ps(3, 4, 7); }
+        }
+        float* to = scores + s * PANEL;
+        _tile_stored(0, to, pitch);
+        if (n_tiles > 1) _tile_stored(1, to + TILE, pitch);
+        if (n_tiles > 2) _tile_stored(2, to + 2 * TILE, pitch);
+        if (n_tiles > 3) _tile_stored(3, to + 3 * TILE, pitch);
+    }
+}
+
+// Turns the scores [key][PANEL] of V vectors of rows into weights [pair of keys][PANEL][2], up to a whole group. Returns
+// the factors of older sums in `shrink`. by: factor of the scores. All sums are in the order of `weigh`.
+template <int V>
+inline void weigh_panel(float* score, bf16* weight, int n, float by, vf* best, vf* total, vf* shrink) {
+    vf base[V];
+    for (int v = 0; v < V; v++) base[v] = vf{} - INFINITY;
+    for (int s = 0; s < n; s++)
+        for (int v = 0; v < V; v++) base[v] = vmax(base[v], load(score + s * PANEL + v * W));
+    for (int v = 0; v < V; v++) {
+        const vf old = best[v];
+        best[v] = vmax(base[v] * by, old);
+        base[v] = best[v] == -INFINITY ? vf{} : best[v];
+        shrink[v] = exp2(old - base[v]);
+    }
+    for (int s = n; s % GROUP; s++)
+        for (int v = 0; v < V; v++) store(score + s * PANEL + v * W, vf{} - INFINITY);
+    const int n_whole = (n + GROUP - 1) / GROUP * GROUP;
+    for (int lane = 0; lane < W; lane += 2) {
+        vf even_part[V] = {}, odd_part[V] = {};
+        for (int s = lane; s < n_whole; s += W)
+            for (int v = 0; v < V; v++) {
+                const vf even = exp2(load(score + s * PANEL + v * W) * by - base[v]);
+                const vf odd = exp2(load(score + (s + 1) * PANEL + v * W) * by - base[v]);
+                even_part[v] += even, odd_part[v] += odd;
+                store_pairs(weight + s * PANEL + v * 2 * W, even, odd);
+            }
+        for (int v = 0; v < V; v++) {
+            vf &one = total[lane * NV + v], &other = total[(lane + 1) * NV + v];
+            one = one * shrink[v] + even_part[v], other = other * shrink[v] + odd_part[v];
+        }
+    }
+}
+
+// Adds weights times values to 16 N dimensions of a tile of rows, acc [dim][PANEL]. The weights are in tiles 6 and 7.
+template <int N>
+inline void add_values(float* acc, const bf16* values, bool both) {
+    constexpr int64_t pitch = PANEL * sizeof(float);
+    constexpr int next = BLOCK * TILE;
+    _tile_loadd(0, acc, pitch);
+    _tile_loadd(1, acc + TILE * PANEL, pitch);
+    if (N > 2) { _tile_loadd(2, acc + 2 * TILE * PANEL, pitch); _tile_loadd(3, acc + 3 * TILE * PANEL, pitch); }
+    _tile_loadd(4, values, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(5, values + next, 64);
+    _tile_dpbf16ps(1, 5, 6);
+    if (N > 2) {
+        _tile_loadd(4, values + 2 * next, 64);
+        _tile_dpbf16ps(2, 4, 6);
+        _tile_loadd(5, values + 3 * next, 64);
+        _tile_dpbf16ps(3, 5, 6);
+    }
+    if (both) {
+        _tile_loadd(4, values + A_TILE, 64);
+        _tile_dpbf16ps(0, 4, 7);
+        _tile_loadd(5, values + next + A_TILE, 64);
+        _tile_dpbf16ps(1, 5, 7);
+        if (N > 2) {
+            _tile_loadd(4, values + 2 * next + A_TILE, 64);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_loadd(5, values + 3 * next + A_TILE, 64);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, acc, pitch);
+    _tile_stored(1, acc + TILE * PANEL, pitch);
+    if (N > 2) { _tile_stored(2, acc + 2 * TILE * PANEL, pitch); _tile_stored(3, acc + 3 * TILE * PANEL, pitch); }
+}
+
+inline void panel_sums(float* acc, const bf16* weights, const bf16* values, int n_keys, int n_tiles, int dim) {
+    for (int v = 0; v < n_tiles; v++) {
+        _tile_loadd(6, weights + v * 2 * TILE, PANEL * sizeof(float));
+        if (n_keys > GROUP) _tile_loadd(7, weights + GROUP * PANEL + v * 2 * TILE, PANEL * sizeof(float));
+        int d = 0;
+        for (; d + 4 * TILE <= dim; d += 4 * TILE) add_values<4>(acc + d * PANEL + v * TILE, values + d * BLOCK, n_keys > GROUP);
+        if (d < dim) add_values<2>(acc + d * PANEL + v * TILE, values + d * BLOCK, n_keys > GROUP);
+    }
+}
+
+template <int V>
+inline void panel_tiled(const Call& c, const Item& item, Scratch& x, const bf16* const* keys, int64_t s_key,
+                        const Block& block, int p) {
+    const int dim = c.dim, n_keys = (block.n + TILE - 1) / TILE * TILE;
+    bf16* weight = reinterpret_cast<bf16*>(x.weight + BLOCK * PANEL);
+    vf shrink[V];
+    panel_scores(x.weight, keys, s_key, n_keys, x.q_half + p * PANEL * dim, V, dim);
+    const bool is_capped = c.softcap > 0;
+    if (is_capped) scale_scores<bf16, V>(c, x, block.n, c.scale);
+    if (!block.is_whole) mask_scores<V>(c, item, x, block, p);
+    weigh_panel<V>(x.weight, weight, block.n, is_capped ? 1.0f : c.scale, x.best + p * NV, x.total + p * PANEL, shrink);
+    float* acc = x.acc + p * PANEL * dim;
+    for (int v = 0; v < V; v++) {
+        if (!_mm512_cmpneq_ps_mask((__m512)shrink[v], _mm512_set1_ps(1.0f))) continue;
+        for (int d = 0; d < dim; d++) store(acc + d * PANEL + v * W, load(acc + d * PANEL + v * W) * shrink[v]);
+    }
+    panel_sums(acc, weight, x.v_pairs, block.n, V, dim);
+}
+
+constexpr int MANY_TILED = 9;  // rows from which on this is faster than `attend_tiled` (measured)
+
+inline void attend_many_tiled(const Call& c, const Item& item, int head, Scratch& x) {
+    const bool is_direct = c.page % TILE == 0 && item.start % TILE == 0;  // then 16 keys are in one page
+    const int64_t s_key = is_direct ? c.s_slot : c.dim;
+    const bf16* keys[BLOCK / TILE];
+    bf16* copied = reinterpret_cast<bf16*>(x.k);
+    const Tiles shapes;
+    attend_many<bf16, bf16>(
+        c, item, head, x,
+        [&](int at, int n) {
+            locate(c, item, at, n, x);
+            for (int s = 0; s < n; s++) {
+                const bf16* from = static_cast<const bf16*>(c.k) + x.place[s] + int64_t(head) * c.dim;
+                if (s % TILE == 0) keys[s / TILE] = is_direct ? from : copied + s * c.dim;
+                if (!is_direct) std::memcpy(copied + s * c.dim, from, c.dim * sizeof(bf16));
+            }
+            transpose_values(c, x, n, head);
+        },
+        [&](const Block& block, int p, int n) {
+            if (n > 3 * W) panel_tiled<4>(c, item, x, keys, s_key, block, p);
+            else if (n > 2 * W) panel_tiled<3>(c, item, x, keys, s_key, block, p);
+            else if (n > W) panel_tiled<2>(c, item, x, keys, s_key, block, p);
+            else panel_tiled<1>(c, item, x, keys, s_key, block, p);
+        });
 }
 
 }  // namespace
