@@ -692,6 +692,7 @@ class SelectAttempt(EngineAttempt):
 
     def _run(self, encoded: list[tuple[TokenRun, ...]]) -> None:
         sampling = wire.Sampling(max_tokens=0, temperature=0.0)
+        seed = self._seed(self.op.seed)  # of the draw; the journal keeps a request's seed
 
         def start_choice(k: int) -> EngineRequest:
             ids, start = self._scored[k]
@@ -699,7 +700,7 @@ class SelectAttempt(EngineAttempt):
             images, files = self._images if k < len(self.op.choices) else ((), ())
             return self._engine.start(
                 ids, sampling, self._request_ended, owner=self._program, order=order, score_from=start,
-                adapter=self._adapter, images=images, files=files,
+                seed=seed, adapter=self._adapter, images=images, files=files,
             )  # fmt: skip
 
         self._start_each(len(self._scored), start_choice)
@@ -707,7 +708,8 @@ class SelectAttempt(EngineAttempt):
     def _outcome(self) -> GenOutcome:
         op, n = self.op, len(self.op.choices)
         scores = [request.scores for request in self.requests]
-        choice = select_scoring.decide(op.method, scores[:n], scores[n:], op.temperature, Random(self._seed(op.seed)))
+        draw = Random(self.requests[0].run.seed)
+        choice = select_scoring.decide(op.method, scores[:n], scores[n:], op.temperature, draw)
         sample = wire.Sample(op.choices[choice.chosen], "stop", n_tokens=len(self._choice_ids[choice.chosen]) // 4)
         # No pieces: the state gets the choice as text, to be encoded together with what follows.
         return GenOutcome(
