@@ -350,9 +350,13 @@ class EngineAttempt(Attempt):
         if request.failed is not None:
             self.finish(from_code(request.failed.code, request.failed.message))
         elif not self._n_open:
+            self._end_stream()  # here, on the loop: only it may use the socket
             n_work = self._outcome_work()
             work = self._outcome if n_work <= PACKED else lambda: _packed(self._outcome())
             self._generator.offload(self._program, n_work, work, self._made)
+
+    def _end_stream(self) -> None:
+        """Streams what was held back while more text could follow."""
 
     def _outcome_work(self) -> int:
         """The cost of `_outcome`, in units of encoding one character."""
@@ -365,6 +369,7 @@ class EngineAttempt(Attempt):
             self._program.crashed(outcome)
 
     def _outcome(self) -> GenOutcome:
+        """What the requests made. It may be called on a thread."""
         raise NotImplementedError
 
     def _times(self) -> wire.Times:
@@ -498,6 +503,10 @@ class GenAttempt(EngineAttempt):
             n_tokens += len(self.requests[0].run.ids) // 4
         n = SAMPLE * len(self.requests) + n_tokens * LOGPROB * (1 + self.op.sampling.top_logprobs)
         return n + (PIECE * len(self.prompt.pieces) if self.op.tools is not None else 0)
+
+    def _end_stream(self) -> None:
+        if self._reasoning is not None:
+            self._reasoning.end_stream()
 
     def _outcome(self) -> GenOutcome:
         first = self.requests[0]
@@ -637,11 +646,7 @@ class ToolTurn(GenAttempt):
             return outcome
         if self.op.tools.ends_turn:
             calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
-        # max_tokens may cut a required call; its first part must not count as text
-        is_cut = self.op.tools.must_call and not calls and outcome.samples[0].finish_reason == "length"
-        if self._filter is not None:
-            self._filter.end(bool(calls) or is_cut)
-        if is_cut:
+        if self._is_cut(outcome._replace(calls=calls)):
             return outcome._replace(samples=(msgspec.structs.replace(outcome.samples[0], text=""),))
         if not calls:
             return outcome
@@ -650,6 +655,16 @@ class ToolTurn(GenAttempt):
             sample = msgspec.structs.replace(outcome.samples[0], text=text, calls=calls)
             outcome = outcome._replace(samples=(sample,))
         return outcome._replace(calls=calls, pieces=(*outcome.pieces, TurnEnd(() if form.is_plain else calls)))
+
+    def _is_cut(self, outcome: GenOutcome) -> bool:
+        """Whether max_tokens cut a required call; its first part must not count as text."""
+        assert self.op.tools is not None
+        return self.op.tools.must_call and not outcome.calls and outcome.samples[0].finish_reason == "length"
+
+    def _made(self, outcome: GenOutcome | Exception) -> None:
+        if isinstance(outcome, GenOutcome) and self._filter is not None and not self._answers and not self.is_over:
+            self._filter.end(bool(outcome.calls) or self._is_cut(outcome))
+        super()._made(outcome)
 
     def _reasons(self) -> bool:
         """Whether the model may reason before it calls."""

@@ -32,6 +32,10 @@ class ReasoningOutput:
         self._last = piece._replace(logprobs=self._last.logprobs + piece.logprobs)
         self._pass_on(self._stream.feed(piece.text))
 
+    def end_stream(self) -> None:
+        """Pass on what was held back as the possible start of a mark."""
+        self._pass_on(self._stream.finish())
+
     def end(
         self, samples: Sequence[wire.Sample], requests: Sequence[EngineRequest]
     ) -> tuple[tuple[wire.Sample, ...], tuple[Piece, ...], int]:
@@ -39,7 +43,6 @@ class ReasoningOutput:
         first sample (its text without the reasoning) as prompt pieces for the program's state; and the number of
         reasoning tokens of all samples, i.e. of tokens before the content. requests: the requests that generated the
         samples."""
-        self._pass_on(self._stream.finish())
         separated, n_reasoning = [], 0
         for sample, request in zip(reversed(samples), reversed(requests), strict=True):
             parser = ReasoningParser(self._marks, self._is_open)

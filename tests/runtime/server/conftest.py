@@ -115,10 +115,12 @@ class Bench:
         self, client: int, n_chars: int, work: Callable[[], Any], then: Callable[[Any], None], has_images: bool = False
     ) -> None:
         def run_work() -> None:
+            n_sent = len(self.sent)
             try:
                 result = work()
             except Exception as e:
                 result = e
+            assert len(self.sent) == n_sent, "work on a thread may not use the socket"
             then(result)
 
         if self.held is None:

@@ -46,6 +46,17 @@ def test_value_and_state_have_only_the_answer(reasoning_bench: Any, greedy: Samp
     assert b.text(2) == "Qthe answer!"
 
 
+def test_text_held_back_at_the_end_is_streamed_on_the_loop(reasoning_bench: Any, greedy: Sampler) -> None:
+    b = reasoning_bench({"Q": "<think>hm</thi"})
+    b.held = []
+    b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), stream=True, reasoning=THINK))
+    while not b.messages(wire.Value):
+        b.run()
+        b.held.pop(0)()  # the bench refuses work that sends
+    assert "".join(delta.text for delta in b.messages(wire.Delta)) == "hm</thi"
+    assert b.value(0).samples[0].reasoning == "hm</thi"
+
+
 def test_deltas_have_the_logprobs_of_their_tokens(reasoning_bench: Any, greedy: Sampler) -> None:
     b = reasoning_bench({"Q": "<think>hm, the</think> the answer"})
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(logprobs=True), stream=True, reasoning=THINK))
