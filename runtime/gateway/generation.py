@@ -78,7 +78,9 @@ def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:
     ops: list[wire.Op] = [wire.Fork(gen.state, children)]
     for k, state in enumerate(children):
         seed = gen.sampling.seed
-        sampling = gen.sampling if seed is None else replace(gen.sampling, seed=seed + k)
+        if seed is not None:
+            seed = (seed + k + 2**63) % 2**64 - 2**63  # 64 bits, as the message has
+        sampling = replace(gen.sampling, seed=seed)
         ops.append(replace(gen, state=state, ref=gen.ref + k, sampling=sampling))
     return ops
 

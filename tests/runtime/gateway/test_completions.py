@@ -30,6 +30,11 @@ def test_control_tokens_of_a_prompt_count(openai_client: openai.OpenAI) -> None:
     )
 
 
+def test_largest_seed_with_n_outputs(openai_client: openai.OpenAI) -> None:
+    found = create(openai_client, n=2, seed=2**63 - 1, temperature=1.0)
+    assert len(found.choices) == 2
+
+
 def test_several_prompts_with_n_outputs_each(openai_client: openai.OpenAI) -> None:
     found = create(openai_client, [PROMPT, "Hello"], n=2)
     assert [choice.index for choice in found.choices] == [0, 1, 2, 3]
