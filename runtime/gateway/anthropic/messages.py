@@ -127,7 +127,7 @@ class MessageWriter:
             content.append({"type": "thinking", "thinking": sample.reasoning, "signature": ""})
         if sample.text:
             content.append({"type": "text", "text": sample.text})
-        content += [_use(call, msgspec.json.decode(call.arguments)) for call in sample.calls]
+        content += [_use(call, msgspec.Raw(call.arguments.encode())) for call in sample.calls]
         return self._message | {"content": content, **self._ending(value), "usage": _usage(value.usage)}
 
     def chunk(self, item: wire.Delta | wire.Value) -> bytes:

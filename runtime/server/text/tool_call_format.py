@@ -165,7 +165,10 @@ class Form(NamedTuple):
             return WireToolCall("", name, error="the arguments must be a JSON object")
         if not _is_unicode(name):
             return WireToolCall("", "", error="the name of the tool has a lone surrogate")
-        text = json.dumps(arguments, ensure_ascii=False)
+        try:
+            text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        except ValueError:  # 1e999 too
+            return WireToolCall("", name, error="the arguments have a number that is not finite, which is not JSON")
         return WireToolCall("", name, text if _is_unicode(text) else json.dumps(arguments))
 
 

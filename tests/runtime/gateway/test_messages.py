@@ -7,9 +7,13 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pydantic
 import pytest
 
+from banyan.runtime.gateway.anthropic.messages import MessageWriter
+from banyan.runtime.gateway.anthropic.messages_types import MessageRequest
+from banyan.runtime.protocol import wire
 from raw_http import post
 from waits import wait_until
 
@@ -161,3 +165,13 @@ def test_errors_have_the_shape_of_anthropic(url: str, fields: Any, status: int, 
     found, data = post(url, "/v1/messages", {"model": "pocket", "max_tokens": 2, "messages": QUESTION} | fields)
     answer = json.loads(data)
     assert (found, answer["type"], answer["error"]["type"]) == (status, "error", kind)
+
+
+def test_arguments_with_a_lone_surrogate_are_passed_on() -> None:
+    body = msgspec.json.decode(
+        b'{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "q"}]}', type=MessageRequest
+    )
+    call = wire.WireToolCall("0", "f", '{"x": "\\ud800"}')
+    whole = MessageWriter("m", body).whole(wire.Value(0, 0, 0, (wire.Sample("", "stop", calls=(call,)),)))
+    (block,) = json.loads(msgspec.json.encode(whole))["content"]
+    assert block["input"] == {"x": "\ud800"}

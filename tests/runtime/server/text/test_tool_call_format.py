@@ -199,6 +199,8 @@ def test_text_without_a_call_has_no_calls(form: Form, text: str) -> None:
         (HERMES_FORM, '<tool_call>{"name": "f", "arguments": "{x"}</tool_call>', "f", "JSON is broken"),
         (HERMES_FORM, "<tool_call>" + "[" * 100_000, "", "too deep"),
         (HERMES_FORM, '<tool_call>{"name": "f", "arguments": {"x": ' + "9" * 5000 + "}}", "", "JSON is broken"),
+        (HERMES_FORM, '<tool_call>{"name": "f", "arguments": {"x": 1e999}}', "f", "not finite"),
+        (HERMES_FORM, '<tool_call>{"name": "f", "arguments": {"x": [NaN]}}', "f", "not finite"),
         (NAMED_FORM, "[TOOL_CALLS]f", "", "JSON is broken"),
     ],
 )
