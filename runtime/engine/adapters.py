@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from banyan.kernels.lora.adapted import AdapterWeights
-from banyan.runtime.errors import BanyanError, OutOfMemory
+from banyan.runtime.errors import BadModel, BanyanError, OutOfMemory
 from banyan.runtime.model import lora
 from banyan.runtime.model.spec import ModelSpec
 
@@ -24,11 +24,13 @@ class LoadedAdapters:
 
     def load(self, directory: str, name: str) -> bytes:
         """Load the adapter in a directory, and return its digest. Raises OutOfMemory, or what `lora.read` raises, with
-        the adapter's name in the message."""
+        the adapter's name in the message; BadModel also if a file cannot be read."""
         try:
             digest, weights = lora.read(Path(directory), self._spec, self._device, getattr(torch, self._spec.dtype))
         except BanyanError as e:
             raise type(e)(f"adapter {name!r}: {e.message}") from e
+        except OSError as e:  # no permission, a name that is too long, a file that vanished
+            raise BadModel(f"adapter {name!r} cannot be read: {e}") from e
         except torch.OutOfMemoryError as e:
             raise OutOfMemory(f"adapter {name!r} does not fit on {self._device}: {e}") from e
         self.weights.setdefault(digest, weights)

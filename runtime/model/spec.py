@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,15 @@ def resolve(path_or_id: str | Path) -> Path:
     """
     name = str(path_or_id)
     if isinstance(path_or_id, str):
-        if re.fullmatch(r"\w+", name) and (SHIPPED / name).is_dir():
+        if re.fullmatch(r"\w+", name) and os.path.isdir(SHIPPED / name):
             return SHIPPED / name
         if name in PACKAGED:
             return _packaged(name)
     path = Path(path_or_id).expanduser().absolute()  # as a string, too, it is no name
-    if path_or_id != "" and path.is_dir():  # as a Path "" would be the current directory
+    # os.path finds nothing where a path's own methods raise: in a name that is too long
+    if path_or_id != "" and os.path.isdir(path):  # as a Path "" would be the current directory
         return path if any(path.glob("*.safetensors")) else _only_gguf(path) or path
-    if path_or_id != "" and path.exists():
+    if path_or_id != "" and os.path.exists(path):
         if gguf.is_gguf(path):
             return path
         raise BadModel(f"{path} is a file; give the directory that holds config.json and safetensors, or a .gguf file")

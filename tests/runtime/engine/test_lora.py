@@ -177,7 +177,10 @@ def test_adapter_that_is_needed_again_while_it_leaves_stays(fake: ModuleType, wo
 
 
 def test_bad_directory_is_answered_with_the_name(fake: ModuleType, world: World, tmp_path: Path) -> None:
-    answer = Bench(fake, world).e.answer(Ask(0, "load_adapter", name="songs", path=str(tmp_path)))
-    assert not answer.ok
-    assert b"adapter 'songs'" in answer.body
-    assert b"has no adapter_config.json" in answer.body
+    bench = Bench(fake, world)
+    why = {tmp_path: b"has no adapter_config.json", tmp_path / ("n" * 300): b"File name too long"}
+    for path, reason in why.items():
+        answer = bench.e.answer(Ask(0, "load_adapter", name="songs", path=str(path)))
+        assert not answer.ok
+        assert b"adapter 'songs'" in answer.body
+        assert reason in answer.body
