@@ -136,7 +136,7 @@ class Executor:
         self._unmade: set[int] = set()  # values that were waited for before an op made them
         self.reading: dict[RunningState, wire.Read] = {}  # states whose prompt is being read
         self.is_last = self.is_over = False
-        """is_last: no more ops will come. is_over: nothing is executed or reported any more."""
+        """is_last: no more ops will come, except Results. is_over: nothing is executed or reported any more."""
         self._dropped: set[int] = set()
         self._needed: set[int] = set()  # states that others wait for, as far as `_search` has found them
         self._search: Iterator[None] | None = None

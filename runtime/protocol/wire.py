@@ -412,7 +412,8 @@ class ProgramLimits(Wire, frozen=True):
 
 
 class Submit(Wire, frozen=True):
-    """Add ops to a program. The first Submit (seq 0) creates it and may carry limits. last: no more ops follow."""
+    """Add ops to a program. The first Submit (seq 0) creates it and may carry limits. last: no more ops
+    follow, except Results."""
 
     program: Number
     seq: Number

@@ -41,8 +41,9 @@ class JSONProgram:
 
     def message(self, body: ProgramRequest) -> bytes:
         """The Submit for a request. HTTPError: the program takes no more ops, or these ops are invalid."""
-        if self._is_last and not all(isinstance(op, wire.Results) for op in body.ops):
-            raise HTTPError(400, "an earlier request said `last`, so the program takes no more ops", param="ops")
+        if self._is_last and not (body.ops and all(isinstance(op, wire.Results) for op in body.ops)):
+            text = "an earlier request said `last`, or left it at its default; now the program takes only results"
+            raise HTTPError(400, text, param="ops")
         if any(isinstance(op, wire.Use) for op in body.ops):
             raise HTTPError(400, "a use needs a template, which only Banyan's own client defines", param="ops")
         limits = None if self._n_sent else body.limits
@@ -51,7 +52,7 @@ class JSONProgram:
             text = f"the ops take {len(data)} bytes; {self._max_message} are the most. Send them in several requests"
             raise HTTPError(413, text, param="ops")
         self._n_sent += 1
-        self._is_last = body.last
+        self._is_last = self._is_last or body.last
         self._missing.update(op.ref for op in body.ops if isinstance(op, wire.Gen | wire.Select | wire.Read))
         return data
 

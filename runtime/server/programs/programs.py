@@ -133,18 +133,18 @@ class Programs(ProgramObserver):
                     self._limiter.begin(program, message.limits)
                     if message.limits.durable:
                         self._make_durable(program, message.limits.durable)
-            if program.is_last:
-                raise BadMessage(f"program {program.name!r} got a message after its last one")
             program.is_queueing = True
             for data in message.ops:
                 op = _decode(data)
+                if program.is_last and not isinstance(op, wire.Results):
+                    raise BadMessage(f"program {program.name!r} got a {type(op).__name__} after its last message")
                 self._quota.queue(program, op, len(data))
                 for one in self._small(program, op):
                     self._queue(program, one)
                     yield
                     if program.is_over:
                         return
-            program.is_last = message.last
+            program.is_last = program.is_last or message.last
             program.is_queueing = False
         except BanyanError as e:
             self._end(program, e.with_traceback(None))

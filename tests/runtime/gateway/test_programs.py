@@ -228,7 +228,8 @@ def test_json_program_streams_its_values(url: str, over_socket: bn.RuntimeEndpoi
     assert text == found[-2][1]["samples"][0]["text"] == streamed.run(backend=over_socket)["x"][: len(text)]
 
 
-def test_json_program_goes_on_and_takes_results_of_tools(url: str) -> None:
+@pytest.mark.parametrize("is_open", [True, False])
+def test_json_program_goes_on_and_takes_results_of_tools(url: str, is_open: bool) -> None:
     spec = {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}}
     ask = [
         {"t": "append", "state": 0, "parts": [{"t": "begin", "role": "user"}, "What is 17 + 25?", {"t": "end"}]},
@@ -236,18 +237,24 @@ def test_json_program_goes_on_and_takes_results_of_tools(url: str) -> None:
         {"t": "gen", "state": 0, "ref": 0, "sampling": {"max_tokens": 60, "temperature": 0},
          "tools": {"specs": [json.dumps({"type": "function", "function": spec})]}},
     ]  # fmt: skip
-    with post(url, {"ops": ask, "last": False}) as response:
+    read: Any = {"ops": [{"t": "read", "state": 0, "ref": 1}]}
+    with post(url, {"ops": ask} | ({"last": False} if is_open else {})) as response:
         stream = events(response)
         session = next(stream)[1]["id"]
         name, data = next(stream)
+        assert name == "called"
+        for more in () if is_open else (read, {"ops": []}):
+            with pytest.raises(urllib.error.HTTPError, match="400"):
+                post(url, more, f"/{session}")
         while name == "called":
             texts = ["42"] * len(data["calls"])
             results = {"t": "results", "state": 0, "ref": 0, "round": data.get("round", 0), "texts": texts}
             post(url, {"ops": [results], "last": False}, f"/{session}").close()
             name, data = next(stream)
         assert (name, data["ref"]) == ("value", 0)
-        post(url, {"ops": [{"t": "read", "state": 0, "ref": 1}]}, f"/{session}").close()
-        assert [name for name, _ in stream] == ["value", "end"]
+        if is_open:
+            post(url, read, f"/{session}").close()
+        assert [name for name, _ in stream] == (["value", "end"] if is_open else ["end"])
     with pytest.raises(urllib.error.HTTPError, match="404"):
         post(url, begin(), f"/{session}")
 

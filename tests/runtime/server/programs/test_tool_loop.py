@@ -148,6 +148,20 @@ def test_unexpected_results_are_ignored(begin: Callable[..., Any]) -> None:
     b.run()
     assert b.text(0) == "end"
     assert [m.round for m in b.messages(wire.Called)] == [0, 1]
+
+
+def test_results_are_the_only_ops_after_the_last_message(bench: Any, greedy: Sampler) -> None:
+    outputs = {f"ask<|im_end|>\n{OPEN}": call("f"), f"one<|im_end|>\n{OPEN}": call("g")}
+    b = bench({k: v + "<|im_end|>" for k, v in outputs.items()}, ChatTemplate(CHATML, {}))
+    b.submit(ASK, Gen(0, 0, greedy(max_tokens=160), tools=TOOLS), last=True)
+    b.run()
+    b.submit(Results(0, 0, 0, ("one",)))
+    b.run()
+    assert called(b).round == 1
+    b.submit(Results(0, 0, 1, ("two",)), Read(0, 1))
+    assert b.failed(None).code == "bad_message"
+    assert "Read after its last message" in b.failed(None).message
+    assert len(b.programs) == 0
     assert len(b.programs) == 0
 
 
