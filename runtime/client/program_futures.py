@@ -57,6 +57,11 @@ class ProgramHandle:
         """The first error of one of its values, except Cancelled."""
         return self._futures.first_error
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the program has ended: it failed, or it is closed and all its values have arrived."""
+        return self._futures.is_over
+
     def limit(self, limits: wire.ProgramLimits) -> None:
         """Set the limits of the program. Call it before the first `submit`. BadProgram: `durable` is too long."""
         if len(limits.durable) > MAX_NAME:

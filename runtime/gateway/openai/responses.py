@@ -174,6 +174,7 @@ class ResponseRun:
             before is not None
             and conversation is not None
             and conversation.client is request.client
+            and not conversation.program.is_over
             and before.instructions == body.instructions
         ):
             goes_on, stored.conversation = True, conversation

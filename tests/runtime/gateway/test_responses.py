@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import openai
 import pydantic
 import pytest
 
+from banyan.runtime import launch
+from banyan.runtime.client import client
+from banyan.runtime.client.program_futures import ProgramHandle
+from banyan.runtime.errors import BadProgram
+from banyan.runtime.gateway.endpoint import Handler, HTTPRequest, Reply
+from banyan.runtime.gateway.gateway import Gateway
+from banyan.runtime.gateway.keys import Keys
+from banyan.runtime.gateway.openai import responses
+from banyan.runtime.protocol import wire
 from waits import wait_until
 
 ANSWER = "I am the Banyan pocket model, a very small language model."
@@ -109,6 +121,47 @@ def test_background_cancel_retrieve_and_delete(openai_client: openai.OpenAI, sta
     assert openai_client.responses.cancel(long.id).status in ("cancelled", "completed")
     openai_client.responses.delete(long.id)
     wait_until(lambda: stats()["server"]["programs"] <= n_programs, "the end of its program", seen=stats)
+
+
+class InProcess:
+    """The endpoints in this process, where a test sees the programs of the responses."""
+
+    def __init__(self, found: client.Client, gateway: Gateway, runner: asyncio.Runner) -> None:
+        self._client, self._gateway, self._runner = found, gateway, runner
+
+    def _do(self, handle: Handler, body: Any = None, **path: str) -> Any:
+        request = HTTPRequest(self._gateway, "", self._client, {}, path, b"", json.dumps(body).encode())
+        reply = self._runner.run(handle(request))  # type: ignore[arg-type]  # a coroutine
+        assert isinstance(reply, Reply)
+        return json.loads(reply.body)
+
+    def create(self, **options: Any) -> Any:
+        body = {"model": "pocket", "input": "Hi", "max_output_tokens": 4, "temperature": 0}
+        return self._do(responses.create, body | options)
+
+    def program(self, number: str) -> ProgramHandle:
+        conversation = self._gateway.responses.get("", number).conversation
+        assert conversation is not None
+        return conversation.program
+
+
+@pytest.fixture
+def in_process(pocket: launch.ServerProcess) -> Iterator[InProcess]:
+    with closing(client.connect(pocket.socket)) as found, asyncio.Runner() as runner:
+        gateway = Gateway(found, Keys(), runner.get_loop())
+        yield InProcess(found, gateway, runner)
+        gateway.sessions._context.term()
+
+
+def test_a_conversation_whose_program_failed_is_built_again(in_process: InProcess) -> None:
+    first = in_process.create()
+    before = in_process.create(previous_response_id=first["id"])
+    program = in_process.program(first["id"])
+    program.submit([wire.Read(1000, 1000)])  # there is no such state
+    assert isinstance(program.future(1000).exception(10), BadProgram)
+    after = in_process.create(previous_response_id=first["id"])
+    assert after["output"][0]["content"] == before["output"][0]["content"]
+    assert in_process.program(after["id"]) is not program
 
 
 @pytest.mark.parametrize(
