@@ -81,6 +81,10 @@ class ProgramHandle:
         """The future of value `ref`, before or after the op that makes it was submitted."""
         return self._futures.future(ref)
 
+    def forget(self, ref: int) -> None:
+        """Keep value `ref`, which has arrived, no longer. Nobody may ask for it again."""
+        self._futures.forget(ref)
+
     def on_delta(self, ref: int, callback: Callable[[wire.Delta], None]) -> None:
         """Call `callback`, which must not block, on the I/O thread with each piece of text of the streaming gen `ref`,
         from the first one on. An exception in it fails the future of `ref`."""
@@ -274,6 +278,11 @@ class ProgramFutures:
                 if self._failure is not None:
                     future.set_exception(self._failure(*self._sources.get(ref, ("", ""))))
             return future
+
+    def forget(self, ref: int) -> None:
+        with self._lock:
+            self._futures.pop(ref, None)
+            self._sources.pop(ref, None)
 
     def on_call(self, ref: int, callback: Callable[[wire.Called], None]) -> None:
         with self._lock:

@@ -47,10 +47,12 @@ class Arrival(NamedTuple):
 
 class ModelCall:
     """Runs `ops` as a program, and collects the values `refs`. Leaving the `async with` block cancels the program if it
-    still runs."""
+    still runs, or drops the state."""
 
     def __init__(self, mailbox: Mailbox, program: ProgramHandle, state: int | None = None) -> None:
         """state: if other calls use the same program, the state to drop in place of cancelling the program."""
+        self.keeps_state = False
+        """Whether later calls continue the state, so that it is not dropped."""
         self._mailbox, self._program, self._state = mailbox, program, state
         self._arrived: list[Arrival] = []
         self._error: BanyanError | None = None
@@ -101,9 +103,10 @@ class ModelCall:
 
     def cancel(self) -> None:
         """Stop what still runs. Idempotent."""
-        if self.n_open and self._state is None:
-            self._program.cancel()
-        elif self.n_open and self._state is not None:
+        if self._state is None:
+            if self.n_open:
+                self._program.cancel()
+        elif not self.keeps_state:
             with suppress(BanyanError):  # the program is over, or the server is gone
                 self._program.submit((wire.Drop(self._state),))
 
@@ -142,6 +145,7 @@ class ModelCall:
 
     def _end(self, ref: int, outcome: wire.Value | BaseException) -> None:
         self.n_open -= 1
+        self._program.forget(ref)
         if isinstance(outcome, wire.Value):
             self._take(ref, outcome)
             return

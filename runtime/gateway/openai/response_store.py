@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from contextlib import suppress
 from itertools import count
 from typing import Any, NamedTuple
 
 from banyan.runtime.client.client import Client
 from banyan.runtime.client.program_futures import ProgramHandle
+from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import ChatTurn
 from banyan.runtime.gateway.prompt import PromptWriter
+from banyan.runtime.protocol import wire
 
 MAX_STORED = 1024
 """Most responses that are kept for later requests. The least recently used are dropped first."""
@@ -41,6 +44,14 @@ class StoredResponse:
         self.task: asyncio.Task[None] | None = None
         """The task of a response in the background."""
 
+    def drop(self) -> None:
+        """Called when no later request can name it: end its task, and have the server drop its state."""
+        if self.task is not None:
+            self.task.cancel()
+        if self.conversation is not None:
+            with suppress(BanyanError):  # the program is over, or the server is gone
+                self.conversation.program.submit((wire.Drop(self.state),))
+
 
 class ResponseStore:
     """The responses that are kept. When the last response of a conversation is dropped, the conversation is dropped
@@ -53,8 +64,7 @@ class ResponseStore:
         self._stored[stored.payload["id"]] = stored
         while len(self._stored) > MAX_STORED:
             _, dropped = self._stored.popitem(last=False)
-            if dropped.task is not None:
-                dropped.task.cancel()
+            dropped.drop()
 
     def get(self, tenant: str, number: str, param: str | None = None) -> StoredResponse:
         """Return a response. HTTPError: this tenant has no such response."""
@@ -65,8 +75,7 @@ class ResponseStore:
         self._stored.move_to_end(number)
         return stored
 
-    def pop(self, tenant: str, number: str) -> StoredResponse:
+    def pop(self, tenant: str, number: str) -> None:
         """Forget a response. Raises HTTPError as `get`."""
-        stored = self.get(tenant, number)
+        self.get(tenant, number).drop()
         del self._stored[number]
-        return stored

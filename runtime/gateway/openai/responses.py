@@ -104,9 +104,7 @@ async def cancel(request: HTTPRequest) -> Reply:
 
 async def delete(request: HTTPRequest) -> Reply:
     """Forget a response."""
-    stored = request.gateway.responses.pop(request.tenant, request.path["id"])
-    if stored.task is not None:
-        stored.task.cancel()
+    request.gateway.responses.pop(request.tenant, request.path["id"])
     return json_reply({"id": request.path["id"], "object": "response", "deleted": True})
 
 
@@ -266,6 +264,7 @@ class ResponseRun:
             stored.turns.append(turn)
             stored.is_open = not calls
             self._request.gateway.responses.put(stored)
+            self._call.keeps_state = True
         return data + self._event(f"response.{self.payload['status']}")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import count
 from typing import Any
 
 import openai
@@ -15,11 +16,11 @@ import pytest
 from banyan.runtime import launch
 from banyan.runtime.client import client
 from banyan.runtime.client.program_futures import ProgramHandle
-from banyan.runtime.errors import BadProgram
+from banyan.runtime.errors import BadProgram, Cancelled
 from banyan.runtime.gateway.endpoint import Handler, HTTPRequest, Reply
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.gateway.keys import Keys
-from banyan.runtime.gateway.openai import responses
+from banyan.runtime.gateway.openai import response_store, responses
 from banyan.runtime.protocol import wire
 from waits import wait_until
 
@@ -131,13 +132,16 @@ class InProcess:
 
     def _do(self, handle: Handler, body: Any = None, **path: str) -> Any:
         request = HTTPRequest(self._gateway, "", self._client, {}, path, b"", json.dumps(body).encode())
-        reply = self._runner.run(handle(request))  # type: ignore[arg-type]  # a coroutine
+        reply: Any = self._runner.run(handle(request))
         assert isinstance(reply, Reply)
         return json.loads(reply.body)
 
     def create(self, **options: Any) -> Any:
         body = {"model": "pocket", "input": "Hi", "max_output_tokens": 4, "temperature": 0}
         return self._do(responses.create, body | options)
+
+    def delete(self, number: str) -> None:
+        self._do(responses.delete, id=number)
 
     def program(self, number: str) -> ProgramHandle:
         conversation = self._gateway.responses.get("", number).conversation
@@ -162,6 +166,35 @@ def test_a_conversation_whose_program_failed_is_built_again(in_process: InProces
     after = in_process.create(previous_response_id=first["id"])
     assert after["output"][0]["content"] == before["output"][0]["content"]
     assert in_process.program(after["id"]) is not program
+
+
+def test_states_that_no_response_can_continue_are_dropped(
+    in_process: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = in_process.create()  # state 0
+    program, refs = in_process.program(first["id"]), count(1000)
+
+    def dropped(n_states: int) -> list[int]:
+        def is_dropped(state: int) -> bool:
+            program.submit([wire.Read(state, ref := next(refs))])
+            return isinstance(program.future(ref).exception(10), Cancelled)
+
+        return [state for state in range(n_states) if is_dropped(state)]
+
+    for _ in range(3):  # states 1 to 3
+        in_process.create(previous_response_id=first["id"], store=False)
+    second = in_process.create(previous_response_id=first["id"])  # state 4
+    wait_until(lambda: dropped(5) == [1, 2, 3], "the drops", seen=lambda: dropped(5))
+    assert not set(range(1000)) & set(program._futures._futures), "the client keeps no values"
+    in_process.delete(first["id"])
+    wait_until(lambda: dropped(5) == [0, 1, 2, 3], "the drop of the deleted one", seen=lambda: dropped(5))
+    third = in_process.create(previous_response_id=second["id"])  # state 5
+    assert in_process.program(third["id"]) is program
+    assert third["usage"]["input_tokens"] > second["usage"]["input_tokens"] + 4
+    monkeypatch.setattr(response_store, "MAX_STORED", 1)
+    fourth = in_process.create(previous_response_id=third["id"])  # state 6
+    assert in_process.program(fourth["id"]) is program
+    wait_until(lambda: dropped(7) == [0, 1, 2, 3, 4, 5], "the drop of the evicted ones", seen=lambda: dropped(7))
 
 
 @pytest.mark.parametrize(
