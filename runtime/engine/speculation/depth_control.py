@@ -212,6 +212,11 @@ class DepthController:
             for tokens, kind, uncertain in drafter.propose(request, n):
                 if uncertain is None:
                     tokens = tokens[: history.max_length]
+                if tokens and min(tokens) < 0:  # rows of an image, which no output has
+                    tokens = tokens[: next(i for i, token in enumerate(tokens) if token < 0)]
+                    if not tokens:
+                        continue
+                    uncertain = uncertain and [i for i in uncertain if i < len(tokens)]
                 chance = self._chance(history, d, kind if is_first else 0)
                 other = self._other_rates[d][kind].rate
                 history.chains.append(Chain(tokens, d, kind, chance, other, is_first, uncertain))

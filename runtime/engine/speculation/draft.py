@@ -59,7 +59,8 @@ class Drafter:
         batch."""
 
     def propose(self, request: Request, n: int) -> Sequence[Proposal]:
-        """Proposes chains of at most n tokens that may follow the request's last token, the most likely chain first."""
+        """Proposes chains of at most n tokens that may follow the request's last token, the most likely chain first.
+        The caller cuts a chain where it copies rows of an image."""
         raise NotImplementedError
 
     def end(self, request: Request) -> None:

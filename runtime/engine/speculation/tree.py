@@ -107,12 +107,7 @@ class TreeDrafter(Drafter):
         if source is None:
             return ()
         uncertain_here = [i - at for i in reader.uncertain if at <= i < at + n] if reader.kind == QUOTED else None
-        tokens = source[at : at + n]
-        if tokens and min(tokens) < 0:  # rows of an image
-            tokens = tokens[: next(k for k, token in enumerate(tokens) if token < 0)]
-            if not tokens:
-                return ()
-        return (Proposal(tokens, reader.kind, uncertain_here),)
+        return (Proposal(source[at : at + n], reader.kind, uncertain_here),)
 
     def end(self, request: Request) -> None:
         reader = self._readers.pop(request.rid, None)

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 
+from banyan.runtime.constraint.build import build
+from banyan.runtime.constraint.canonical import canonical
+from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine.scheduling.request import Plan, Request, Work
 from banyan.runtime.engine.speculation.depth_control import MAX_MISSES, DepthController
 from banyan.runtime.engine.speculation.draft import Drafter, Proposal, accept_path
 from banyan.runtime.engine.speculation.draft_tree import Chain, merge
+from banyan.runtime.engine.speculation.ngram import NgramDrafter
 from banyan.runtime.engine.speculation.step_cost import Cost
-from banyan.runtime.protocol.wire import Sampling
+from banyan.runtime.engine.speculation.tree import TreeDrafter
+from banyan.runtime.protocol.wire import ConstraintSpec, Sampling, SetVocabulary
 
 
 class Always(Drafter):
@@ -109,6 +114,31 @@ def test_depth_counts_only_uncertain_tokens(fake: ModuleType) -> None:
                 lambda k, i=i: 1 if k < 6 or i % 2 else 2
             )  # wrong at every other draft's second uncertain token
     assert depths[True] > depths[False]
+
+
+@pytest.mark.parametrize("drafter", [NgramDrafter, TreeDrafter])
+@pytest.mark.parametrize("is_guided", [True, False])
+def test_rows_of_images_are_never_drafted(fake: ModuleType, drafter: type[Drafter], is_guided: bool) -> None:
+    """A repeated text is drafted up to the image that followed it: with a regex, and with a penalty."""
+    end = fake.int32([31])
+    vocabulary = Vocabulary(SetVocabulary(bytes(range(64, 96)), fake.int32(range(1, 33)), end, end, end, b""), 32)
+    regex = build(canonical(ConstraintSpec("regex", "[A-Z]+", engine="outlines_core")), vocabulary)
+    text, rows = [1, 2, 3, 4, 5, 6], [*range(-(10**9), 40 - 10**9)]
+    for n, want in ((5, [6]), (6, [])):
+        drafting = DepthController([drafter()], cost=Cost(16, 1, 1))
+        r = Request(fake.run(0, text + rows + text[:n], Sampling(max_tokens=99, frequency_penalty=0.5)), 1 << 10)
+        r.n_cached, r.lease, r.guide = 0, Endless(), regex.guide() if is_guided else None  # type: ignore[assignment]
+        works = [Work(r, r.lease, r.n_total - 1, 1, True)]
+        drafting.add_drafts(works, 64)
+        assert list(works[0].draft) == want
+
+
+def test_draft_with_uncertain_tokens_ends_before_an_image(fake: ModuleType) -> None:
+    class Quotes(Always):
+        def propose(self, request: Request, n: int) -> list[Proposal]:
+            return [Proposal([1, 1, -7, 1], 0, [1, 3])]
+
+    assert Bench(fake, DepthController([Quotes()], cost=Cost(16, 1, 1))).step(lambda k: 1) == [2]
 
 
 def test_short_remainder_of_a_chain_is_drafted_if_it_may_save_a_step(fake: ModuleType) -> None:
