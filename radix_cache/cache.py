@@ -105,9 +105,9 @@ class Lease:
         return slot
 
     def keep_last_state(self, position: int) -> None:
-        """Keeps the lease's own slot for the state after `position` tokens, which is the state that the slot has now.
-        Afterwards the lease computes nothing more."""
-        if self.state >= 0:
+        """Keeps the lease's own slot for the state after `position` tokens, which is the state that the slot has now,
+        unless another slot is kept for it already. Afterwards the lease computes nothing more."""
+        if self.state >= 0 and position not in self.states:
             self.states[position], self.state = self.state, -1
 
     def grow(self, n_slots: int) -> bool:

@@ -129,6 +129,16 @@ def test_closed_lease_frees_what_it_did_not_publish() -> None:
     assert len(d.states.free) == d.states.n_slots
 
 
+def test_last_state_that_is_kept_already_takes_no_second_slot() -> None:
+    d = Driver()
+    lease = d.open(TEXT)
+    assert lease is not None
+    d.slots[lease.keep_state(20)] = TEXT
+    d.end(lease, TEXT)
+    assert len(d.states.free) == d.states.n_slots - 1
+    assert d.run(TEXT + ids(20)) == 20
+
+
 def test_states_stay_while_pages_are_in_host_memory() -> None:
     d = Driver(n_host=16)
     d.run(TEXT, 13)

@@ -16,7 +16,7 @@ from tiny_configs import tiny_config
 
 from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.errors import OutOfMemory
-from banyan.runtime.protocol.wire import Abort
+from banyan.runtime.protocol.wire import Abort, Sampling
 from forms import in_short, short_form
 
 FAMILIES = {
@@ -129,6 +129,17 @@ def test_aborted_request_frees_its_slots(lfm2: Tiny) -> None:
     before = computed(e)
     lfm2.run(e, [prompt])
     assert computed(e) - before == 60 - 16 + N_OUT - 1  # what was computed stays
+
+
+def test_prompt_that_ends_where_another_goes_on_keeps_its_slots(lfm2: Tiny) -> None:
+    """The first request ends with its first token, while the second waits for its whole prompt."""
+    e, one = lfm2.engine(4), Sampling(temperature=0.0, max_tokens=1)
+    for i in range(4):
+        root = text(40, i)
+        outputs = lfm2.fake.drive(e, [lfm2.fake.run(k, root + text(20 * k, 9), one) for k in range(2)], check=True)
+        assert [outputs[k].ids for k in range(2)] == [lfm2.expected(root + text(20 * k, 9), 1) for k in range(2)]
+    assert e.scheduler.counts["waits"] == 4
+    lfm2.run(e, [text(20, 5)])
 
 
 def test_failed_step_leaves_no_state(lfm2: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
