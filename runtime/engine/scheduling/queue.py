@@ -334,7 +334,8 @@ class Queue:
         """Remove a request because it starts to run. If it starts because it has waited too long, it will not be
         preempted again."""
         self._n_started += 1
-        if request is not self.aged and not request.program.n_served:
+        # A request that this plan retracted, with its first step in flight, has not waited.
+        if request is not self.aged and not request.program.n_served and not isnan(request.waiting_since):
             self._usual_wait += 0.1 * (now - request.waiting_since - self._usual_wait)
         self.remove(request)
         if request is self.aged:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isfinite
 from types import ModuleType
 from typing import Any
 
@@ -240,6 +241,21 @@ def test_request_preempted_by_priority_can_resume_in_the_same_step(
         assert e.cache.n_available == 32
         n_retracted += e.scheduler.counts["retractions"]
     assert n_retracted > 0
+
+
+def test_request_preempted_in_its_first_step_leaves_the_usual_wait_finite(
+    fake: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts again in the plan that preempted it, where it needs no page for the token that was in flight."""
+    monkeypatch.setattr(scheduler, "FORESIGHT", 0)
+    e = fake.engine(page=1, n_pages=32, schedule="fcfs")
+    e.take(fake.run(0, range(20), order=(0,)))
+    first = e.scheduler.plan(0.0)
+    e.take(fake.run(1, range(20, 32), order=(1,), priority=1))
+    ahead = e.scheduler.plan_ahead(first, 0.1)
+    assert [work.request.rid for work in ahead.works] == [1, 0]
+    assert e.scheduler.counts["retractions"] == 1
+    assert isfinite(e.scheduler.waiting._usual_wait)
 
 
 def test_lookahead_matches_synchronous_scores(fake: ModuleType, late: ModuleType) -> None:
