@@ -61,7 +61,9 @@ class Clock:
         while True:
             with self._changed:
                 while not self._due or self._due[0][0] > time.monotonic():
-                    self._changed.wait(self._due[0][0] - time.monotonic() if self._due else None)
+                    # without `min`, the wait for an endless timeout raises and ends the thread
+                    wait = min(self._due[0][0] - time.monotonic(), threading.TIMEOUT_MAX) if self._due else None
+                    self._changed.wait(wait)
                 alarm = heappop(self._due)[2]
                 action = alarm.action
             if action is not None:

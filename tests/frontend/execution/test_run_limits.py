@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
 from typing import Any
 
@@ -219,6 +220,14 @@ def test_alarms_are_removed_with_their_runs(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(test_clock._due) < 250
     active = [alarm for _, _, alarm in test_clock._due if alarm.action is not None]
     assert len(active) < 5
+
+
+def test_clock_goes_on_after_an_endless_timeout() -> None:
+    clock, is_called = Clock(), threading.Event()
+    clock.call(float("inf"), is_called.clear)
+    time.sleep(0.05)  # until the thread waits for the first call
+    clock.call(time.monotonic() + 0.01, is_called.set)
+    assert is_called.wait(10)
 
 
 def test_error_after_a_timeout_names_the_unfinished_gen() -> None:
