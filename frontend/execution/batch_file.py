@@ -22,7 +22,7 @@ import msgspec
 from banyan.execution.batch import BatchRun, OnError, bar
 from banyan.execution.program_run import with_state
 from banyan.lang.state import State
-from banyan.runtime.errors import BatchError, ConfigError, RuntimeLost
+from banyan.runtime.errors import BanyanError, BatchError, ConfigError, RuntimeLost
 
 if TYPE_CHECKING:
     from banyan.execution.progress import Bar
@@ -212,6 +212,8 @@ def run_to_file(
                     try:
                         file.write(state.index, chunk[state.index], state)
                         continue
+                    except BanyanError as e:
+                        error = e  # a variable without a value, of a branch that failed or was dropped
                     except (ValueError, RecursionError) as e:
                         error = e  # no JSON: half of a surrogate pair, or a list within itself
                 if isinstance(error, RuntimeLost):

@@ -138,6 +138,40 @@ def test_values_that_json_does_not_have_are_errors_of_their_item(mock: bn.Mock, 
     assert [r.ret_value for r in e.value.results] == [1, 1 << 70, 2]
 
 
+def test_variable_without_a_value_is_an_error_of_its_item(tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State, x: int) -> None:
+        branches = s.fork(2)
+        branches += f"{x}" + bn.gen("d")
+        s["first"] = branches[0].ref("d")
+        s += bn.gen("z")
+
+    def answer(prompt: str, name: str) -> str:
+        if prompt.startswith("1"):
+            raise bn.ProgramError("no luck")
+        return "fine"
+
+    path, backend = tmp_path / "out.jsonl", bn.Mock({"d": answer, "z": "Z"})
+    records = program.run_batch(rows(3), checkpoint=path, backend=backend, on_error="return")
+    assert [(r.index, r.values) for r in records] == [(i, {"first": "fine", "z": "Z"}) for i in (0, 2)]
+    with pytest.raises(bn.BatchError, match=r"1 items failed.*no luck"):
+        program.run_batch(rows(3), checkpoint=path, backend=backend)
+
+
+def test_value_of_a_dropped_branch_does_not_end_the_batch(tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State, x: int) -> None:
+        branches = s.fork(2)
+        for branch, delay in zip(branches, ("at once", "late" if x == 1 else "at once"), strict=True):
+            branch += delay + bn.gen("d")
+        branches.join()
+        branches.first()
+
+    backend = bn.Mock("fine", latency=lambda call: 30.0 if "late" in call.prompt else 0.0)
+    records = program.run_batch(rows(3), checkpoint=tmp_path / "out.jsonl", backend=backend, on_error="return")
+    assert [(r.index, r.values) for r in records] == [(i, {"d": ["fine", "fine"]}) for i in (0, 2)]
+
+
 @pytest.mark.parametrize("n_bytes", [700, 731, 760])
 def test_full_disk_leaves_whole_lines_and_the_batch_goes_on(n_bytes: int, mock: bn.Mock, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
