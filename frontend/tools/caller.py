@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -185,7 +185,11 @@ class Caller(ServerCallback):
 
         def work() -> None:
             try:
-                outcome = _Outcome(tool.func(**arguments))
+                value = tool.func(**arguments)
+                if isinstance(value, Coroutine):  # of an `async def` behind a sync decorator
+                    value.close()
+                    raise TypeError("the tool returned a coroutine; put @bn.tool on the `async def` itself")
+                outcome = _Outcome(value)
             except BaseException as e:
                 outcome = _Outcome(error=e)
             done.set_result(outcome)

@@ -7,6 +7,7 @@ import contextvars
 import dataclasses
 import datetime
 import enum
+import functools
 import gc
 import threading
 import time
@@ -233,6 +234,21 @@ async def fail_async(kind: str) -> str:
 def test_tool_error_becomes_text_for_the_model(call: dict[str, Any], text: str) -> None:
     actual = single_call(call, tools=[fail, fail_async])
     assert (actual.result.partition(" - at")[0], actual.is_error) == (text, True)
+
+
+def test_coroutine_of_a_sync_tool_is_an_error() -> None:
+    async def wave(text: str) -> str:
+        "Wave."
+        return text
+
+    @bn.tool
+    @functools.wraps(wave)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wave(*args, **kwargs)
+
+    call = single_call({"wave": {"text": "hi"}}, tools=[wrapped])
+    assert call.is_error
+    assert "put @bn.tool on the `async def` itself" in call.result
 
 
 def test_model_can_retry_a_failed_call() -> None:
