@@ -213,10 +213,11 @@ class OpenAI:
         return _deliver(job, await speculation.ask(job, self._max_tokens_as, self._create))
 
     async def _gen(self, job: Job, request: dict[str, Any]) -> GenOutcome:
+        n = request.get("n", 1)
         if not request.get("stream"):
-            return responses.outcome(await self._create(request), self.kind)
+            return responses.outcome(await self._create(request), self.kind, n)
         chunks = await self._create(request)
-        reader = responses.ResponseReader(self.kind)
+        reader = responses.ResponseReader(self.kind, n)
         try:
             async for chunk in chunks:
                 if text := reader.take(chunk):

@@ -25,11 +25,12 @@ NO_ID = -1
 class ResponseReader:
     """Reads the response to a gen: one whole response, or the chunks of a stream.
 
+    n: the number of choices that were asked for.
     first: when the first text came, in seconds of time.monotonic(); 0.0 before that.
     """
 
-    def __init__(self, kind: Kind) -> None:
-        self._kind = kind
+    def __init__(self, kind: Kind, n: int = 1) -> None:
+        self._kind, self._n = kind, n
         self._choices: dict[int, _Choice] = {}
         self._usage: Any = None
         self._limits, self._n_chunks = limits.get(), 0
@@ -51,9 +52,11 @@ class ResponseReader:
         return new
 
     def outcome(self) -> GenOutcome:
-        """The outcome of the whole response. ProgramError: the model refused, or there are no choices."""
+        """The outcome of the whole response. ProgramError: the model refused, or the number of choices is wrong."""
         if not self._choices:
             raise ProgramError("the API answered with no choices")
+        if len(self._choices) != self._n:
+            raise ProgramError(f"the API was asked for {self._n} choices, but it answered with {len(self._choices)}")
         usage, choices = _usage(self._usage), [choice for _, choice in sorted(self._choices.items())]
         samples = tuple(choice.sample(usage.generated if len(choices) == 1 else 0) for choice in choices)
         calls = tuple(
@@ -107,9 +110,9 @@ class _Choice:
         return wire.Sample("".join(self.texts), reason, n_tokens=n_tokens or len(logprobs), logprobs=logprobs)
 
 
-def outcome(response: Any, kind: Kind) -> GenOutcome:
+def outcome(response: Any, kind: Kind, n: int = 1) -> GenOutcome:
     """The outcome of a whole response."""
-    reader = ResponseReader(kind)
+    reader = ResponseReader(kind, n)
     reader.take(response)
     return reader.outcome()._replace(times=wire.Times())
 

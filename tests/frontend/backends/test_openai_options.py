@@ -69,7 +69,8 @@ def test_option_is_sent_or_refused_by_name(serve: Any, fake: ModuleType, option:
     value, expected = OPTIONS[option]
     other_options = {"logprobs": True} if option == "top_logprobs" else {}
     sampling = wire.Sampling(**{option: value}, **other_options)
-    response = fake.chat("x") if kind == "chat" else fake.completion("x")
+    texts = ["x"] * sampling.n
+    response = fake.chat(*texts) if kind == "chat" else fake.completion(*texts)
     api, backend = serve(lambda path, body: response, is_chat_model=kind == "chat")
     if expected is None:
         option_name = public_name(option, value)

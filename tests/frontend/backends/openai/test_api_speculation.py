@@ -44,8 +44,9 @@ def completion_api(
         text = text_of(body["prompt"])
         for stop in body.get("stop", ()):
             text = text.split(stop)[0]
-        response = fake.completion(text)
-        response["choices"][0]["finish_reason"] = finish
+        response = fake.completion(*[text] * body.get("n", 1))
+        for choice in response["choices"]:
+            choice["finish_reason"] = finish
         return response
 
     return answer

@@ -132,6 +132,13 @@ def test_stream_has_pieces_usage_and_times(serve: Any) -> None:
     assert times.ready < times.first < times.ended
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_fewer_choices_than_asked_for_are_an_error(stream: bool, serve: Any, fake: ModuleType) -> None:
+    _, backend = serve(lambda path, body: [chunk("One", finish="stop")] if stream else fake.chat("One"))
+    with pytest.raises(bn.ProgramError, match="asked for 2 choices, but it answered with 1"):
+        run(chat, backend, stream=stream, n=2)["a"]
+
+
 def test_response_has_samples_logprobs_and_usage(serve: Any, fake: ModuleType) -> None:
     other = {"token": "5", "logprob": -2.0, "bytes": None}
     content = [{"token": "4", "logprob": -0.1, "bytes": None, "top_logprobs": [other]}]
