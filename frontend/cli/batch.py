@@ -192,8 +192,12 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     with path.open(newline="", encoding="utf-8-sig") as lines:
+        csv.field_size_limit(sys.maxsize)  # else 131,072 characters, and results may be longer
         reader = csv.DictReader(lines, strict=True)
         try:
+            names = reader.fieldnames or ()
+            if len(set(names)) < len(names):
+                raise ConfigError(f"two columns of {path} have the same name: {', '.join(names)}")
             for row in reader:
                 if None in row or None in row.values():
                     raise ConfigError(

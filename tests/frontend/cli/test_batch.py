@@ -117,6 +117,13 @@ def test_values_that_a_column_cannot_have_stay_in_the_checkpoint(tmp_path: Path)
     assert run(program, rows, tmp_path / "out.parquet.jsonl") == 0
 
 
+def test_long_fields_of_csv_are_read(program: Path, tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    write(rows, [{"text": "x" * 200_000}])
+    assert run(program, rows, out) == 0
+    assert [len(row["text"]) for row in batch._format(out, "--in")[0]()] == [200_000]
+
+
 def test_input_is_not_overwritten(program: Path, tmp_path: Path) -> None:
     for name, out in (("rows.csv", "rows.csv"), ("rows.csv.jsonl", "rows.csv")):
         write(tmp_path / name, [{"text": "good"}])
@@ -148,6 +155,7 @@ def test_disk_that_is_full_is_an_error_and_the_batch_goes_on(program: Path, tmp_
         ("none.csv", None, "there is no file"),
         ("rows.csv", "", "has no rows"),
         ("rows.csv", "words\nx\n", "label takes 'text', but the file has only the columns words"),
+        ("rows.csv", "text,n,n\nx,1,2\n", "two columns of .* have the same name: text, n, n"),
         ("rows.csv", "text,n\nx,1,2\n", "line 2 of .* has another number of fields"),
         ("rows.csv", 'text\n"x\n', "line 1 of .*: unexpected end of data"),
         ("rows.jsonl", '{"text": "x"}\n[1]\n', "line 2 of .* is not a JSON object"),
