@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -50,9 +51,14 @@ def _json(text: str, what: str) -> Any:
     def refuse(name: str) -> None:
         raise ConstraintSyntax(f"{what} is not valid JSON: it contains {name}")
 
+    def number(digits: str) -> float:
+        if math.isinf(value := float(digits)):
+            raise ConstraintTooLarge(f"{what} contains {digits[:40]}, which is too large for a number")
+        return value
+
     try:
-        return json.loads(text, parse_constant=refuse)
-    except ConstraintSyntax:
+        return json.loads(text, parse_constant=refuse, parse_float=number)
+    except (ConstraintSyntax, ConstraintTooLarge):
         raise
     except json.JSONDecodeError as e:
         raise ConstraintSyntax(f"{what} is not valid JSON: {e.msg} (line {e.lineno}, column {e.colno})") from None

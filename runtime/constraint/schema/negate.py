@@ -21,6 +21,7 @@ _OPPOSITE = {"maximum": "exclusiveMinimum", "minimum": "exclusiveMaximum",
              "exclusiveMaximum": "minimum", "exclusiveMinimum": "maximum"}  # fmt: skip
 _COUNTED = {"Length": "string", "Items": "array", "Properties": "object"}
 _MAX_REFS = 16  # references that a negation follows
+_MAX_WORD = 81  # characters of a string that is excluded: the compiler takes 250 nested parentheses, three for each
 
 
 def any_of(schemas: list[Schema]) -> Schema:
@@ -166,7 +167,9 @@ def _not_among(values: list[Any]) -> Schema:
 
 def all_but(words: list[str]) -> str:
     """A regex for all strings but `words`. A match leaves the prefix tree of the words, or ends at a node at which no
-    word ends."""
+    word ends. Raises ConstraintUnsupported if a word is too long."""
+    if (n := max(map(len, words), default=0)) > _MAX_WORD:
+        raise ConstraintUnsupported(f"a string of {n} characters cannot be excluded; the limit is {_MAX_WORD}")
     heads = sorted({word[0] for word in words if word})
     leave = f"[^{''.join(map(_in_class, heads))}][\\s\\S]*" if heads else "[\\s\\S]+"
     below = [re.escape(head) + f"(?:{all_but([word[1:] for word in words if word[:1] == head])})" for head in heads]

@@ -23,6 +23,8 @@ Schema = bool | dict[str, Any]
 
 NODES, DEPTH, CHAIN, ENUM, DIGITS = 20_000, 128, 128, 10_000, 9_999
 """Limits of subschemas, nesting depth, chained references, values of an enum, and the coefficient of a multipleOf."""
+MULTIPLE = 1e300
+"""The limit of a multipleOf. The compiler takes fewer digits; a common multiple of two up to here is still a float."""
 LEAST = 100_000
 """The most items, characters or properties that a schema may require a value to have."""
 
@@ -291,7 +293,7 @@ def coefficient(multiple: Fraction) -> int:
 
 
 def _is_long(multiple: float) -> bool:
-    return coefficient(Fraction(str(multiple))) > DIGITS
+    return multiple > MULTIPLE or coefficient(Fraction(str(multiple))) > DIGITS
 
 
 def _modern(schema: dict[str, Any]) -> dict[str, Any]:
@@ -321,7 +323,7 @@ def _plain(key: str, value: Any, path: str) -> dict[str, Any]:
     if key == "enum" and len(value) > ENUM:
         raise ConstraintTooLarge(f"the enum at {path} has {len(value)} values; the limit is {ENUM}")
     if key == "multipleOf" and _is_long(value):
-        raise ConstraintTooLarge(f"multipleOf {value} at {path} is too large (limit {DIGITS})")
+        raise ConstraintTooLarge(f"multipleOf {str(value)[:40]} at {path} is too large (limit {DIGITS})")
     if key == "uniqueItems" and not value:
         return {}
     if key == "format":
