@@ -218,7 +218,9 @@ def _checked_template(
 def frozen(value: Any) -> Hashable:
     """A hashable key that is equal for equal values of the same type. TypeError: the value may be mutable."""
     kind = type(value)
-    if value is None or kind in (str, bytes, int, float, bool) or isinstance(value, Enum):
+    if kind is float:
+        return kind, repr(value)  # 0.0 == -0.0, but their texts differ
+    if value is None or kind in (str, bytes, int, bool) or isinstance(value, Enum):
         return kind, value
     if kind in (list, tuple):
         return kind, tuple(map(frozen, value))

@@ -482,6 +482,17 @@ class Colour(enum.Enum):
     RED = 1
 
 
+def test_zeros_of_both_signs_have_their_own_text() -> None:
+    @bn.function
+    def program(s: bn.State, x: float, unit: str) -> None:
+        s += f"{x:.1f}" + unit + bn.gen("a")
+
+    backend, compiled = TemplateMock(), compile(program)
+    texts = [compiled.run(x, " m", backend=backend).text() for x in (0.0, -0.0, 0.0)]
+    assert [text.partition("<")[0] for text in texts] == ["0.0 m", "-0.0 m", "0.0 m"]
+    assert backend.n_defined == 2
+
+
 def test_frozen_keys_compare_by_value_and_type() -> None:
     factories: list[Callable[[], Any]] = [
         *(lambda: 1, lambda: "a", lambda: None, lambda: [1, (2, {"a": [3]})], lambda: {1, 2}, lambda: Colour.RED),
