@@ -264,7 +264,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     of its weights. kv_bytes: bytes of the keys and values of one token, over all layers. Both include a draft model.
     kind: how it runs, "" for a native family. is_recurrent: some layers have a recurrent state. window: tokens of the
     largest sliding window; 0: no layer has one. window_bytes: the part of kv_bytes that belongs to layers with a
-    window. n_first: tokens at the beginning of a text that these layers read as well."""
+    window. n_first: tokens at the beginning of a text that these layers read as well. has_whole_images: rows of an
+    image attend to each other in both directions, so a step computes all of them."""
 
     name: str
     max_context: int
@@ -276,6 +277,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     window: int = 0
     window_bytes: int = 0
     n_first: int = 0
+    has_whole_images: bool = False
 
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -546,7 +548,9 @@ def request_window_pages(config: Config, model: ModelFacts, placement: ModelPlac
     which holds all of a text or nothing; and if the model's first layers draft, because drafting supports one kind of
     pages only."""
     shares = model.is_recurrent or parse_bytes(config.host_memory) or config.draft_model.startswith(EARLY_EXIT)
-    if shares or not model.window:
+    # Rows of an image that see each other are read from the same pages in all layers (`ImageSpan`), and a step that
+    # reaches into an image computes more tokens than `tokens_ahead` counts.
+    if shares or model.has_whole_images or not model.window:
         return 0
     n = -(-(model.window + tokens_ahead(config, placement.device)) // config.page) + 2  # as `WindowPages.need`
     n += -(-model.n_first // config.page)

@@ -255,6 +255,7 @@ def test_long_contexts_leave_half_to_texts_shorter_than_the_window() -> None:
         ({"host_memory": "1GiB"}, {}),
         ({"draft_model": "layers:1"}, {}),
         ({}, {"is_recurrent": True}),
+        ({}, {"has_whole_images": True}),
         ({}, {"window": 0, "window_bytes": 0}),
     ],
 )

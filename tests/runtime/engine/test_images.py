@@ -12,8 +12,11 @@ import pytest
 import torch
 from tiny_images import MODELS, Oracle, Prompts, make_image_model, png, turn
 
+import banyan as bn
+from banyan.runtime import config as configs
 from banyan.runtime.engine.images import grid_positions
 from banyan.runtime.engine.loop import EngineLoop
+from banyan.runtime.engine.process import build
 from banyan.runtime.errors import BadMessage, BadProgram
 from banyan.runtime.model.load import load
 from banyan.runtime.protocol import wire
@@ -96,6 +99,17 @@ def test_families_are_equal_cold_warm_and_forked(
         own.run(own.engine(step_tokens=step_tokens), PARTS)
     own.run(own.engine(n_pages=9, step_tokens=20), PARTS[:2] * 3)
     own.run(own.engine(speculate="tree"), PARTS * 2)
+
+
+def test_rows_that_see_each_other_are_read_from_the_pages_of_all_layers(
+    tmp_path: Path, fake: ModuleType, tiny: ModuleType
+) -> None:
+    """Pages of windowed layers have other numbers, and there are too few for an image beyond `step_tokens`."""
+    own = Model(tmp_path / "model", "gemma3", fake, tiny)
+    options: dict[str, Any] = {"device": "cpu", "threads": 1, "kv_memory": "2048 tokens", "page": 4, "step_tokens": 4}
+    e = build(configs.make(model=str(tmp_path / "model"), speculate="grammar", **options))
+    own.run(e, PARTS[2:3])
+    assert bn.size(str(tmp_path / "model"), "1GB", **options).n_window_pages == e.model.store.n_window_pages == 0
 
 
 def test_forks_compute_an_image_once(llava: Model) -> None:
