@@ -44,12 +44,14 @@ inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n,
     const bool is_tree = ancestors != ~uint64_t(0) && at + n > tail;
     vf lane;
     for (int i = 0; i < W; i++) lane[i] = i;
+    const bool is_capped = c.softcap > 0;
+    const float by = paired && !is_capped ? c.scale : 1.0f;  // a cap needs scores that are scaled before
     vf high = vf{} - INFINITY;
     for (int j = 0; j < n_vectors; j++) {
         vf s = load(score + j * W);
-        if (paired && c.softcap > 0) s *= c.scale;
+        if (paired && is_capped) s *= c.scale;
         if constexpr (is_scaled<P>) s *= load(x.k_scale + j * W);
-        if (c.softcap > 0) s = capped(c, s);
+        if (is_capped) s = capped(c, s);
         if (masked) {
             vf key = lane + float(at + j * W);  // exact below 2^24 tokens
             s = key > float(last) ? vf{} - INFINITY : s;
@@ -64,7 +66,6 @@ inline float weigh(const Call& c, const Scratch& x, float* score, int at, int n,
         store(score + j * W, s);
         high = vmax(high, s);
     }
-    const float by = paired && !(c.softcap > 0) ? c.scale : 1.0f;  // of the scores
     float fresh = top(high) * by, old = best;
     best = fresh > old ? fresh : old;
     float base = best == -INFINITY ? 0.0f : best;

@@ -91,13 +91,38 @@ inline void tile_scores(float* scores, const bf16* const* keys, int64_t s_key, i
     }
 }
 
+// Numbers d to d + 31 of the value of key s; 0 for keys from n on.
+inline __m512i value_row(const Call& c, const Scratch& x, int n, int head, int s, int d) {
+    const bf16* from = static_cast<const bf16*>(c.v) + x.place[s] + int64_t(head) * c.dim + d;
+    return s < n ? _mm512_loadu_si512(from) : _mm512_setzero_si512();
+}
+
+// The keys of a block in tiles of 16: in the page, or copied where 16 keys are not in one page.
+class KeyTiles {
+    const bool is_direct;
+
+  public:
+    const bf16* at[BLOCK / TILE];
+    const int64_t apart;  // from one key of a tile to the next
+
+    KeyTiles(const Call& c, const Item& item)
+        : is_direct(c.page % TILE == 0 && item.start % TILE == 0), apart(is_direct ? c.s_slot : c.dim) {}
+
+    // Reads one head of n located keys.
+    void read(const Call& c, Scratch& x, int n, int head) {
+        bf16* copied = reinterpret_cast<bf16*>(x.k);
+        for (int s = 0; s < n; s++) {
+            const bf16* from = static_cast<const bf16*>(c.k) + x.place[s] + int64_t(head) * c.dim;
+            if (s % TILE == 0) at[s / TILE] = is_direct ? from : copied + s * c.dim;
+            if (!is_direct) std::memcpy(copied + s * c.dim, from, c.dim * sizeof(bf16));
+        }
+    }
+};
+
 // V of a block as [dim / 16][BLOCK / 2][16][2], in pairs of keys; 0 for keys from n on. Of 32 numbers, 0 to 3, 8 to 11, ...
 // come first, and then the others: `in_order` puts sums right.
 inline void pair_values(const Call& c, Scratch& x, int n, int head, NextBlock& next) {
-    const auto row = [&](int s, int d) {
-        const bf16* from = static_cast<const bf16*>(c.v) + x.place[s] + int64_t(head) * c.dim + d;
-        return s < n ? _mm512_loadu_si512(from) : _mm512_setzero_si512();
-    };
+    const auto row = [&](int s, int d) { return value_row(c, x, n, head, s, d); };
     for (int s = 0; s < (n + GROUP - 1) / GROUP * GROUP; s += 2) {
         if (s % 8 == 0) next.prefetch();
         for (int d = 0; d < c.dim; d += GROUP) {
@@ -140,8 +165,7 @@ inline void attend_tiled(const Call& c, const Item& item, int head_from, int hea
     const int group = c.n_heads / c.n_kv_heads, n = item.n * group, dim = c.dim;
     const int n_tile = n < TILE ? n : TILE, s_head = (n + n_tile - 1) / n_tile * n_tile;  // rows of a tile, and of a head
     const int32_t* entry = c.rows + int64_t(item.first) * 2;  // (row of q, its partial result) of each row
-    const bool is_direct = c.page % TILE == 0 && item.start % TILE == 0;  // then 16 keys are in one page
-    bf16* copied = reinterpret_cast<bf16*>(x.k);
+    KeyTiles keys(c, item);
     alignas(64) bf16 weights[TILE * BLOCK];
     const Tiles shapes(n_tile);
 
@@ -162,16 +186,11 @@ inline void attend_tiled(const Call& c, const Item& item, int head_from, int hea
         next.set(item, key + BLOCK, N_CALLS * (head_to - head_from));
         locate(c, item, key, n_keys, x);
         for (int h = head_from, at = 0; h < head_to; h++, at += s_head) {
-            const bf16* keys[BLOCK / TILE];
-            for (int s = 0; s < n_keys; s++) {
-                const bf16* from = static_cast<const bf16*>(c.k) + x.place[s] + int64_t(h) * dim;
-                if (s % TILE == 0) keys[s / TILE] = is_direct ? from : copied + s * dim;
-                if (!is_direct) std::memcpy(copied + s * dim, from, dim * sizeof(bf16));
-            }
+            keys.read(c, x, n_keys, h);
             pair_values(c, x, n_keys, h, next);
             for (int r = 0; r < n; r += n_tile) {
                 const int n_here = n - r < n_tile ? n - r : n_tile;
-                tile_scores(x.weight, keys, is_direct ? c.s_slot : dim, n_keys, x.q_half + (at + r) * dim, n_tile, dim,
+                tile_scores(x.weight, keys.at, keys.apart, n_keys, x.q_half + (at + r) * dim, n_tile, dim,
                             next);
                 for (int i = 0; i < n_here; i++) {
                     const int row = entry[(r + i) / group * 2];
@@ -209,10 +228,7 @@ inline void attend_tiled(const Call& c, const Item& item, int head_from, int hea
 
 // V of a block, transposed: [dim / 16][BLOCK / 32][16][32 keys]; 0 for keys from n on.
 inline void transpose_values(const Call& c, Scratch& x, int n, int head) {
-    const auto row = [&](int s, int d) {
-        const bf16* from = static_cast<const bf16*>(c.v) + x.place[s] + int64_t(head) * c.dim + d;
-        return s < n ? _mm512_loadu_si512(from) : _mm512_setzero_si512();
-    };
+    const auto row = [&](int s, int d) { return value_row(c, x, n, head, s, d); };
     for (int s = 0; s < n; s += GROUP)
         for (int d = 0; d < c.dim; d += GROUP) {
             vf pairs[2][TILE];  // of keys, as [pair of keys][number]; unpacking puts numbers 0 to 3, 8 to 11, ... first
@@ -325,6 +341,7 @@ inline void add_values(float* acc, const bf16* values, bool both) {
     if (N > 2) { _tile_stored(2, acc + 2 * TILE * PANEL, pitch); _tile_stored(3, acc + 3 * TILE * PANEL, pitch); }
 }
 
+// acc [dim][PANEL] += weights * values, for n_tiles tiles of rows. weights: of `weigh_panel`; values: of `transpose_values`
 inline void panel_sums(float* acc, const bf16* weights, const bf16* values, int n_keys, int n_tiles, int dim) {
     for (int v = 0; v < n_tiles; v++) {
         _tile_loadd(6, weights + v * 2 * TILE, PANEL * sizeof(float));
@@ -335,13 +352,13 @@ inline void panel_sums(float* acc, const bf16* weights, const bf16* values, int 
     }
 }
 
+// Adds a block of keys to the results of panel p, of which V tiles of rows are left.
 template <int V>
-inline void panel_tiled(const Call& c, const Item& item, Scratch& x, const bf16* const* keys, int64_t s_key,
-                        const Block& block, int p) {
+inline void panel_tiled(const Call& c, const Item& item, Scratch& x, const KeyTiles& keys, const Block& block, int p) {
     const int dim = c.dim, n_keys = (block.n + TILE - 1) / TILE * TILE;
     bf16* weight = reinterpret_cast<bf16*>(x.weight + BLOCK * PANEL);
     vf shrink[V];
-    panel_scores(x.weight, keys, s_key, n_keys, x.q_half + p * PANEL * dim, V, dim);
+    panel_scores(x.weight, keys.at, keys.apart, n_keys, x.q_half + p * PANEL * dim, V, dim);
     const bool is_capped = c.softcap > 0;
     if (is_capped) scale_scores<bf16, V>(c, x, block.n, c.scale);
     if (!block.is_whole) mask_scores<V>(c, item, x, block, p);
@@ -356,28 +373,22 @@ inline void panel_tiled(const Call& c, const Item& item, Scratch& x, const bf16*
 
 constexpr int MANY_TILED = 9;  // rows from which on this is faster than `attend_tiled` (measured)
 
+// One KV head of an item with many rows, for bfloat16 rows and pools, and dimensions in whole tiles.
 inline void attend_many_tiled(const Call& c, const Item& item, int head, Scratch& x) {
-    const bool is_direct = c.page % TILE == 0 && item.start % TILE == 0;  // then 16 keys are in one page
-    const int64_t s_key = is_direct ? c.s_slot : c.dim;
-    const bf16* keys[BLOCK / TILE];
-    bf16* copied = reinterpret_cast<bf16*>(x.k);
+    KeyTiles keys(c, item);
     const Tiles shapes;
     attend_many<bf16, bf16>(
         c, item, head, x,
         [&](int at, int n) {
             locate(c, item, at, n, x);
-            for (int s = 0; s < n; s++) {
-                const bf16* from = static_cast<const bf16*>(c.k) + x.place[s] + int64_t(head) * c.dim;
-                if (s % TILE == 0) keys[s / TILE] = is_direct ? from : copied + s * c.dim;
-                if (!is_direct) std::memcpy(copied + s * c.dim, from, c.dim * sizeof(bf16));
-            }
+            keys.read(c, x, n, head);
             transpose_values(c, x, n, head);
         },
         [&](const Block& block, int p, int n) {
-            if (n > 3 * W) panel_tiled<4>(c, item, x, keys, s_key, block, p);
-            else if (n > 2 * W) panel_tiled<3>(c, item, x, keys, s_key, block, p);
-            else if (n > W) panel_tiled<2>(c, item, x, keys, s_key, block, p);
-            else panel_tiled<1>(c, item, x, keys, s_key, block, p);
+            if (n > 3 * W) panel_tiled<4>(c, item, x, keys, block, p);
+            else if (n > 2 * W) panel_tiled<3>(c, item, x, keys, block, p);
+            else if (n > W) panel_tiled<2>(c, item, x, keys, block, p);
+            else panel_tiled<1>(c, item, x, keys, block, p);
         });
 }
 
