@@ -20,7 +20,7 @@ from pocket.tokenizer import ADDED, SPECIAL
 
 BATCH_TOKENS = 2_048
 POOL_TOKENS, POOL_BATCHES = 65_536, 8  # of a pool, at least
-N_FIRST_BATCHES, N_FIRST_POOLS = 384, 12  # drawn from FIRST_MIXTURE, about
+N_FIRST_BATCHES = 384  # are drawn from FIRST_MIXTURE, in whole pools
 COPY_SHARE = 0.05  # share of a pool's tokens
 SWAPPED = ("json", "everyday_json", "everyday_recall", "everyday_reading")
 SWAP_SHARE = 0.3  # share of these families' samples
@@ -107,6 +107,15 @@ def value_ids(tokenizer: Tokenizer) -> frozenset[int]:
     return frozenset(i for token, i in tokenizer.get_vocab().items() if LETTERS.fullmatch(token) and i not in around)
 
 
+def _pool_tokens(batch_tokens: int) -> int:
+    return max(POOL_TOKENS, POOL_BATCHES * batch_tokens)
+
+
+def n_first_pools(batch_tokens: int) -> int:
+    """The pools that are drawn from FIRST_MIXTURE."""
+    return -(-N_FIRST_BATCHES * batch_tokens // _pool_tokens(batch_tokens))
+
+
 def batches(
     tokenizer: Tokenizer,
     seed: int | str,
@@ -123,9 +132,9 @@ def batches(
     weight on all of them at a lower cost.
     """
     chance = random.Random(f"{seed}-{pool}")
-    pool_tokens = max(POOL_TOKENS, POOL_BATCHES * batch_tokens)
-    is_first = pool * pool_tokens < N_FIRST_BATCHES * batch_tokens
-    source = stream(f"{seed}-{pool}", mixture=FIRST_MIXTURE if is_first else MIXTURE)
+    pool_tokens = _pool_tokens(batch_tokens)
+    mixture = FIRST_MIXTURE if pool < n_first_pools(batch_tokens) else MIXTURE
+    source = stream(f"{seed}-{pool}", mixture=mixture)
     rows: list[Encoded] = []
     words = value_ids(tokenizer)
     n_tokens = 0
@@ -167,6 +176,7 @@ def pools(make: Callable[[int], list[Batch]], first: int, n_processes: int = 0) 
     """
     if not n_processes:
         yield from map(make, itertools.count(first))
+        return
     processes = ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn"))
     ahead: deque[Future[list[Batch]]] = deque()
     try:

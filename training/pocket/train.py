@@ -120,7 +120,12 @@ class Run:
         self.rates = [recipe.muon_rate, recipe.adam_rate]
         self.average = [p.detach().clone() for p in self.net.parameters()]
         # Trained weights can already copy, so the first pools are skipped.
-        self.step, self.pool, self.index, self.n_tokens = 0, feed.N_FIRST_POOLS if start else 0, 0, 0
+        self.step, self.pool, self.index, self.n_tokens = (
+            0,
+            feed.n_first_pools(recipe.batch_tokens) if start else 0,
+            0,
+            0,
+        )
         if self.checkpoint.exists():
             self._load()
 
@@ -276,6 +281,12 @@ def train(
     """
     run = Run(recipe, tok, WORK / name, compiled=compiled, ranks=ranks, start=start)
     signal.signal(signal.SIGTERM, lambda number, frame: setattr(run, "must_stop", True))
+
+    def keep() -> None:
+        run.save()
+        if ranks.rank == 0:
+            export(run.averaged(), tok, WORK / name)
+
     started, before, losses = time.monotonic(), run.n_tokens, []
     for loss in run.steps():
         assert math.isfinite(loss), f"step {run.step}: loss is {loss}"
@@ -286,14 +297,12 @@ def train(
             print(f"{place} loss {sum(losses) / len(losses):.4f} {speed:.0f} tokens/s", flush=True)
             started, before, losses = time.monotonic(), run.n_tokens, []
         if run.step % SAVE_EVERY == 0:
-            run.save()
-            if ranks.rank == 0:
-                export(run.averaged(), tok, WORK / name)
+            keep()
         if run.step % JUDGE_EVERY == 0 and ranks.rank == 0 and run.device.type == "cpu":  # a GPU would wait for it
             net = run.averaged().cpu()
             shares = {family: round(exact_targets(net, tok, family), 3) for family in FAMILIES}
             print(f"{name} step {run.step} held-out targets {shares}", flush=True)
-    run.save()
+    keep()
     if run.is_stopped:
         raise SystemExit(f"stopped at step {run.step}; run again to continue")
     return run.averaged()
@@ -347,9 +356,11 @@ def main() -> None:
     ranks, others = join(args.rank, args.ranks)
     tok = Tokenizer.from_file(str(file))
     for name in args.models:
-        changes = ON_GPU if torch.cuda.is_available() else {}
-        changes |= {"n_steps": args.steps} if args.steps else {}
-        recipe = dataclasses.replace(RECIPES[name], seed=args.seed, seconds=60 * args.minutes, **changes)
+        recipe = dataclasses.replace(RECIPES[name], seed=args.seed, seconds=60 * args.minutes)
+        if torch.cuda.is_available():
+            recipe = dataclasses.replace(recipe, **ON_GPU)
+        if args.steps:
+            recipe = dataclasses.replace(recipe, n_steps=args.steps)
         start = path(name) if args.shipped else None
         net = train(name, recipe, tok, compiled=not args.eager, ranks=ranks, start=start)
         if ranks.rank == 0:
