@@ -48,8 +48,8 @@ def resolve(path_or_id: str | Path) -> Path:
             return SHIPPED / name
         if name in PACKAGED:
             return _packaged(name)
-    path = Path(path_or_id).expanduser().absolute()  # as a string, too, it is no name
-    # os.path finds nothing where a path's own methods raise: in a name that is too long
+    # os.path finds nothing where a path's own methods raise: of a user who does not exist, in a name that is too long
+    path = Path(os.path.expanduser(path_or_id)).absolute()  # as a string, too, it is no name
     if path_or_id != "" and os.path.isdir(path):  # as a Path "" would be the current directory
         return path if any(path.glob("*.safetensors")) else _only_gguf(path) or path
     if path_or_id != "" and os.path.exists(path):

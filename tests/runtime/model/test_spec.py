@@ -237,7 +237,17 @@ def test_file_or_missing_path_raises(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(BadModel, match="is a file; give the directory"):
         resolve(tmp_path / "config.json")
-    for missing in (tmp_path / "missing", "./missing", "~/missing", "a/b/c", "../x", "", "a b", "/" + "n" * 300):
+    for missing in (
+        tmp_path / "missing",
+        "./missing",
+        "~/missing",
+        "a/b/c",
+        "../x",
+        "",
+        "a b",
+        "/" + "n" * 300,
+        "~nobody-here/x",
+    ):
         with pytest.raises(ModelNotFound, match="no model directory"):
             resolve(missing)
 
