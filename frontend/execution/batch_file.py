@@ -212,10 +212,9 @@ def run_to_file(
                     try:
                         file.write(state.index, chunk[state.index], state)
                         continue
-                    except BanyanError as e:
-                        error = e  # a variable without a value, of a branch that failed or was dropped
-                    except (ValueError, RecursionError) as e:
-                        error = e  # no JSON: half of a surrogate pair, or a list within itself
+                    except (BanyanError, ValueError, RecursionError) as e:
+                        # a variable of a branch that failed or was dropped; half of a surrogate pair; a list in itself
+                        error = e
                 if isinstance(error, RuntimeLost):
                     raise with_state(error, state)
                 n_failed += 1

@@ -646,7 +646,8 @@ class ToolTurn(GenAttempt):
             return outcome
         if self.op.tools.ends_turn:
             calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
-        if self._is_cut(outcome._replace(calls=calls)):
+        outcome = outcome._replace(calls=calls)
+        if self._is_cut(outcome):
             return outcome._replace(samples=(msgspec.structs.replace(outcome.samples[0], text=""),))
         if not calls:
             return outcome
@@ -654,7 +655,7 @@ class ToolTurn(GenAttempt):
             text = "" if self._begins_call else form.text_before(outcome.text, spelled)
             sample = msgspec.structs.replace(outcome.samples[0], text=text, calls=calls)
             outcome = outcome._replace(samples=(sample,))
-        return outcome._replace(calls=calls, pieces=(*outcome.pieces, TurnEnd(() if form.is_plain else calls)))
+        return outcome._replace(pieces=(*outcome.pieces, TurnEnd(() if form.is_plain else calls)))
 
     def _is_cut(self, outcome: GenOutcome) -> bool:
         """Whether max_tokens cut a required call; its first part must not count as text."""
