@@ -67,6 +67,11 @@ class Listeners:
                     frames = [frame.bytes for frame in frames]
                 yield letter + frames[0], frames[1:]
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether messages have arrived that were not received yet."""
+        return any(socket.poll(0) for socket in self.sockets)
+
     def send(self, client: Client, data: bytes) -> bool:
         """Send a message. Returns False if the client is gone or does not read its messages."""
         try:

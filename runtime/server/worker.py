@@ -89,7 +89,11 @@ MAX_LOGGED_NAME = 100
 
 PING = wire.encode(wire.Ping())
 ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
-"""The first bytes of an encoded Acknowledge: all but the number of its program."""
+CANCEL = wire.encode(wire.Cancel(0, 0))[:-2]
+"""The first bytes of an encoded Acknowledge or Cancel: all but its numbers."""
+
+MAX_LEAVE = 1.0
+"""Seconds in which the last messages of a client that left are received, at most."""
 
 LEVELS = ("quiet", "info", "debug")
 
@@ -130,6 +134,7 @@ class Server:
         self._n_collected = 0  # how many programs had begun at the last full garbage collection
         self._started = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
+        self._gone: dict[bytes, float] = {}  # clients to which sending failed -> when they are forgotten at the latest
         self.times = LoopTimes()
         self.work = WorkQueue(self._begin, self.times, config.max_client)
         with contextlib.ExitStack() as undo:
@@ -286,7 +291,8 @@ class Server:
         with self._undo:
             while not self.is_stopping:
                 timeout = self.timers.wait(max(0.0, next_heartbeat - time.monotonic()))
-                ready = dict(self._poller.poll(0 if self.work or self.replicas.is_busy else int(1000 * timeout) + 1))
+                is_busy = self.work or self.replicas.is_busy or self._gone
+                ready = dict(self._poller.poll(0 if is_busy else int(1000 * timeout) + 1))
                 self.work.start_slice()
                 if self.hosts is not None:
                     self._listen_to_hosts(self.hosts, ready)
@@ -299,6 +305,8 @@ class Server:
                         self._engine_died(replica)
                 if any(source in ready for source in self.listeners.sockets):
                     self._receive()
+                if self._gone:
+                    self._forget_gone()
                 if self._wake in ready:
                     self._run_calls()
                 if any(source in ready for source in self.constraints.sockets):
@@ -519,8 +527,8 @@ class Server:
 
     def _send(self, client: bytes, message: wire.ServerMessage) -> None:
         if not self.listeners.send(client, wire.encode(message)):
-            # Later, because the caller may be in the middle of one of its programs.
-            self._call_soon(partial(self._forget, client))
+            # It is forgotten later, because the caller may be in the middle of one of its programs.
+            self._gone.setdefault(client, time.monotonic() + MAX_LEAVE)
 
     def _refuse(self, client: bytes, error: BanyanError) -> None:
         """Send an error to a peer that violated the protocol, and disconnect it."""
@@ -534,15 +542,30 @@ class Server:
         self._send(client, wire.Failed(program=-1, seq=0, code=error.code, message=error.message))
         self._forget(client)
 
+    def _forget_gone(self) -> None:
+        """Forget the clients that left, once what they sent before is received."""
+        is_all_received = not self.listeners.has_messages
+        for client, end in list(self._gone.items()):
+            if is_all_received or time.monotonic() >= end:
+                self._forget(client)
+            if self.work.is_late():
+                break
+
     def _forget(self, client: bytes) -> None:
-        self.work.drop_messages(client)
+        self._gone.pop(client, None)
+        cancels = [data for data in self.work.drop_messages(client) if data.startswith(CANCEL)]
         self._addresses.pop(client, None)
         if (peer := self._peers.pop(client, None)) is not None:
             self._log("info", f"client {peer.name} is gone")
-            self.work.add(client, QueuedWork("forget", self._end_programs(client)))
+            self.work.add(client, QueuedWork("forget", self._end_programs(client, cancels)))
 
-    def _end_programs(self, client: bytes) -> Iterator[None]:
-        """End the programs of a client that is gone, and then drop what is cached for its tenant."""
+    def _end_programs(self, client: bytes, cancels: list[bytes]) -> Iterator[None]:
+        """End the programs of a client that is gone, and then drop what is cached for its tenant. cancels: its Cancel
+        messages that waited; they count, because the journal of a cancelled program is not kept."""
+        for data in cancels:
+            with contextlib.suppress(msgspec.DecodeError):
+                self.programs.cancel(client, msgspec.msgpack.decode(data, type=wire.Cancel))
+            yield
         yield from self.programs.forget(client)
         if (namespace := self.tenants.leave(client)) is not None:
             self.tokenizer.forget(namespace)

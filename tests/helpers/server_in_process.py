@@ -87,14 +87,18 @@ class _Listeners:
 
     def __init__(self, *_: Any) -> None:
         self.sockets, self.monitors = (object(),), (object(),)
-        self.arrived: list[tuple[bytes, list[bytes]]] = []
+        self.arrived: deque[tuple[bytes, list[bytes]]] = deque()
         self.sent: list[tuple[bytes, bytes]] = []
         self.present: set[bytes] = set()
         self.n_left = 0  # clients that left since the loop last asked
 
     def receive(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        arrived, self.arrived = self.arrived, []
-        yield from arrived
+        while self.arrived:
+            yield self.arrived.popleft()
+
+    @property
+    def has_messages(self) -> bool:
+        return bool(self.arrived)
 
     def send(self, client: bytes, data: bytes) -> bool:
         if client in self.present:

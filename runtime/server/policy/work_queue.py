@@ -83,11 +83,14 @@ class WorkQueue:
         own.items.append(work)
         return True
 
-    def drop_messages(self, client: Client) -> None:
-        """Forget the waiting messages of a client. Work that was begun goes on."""
-        if (own := self._clients.get(client)) is not None:
-            own.items = deque(item for item in own.items if not isinstance(item, bytes))
-            own.n_bytes = 0
+    def drop_messages(self, client: Client) -> list[bytes]:
+        """Forget the waiting messages of a client, and return them. Work that was begun goes on."""
+        if (own := self._clients.get(client)) is None:
+            return []
+        dropped = [item for item in own.items if isinstance(item, bytes)]
+        own.items = deque(item for item in own.items if not isinstance(item, bytes))
+        own.n_bytes = 0
+        return dropped
 
     def run(self) -> None:
         """Do waiting work for SLICE seconds."""

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConfigError, Overloaded, RuntimeLost, Unsupported
-from banyan.runtime.protocol import wire
+from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server.programs import journal
 from banyan.runtime.server.programs.durables import Durables
 from banyan.runtime.server.programs.journal import Grew, Journal, records
@@ -332,6 +333,33 @@ def test_durable_is_an_option_of_run(restart: Start, resume_engines: Callable[[]
         server = restart()
         join(thread)
     assert done == [TWOS + THREES]
+    wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
+
+
+@pytest.mark.parametrize("message", [wire.Cancel(0, 1), wire.Acknowledge(0)], ids=["cancel", "acknowledge"])
+def test_last_message_of_a_client_that_left_counts(
+    restart: Start, write_boot: Callable[[str], tuple[str, ...]], message: wire.ClientMessage
+) -> None:
+    server = restart(
+        command=write_boot("from banyan.runtime.server import listeners\nlisteners._BATCH = 10"), say={"one": "two"}
+    )
+    gen = (wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    is_last = isinstance(message, wire.Acknowledge)
+    limits = wire.ProgramLimits(durable="k")
+    with zmq.Context() as context:
+        socket, monitor = ipc.connect(context, server.socket)
+        for sent in (wire.Hello(wire.VERSION), wire.Submit(0, 0, gen, last=is_last, limits=limits)):
+            socket.send(wire.encode(sent))
+        while not isinstance(wire.decode_server(socket.recv()), wire.Value):
+            pass
+        assert files(server)
+        os.kill(server.pid, signal.SIGSTOP)
+        for k in range(50):  # more than the server receives at once; it cannot answer the first of them
+            socket.send(wire.encode(wire.Ask(k, "info")))
+        socket.send(wire.encode(message))
+        monitor.close(0)
+        socket.close(10_000)
+    os.kill(server.pid, signal.SIGCONT)
     wait_until(lambda: not files(server), "the end of the journal", seen=lambda: files(server))
 
 
