@@ -163,6 +163,8 @@ def test_oversized_message_closes_only_its_senders_connection(tmp_path: Path, co
     router, _ = ipc.listen(context, tmp_path / "s", 1 << 16)
     good, _ = ipc.connect(context, tmp_path / "s")
     bad, broken = ipc.connect(context, tmp_path / "s")
+    assert broken.poll(5000)
+    ipc.connected(broken)
     bad.send(b"x" * (1 << 17))
     assert broken.poll(5000)
     assert ipc.drain(broken)
