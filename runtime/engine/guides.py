@@ -291,7 +291,8 @@ def _take_best(requests: Sequence[Request | DraftPosition], best: Sequence[int],
 
 
 def _mask(request: Request | DraftPosition, n_vocab: int) -> Row:
-    """The guide's mask, with end_ids allowed where the output may end. A complete value may end before min_tokens."""
+    """The guide's mask, with end_ids allowed where the output may end. Before min_tokens an output ends only if nothing
+    else is allowed: its value is complete, or every token that can follow is a stop token."""
     guide = request.guide
     assert guide is not None
     row = np.empty(-(-n_vocab // 32), np.int32)
@@ -299,6 +300,12 @@ def _mask(request: Request | DraftPosition, n_vocab: int) -> Row:
     clear_bits(row, request.end_ids)
     if guide.error:
         row[:] = 0
-    elif guide.can_stop and (request.n_out >= request.sampling.min_tokens or not row.any()):
+        return row
+    if request.n_out < request.sampling.min_tokens:
+        without_stops = row.copy()
+        clear_bits(without_stops, [i for i in request.stop_ids if i < n_vocab])
+        if without_stops.any():
+            return without_stops
+    if guide.can_stop:
         set_bits(row, request.end_ids)
     return row

@@ -171,6 +171,15 @@ def test_text_stop_tokens_stop_where_the_constraint_allows_them(bench: Bench) ->
     assert (len(output.text), output.reason) == (4, "stop")
 
 
+def test_min_tokens_forbids_text_stop_tokens_unless_one_must_follow(bench: Bench) -> None:
+    (three,) = bench.ids("3")
+    options: dict[str, Any] = {"stop_token_ids": (three,), "logit_bias": {three: 100.0}}
+    output = bench.generate(REGEX, min_tokens=4, **options)
+    assert (output.n_tokens, output.reason, output.finish.stop_id) == (4, "stop", three)
+    output = bench.generate(ConstraintSpec("regex", "[12]3[0-9]{9}"), min_tokens=4, **options)
+    assert (output.n_tokens, output.finish.stop_id) == (1, three)
+
+
 @pytest.mark.parametrize("text", ["", "a", "the other answer"])
 def test_fully_forced_output_runs_no_model_step(bench: Bench, text: str) -> None:
     e = bench.engine()
