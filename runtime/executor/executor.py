@@ -338,7 +338,6 @@ class Executor:
                 return
             state.queue.popleft()
             self._n_queued -= 1
-            state.n_done += 1
             self._has_progressed = True
             if state.error is not None:
                 self._fail(op, copy_error(state.error, "something before it in its state failed"))
@@ -360,7 +359,9 @@ class Executor:
                         self._put_back(state, wire.Append(op.state, parts[k:]))
                         break
             case wire.Gen() | wire.Select():
-                generation = generation_of(op, state.prompt, (state.number, state.n_done))
+                # A durable program is sent again in other messages: only the count of its generations is the same.
+                state.n_generations += 1
+                generation = generation_of(op, state.prompt, (state.number, state.n_generations))
                 state.generation = generation
                 self.running.add(state)
                 self._next_attempt(state, generation)
@@ -418,7 +419,6 @@ class Executor:
     def _put_back(self, state: RunningState, op: QueuedOp) -> None:
         """Queue an op again, which is not done yet."""
         state.queue.appendleft(op)
-        state.n_done -= 1
         self._n_queued += 1
 
     def _reach(self, join: PendingJoin, reached: Snapshot | BanyanError) -> None:

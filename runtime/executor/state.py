@@ -49,7 +49,7 @@ class RunningState:
         """The point from which it was forked, until its first op; then it gets a prompt of its own."""
         self.marks: dict[int, int] = {}  # mark -> number of pieces before it
         self.queue: deque[QueuedOp] = deque()
-        self.n_done = 0  # ops taken from the queue
+        self.n_generations = 0  # gens and selects that have begun
         self.blocker: int | PendingJoin | None = None
         """The value or join for which its next op waits, if that was found out."""
         self.generation: Generation | None = None

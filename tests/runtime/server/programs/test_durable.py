@@ -520,19 +520,20 @@ def test_drawn_choice_survives_a_restart(bench: Callable[..., Any], tmp_path: Pa
     """Without a seed, too: what the client already has must be what the state goes on with."""
     choices = tuple("abcdefgh")
 
-    def choose(n_before: int) -> str:
+    def choose(n_before: int, *texts: str) -> str:
         b = bench(durables=Durables(Journal(tmp_path / "journal", 1 << 20)))
         for number in range(1, n_before + 1):  # each takes a seed of its own
             b.send(wire.Submit(number, 0, (wire.Append(0, ("q",)), wire.Select(0, 0, choices, temperature=9.0))))
         b.run()
-        ops = wire.Append(0, ("q",)), wire.Select(0, 0, choices, temperature=9.0)
+        ops = *(wire.Append(0, (text,)) for text in texts), wire.Select(0, 0, choices, temperature=9.0)
         b.send(wire.Submit(0, 0, ops, limits=wire.ProgramLimits(durable="a")))
         b.run()
         chosen = b.text(0)
         b.leave()
         return str(chosen)
 
-    assert len({choose(n) for n in range(8)}) == 1
+    assert len({choose(n, "one two") for n in range(8)}) == 1
+    assert choose(8, "one", " two") == choose(9, "one two"), "the same text, sent in other ops"
 
 
 def test_acknowledgements_are_forgotten_with_their_programs(bench: Callable[..., Any], tmp_path: Path) -> None:
