@@ -834,6 +834,8 @@ class Server:
         the last one, the server waits for another."""
         link = replica.link
         link.receive(partial(self._handle_report, replica))  # reports sent before it died
+        while replica.error is None and link.await_report():
+            link.receive(partial(self._handle_report, replica))
         death, was_ready = link.death(), link.ready is not None
         replica.n_failed_starts += not (was_ready or death.is_blameless)
         replica.route.is_ready = False

@@ -220,7 +220,7 @@ def test_weights_that_cannot_be_loaded_leave_the_engines_as_they_were(
 ) -> None:
     c = join(say={"count": OUTPUT}, weights="old", options=TWO)
     with pytest.raises(BanyanError, match="no room"):
-        c.ask("roll", 60, path=str(other_model("large", fail=["out_of_memory", "no room"])))
+        c.ask("roll", 60, path=str(other_model("large", fail=["out_of_memory", "no room"], is_late=True)))
     wait_until(lambda: {one["state"] for one in engines(c).values()} == {"ready"}, "the engine with the old weights")
     with pytest.raises(BanyanError, match="another max_context"):
         c.ask("roll", 60, path=str(other_model("short", context=64, weights="new")))

@@ -353,6 +353,8 @@ class EngineHost:
                 users[number].pass_report(work)
 
     def _report_death(self, engine: EngineProcess) -> None:
+        while engine.await_report():
+            self._pass_reports(engine)
         death = engine.death()
         self._log(f"the engine died ({death.how})")
         self._end_engine()

@@ -30,6 +30,8 @@ LOADING = 1800.0
 SLOWER = 20
 """An engine counts as hung if it has been silent for SLOWER times the longest step measured at its start, and also for
 `engine_timeout` seconds."""
+LAST_REPORT = 0.5
+"""Seconds within which the last report of an engine that failed arrives."""
 STOPPED = 2
 """Heartbeats without an answer after which an engine that was stopped by a signal (SIGSTOP) is killed."""
 
@@ -74,6 +76,11 @@ class EngineProcess:
     @property
     def is_stopped(self) -> bool:
         return is_stopped(self.pid)
+
+    def await_report(self) -> bool:
+        """After the process has ended: wait for a report that is still on its way, at most LAST_REPORT seconds. A
+        process that failed by itself says why before it ends, and libzmq's thread may not have read that yet."""
+        return self._child.wait(0) == 1 and self.socket.poll(int(1000 * LAST_REPORT)) != 0
 
     def kill(self, is_hung: bool = False) -> None:
         """Kill the process. is_hung: because it gave no sign of life."""
@@ -154,6 +161,10 @@ class EngineConnection:
     def death(self) -> Death:
         """Why the engine has died."""
         raise NotImplementedError
+
+    def await_report(self) -> bool:
+        """See EngineProcess. False for an engine on another machine."""
+        return False
 
     def dismiss(self, error: str = "") -> None:
         """Tell an engine on another machine that it is not needed any more, or that it cannot be used."""
@@ -287,6 +298,9 @@ class EngineLink(EngineConnection):
 
     def _kill(self, is_hung: bool = False) -> None:
         self._process.kill(is_hung)
+
+    def await_report(self) -> bool:
+        return self._process.await_report()
 
     def death(self) -> Death:
         death = self._process.death()._replace(was_ready=self.ready is not None)

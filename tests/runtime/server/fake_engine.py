@@ -4,9 +4,10 @@
 
 The process reads its options from the file `fake.json` in the model directory:
     {"say": {"end of a prompt": "output"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
-     "fail": ["code", "message"], "step_ms": 0, "pause": 0, "context": 512, "weights": ""}
+     "fail": ["code", "message"], "is_late": false, "step_ms": 0, "pause": 0, "context": 512, "weights": ""}
 It dies, hangs, or sends an invalid report in a step with a prompt that contains the text; with "once", only in the
-first. With "pause", each process generates for that many steps, then waits for a file `go` in that directory.
+first. With "is_late", what it sends arrives after its process has ended. With "pause", each process generates for that
+many steps, then waits for a file `go` in that directory.
 """
 
 from __future__ import annotations
@@ -167,6 +168,10 @@ def main() -> None:
     flight = FlightRecord(args.flight_fd)
     speak = speak_by_table(options.get("say", {}), lambda text: tokenizer.encode(text).ids, decode)
     engine = FakeEngine(speak, options.get("context", 512), weights=options.get("weights", "").encode())
+    if options.get("is_late"):
+        if os.fork():
+            os._exit(1)
+        time.sleep(0.1)
     with zmq.Context() as context, context.socket(zmq.PAIR) as socket:
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(args.socket)
