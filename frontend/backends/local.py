@@ -127,9 +127,8 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
         return Job(self, self._backend.start, generation, done)
 
     def value(self, program: Executor, ref: int, outcome: GenOutcome) -> None:
-        value = wire.Value(
-            0, 0, ref, outcome.samples, outcome.usage, outcome.scores, outcome.times, rounds=outcome.rounds
-        )
+        o = outcome
+        value = wire.Value(0, 0, ref, o.samples, o.usage, o.scores, o.times, o.tokens, o.prompt, o.rounds)
         if not (future := self.future(ref)).done():
             future.set_result(value)
 

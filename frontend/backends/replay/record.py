@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 from msgspec.structs import replace
 
 from banyan.backends.base import Backend, OpenProgram, Question
 from banyan.backends.job import CallTurn, LocalPrompt, LocalReader, Output, ToolResults
-from banyan.backends.replay.recording_file import VERSION, Digest, Failure, Header, TapeEntry, Text, asked_of
+from banyan.backends.replay.recording_file import VERSION, Digest, Failure, Header, TapeEntry, Text, asked_of, encode
 from banyan.runtime.errors import BanyanError, Cancelled, ConfigError
 from banyan.runtime.executor.executor import Executor, ProgramObserver
 from banyan.runtime.executor.generation import Generation, add_usage
@@ -52,6 +51,8 @@ class Record:
                 max_context=known.max_context,
                 chat=known.chat,
                 sampling=known.sampling,
+                images=known.images,
+                no_images=known.no_images,
             )
         )
 
@@ -92,7 +93,7 @@ class Record:
         self.close()
 
     def _put(self, line: Header | TapeEntry) -> None:
-        data = msgspec.json.encode(line) + b"\n"
+        data = encode(line)
         with self._lock:
             if not self._file.closed:
                 self._file.write(data)
@@ -288,7 +289,11 @@ class _RecordedProgram(LocalReader, ProgramObserver):
             if isinstance(value, wire.Value):
                 rest = add_usage(value.usage, question.spent, -1)
                 stream = question.stream(question.round)
-                self._put(replace(entry, samples=value.samples, usage=rest, scores=value.scores, **stream))
+                self._put(
+                    replace(
+                        entry, samples=value.samples, usage=rest, scores=value.scores, prompt=value.prompt, **stream
+                    )
+                )
                 self._keys[question.digest.after(value.samples[0].text)] = entry.key
             elif isinstance(value, BanyanError) and not isinstance(value, Cancelled):
                 self._put(replace(entry, error=Failure(value.code, value.message)))

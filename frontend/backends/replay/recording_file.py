@@ -8,6 +8,7 @@ prompt is stored once: an entry names the entry whose prompt and output it conti
 from __future__ import annotations
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,6 +35,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_context: int = 0
     chat: wire.ChatMarkers | None = None
     sampling: wire.Sampling = wire.Sampling()
+    images: bool = False
+    no_images: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -66,6 +69,7 @@ class TapeEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples: tuple[wire.Sample, ...] = ()
     usage: wire.TokenUsage = wire.TokenUsage()
     scores: wire.Scores | None = None
+    prompt: tuple[wire.TokenLogprob, ...] = ()
     pieces: tuple[str, ...] = ()
     """The stream of the first sample's text."""
     thoughts: tuple[str, ...] = ()
@@ -123,6 +127,23 @@ def asked_of(op: wire.Gen | wire.Select) -> Asked:
     return replace(op, state=0, ref=0, name="", line="", timeout=0.0)
 
 
+def encode(line: Header | TapeEntry) -> bytes:
+    """A line of a recording."""
+    return msgspec.json.encode(_spelled(msgspec.to_builtins(line))) + b"\n"
+
+
+def _spelled(value: Any) -> Any:
+    """`value` with a word in place of each nan and infinity, for which JSON has no number."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else str(value)
+        case dict():
+            return {name: _spelled(one) for name, one in value.items()}
+        case list() | tuple():
+            return [_spelled(one) for one in value]
+    return value
+
+
 def read(path: Path) -> tuple[Header, list[TapeEntry]]:
     """The entries of a recording. ConfigError: it cannot be read."""
     try:
@@ -143,7 +164,7 @@ def read(path: Path) -> tuple[Header, list[TapeEntry]]:
     entries = []
     for number, line in enumerate(lines[1:], 2):
         try:
-            entries.append(msgspec.json.decode(line, type=TapeEntry))
+            entries.append(msgspec.json.decode(line, type=TapeEntry, strict=False))
         except msgspec.DecodeError as e:
             raise ConfigError(f"line {number} of the recording {path} cannot be read: {e}") from e
     return header, entries

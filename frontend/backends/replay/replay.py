@@ -38,6 +38,8 @@ class Replay:
             max_context=header.max_context,
             chat=header.chat,
             sampling=header.sampling,
+            images=header.images,
+            no_images=header.no_images,
         )
         self._entries = entries
         self._left: dict[str, list[TapeEntry]] = defaultdict(list)
@@ -83,7 +85,8 @@ class Replay:
                 job.deliver_separated(text, is_thought=True)
             for text in found.pieces or (() if found.calls else (found.samples[0].text,)):
                 job.deliver_separated(text)
-        job.finish(GenOutcome(found.samples, found.usage, found.scores, calls=found.calls), is_separated=True)
+        outcome = GenOutcome(found.samples, found.usage, found.scores, calls=found.calls, prompt=found.prompt)
+        job.finish(outcome, is_separated=True)
 
     # ---- mismatches ------------------------------------------------------------------------------------------------
 

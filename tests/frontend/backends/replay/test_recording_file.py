@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import time
 from collections.abc import Callable
@@ -12,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from tiny_images import png
 
 import banyan as bn
+from banyan.runtime.errors import Unsupported
 from banyan.runtime.executor.generator import GenOutcome
 from banyan.runtime.protocol import wire
 from forks import in_child
@@ -271,6 +275,44 @@ def test_recording_is_one_json_object_per_line(path: Path) -> None:
     assert (header["banyan"], header["version"]) == ("recording", 1)
     assert [entry["name"] for entry in entries] == ["a", "b", "b", "b", "c", "d", "e"]
     assert entries[1]["after"] == entries[0]["key"]
+
+
+def test_images_are_replayed(path: Path) -> None:
+    @bn.function
+    def look(s: bn.State) -> None:
+        s += bn.user("What is this? " + bn.image(png(8, 8))) + bn.assistant(bn.gen("a"))
+
+    with bn.Record(bn.Mock("a square", refuses=()), path) as recorder:
+        assert look.run(backend=recorder)["a"] == "a square"
+    assert look.run(backend=bn.Replay(path))["a"] == "a square"
+    text_only = NumberedMock()
+    text_only.welcome = replace(text_only.welcome, images=False, no_images="it has no eyes")
+    with bn.Record(text_only, path):
+        pass
+    with pytest.raises(Unsupported, match="it has no eyes"):
+        look.run(backend=bn.Replay(path)).sync()
+
+
+def test_logprobs_of_prompts_and_of_impossible_tokens_are_replayed(path: Path) -> None:
+    class Scored(bn.Mock):
+        def start(self, job: Any) -> None:
+            prompt = (wire.TokenLogprob(1, "q", math.nan), wire.TokenLogprob(2, " r", -math.inf, ((3, "s", -0.5),)))
+            sample = wire.Sample("a", "stop", 5, 1, (wire.TokenLogprob(5, "a", 0.0, ((6, "b", -math.inf),)),))
+            job.finish(GenOutcome((sample,), prompt=prompt))
+
+    @bn.function
+    def score(s: bn.State) -> None:
+        s += "q r" + bn.gen("a", return_logprob=True, top_logprobs_num=1, logprob_start_len=0)
+
+    def metas(backend: Any) -> str:
+        meta = score.run(backend=backend).get_meta_info("a")
+        return repr({name: value for name, value in meta.items() if "logprobs" in name})
+
+    with bn.Record(Scored("a"), path) as recorder:
+        recorded = metas(recorder)
+    assert "(None, 1, None), (-inf, 2, None)" in recorded
+    assert metas(bn.Replay(path)) == recorded
+    assert all(json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines())
 
 
 # ---- rounds --------------------------------------------------------------------------------------------------------
