@@ -181,7 +181,7 @@ class SharedEngine:
                 server, number = _split_number(number)
                 if report.id in self._loads:
                     self._loads.remove(report.id)
-                    if ok:
+                    if ok and server in servers:
                         self._adapters[msgspec.json.decode(body)].add(server)
                 yield server, msgspec.structs.replace(report, id=number)
             case wire.Exported(pull=pull) | wire.Pulled(pull=pull):

@@ -271,6 +271,16 @@ def test_adapter_is_unloaded_when_no_server_uses_it(three: Shared) -> None:
     assert unloaded == ["", digest]
 
 
+def test_server_that_left_while_its_adapter_loaded_does_not_keep_it(three: Shared) -> None:
+    digest = b"a".hex()
+    three.send(0, wire.Ask(0, "load_adapter", name="a", path="dir"))
+    three.leave(0)
+    three.send(1, wire.Ask(0, "load_adapter", name="a", path="dir"))
+    three.step()
+    three.send(1, wire.Ask(1, "unload_adapter", name=digest))
+    assert three.commands[-1].name == digest  # type: ignore[union-attr]
+
+
 def test_server_gets_the_adapters_of_its_configuration(three: Shared) -> None:
     three.report(wire.Ready(64, 16, 512, adapters={"a": b"1", "b": b"2"}))
     ready = decoders.decode_report(three.shared.ready_for(0, {"a": "dir"}))
