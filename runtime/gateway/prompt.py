@@ -21,7 +21,14 @@ class PromptWriter:
     def __init__(self, chat: wire.ChatMarkers) -> None:
         self._chat = chat
         self._calls: dict[str, wire.WireToolCall] = {}
-        """The client's id of a call -> the call."""
+        """The client's id of a call -> the call. A later call may have the id of an earlier one."""
+        self._n_calls = 0
+
+    def copy(self) -> PromptWriter:
+        """A writer for another continuation of the same conversation."""
+        copy = PromptWriter(self._chat)
+        copy._calls, copy._n_calls = dict(self._calls), self._n_calls
+        return copy
 
     def parts(self, turns: Sequence[ChatTurn], *, leaves_open: bool = False) -> tuple[wire.Part, ...]:
         """The parts of all turns, each with its begin and end. leaves_open: the last turn, of the assistant, is left
@@ -40,7 +47,8 @@ class PromptWriter:
 
     def know(self, name: str, call_id: str) -> wire.WireToolCall:
         """Record a call that the model made, which later turns may answer."""
-        call = self._calls[call_id] = wire.WireToolCall(f"{len(self._calls):09d}", name)
+        call = self._calls[call_id] = wire.WireToolCall(f"{self._n_calls:09d}", name)
+        self._n_calls += 1
         return call
 
     def _role(self, role: str) -> str:

@@ -21,12 +21,11 @@ MAX_STORED = 1024
 
 
 class Conversation(NamedTuple):
-    """A program that later responses can continue. client: the connection to which the program belongs. writer: has
-    recorded the tool calls so far. states, refs: the next free numbers."""
+    """A program that later responses can continue. client: the connection to which the program belongs. states, refs:
+    the next free numbers."""
 
     client: Client
     program: ProgramHandle
-    writer: PromptWriter
     states: count[int]
     refs: count[int]
 
@@ -39,6 +38,8 @@ class StoredResponse:
         self.conversation: Conversation | None = None
         self.state = 0
         """The number of the conversation's state that ends with this output."""
+        self.writer: PromptWriter | None = None
+        """Has recorded the tool calls of that state."""
         self.is_open = False
         """Whether the turn of the output is still open in `state`."""
         self.task: asyncio.Task[None] | None = None

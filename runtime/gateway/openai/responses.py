@@ -171,21 +171,22 @@ class ResponseRun:
         if (
             before is not None
             and conversation is not None
+            and before.writer is not None
             and conversation.client is request.client
             and not conversation.program.is_over
             and before.instructions == body.instructions
         ):
             goes_on, stored.conversation = True, conversation
             stored.state = next(conversation.states)
+            stored.writer = before.writer.copy()
             end = (wire.EndTurn(),) if before.is_open else ()
-            parts = (*end, *conversation.writer.parts(new))
+            parts = (*end, *stored.writer.parts(new))
             ops = [wire.Fork(before.state, (stored.state,))]
         else:
             program = request.client.program("response")
-            conversation = stored.conversation = Conversation(
-                request.client, program, PromptWriter(chat), count(1), count()
-            )
-            parts = conversation.writer.parts([*_system(body), *stored.turns])
+            conversation = stored.conversation = Conversation(request.client, program, count(1), count())
+            stored.writer = PromptWriter(chat)
+            parts = stored.writer.parts([*_system(body), *stored.turns])
             limits = limits_of(request, None, None, body.prompt_cache_key, body.user)
             ops = []
         self._ref = next(conversation.refs)
@@ -251,9 +252,9 @@ class ResponseRun:
         if self._body.store is not False:
             calls = [item for item in self.payload["output"] if item["type"] == "function_call"]
             turn = ChatTurn(role=ASSISTANT, content=sample.text)
-            assert stored.conversation is not None
+            assert stored.writer is not None
             for item in calls:
-                stored.conversation.writer.know(item["name"], item["call_id"])
+                stored.writer.know(item["name"], item["call_id"])
             if calls:
                 turn.tool_calls = [
                     ToolCallPart(

@@ -7,7 +7,14 @@ import base64
 import pytest
 
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.openai.chat_types import ChatTurn, ImagePart, ImageURL, TextPart
+from banyan.runtime.gateway.openai.chat_types import (
+    CalledFunction,
+    ChatTurn,
+    ImagePart,
+    ImageURL,
+    TextPart,
+    ToolCallPart,
+)
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
 
@@ -37,3 +44,30 @@ def test_developer_is_system_where_the_template_does_not_know_it() -> None:
 def test_the_last_turn_may_stay_open() -> None:
     parts = PromptWriter(CHAT).parts([ChatTurn(role="assistant", content="I am")], leaves_open=True)
     assert parts == (wire.BeginTurn("assistant"), "I am")
+
+
+def turn_with_calls(*call_ids: str) -> ChatTurn:
+    calls = [ToolCallPart(id=one, function=CalledFunction(name="f", arguments="{}")) for one in call_ids]
+    return ChatTurn(role="assistant", tool_calls=calls)
+
+
+def answers(parts: tuple[wire.Part, ...]) -> list[str]:
+    return [part.answers.id for part in parts if isinstance(part, wire.BeginTurn) and part.answers is not None]
+
+
+def test_calls_have_numbers_of_their_own_though_the_clients_ids_repeat() -> None:
+    results = [ChatTurn(role="tool", tool_call_id=one, content="7") for one in ("call_1", "call_0")]
+    parts = PromptWriter(CHAT).parts([turn_with_calls("call_0", "call_1"), *results] * 2)
+    made = [call.id for part in parts if isinstance(part, wire.EndTurn) for call in part.calls]
+    assert made == [f"{k:09d}" for k in range(4)]
+    assert answers(parts) == [made[k] for k in (1, 0, 3, 2)]
+
+
+def test_continuations_of_a_conversation_number_their_calls_apart() -> None:
+    writer = PromptWriter(CHAT)
+    writer.know("f", "first")
+    for name in ("one", "two"):
+        branch = writer.copy()
+        branch.know("f", name)
+        results = [ChatTurn(role="tool", tool_call_id=one, content="7") for one in ("first", name)]
+        assert answers(branch.parts(results)) == [f"{k:09d}" for k in range(2)]
