@@ -549,6 +549,8 @@ class Welcome(Wire, frozen=True):
     """Programs that the client may run at a time; 0: not known. The client queues programs above the limit."""
     sampling: Sampling = Sampling()
     """The model's defaults, for gens and runs without options of their own."""
+    max_client: int = 1 << 30
+    """Bytes that the server keeps for the client's programs."""
     no_images: str = ""
     """Why prompts must not contain images, if the reason is not simply that the model takes only text."""
 

@@ -513,6 +513,7 @@ class Server:
             chat=self.chat,
             max_message=self.config.max_message,
             max_programs=self.config.max_programs,
+            max_client=self.config.max_client,
             sampling=self.sampling,
             images=isinstance(self.images, Images),
             no_images=self.images if isinstance(self.images, str) else "",

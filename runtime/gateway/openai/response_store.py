@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from banyan.runtime.client.client import Client
 from banyan.runtime.client.program_futures import ProgramHandle
@@ -18,16 +20,26 @@ from banyan.runtime.protocol import wire
 
 MAX_STORED = 1024
 """Most responses that are kept for later requests. The least recently used are dropped first."""
+SHARE = 0.25
+"""The part of the server's memory for one client (`max_client`) that the stored responses of a tenant may take."""
 
 
-class Conversation(NamedTuple):
+@dataclass
+class Conversation:
     """A program that later responses can continue. client: the connection to which the program belongs. states, refs:
-    the next free numbers."""
+    the next free numbers. n_bytes: texts and images that the server keeps for it."""
 
     client: Client
     program: ProgramHandle
-    states: count[int]
-    refs: count[int]
+    states: count[int] = field(default_factory=lambda: count(1))
+    refs: count[int] = field(default_factory=count)
+    n_bytes: int = 0
+
+    def hold(self, parts: Iterable[wire.Part]) -> None:
+        """Count the parts of a prompt that is sent to the server."""
+        for part in parts:
+            if isinstance(part, str | wire.Image):
+                self.n_bytes += len(part.encode(errors="replace") if isinstance(part, str) else part.data)
 
 
 class StoredResponse:
@@ -62,10 +74,27 @@ class ResponseStore:
         self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def put(self, stored: StoredResponse) -> None:
+        """Keep a response. Drops the least recently used: of all tenants above MAX_STORED, and of this tenant while its
+        conversations take too much of what the server keeps for one client."""
         self._stored[stored.payload["id"]] = stored
         while len(self._stored) > MAX_STORED:
-            _, dropped = self._stored.popitem(last=False)
-            dropped.drop()
+            self._drop(next(iter(self._stored.values())))
+        if stored.conversation is None:
+            return
+        most = stored.conversation.client.welcome.max_client * SHARE
+        for one in [one for one in self._stored.values() if one.tenant == stored.tenant and one is not stored]:
+            if self._held(stored.tenant) <= most:
+                break
+            self._drop(one)
+
+    def _held(self, tenant: str) -> int:
+        """The bytes of all conversations of a tenant."""
+        found = (one.conversation for one in self._stored.values() if one.tenant == tenant)
+        return sum({id(one): one.n_bytes for one in found if one is not None}.values())
+
+    def _drop(self, stored: StoredResponse) -> None:
+        del self._stored[stored.payload["id"]]
+        stored.drop()
 
     def get(self, tenant: str, number: str, param: str | None = None) -> StoredResponse:
         """Return a response. HTTPError: this tenant has no such response."""
@@ -78,5 +107,4 @@ class ResponseStore:
 
     def pop(self, tenant: str, number: str) -> None:
         """Forget a response. Raises HTTPError as `get`."""
-        self.get(tenant, number).drop()
-        del self._stored[number]
+        self._drop(self.get(tenant, number))

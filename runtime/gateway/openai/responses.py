@@ -184,11 +184,12 @@ class ResponseRun:
             ops = [wire.Fork(before.state, (stored.state,))]
         else:
             program = request.client.program("response")
-            conversation = stored.conversation = Conversation(request.client, program, count(1), count())
+            conversation = stored.conversation = Conversation(request.client, program)
             stored.writer = PromptWriter(chat)
             parts = stored.writer.parts([*_system(body), *stored.turns])
             limits = limits_of(request, None, None, body.prompt_cache_key, body.user)
             ops = []
+        conversation.hold(parts)
         self._ref = next(conversation.refs)
         gen = wire.Gen(
             stored.state, self._ref, sampling, stream=True, reasoning=chat.reasoning, tools=tools, adapter=self._adapter
@@ -253,6 +254,8 @@ class ResponseRun:
             calls = [item for item in self.payload["output"] if item["type"] == "function_call"]
             turn = ChatTurn(role=ASSISTANT, content=sample.text)
             assert stored.writer is not None
+            assert stored.conversation is not None
+            stored.conversation.hold((sample.text,))
             for item in calls:
                 stored.writer.know(item["name"], item["call_id"])
             if calls:

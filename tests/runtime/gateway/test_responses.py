@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
 import pytest
 
+import wire_fuzz
 from banyan.runtime import launch
 from banyan.runtime.client import client
 from banyan.runtime.client.program_futures import ProgramHandle
 from banyan.runtime.errors import BadProgram, Cancelled
 from banyan.runtime.gateway.endpoint import Handler, HTTPRequest, Reply
+from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.gateway.keys import Keys
 from banyan.runtime.gateway.openai import response_store, responses
@@ -149,12 +152,18 @@ class InProcess:
         return conversation.program
 
 
-@pytest.fixture
-def in_process(pocket: launch.ServerProcess) -> Iterator[InProcess]:
-    with closing(client.connect(pocket.socket)) as found, asyncio.Runner() as runner:
+@contextmanager
+def endpoints(server: launch.ServerProcess) -> Iterator[InProcess]:
+    with closing(client.connect(server.socket)) as found, asyncio.Runner() as runner:
         gateway = Gateway(found, Keys(), runner.get_loop())
         yield InProcess(found, gateway, runner)
         gateway.sessions._context.term()
+
+
+@pytest.fixture
+def in_process(pocket: launch.ServerProcess) -> Iterator[InProcess]:
+    with endpoints(pocket) as found:
+        yield found
 
 
 def test_a_conversation_whose_program_failed_is_built_again(in_process: InProcess) -> None:
@@ -195,6 +204,18 @@ def test_states_that_no_response_can_continue_are_dropped(
     fourth = in_process.create(previous_response_id=third["id"])  # state 6
     assert in_process.program(fourth["id"]) is program
     wait_until(lambda: dropped(7) == [0, 1, 2, 3, 4, 5], "the drop of the evicted ones", seen=lambda: dropped(7))
+
+
+def test_stored_responses_leave_room_for_other_requests(
+    serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path]
+) -> None:
+    (fake_model() / "chat_template.jinja").write_text(wire_fuzz.TEMPLATE)
+    text = "word " * 60_000
+    with endpoints(serve({"max_client": 1 << 20}, context=1 << 19)) as found:
+        made = [found.create(model="model", input=text)["id"] for _ in range(6)]
+        assert found.create(model="model", previous_response_id=made[-1])["status"] == "completed"
+        with pytest.raises(HTTPError, match="there is no response"):
+            found.delete(made[0])
 
 
 @pytest.mark.parametrize(
