@@ -263,6 +263,7 @@ class Server:
             on_sockets=self._make_poller,
             find_weights=self._find_weights,
             on_weights=self._has_weights,
+            use_weights=self._use_weights,
             offload=partial(self._offload, OURSELVES, MAX_INLINE + 1),
             log=self._log,
         )
@@ -774,8 +775,7 @@ class Server:
         replica.route.weights = ready.weights
         replica.route.cores = CoreShare(replica.link.host, ready.threads, ready.n_cores) if ready.threads else None
         if is_rolled or not others:
-            self.tenants.set_weights(ready.weights)
-            self.requests.routes.weights, self._standard = ready.weights, ready
+            self._use_weights(ready)
         for name, digest in ready.adapters.items():
             self.adapters.add(name, self.config.adapters[name], digest)
         self.programs.generator.set_context(ready.max_context)
@@ -813,6 +813,11 @@ class Server:
         if not (is_same and same_tokenizer(directory, self.directory)):
             raise ConfigError(f"{model} has another tokenizer or chat template than {self.name}; start another server")
         return directory
+
+    def _use_weights(self, ready: wire.Ready) -> None:
+        """Begin programs on the weights of a ready engine from now on."""
+        self.tenants.set_weights(ready.weights)
+        self.requests.routes.weights, self._standard = ready.weights, ready
 
     def _has_weights(self, directory: Path) -> None:
         """Called when all engines have the weights of another model."""
@@ -867,6 +872,7 @@ class Server:
         elif is_hopeless:
             self._log("quiet", f"{lost.message}; no other is started in place of engine {replica.name}")
             self.changes.remove(replica, lost.message)
+            self.changes.go_on()
             return
         replica.error = None
         self._log("quiet", f"{lost.message}; {'waiting for' if link.is_gone else 'starting'} another")

@@ -41,8 +41,8 @@ def submit(c: client.Client, text: str) -> client.Program:
     return program
 
 
-def text(program: client.Program) -> str:
-    value: wire.Value = program.future(0).result(60)
+def text(program: client.Program, ref: int = 0) -> str:
+    value: wire.Value = program.future(ref).result(60)
     return value.samples[0].text
 
 
@@ -203,8 +203,7 @@ def test_weights_change_while_programs_end_on_those_that_they_began_with(
         assert not rolled.done(), "a program with the old weights has not ended"
         assert [text(program) for program in began] == [OUTPUT] * 6
         resting.submit([wire.Append(0, (" on",)), msgspec.structs.replace(gen, ref=1)], last=True)
-        value: wire.Value = resting.future(1).result(60)
-        assert value.samples[0].text == "old"
+        assert text(resting, 1) == "old"
         rolled.result(60)
     assert [engine["state"] for engine in engines(c).values()] == ["ready"] * n
     assert [text(submit(c, "count")) for _ in range(4)] == ["new"] * 4
@@ -213,6 +212,31 @@ def test_weights_change_while_programs_end_on_those_that_they_began_with(
     c.ask("add")
     assert [text(submit(c, "count")) for _ in range(6)] == ["new"] * 6, "engines that come later have them too"
     assert c.ask("check") == {}
+
+
+def test_only_engine_stays_if_the_one_with_the_new_weights_is_lost(
+    join: Join, other_model: Callable[..., Path]
+) -> None:
+    c = join(say={"count": "old"}, weights="old", options=TWO | {"replicas": 1})
+    new = other_model("new", say={"count": "new"}, weights="new")
+    resting = c.program("resting")
+    gen = wire.Gen(0, 0, wire.Sampling(max_tokens=9, temperature=0.0))
+    resting.submit([wire.Append(0, ("count",)), gen])
+    assert text(resting) == "old"
+    with ThreadPoolExecutor() as threads:
+        rolled = threads.submit(c.ask, "roll", 60, path=str(new))
+        wait_until(lambda: text(submit(c, "count")) == "new", "an engine with the new weights")
+        (new / "fake.json").write_text('{"fail": ["out_of_memory", "no room"]}')
+        (lost,) = [one["pid"] for name, one in engines(c).items() if name != "0"]
+        os.kill(lost, signal.SIGKILL)
+        with pytest.raises(BanyanError, match="the engine that had the new weights is gone"):
+            rolled.result(60)
+    assert [engine["state"] for engine in engines(c).values()] == ["ready"]
+    resting.submit([wire.Append(0, (" count",)), msgspec.structs.replace(gen, ref=1)], last=True)
+    assert text(resting, 1) == "old"
+    assert text(submit(c, "count")) == "old"
+    c.ask("add")
+    assert [text(submit(c, "count")) for _ in range(4)] == ["old"] * 4
 
 
 def test_weights_that_cannot_be_loaded_leave_the_engines_as_they_were(

@@ -33,6 +33,7 @@ class EngineChanges:
     themselves. counts: `Goodput.counts`. n_on: returns how many programs run on weights with a fingerprint. on_sockets:
     called when a process was started or ended. find_weights: returns the directory of a model that can replace the
     present one, or raises. on_weights: called with the model's directory when all engines have the new weights.
+    use_weights: makes the weights of a ready engine those of programs that begin now.
     offload(work, then): runs `work` on a thread, and then `then` on the loop, with its result or exception. log:
     log(level, line) prints a line.
     """
@@ -51,13 +52,14 @@ class EngineChanges:
         on_sockets: Callable[[], None],
         find_weights: Callable[[str], Path],
         on_weights: Callable[[Path], None],
+        use_weights: Callable[[wire.Ready], None],
         offload: Callable[[Callable[[], Any], Callable[[Any], None]], None],
         log: Callable[[Any, str], None],
     ) -> None:
         self._config, self._directory, self._replicas, self._requests = config, directory, replicas, requests
         self._questions, self._ray, self._counts, self._n_on = questions, ray, counts, n_on
         self._on_sockets, self._find_weights, self._on_weights = on_sockets, find_weights, on_weights
-        self._offload, self._log = offload, log
+        self._use_weights, self._offload, self._log = use_weights, offload, log
         self._scaler = LoadScaler(config.min_replicas, config.max_replicas) if config.max_replicas else None
         self._awaited: deque[Then] = deque()  # callbacks of engines that have not joined yet
         self.roll: WeightsRoll | None = None
@@ -163,7 +165,7 @@ class EngineChanges:
         try:
             self.roll = WeightsRoll(
                 self._replicas, self._requests, model, before or str(self._directory), end, restart=restart, add=add,
-                remove=self.remove, n_on=self._n_on,
+                remove=self.remove, n_on=self._n_on, use=self._use_weights,
             )  # fmt: skip
         except BaseException:
             self._replicas.model = before

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from banyan.runtime.errors import ConfigError
+from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas, Then
 from banyan.runtime.server.engine_link.requests import EngineRequests
 
@@ -24,8 +25,8 @@ class WeightsRoll:
     starting  the engine that loads the new weights now; None: an engine is being drained
 
     n_on: returns how many programs run on weights with a fingerprint. restart: replaces an engine by one with a given
-    model. add: starts one more engine, with the new model. remove: ends an engine for good. before: the model before
-    the change. then: called at the end.
+    model. add: starts one more engine, with the new model. remove: ends an engine for good. use: makes the weights of a
+    ready engine those of programs that begin now. before: the model before the change. then: called at the end.
     """
 
     def __init__(
@@ -40,11 +41,12 @@ class WeightsRoll:
         restart: Callable[[ReplicaProcess, str], None],
         add: Callable[[Then], ReplicaProcess],
         remove: Callable[[ReplicaProcess], None],
+        use: Callable[[wire.Ready], None],
     ) -> None:
         """ConfigError: an engine is being added or drained, or the second engine that is needed cannot be added."""
         self.model, self._before, self._then = model, before, then
         self._replicas, self._requests = replicas, requests
-        self._n_on, self._restart, self._remove = n_on, restart, remove
+        self._n_on, self._restart, self._remove, self._use = n_on, restart, remove, use
         self._emptying: ReplicaProcess | None = None
         self._extra: ReplicaProcess | None = None
         self.starting: ReplicaProcess | None = None
@@ -73,6 +75,10 @@ class WeightsRoll:
             new = self.starting.route.weights
             self._left = [one for one in self._left if one.route.weights != new]
             self.starting = None
+        new = self._requests.routes.weights
+        if self._extra is not None and not any(one.route.weights == new for one in there):
+            self._give_up(there[0])
+            return
         if (one := self._emptying) is None:
             if not self._left:
                 self._then("")
@@ -92,6 +98,13 @@ class WeightsRoll:
             self.go_on()
             return
         self._start(one, self.model)
+
+    def _give_up(self, last: ReplicaProcess) -> None:
+        """The engine that was added is lost, though it had loaded the new weights. The last one keeps the old ones."""
+        last.is_rolled = False
+        if last.link.ready is not None:
+            self._use(last.link.ready)
+        self._then("the engine that had the new weights is gone")
 
     def _start(self, one: ReplicaProcess, model: str) -> None:
         self._requests.routes.lost(one.route)
