@@ -671,7 +671,8 @@ class Server:
         assert hosts is not None
 
         def options() -> Config:
-            adapters = {} if self.replicas.ready else self.config.adapters
+            # later engines are sent those that are loaded then
+            adapters = {} if self._standard.page else self.config.adapters
             return msgspec.structs.replace(
                 self.config, adapters=adapters, bind="", curve_key="", engines_at="", engine_keys="", token_file="",
                 metrics="", traces="", replicas=1,

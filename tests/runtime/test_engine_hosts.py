@@ -125,6 +125,16 @@ def test_engines_and_hosts_die_leave_and_join_without_loss(hosts: Hosts) -> None
     assert c.ask("check") == {}
 
 
+def test_unloaded_adapter_does_not_come_back_with_the_engine(hosts: Hosts, tmp_path: Path) -> None:
+    c = hosts.start(1, {"adapters": {"a": str(tmp_path), "b": str(tmp_path)}}, say={"count": OUTPUT})
+    wait_until(lambda: hosts.states() == ["ready"], "the engine", seen=hosts.states)
+    c.ask("unload_adapter", name="a")
+    os.kill(lost := hosts.engines()["0"]["pid"], signal.SIGKILL)
+    wait_until(lambda: hosts.engines()["0"]["pid"] != lost, "another engine on the same host")
+    assert text(hosts.submit()) == OUTPUT
+    assert c.ask("info")["adapters"] == ["b"]
+
+
 @pytest.mark.long
 def test_programs_wait_for_a_host_if_the_last_one_is_gone(hosts: Hosts) -> None:
     hosts.start(1, say={"count": OUTPUT}, step_ms=5)

@@ -158,7 +158,8 @@ def main() -> None:
         parser.add_argument(name)
     args = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    model = Path(json.loads(args.config)["model"])
+    config = json.loads(args.config)
+    model = Path(config["model"])
     options = json.loads((model / "fake.json").read_text()) if (model / "fake.json").exists() else {}
     tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
 
@@ -179,7 +180,8 @@ def main() -> None:
             code, message = options["fail"]
             socket.send(wire.encode(wire.Failed(program=-1, seq=0, code=code, message=message)))
             sys.exit(1)
-        socket.send(wire.encode(engine.ready))
+        adapters = {name: name.encode() for name in config.get("adapters", {})}
+        socket.send(wire.encode(msgspec.structs.replace(engine.ready, adapters=adapters)))
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(args.alive_fd, zmq.POLLIN)
