@@ -286,6 +286,14 @@ def test_replay_continues_after_a_restart(fake: ModuleType) -> None:
     assert (done.ids, done.finish.reason) == ([], "length")
 
 
+def test_replay_of_an_output_that_fills_the_context_ends_it(fake: ModuleType) -> None:
+    ids = prompts(1)[0]
+    whole = fake.drive(fake.engine(context=48), [fake.run(0, ids)])[0]
+    assert len(ids + whole.ids) == 48
+    done = fake.drive(fake.engine(context=48), [fake.run(0, ids + whole.ids, n_done=len(whole.ids))])[0]
+    assert (done.ids, done.finish.reason) == ([], "length")
+
+
 def test_zero_max_tokens_only_fills_the_cache(fake: ModuleType) -> None:
     ids = prompts(1)[0]
     e = fake.engine()
