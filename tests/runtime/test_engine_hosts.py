@@ -19,7 +19,7 @@ import zmq
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import BanyanError, ConfigError, Quarantined, RuntimeLost
-from banyan.runtime.protocol import tcp_auth, wire
+from banyan.runtime.protocol import decoders, tcp_auth, wire
 from banyan.runtime.server.engine_link import engine_host
 from banyan.runtime.server.engine_link.engine_host import EngineHost
 from banyan.runtime.server.engine_link.remote import EngineHosts, NewHost, RemoteLink
@@ -260,6 +260,31 @@ def test_late_report_of_a_host_is_not_one_of_the_host_that_replaced_it(hosts: Ho
         link.close()
         context.destroy(0)
         server.close()
+
+
+def test_deadlines_are_on_the_clock_of_the_host_that_gets_them() -> None:
+    sent: list[bytes] = []
+
+    def send(_: bytes, frames: list[bytes]) -> bool:
+        sent.extend(frames[:1])  # the first frame of a message to the host itself is empty
+        return True
+
+    link = RemoteLink(send, config.make, 60.0)
+    try:
+        now = time.monotonic()
+        link.attach(b"1", "one", now - 5000.0)
+        link.lost()
+        link.start()
+        link.send(wire.Run(7, bytes(4), deadline=now + 10.0))
+        link.attach(b"2", "two", now + 5000.0)
+        link.arrived([wire.encode(wire.Ready(64, 16, 512))])
+        link.receive(lambda report: ())
+        (deadline,) = [
+            run.deadline for run in map(decoders.decode_command, filter(None, sent)) if isinstance(run, wire.Run)
+        ]
+        assert deadline == pytest.approx(now + 5010.0, abs=1.0)
+    finally:
+        link.close()
 
 
 def test_unknown_keys_are_refused_and_logged(hosts: Hosts, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ class EngineConnection:
     def reset(self) -> None:
         """Prepare for another engine. Commands that the previous one did not receive are dropped."""
         self.ready: wire.Ready | None = None
-        self._queued: OrderedDict[tuple[str, int], bytes] = OrderedDict()  # commands, by kind and number
+        self._queued: OrderedDict[tuple[str, int], wire.EngineCommand] = OrderedDict()  # by kind and number
         self._steps: Iterator[None] = iter(())  # the remaining steps of handling the last report
         self.is_busy = self._is_listening = False
         self._n_silent = 0
@@ -189,18 +189,23 @@ class EngineConnection:
     def send(self, command: wire.EngineCommand) -> None:
         """Send a command; or queue it until the engine is ready and has received the earlier ones. Raises if the
         command cannot be encoded."""
+        data = self._encode(command)
         if self.ready is None or self._queued:
             match command:  # keep only commands that make sense for an engine without requests and without KV
                 case wire.Run():
-                    self._queued["run", command.rid] = wire.encode(command)
+                    self._queued["run", command.rid] = command
                     return
                 case wire.Ask():
-                    self._queued["ask", command.id] = wire.encode(command)
+                    self._queued["ask", command.id] = command
                     return
                 case wire.Abort() if self._queued.pop(("run", command.rid), None) is not None:
                     return
         if self.ready is not None:
-            self._send(wire.encode(command))
+            self._send(data)
+
+    def _encode(self, command: wire.EngineCommand) -> bytes:
+        """The command as the present engine gets it."""
+        return wire.encode(command)
 
     def receive(
         self, handle: Callable[[wire.EngineReport], Iterable[None]], is_late: Callable[[], bool] = lambda: False
@@ -242,7 +247,7 @@ class EngineConnection:
 
     def _send_queued(self) -> Iterator[None]:
         while self.ready is not None and self._queued:
-            self._send(self._queued.popitem(last=False)[1])
+            self._send(self._encode(self._queued.popitem(last=False)[1]))
             yield
 
     def heartbeat(self) -> None:

@@ -103,10 +103,10 @@ class RemoteLink(EngineConnection):
         if not self.is_gone and not self._send_frames(self.identity, [b"", wire.encode(message)]):
             self.lost()
 
-    def send(self, command: wire.EngineCommand) -> None:
+    def _encode(self, command: wire.EngineCommand) -> bytes:
         if isinstance(command, wire.Run) and command.deadline:
             command = msgspec.structs.replace(command, deadline=command.deadline - self._ahead)
-        super().send(command)
+        return super()._encode(command)
 
     def _send(self, data: bytes) -> None:
         if not self.is_gone and not self._send_frames(self.identity, [data]):
