@@ -96,10 +96,12 @@ class GenExpr(_Node, frozen=True):
         merged = self.options.over(base)
         if self.output_type is None:
             return merged
-        stop = tuple(dict.fromkeys((*merged.stop, *self.output_type.stop)))
         spec: ConstraintSpec | None = self.output_type.spec
-        if spec is not None and self.reasoning is not None:  # only the text after the reasoning is constrained
+        if spec is not None and self.reasoning is not None:
+            # only the text after the reasoning is constrained; the type's stop strings would cut the reasoning
             spec = replace(spec, after=(self.reasoning.end + self.reasoning.answer,))
+            return replace(merged, constraint=spec)
+        stop = tuple(dict.fromkeys((*merged.stop, *self.output_type.stop)))
         return replace(merged, constraint=spec, stop=stop)
 
 

@@ -126,9 +126,10 @@ def output_type(kind: Any) -> OutputType:
 # ---- SGLang's dtypes -------------------------------------------------------------------------------------------------
 
 _SPACE = (" ", "\n")
+# Little space at the end: after a reasoning, no stop string ends the number, and the model may go on with spaces.
 _DTYPES = {
-    "int": OutputType("int", ConstraintSpec("regex", r"[-+]?[0-9]+[ \n]*"), int, _SPACE),
-    "float": OutputType("float", ConstraintSpec("regex", r"[-+]?[0-9]*\.?[0-9]+[ \n]*"), float, _SPACE),
+    "int": OutputType("int", ConstraintSpec("regex", r"[-+]?[0-9]+[ \n]{0,2}"), int, _SPACE),
+    "float": OutputType("float", ConstraintSpec("regex", r"[-+]?[0-9]*\.?[0-9]+[ \n]{0,2}"), float, _SPACE),
     "bool": OutputType("bool", ConstraintSpec("regex", "(True|False)"), lambda text: text == "True"),
     "str": OutputType("str", ConstraintSpec("regex", r'"[\w\s]*"'), lambda text: text[1:-1]),
 }

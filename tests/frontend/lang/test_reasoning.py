@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,15 @@ def test_type_constrains_only_the_answer() -> None:
     with pytest.raises(bn.BadOutput):
         state.value("x")
     assert state["x"] == "4"
+
+
+@pytest.mark.parametrize("options", [{"type": int}, {"dtype": int}, {"type": float}, {"dtype": "float"}], ids=str)
+def test_number_does_not_stop_the_reasoning(options: dict[str, Any]) -> None:
+    mock = bn.Mock("<think>I add 2 and 3.</think>\n\n5\n")
+    state = bn.function(lambda s: s.__iadd__(bn.separate_reasoning(bn.gen("x", **options)))).run(backend=mock)
+    assert (state.value("x"), state["x_reasoning_content"]) == (5, "I add 2 and 3.")
+    assert isinstance(op := mock.calls[0].op, wire.Gen)
+    assert op.sampling.stop == ()
 
 
 def test_model_that_always_reasons_needs_no_opening_mark() -> None:
