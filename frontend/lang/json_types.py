@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from types import UnionType
 from typing import (
     Annotated,
     Any,
@@ -15,6 +16,7 @@ from typing import (
     NamedTuple,
     TypeAlias,
     TypeVar,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -68,8 +70,9 @@ class _Parts(NamedTuple):
 
 
 def _parts(*kinds: Any) -> _Parts:
-    """Collect the parts of a type. TypeError: the type hints of a class cannot be read."""
+    """Collect the parts of a type. TypeError: a class's type hints cannot be read, or a union would crash msgspec."""
     parts, todo, seen = _Parts([], []), list(kinds), dict[int, Any]()
+    unions, values = list[Any](), dict[Any, list[Any]]()  # values: of the TypeVars of generic classes
     while todo:
         kind = todo.pop()
         if id(kind) in seen:
@@ -80,6 +83,11 @@ def _parts(*kinds: Any) -> _Parts:
             parts.metadata.extend(kind.__metadata__)
             todo.append(kind.__origin__)
         elif origin is not None and origin is not Literal:
+            if origin in _UNIONS:
+                unions.append(kind)
+            else:
+                for variable, value in zip(getattr(origin, "__parameters__", ()), get_args(kind), strict=False):
+                    values.setdefault(variable, []).append(value)
             todo += [origin, *get_args(kind)]
         elif isinstance(kind, type):
             parts.classes.append(kind)
@@ -88,7 +96,36 @@ def _parts(*kinds: Any) -> _Parts:
             todo += [kind.__bound__, *kind.__constraints__]
         else:  # NewType, and an alias made by `type X = ...`
             todo += [getattr(kind, "__supertype__", None), getattr(kind, "__value__", None)]
+    for union in unions:
+        _check_union(union, values)
     return parts
+
+
+_UNIONS = (Union, UnionType)
+
+
+def _check_union(union: Any, values: dict[Any, list[Any]]) -> None:
+    """TypeError: the union has a tuple of a fixed length, and a bound on a number or on a length. msgspec 0.22.0 takes
+    one for the other, which ends the process. values: what the TypeVars stand for."""
+    bounds, tuples, todo, seen = list[msgspec.Meta](), list[Any](), [union], list[Any]()
+    while todo:
+        kind = todo.pop()
+        origin, args = get_origin(kind), get_args(kind)
+        if origin is Annotated:
+            bounds += [one for one in kind.__metadata__ if isinstance(one, msgspec.Meta) and _has_bound(one, _SIZES)]
+            todo.append(kind.__origin__)
+        elif origin in _UNIONS:
+            todo += args
+        elif origin is tuple and Ellipsis not in args:
+            tuples.append(kind)
+        elif isinstance(kind, TypeVar) and kind not in seen:
+            seen.append(kind)  # it may stand for itself
+            todo += [kind.__bound__, *kind.__constraints__, *values.get(kind, ())]
+        else:  # NewType, and an alias made by `type X = ...`
+            names = ("__supertype__", "__value__")
+            todo += [getattr(kind, name) for name in names if hasattr(kind, name)]
+    if bounds and tuples:
+        raise TypeError(f"msgspec cannot read {tuples[0]} in a union with {bounds[0]}; write a NamedTuple for the tuple")
 
 
 def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
@@ -130,7 +167,8 @@ def _asks_pydantic(parts: _Parts) -> bool:
     return bool(theirs)
 
 
-_BOUNDS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz")
+_SIZES = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length")
+_BOUNDS = (*_SIZES, "pattern", "tz")
 
 
 def _msgspec_parts(parts: _Parts) -> list[Any]:
@@ -138,8 +176,12 @@ def _msgspec_parts(parts: _Parts) -> list[Any]:
     return [one for one in parts.classes if hasattr(one, "__struct_fields__")] + [
         one
         for one in parts.metadata
-        if isinstance(one, msgspec.Meta) and any(getattr(one, name) is not None for name in _BOUNDS)
+        if isinstance(one, msgspec.Meta) and _has_bound(one, _BOUNDS)
     ]
+
+
+def _has_bound(meta: msgspec.Meta, names: Iterable[str]) -> bool:
+    return any(getattr(meta, name) is not None for name in names)
 
 
 def _pydantic_parts(parts: _Parts) -> list[Any]:

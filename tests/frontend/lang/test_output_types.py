@@ -274,6 +274,45 @@ def test_bound_that_nothing_enforces_is_refused(kind: Any, match: str) -> None:
         bn.gen("x", type=kind)
 
 
+CRASHING = """
+from typing import Annotated, Generic, NamedTuple, TypeVar
+import msgspec
+from typing_extensions import TypeAliasType
+import banyan as bn
+
+T = TypeVar("T")
+AtLeast3 = Annotated[int, msgspec.Meta(ge=3)]
+Short = Annotated[str, msgspec.Meta(max_length=3)]
+Pair = TypeAliasType("Pair", tuple[int, str])
+
+class Box(msgspec.Struct, Generic[T]):
+    below: "Box[T] | None"
+    x: T | tuple[int, str]
+
+class Named(NamedTuple):
+    n: int
+
+@bn.tool
+def right(a: Named | AtLeast3, b: tuple[int, ...] | Short, c: tuple[AtLeast3, str] | int, d: Box[int]):
+    "A tool."
+
+for kind in (tuple[int, str] | AtLeast3, list[tuple[()] | None | Short], Pair | AtLeast3, Box[Short]):
+    def wrong(a: kind = 3):
+        "A tool."
+    for make in (lambda: bn.gen("x", type=kind), lambda: bn.tool(wrong)):
+        try:
+            make()
+        except bn.BadProgram as e:
+            print("write a NamedTuple" in str(e))
+"""
+
+
+def test_union_that_crashes_msgspec_is_refused() -> None:
+    completed = subprocess.run([sys.executable, "-c", CRASHING], capture_output=True, text=True, timeout=110)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.split() == ["True"] * 8
+
+
 def test_description_is_no_bound() -> None:
     assert run('{"n": 3}', type=DescribedStruct).value("x") == DescribedStruct(3)
 
