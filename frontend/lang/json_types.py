@@ -125,7 +125,9 @@ def _check_union(union: Any, values: dict[Any, list[Any]]) -> None:
             names = ("__supertype__", "__value__")
             todo += [getattr(kind, name) for name in names if hasattr(kind, name)]
     if bounds and tuples:
-        raise TypeError(f"msgspec cannot read {tuples[0]} in a union with {bounds[0]}; write a NamedTuple for the tuple")
+        raise TypeError(
+            f"msgspec cannot read {tuples[0]} in a union with {bounds[0]}; write a NamedTuple for the tuple"
+        )
 
 
 def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
@@ -174,9 +176,7 @@ _BOUNDS = (*_SIZES, "pattern", "tz")
 def _msgspec_parts(parts: _Parts) -> list[Any]:
     """The entries of `parts` that pydantic ignores or does not know: bounds of msgspec.Meta, and Structs."""
     return [one for one in parts.classes if hasattr(one, "__struct_fields__")] + [
-        one
-        for one in parts.metadata
-        if isinstance(one, msgspec.Meta) and _has_bound(one, _BOUNDS)
+        one for one in parts.metadata if isinstance(one, msgspec.Meta) and _has_bound(one, _BOUNDS)
     ]
 
 

@@ -223,6 +223,8 @@ def _from_text(kind: Any, text: str) -> OutputType:
     if kind != "json_schema":
         return OutputType(names[kind], ConstraintSpec(kind, text), str)
     is_checked, formats = schema_check.needs_check(text), schema_check.unknown_formats(text)
+    if is_checked:
+        schema_check.check_patterns(text)
     parse = schema_check.Checked(text) if is_checked else msgspec.json.decode
     found = OutputType("value of the JSON schema", ConstraintSpec(kind, text, is_checked=is_checked), parse)
     if formats:

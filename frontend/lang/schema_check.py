@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
 
+from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import text_forms
 
 _CHECKED = re.compile(
@@ -20,6 +21,7 @@ _CHECKED = re.compile(
 """The keywords that may need a check, references that are not followed, look-around in patterns, and multiples with
 many digits."""
 _FORMAT = re.compile(r'"format": "((?:[^"\\]|\\.)*)"')
+_PATTERN = re.compile(r'"pattern": ("(?:[^"\\]|\\.)*")')
 
 
 def needs_check(schema: str) -> bool:
@@ -31,6 +33,20 @@ def unknown_formats(schema: str) -> list[str]:
     """The formats in a schema's text, as json.dumps writes it, that no registry lists."""
     known = text_forms.ENFORCED_FORMATS | text_forms.ANNOTATING_FORMATS
     return sorted({name for name in _FORMAT.findall(schema) if name not in known})
+
+
+def check_patterns(schema: str) -> None:
+    """Check the patterns in a checked schema's text, as json.dumps writes it. BadProgram: one of them can be enforced
+    neither by the masks nor by the check of the finished value."""
+    for pattern in map(json.loads, _PATTERN.findall(schema)):
+        try:
+            if re.search(text_forms.LOOKS_AROUND, pattern):
+                _compiled(pattern)
+        except re.error as e:
+            raise BadProgram(
+                f"no mask can enforce the pattern {pattern!r:.200}, and Python's re, which would check the value, "
+                f"cannot read it ({e}); write it without look-around, or in Python's syntax"
+            ) from e
 
 
 class Checked:
@@ -61,8 +77,36 @@ def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Any:
     import jsonschema
 
     try:
-        is_right = not isinstance(value, str) or re.search(pattern, value) is not None
+        is_right = not isinstance(value, str) or _compiled(pattern).search(value) is not None
     except re.error:
         return
     if not is_right:
         yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+_TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<(?![=!])|[$.]", re.DOTALL)
+_WRITTEN = {
+    "$": r"\Z",
+    ".": r"[^\n\r\u2028\u2029]",
+    "(?<": "(?P<",
+    r"\d": "[0-9]",
+    r"\D": "[^0-9]",
+    r"\w": "[A-Za-z0-9_]",
+    r"\W": "[^A-Za-z0-9_]",
+    r"\b": r"(?a:\b)",
+    r"\B": r"(?a:\B)",
+}
+_WRITTEN_IN_CLASS = {r"\d": "0-9", r"\w": "A-Za-z0-9_"}
+"""What means something else in ECMA-262 than in Python -> how Python writes it."""
+
+
+@lru_cache(1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """A pattern in ECMA-262's syntax. re.error: Python cannot read it."""
+    return re.compile(_TOKEN.sub(_written, pattern))
+
+
+def _written(token: re.Match[str]) -> str:
+    if token[0][0] == "[":
+        return re.sub(r"\\.", lambda escape: _WRITTEN_IN_CLASS.get(escape[0], escape[0]), token[0], flags=re.DOTALL)
+    return _WRITTEN.get(token[0], token[0])

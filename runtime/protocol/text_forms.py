@@ -99,3 +99,6 @@ ANNOTATING_FORMATS = frozenset((
     *("password", "sf-binary", "sf-boolean", "sf-decimal", "sf-integer", "sf-string", "sf-token"),
 ))  # fmt: skip
 """Formats that are known to annotate only."""
+
+LOOKS_AROUND = r"\(\?<?[=!]|\\[bB1-9]"
+"""Found in a pattern that no mask can enforce. Of a checked schema, the server leaves such patterns to the client."""

@@ -32,12 +32,12 @@ from banyan.runtime.constraint.schema.negate import (
 from banyan.runtime.constraint.schema.pattern import FORMATS, to_rust
 from banyan.runtime.constraint.schema.read import MANY, NAMED, NODES, ONE, Document, Schema, subschemas
 from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
+from banyan.runtime.protocol.text_forms import LOOKS_AROUND
 
 _MAX_ALTERNATIVES = 64
 """Most alternatives that one keyword may become."""
 _MAX_ARRAYS = 400
 """Most arrays that `uniqueItems` may become."""
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
 _NO_OBJECT = {"type": [one for one in TYPES if one != "object"]}
 
 
@@ -102,7 +102,7 @@ class _SchemaWriter:
                         raise
                     more = self._loosened(key, rest, before)
                 also += [self.write(one, types) for one in more]
-        if self._is_checked and _LOOKS_AROUND.search(rest.get("pattern", "")):
+        if self._is_checked and re.search(LOOKS_AROUND, rest.get("pattern", "")):
             del rest["pattern"]
         if self._is_loose and len(rest.get("patternProperties", ())) > 1:
             rest = {key: one for key, one in rest.items() if key not in ("patternProperties", "additionalProperties")}

@@ -428,6 +428,11 @@ def test_unknown_format_is_noted() -> None:
         ({"oneOf": [{"minimum": 3}, {"maximum": 5}]}, "9", "4"),
         ({"not": {"pattern": "a"}, "pattern": r"^\p{L}$"}, '"b"', '"a"'),
         ({"$schema": "http://json-schema.org/draft-04/schema#", "pattern": "^(?!no)"}, '"yes"', '"no"'),
+        ({"pattern": "^(?!x)a$"}, '"a"', r'"a\n"'),
+        ({"pattern": r"^(?!0)\d[\d\]][$.].$"}, '"12$a"', '"1\u0662$a"'),
+        ({"pattern": r"^(?!x)\w\W\$$"}, '"a\u00e4$"', '"\u00e4\u00e4$"'),
+        ({"pattern": r"^(?!x).\D\b-$"}, '"\u0662a-"', r'"\ra-"'),
+        ({"pattern": r"^(?<y>\d{4})-(?!00)\d\d$"}, '"2024-05"', '"zz"'),
         ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, '{"type": "null"}', '{"type": 1}'),
         ({"multipleOf": 0.00012345}, "0.0002469", "1"),
         ({"$dynamicRef": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, "null", "1"),
@@ -442,6 +447,14 @@ def test_keywords_that_masks_cannot_enforce_are_checked(schema: Any, right: str,
     answers = iter((wrong, right))
     mock = bn.Mock(lambda prompt, name: next(answers))
     assert run(mock, json_schema=schema, retries=1).value("x") == json.loads(right)
+
+
+@pytest.mark.parametrize("pattern", [r"^(?!x)\p{L}+$", r"^(?=.*\p{Lu}).{8,}$", "(?<=a*)b", r"(?!x)\u{41}"])
+def test_pattern_that_nothing_enforces_is_refused(pattern: str) -> None:
+    with pytest.raises(bn.BadProgram, match=r"without look-around") as failed:
+        bn.gen("x", json_schema={"properties": {"a": {"pattern": pattern}}})
+    assert repr(pattern) in str(failed.value)
+    bn.gen("x", json_schema={"type": "string", "pattern": r"^\p{L}$"})  # the masks enforce it
 
 
 def test_other_schemas_are_not_checked() -> None:
