@@ -73,7 +73,13 @@ def describe(description: str) -> Any:
 
 
 class PatternSchema(GenerateJsonSchema):
-    """Writes types whose values are strings with their pattern, not with a format or as a string of any kind."""
+    """Writes types whose values are strings with their pattern, not with a format or as a string of any kind, and the
+    tag of a discriminated union as required, also if it has a default: pydantic asks for it."""
+
+    def generate(self, schema: Any, mode: Any = "validation") -> dict[str, Any]:
+        written: dict[str, Any] = super().generate(schema, mode)
+        _require_tags(written, written.get("$defs", {}))
+        return written
 
     def complex_schema(self, schema: Any) -> dict[str, Any]:
         return _string(text_forms.COMPLEX)
@@ -118,6 +124,25 @@ class PatternSchema(GenerateJsonSchema):
 
 _WEB = frozenset(("http", "https", "ws", "wss"))
 """Schemes whose URLs name a host."""
+
+
+def _require_tags(part: Any, defs: dict[str, Any]) -> None:
+    """Make the tag required in all branches of the discriminated unions in a schema, in place."""
+    if isinstance(part, dict) and isinstance(union := part.get("oneOf"), list) and "discriminator" in part:
+        for branch in union:
+            _require(branch, part["discriminator"]["propertyName"], defs)
+    if isinstance(part, dict | list):
+        for below in part.values() if isinstance(part, dict) else part:
+            _require_tags(below, defs)
+
+
+def _require(branch: dict[str, Any], name: str, defs: dict[str, Any]) -> None:
+    if "$ref" in branch:
+        branch = defs[branch["$ref"].rpartition("/")[2]]
+    if name in branch.get("properties", {}) and name not in branch.get("required", ()):
+        branch["required"] = [name, *branch.get("required", ())]
+    for below in branch.get("oneOf", ()):  # a union of unions
+        _require(below, name, defs)
 
 
 def _has_zone(schema: Any) -> bool | None:

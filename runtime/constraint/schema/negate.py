@@ -193,8 +193,9 @@ def disjoint(a: Schema, b: Schema, document: Document, types: set[str], depth: i
     if not left:
         return True
     for one, other in ((a, b), (b, a)):
-        if "anyOf" in one and all(disjoint(x, other, document, types, depth + 1) for x in one["anyOf"]):
-            return True
+        for key in ("anyOf", "oneOf"):
+            if key in one and all(disjoint(x, other, document, types, depth + 1) for x in one[key]):
+                return True
     values, others = _values(a), _values(b)
     if values is not None and others is not None:
         return not {canonical(value) for value in values} & {canonical(value) for value in others}

@@ -23,6 +23,7 @@ import typing_extensions
 
 import banyan as bn
 from banyan.lang import output_types
+from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.protocol import wire
 
 
@@ -395,6 +396,60 @@ def test_formats_of_pydantic_are_not_sent() -> None:
     assert '"format"' not in spec(type=Files).text
     text = '{"path": "a/b", "id": "12345678-1234-4234-8234-123456789abc"}'
     assert run(text, type=Files).value("x").path == Path("a/b")
+
+
+class Species(enum.StrEnum):
+    DOG = "dog"
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"] = "cat"
+    n: int = 1
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal[Species.DOG] = Species.DOG
+    name: str
+    friends: list[Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]] = []
+
+
+class Fish(pydantic.BaseModel):
+    kind: Literal["fish"] = "fish"
+
+
+class Bird(pydantic.BaseModel):
+    kind: Literal["bird"] = "bird"
+    colour: Literal["red"] = pydantic.Field("red", alias="Colour")
+
+
+class Crow(pydantic.BaseModel):
+    kind: Literal["bird"] = "bird"
+    colour: Literal["black"] = pydantic.Field("black", alias="Colour")
+
+
+Pet = Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
+Coloured = Annotated[Bird | Crow, pydantic.Field(discriminator="colour")]
+Flying = Annotated[Fish | Coloured, pydantic.Field(discriminator="kind")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "tags", "text"),
+    [
+        (Pet, {"Cat": {"kind"}, "Dog": {"kind", "name"}}, '{"kind": "cat"}'),
+        (list[Pet], {"Cat": {"kind"}, "Dog": {"kind", "name"}}, '[{"kind": "dog", "name": "A", "friends": []}]'),
+        (
+            Flying,
+            {"Fish": {"kind"}, "Bird": {"kind", "Colour"}, "Crow": {"kind", "Colour"}},
+            '{"kind": "bird", "Colour": "black"}',
+        ),
+    ],
+    ids=str,
+)
+def test_tag_of_a_discriminated_union_is_required(kind: Any, tags: dict[str, set[str]], text: str) -> None:
+    defs = json.loads(spec(type=kind).text)["$defs"]
+    assert {name: set(defs[name]["required"]) for name in tags} == tags
+    canonical(spec(type=kind))  # the server takes it
+    assert run(text, type=kind).value("x") == pydantic.TypeAdapter(kind).validate_json(text)
 
 
 @pytest.mark.parametrize("options", [{"type": dict[str, int]}, {"json_schema": {"type": "object"}}], ids=str)
