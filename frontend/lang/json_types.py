@@ -288,7 +288,8 @@ def _options(part: dict[str, Any]) -> list[Any]:
 _STANDARD = ("date", "date-time", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
 """Formats that the server enforces as the libraries do."""
 _NAMED = ("$defs", "patternProperties", "properties")
-_VALUES = ("const", "default", "enum", "examples")
+_ANNOTATIONS = ("default", "examples")  # their values may be no JSON, such as NaN
+_VALUES = ("const", "enum")
 
 
 def tightened(schema: Any) -> Any:
@@ -306,7 +307,9 @@ def tightened(schema: Any) -> Any:
     for key, value in schema.items():
         if key in _NAMED:
             tight[key] = {name: tightened(one) for name, one in value.items()}
-        elif (key == "format" and value not in _STANDARD) or (key, value) == ("uniqueItems", True):
+        elif (
+            key in _ANNOTATIONS or (key == "format" and value not in _STANDARD) or (key, value) == ("uniqueItems", True)
+        ):
             continue
         else:
             tight[key] = value if key in _VALUES else tightened(value)

@@ -6,6 +6,7 @@ import asyncio
 import datetime
 import enum
 import json
+import math
 import re
 import subprocess
 import sys
@@ -385,6 +386,31 @@ class HasDefault(TypedDict):
 def test_property_named_like_a_keyword_is_constrained() -> None:
     schema = json.loads(spec(type=HasDefault).text)
     assert "pattern" in schema["$defs"]["HasDefault"]["properties"]["default"]["prefixItems"][0]
+
+
+class NanModel(pydantic.BaseModel):
+    default: float = math.nan
+    examples: list[float] = pydantic.Field([math.inf], examples=[[math.inf]])
+
+
+@dataclass
+class NanData:
+    default: float = math.nan
+    examples: tuple[float, ...] = (math.inf,)
+
+
+class NanStruct(msgspec.Struct):
+    default: float = math.nan
+    examples: tuple[float, ...] = (-math.inf,)
+
+
+@pytest.mark.parametrize("kind", [NanModel, NanData, NanStruct])
+def test_default_that_is_no_json_is_not_sent(kind: Any) -> None:
+    asked = spec(type=kind)
+    assert "NaN" not in asked.text
+    assert "Infinity" not in asked.text
+    canonical(asked)  # the server takes it
+    assert run('{"default": 2.5, "examples": [1.5]}', type=kind).value("x").examples in ([1.5], (1.5,))
 
 
 class Files(pydantic.BaseModel):
