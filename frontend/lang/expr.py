@@ -320,10 +320,8 @@ def select(
     choices are scored: the name of a method, or your own ChoicesSamplingMethod. Your own method takes the decision, so
     it cannot be combined with temperature and seed. timeout, adapter: as for `gen`.
     """
-    if not temperature >= 0.0:
-        raise BadProgram(f"temperature is {temperature}; it must be 0 or more")
-    if timeout is not None or adapter is not None:
-        make(GenOptions, {"timeout": timeout, "adapter": adapter})  # raises if one is invalid
+    # raises if one is invalid
+    make(GenOptions, {"temperature": temperature, "seed": seed, "timeout": timeout, "adapter": adapter})
     method, decide = checked_method(choices_method)
     if decide is not None and (temperature or seed is not None):
         raise BadProgram("a choices_method of your own decides by itself; leave out temperature and seed")

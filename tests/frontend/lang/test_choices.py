@@ -166,6 +166,14 @@ def test_gen_with_choices_accepts_only_select_options() -> None:
         bn.gen("x", choices=["a", "b"], type=int, retries=1)
 
 
+@pytest.mark.parametrize("options", [{"seed": 2**70}, {"seed": "a"}, {"seed": 1.5}, {"temperature": "a"}], ids=str)
+def test_invalid_option_of_a_select_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(bn.BadProgram, match=next(iter(options))):
+        bn.select("x", ["a"], **options)
+    with pytest.raises(bn.BadProgram, match=next(iter(options))):
+        bn.gen("x", choices=["a"], **options)
+
+
 def test_a_choice_that_is_listed_twice_counts_once() -> None:
     state = paint_twice.run(backend=bn.Mock({"color": {"red": -1.0, "blue": -1.0}}))
     assert state["color"] == "red"
