@@ -79,7 +79,9 @@ def take(options: dict[str, Any]) -> OutputType | None:
         raise BadProgram(
             f"whitespace must be spaced, compact, either or any, and order must be schema or any ({e})"
         ) from e
-    return OutputType(kind.label, spec, kind.parse, kind.stop)
+    formed = OutputType(kind.label, spec, kind.parse, kind.stop)
+    formed.note = kind.note
+    return formed
 
 
 _FORMS = {"whitespace": "style", "order": "order"}

@@ -497,8 +497,10 @@ def test_options_of_json() -> None:
 
 
 def test_unknown_format_is_noted() -> None:
-    with pytest.warns(UserWarning, match="format 'colour' only annotates"):
-        bn.gen("x", json_schema={"type": "string", "format": "colour"})
+    forms: list[dict[str, Any]] = [{}, {"whitespace": "compact"}, {"order": "any"}]
+    for form in forms:
+        with pytest.warns(UserWarning, match="format 'colour' only annotates"):
+            bn.gen("x", json_schema={"type": "string", "format": "colour"}, **form)
     bn.gen("x", json_schema={"properties": {"format": {"format": "date"}, "b": {"format": "int32"}}})
 
 
