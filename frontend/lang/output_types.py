@@ -156,9 +156,11 @@ def _from_type(kind: Any) -> OutputType:
     if kind is bool:
         return _from_choices("bool", [("True", True), ("False", False)])
     if get_origin(kind) is Literal:
-        return _from_choices(_label(kind), [(str(value), value) for value in get_args(kind)])
+        if any(isinstance(value, bytes) for value in get_args(kind)):
+            raise TypeError("the text of a gen is str, not bytes; write the values as str")
+        return _from_choices(_label(kind), [(_text(value), value) for value in get_args(kind)])
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return _from_choices(kind.__name__, [(str(member.value), member) for member in kind])
+        return _from_choices(kind.__name__, [(_text(member), member) for member in kind])
     if isinstance(kind, re.Pattern):
         return _from_pattern(kind)
     if kind in list(_DATES):  # compares: not all types have a hash
@@ -199,6 +201,11 @@ def _from_pattern(pattern: re.Pattern[Any]) -> OutputType:
     flags = "".join(flag for flag in "isx" if pattern.flags & re.RegexFlag[flag.upper()])
     text = f"(?{flags}){pattern.pattern}" if flags else pattern.pattern
     return OutputType(f"match of {pattern.pattern!r:.80}", ConstraintSpec("regex", text), parse)
+
+
+def _text(value: Any) -> str:
+    """The text of a value of a Literal or an Enum."""
+    return str(value.value if isinstance(value, enum.Enum) else value)
 
 
 def _from_choices(label: str, choices: list[tuple[str, Any]]) -> OutputType:
