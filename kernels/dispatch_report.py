@@ -7,6 +7,7 @@ import torch
 from banyan.kernels.attention.native import MAX_DIM
 from banyan.kernels.device import INTERPRETED, architecture
 from banyan.kernels.native import build, threads
+from banyan.kernels.native.layers import MAX_HEAD
 from banyan.kernels.ops import TABLE, Op, OpSizes
 
 EXAMPLE = "a decode step of 64 requests at 4,096 tokens, in one layer of an 8B model, bfloat16"
@@ -74,6 +75,6 @@ def why_not_deterministic(device: str, dtype: torch.dtype, head_dim: int) -> str
         return f"the CPU kernels could not be built (no C++ compiler), and torch {rounds}"
     if dtype not in build.DTYPES:
         return f"on a CPU {str(dtype)[6:]} is computed by torch, which {rounds}"
-    if head_dim % 16 or head_dim > MAX_DIM:
+    if head_dim % 16 or head_dim > min(MAX_DIM, MAX_HEAD):
         return f"heads of {head_dim} are computed by torch, which {rounds}"
     return ""

@@ -23,6 +23,7 @@ from banyan.kernels.linear.packed import AnyWeight, Packed, Weight
 from banyan.kernels.lora.adapted import AdaptedRows, NativeRows
 from banyan.kernels.native import threads
 
+MAX_HEAD = 512  # dimensions of a head that is rotated, as in rows.h
 _P, _I, _N = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 NONE_KEPT: Mapping[int, Tensor] = MappingProxyType({})
 Turn = tuple[Tensor, Tensor] | None
@@ -224,7 +225,7 @@ def fused(
     eps: float,
 ) -> Layers | None:  # fmt: skip
     """The fused layers; None if the library cannot compute them: it needs a CPU, packed weights and one dtype."""
-    if INTERPRETED or library is None or dim % 16 or dim > MAX_DIM or n_heads > MAX_ROWS:
+    if INTERPRETED or library is None or dim % 16 or dim > min(MAX_DIM, MAX_HEAD) or n_heads > MAX_ROWS:
         return None
     dtype = head.norm.dtype
     linears = [(head.weight, head.bias), *(linear for w in weights for linear in w.linears)]

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from banyan.kernels.kv_layout import Pool, address, are_native, native_kind, pointers
 from banyan.kernels.native import build, threads
+from banyan.kernels.native.layers import MAX_HEAD
 from banyan.kernels.rope_kv import reference
 from banyan.kernels.rope_kv.reference import Norms
 
-MAX_HEAD = 512  # as in rows.h
 _POINTERS = "qkv", "q_norm", "k_norm", "cos", "sin", "slots", "q", "k", "v", "k_scale", "v_scale"
 
 

@@ -187,6 +187,7 @@ def test_why_not_deterministic_names_the_reason() -> None:
     assert "vendor" in dispatch_report.why_not_deterministic("cuda", torch.bfloat16, 64)
     assert "float16" in dispatch_report.why_not_deterministic("cpu", torch.float16, 64)
     assert "heads of 24" in dispatch_report.why_not_deterministic("cpu", torch.float32, 24)
+    assert "heads of 528" in dispatch_report.why_not_deterministic("cpu", torch.float32, 528)  # too large for rope_kv
 
 
 @pytest.mark.usefixtures("clear_library_cache")

@@ -300,6 +300,8 @@ def test_draft_tree_larger_than_the_window_is_refused(is_fused, tiny_model):
 
 def test_unsupported_model_is_not_fused(tiny_model):
     assert load(tiny_model("llama", head_dim=40)).fused is None
+    # the rotation has room for heads of 512, and the attention for larger ones
+    assert load(tiny_model("llama", head_dim=576, num_hidden_layers=1)).fused is None
     assert load(tiny_model("llama"), dtype="float16").fused is None
     model = load(tiny_model("llama"))
     if model.fused is not None:
