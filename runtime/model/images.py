@@ -30,8 +30,9 @@ _KINDS: dict[str, Kind] = {
 _ROW_IDS = {"gemma3": 262144, "idefics3": 128257, "llava": 32000, "qwen2_vl": 151655, "qwen2_5_vl": 151655,
             "qwen3_vl": 151655, "smolvlm": 128257}  # fmt: skip
 """transformers' defaults, for a config.json that leaves them out."""
-_TOWERS = ("clip_vision_model", "siglip_vision_model")
-"""The towers of `llava` whose rows follow from the size of the processed image."""
+_TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
+"""The towers of `llava` whose rows follow from the size of the processed image -> the vision_feature_select_strategy
+with which there is a row for each patch. "default" leaves out the first vector: CLIP's stands for the whole image."""
 
 
 class ImageShape(msgspec.Struct, frozen=True, array_like=True):
@@ -132,8 +133,13 @@ def image_spec(path: Path, config: dict[str, Any]) -> ImageSpec | str:
                 n_patches = (vision.get("image_size") or 224) // (vision.get("patch_size") or 32)
                 return ImageSpec(kind, row_id, row_id, per_tile=n_patches**2 // (config.get("scale_factor") or 2) ** 2)
             case "llava":
-                if (tower := vision.get("model_type") or _TOWERS[0]) not in _TOWERS:
+                if (tower := vision.get("model_type") or "clip_vision_model") not in _TOWERS:
                     return f"images with llava models whose tower is {tower} are not supported, only text"
+                if (strategy := config.get("vision_feature_select_strategy") or "default") != _TOWERS[tower]:
+                    return (
+                        f"images with llava models whose tower is {tower} and whose vision_feature_select_strategy is "
+                        f"{strategy} are not supported, only text"
+                    )
                 return ImageSpec(kind, row_id, row_id, patch=vision.get("patch_size") or 32)
             case _:
                 return ImageSpec(kind, row_id, row_id, merge=vision.get("spatial_merge_size") or 2)

@@ -283,6 +283,14 @@ def test_template_that_takes_only_parts_gets_parts() -> None:
     [
         ({"model_type": "internvl", "vision_config": {}}, "images with internvl models are not supported"),
         ({"model_type": "llava", "vision_config": {"model_type": "pixtral"}}, "tower is pixtral"),
+        (
+            {"model_type": "llava", "vision_config": {}, "vision_feature_select_strategy": "full"},
+            "tower is clip_vision_model and whose vision_feature_select_strategy is full",
+        ),
+        (
+            {"model_type": "llava", "vision_config": {"model_type": "siglip_vision_model"}},
+            "tower is siglip_vision_model and whose vision_feature_select_strategy is default",
+        ),
     ],
 )
 def test_family_without_support_is_named(config: dict[str, object], match: str, tmp_path: Path) -> None:
@@ -290,6 +298,13 @@ def test_family_without_support_is_named(config: dict[str, object], match: str, 
     found = image_spec(tmp_path, config)
     assert isinstance(found, str)
     assert match in found
+
+
+@pytest.mark.parametrize(("tower", "strategy"), [("clip_vision_model", "default"), ("siglip_vision_model", "full")])
+def test_towers_of_llava_whose_rows_are_the_patches(tower: str, strategy: str, tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    config = {"model_type": "llava", "vision_config": {"model_type": tower}, "vision_feature_select_strategy": strategy}
+    assert isinstance(image_spec(tmp_path, config), ImageSpec)
 
 
 def test_processor_and_pillow_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
