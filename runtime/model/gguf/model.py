@@ -162,6 +162,8 @@ def _translate(headers: list[GgufHeader]) -> GgufModel:
     if config["model_type"] in ("llama", "qwen3"):
         config["attention_bias"] = "model.layers.0.self_attn.q_proj.bias" in tensors
         config["mlp_bias"] = "model.layers.0.mlp.up_proj.bias" in tensors
+    if rope.get("factor"):  # without a type, llama.cpp scales linearly
+        rope.setdefault("rope_type", "linear")
     if rope.get("rope_type", "none") != "none":
         config["rope_scaling"] = rope
     if "rope_freqs.weight" in stored:  # Llama 3.1's scaling, as the divisor of each frequency

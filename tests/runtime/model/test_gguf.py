@@ -101,6 +101,10 @@ ROPES = {
     "yarn": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
              {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
               "llama.rope.scaling.original_context_length": 64}),
+    "no type": ({"rope_type": "linear", "factor": 4.0}, {"llama.rope.scaling.factor": 4.0}),
+    "older key": ({"rope_type": "linear", "factor": 4.0}, {"llama.rope.scale_linear": 4.0}),
+    "off": ({"rope_type": "default"}, {"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}),
+    "no factor": ({"rope_type": "default"}, {"llama.rope.scale_linear": 0.0}),
 }  # fmt: skip
 
 
