@@ -27,7 +27,7 @@ from banyan.runtime.model.quantised.layer import ACTIVATIONS
 from banyan.runtime.model.quantised.readers import floats, read_linear
 from banyan.runtime.model.rope import frequencies
 from banyan.runtime.model.spec import ModelSpec
-from banyan.runtime.model.weights import Checkpoint
+from banyan.runtime.model.weights import Checkpoint, Headers
 
 
 class Layer(NamedTuple):
@@ -291,6 +291,12 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
 
     embed = take(("model.embed_tokens", c.vocab_size), rest=(c.hidden_size,))
     name, known = ("model.embed_tokens", embed) if c.tie_word_embeddings else ("lm_head", None)
+    if c.tie_word_embeddings and "lm_head.weight" in weights:
+        # Older checkpoints have a copy of the embedding there. If it differs, transformers does not tie it either.
+        separate = take(("lm_head", c.vocab_size), rest=(c.hidden_size,))
+        if isinstance(weights, Headers) or not torch.equal(separate, embed):
+            name, known = "lm_head", separate
+        del separate
     weight = matrix(name, c.vocab_size, c.hidden_size, known)
     if shard is None:
         head = Linear(weight, None, deterministic, dtype)
@@ -304,8 +310,8 @@ def build(spec: ModelSpec, weights: Checkpoint, device: torch.device, dtype: tor
     norm = take(("model.norm", c.hidden_size))
 
     def has_no_effect(name: str) -> bool:
-        """Older checkpoints have rope tables and a copy of a tied head; GPTQ checkpoints have biases of zeros."""
-        if name.endswith(("rotary_emb.inv_freq", *ACTIVATIONS)) or name == "lm_head.weight":
+        """Older checkpoints have rope tables; GPTQ checkpoints have biases of zeros."""
+        if name.endswith(("rotary_emb.inv_freq", *ACTIVATIONS)):
             return True
         return spec.quantisation is not None and name.endswith(".bias") and not weights.take(name).any()
 

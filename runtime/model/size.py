@@ -35,8 +35,9 @@ def weight_size(
 ) -> WeightSize:  # fmt: skip
     """The memory that `load` with these arguments will take. path, spec: the results of `resolve` and `read_spec`.
 
-    The result is exact, with two exceptions. The content of a quantised checkpoint is not read: its zero points may
-    turn out to need no minimums, and scattered groups (act order) become floats. And oneDNN's own layout is not known.
+    The result is exact, with three exceptions. The content of a quantised checkpoint is not read: its zero points may
+    turn out to need no minimums, and scattered groups (act order) become floats. A head that is stored beside the
+    embedding to which it is tied is counted, though it may be a copy. And oneDNN's own layout is not known.
     Raises what `load` raises for a model that cannot be loaded.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode  # here, since it takes a second to import what it needs

@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from banyan.runtime.errors import BadModel, ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
 from banyan.runtime.model.load import load
+from banyan.runtime.model.size import measure, weight_size
+from banyan.runtime.model.spec import read_spec
 
 
 @pytest.fixture
@@ -54,12 +56,27 @@ def test_unused_weights_are_named(family, edited_model):
 def test_obsolete_tensors_of_older_checkpoints_are_ignored(edited_model, tiny, tiny_model):
     def add(tensors):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
-        tensors["lm_head.weight"] = torch.zeros(320, 64)  # ignored: the head is tied
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()  # ignored: the head is tied
 
     path = edited_model(add, tie_word_embeddings=True)
     ids = list(range(3, 20))
     expected = tiny.Paged(load(tiny_model(tie_word_embeddings=True))).run(ids, chunk=20)
     assert torch.equal(tiny.Paged(load(path)).run(ids, chunk=20), expected)
+
+
+def test_head_that_is_not_the_embedding_is_not_tied(edited_model, tiny, reference):
+    """As in transformers, which some versions do only where config.json says so."""
+
+    def add(tensors):
+        tensors["lm_head.weight"] = torch.randn(320, 64, generator=torch.Generator().manual_seed(1)) / 8
+
+    path, ids = edited_model(add, tie_word_embeddings=True), list(range(3, 20))
+    model = load(path)
+    assert weight_size(path, read_spec(path), "cpu", "float32", 512, False, "auto") == measure(model)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    expected = tiny.reference_logits(reference(path), ids)
+    torch.testing.assert_close(tiny.Paged(model).run(ids, chunk=20), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
