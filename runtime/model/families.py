@@ -8,6 +8,7 @@ decoder does not.
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -213,9 +214,10 @@ def parse(config: dict[str, Any]) -> Dense:
         )
     known = {key: value for key, value in config.items() if key in fields}
     try:
-        dense = msgspec.convert(known | {"rope": parse_rope(config)}, family)
+        dense = msgspec.convert(known, family)
     except msgspec.ValidationError as e:
         raise BadModel(f"config.json: {e}") from e
+    dense = msgspec.structs.replace(dense, rope=parse_rope(config))
     _check(dense)
     return dense
 
@@ -231,8 +233,12 @@ def _check(c: Dense) -> None:
         raise BadModel(f"config.json: {c.num_attention_heads} heads cannot share {c.n_kv_heads} key-value heads evenly")
     if c.dim % 2:
         raise BadModel(f"config.json: rotary positions need an even head_dim, not {c.dim}")
+    if not 0 <= c.rms_norm_eps < math.inf:
+        raise BadModel(f"config.json: rms_norm_eps is {c.rms_norm_eps}")
     if len(c.windows) != c.num_hidden_layers:
         raise BadModel(f"config.json: {len(c.windows)} layer_types for {c.num_hidden_layers} layers")
+    if min(c.windows) < 0:
+        raise BadModel(f"config.json: sliding_window is {min(c.windows)}")
 
 
 def dtype_name(dtype: Any) -> str:

@@ -16,7 +16,7 @@ that requests share needs one choice, made when the model is loaded:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -25,9 +25,14 @@ from banyan.runtime.errors import BadModel, Unsupported
 if TYPE_CHECKING:
     from torch import Tensor
 
+_LARGEST = 1e30  # a number of config.json; larger ones, as infinity, do not convert to int or float32
+_Positive = Annotated[float, msgspec.Meta(gt=0, le=_LARGEST)]
+_NotNegative = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
+_Length = Annotated[int, msgspec.Meta(ge=1)]
+
 
 class _Scaling(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_type", forbid_unknown_fields=True):
-    rope_theta: float = 10000.0
+    rope_theta: _Positive = 10000.0
 
     def reach(self, trained: int) -> int:
         """The longest context of a model whose max_position_embeddings is `trained`."""
@@ -39,29 +44,29 @@ class NoScaling(_Scaling, tag="default", frozen=True, kw_only=True):
 
 
 class LinearScaling(_Scaling, tag="linear", frozen=True, kw_only=True):
-    factor: float
+    factor: _Positive
 
     def reach(self, trained: int) -> int:
         return int(trained * self.factor)
 
 
 class DynamicScaling(_Scaling, tag="dynamic", frozen=True, kw_only=True):
-    factor: float
+    factor: _Positive
 
 
 class Proportional(_Scaling, tag="proportional", frozen=True, kw_only=True):
-    factor: float = 1.0
-    partial_rotary_factor: float = 1.0
+    factor: _Positive = 1.0
+    partial_rotary_factor: _NotNegative = 1.0
 
 
 class Yarn(_Scaling, tag="yarn", frozen=True, kw_only=True):
-    factor: float
-    original_max_position_embeddings: int
-    attention_factor: float | None = None
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+    factor: _Positive
+    original_max_position_embeddings: _Length
+    attention_factor: _NotNegative | None = None
+    beta_fast: _NotNegative | None = None
+    beta_slow: _NotNegative | None = None
+    mscale: _NotNegative | None = None
+    mscale_all_dim: _NotNegative | None = None
     truncate: bool = True
 
     def reach(self, trained: int) -> int:
@@ -69,18 +74,18 @@ class Yarn(_Scaling, tag="yarn", frozen=True, kw_only=True):
 
 
 class LongRope(_Scaling, tag="longrope", frozen=True, kw_only=True):
-    short_factor: list[float]
-    long_factor: list[float]
-    original_max_position_embeddings: int
-    factor: float
-    attention_factor: float | None = None
+    short_factor: list[_Positive]
+    long_factor: list[_Positive]
+    original_max_position_embeddings: _Length
+    factor: _Positive
+    attention_factor: _NotNegative | None = None
 
 
 class Llama3(_Scaling, tag="llama3", frozen=True, kw_only=True):
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    factor: _Positive
+    low_freq_factor: _NotNegative
+    high_freq_factor: _NotNegative
+    original_max_position_embeddings: _Length
 
 
 Rope = NoScaling | LinearScaling | DynamicScaling | Proportional | Yarn | LongRope | Llama3
@@ -91,8 +96,13 @@ def parse_rope(config: dict[str, Any]) -> Rope:
 
     Raises Unsupported for an unknown kind or field, and BadModel for an invalid value.
     """
-    fields = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise BadModel(f"config.json: the rope settings are {given!r}, which is not an object")
+    fields = dict(given)
     kind = fields.pop("rope_type", None) or fields.pop("type", None) or "default"
+    if not isinstance(kind, str):
+        raise BadModel(f"config.json: rope_type is {kind!r}, which is not a string")
     fields.pop("type", None)
     fields = {"rope_type": kind, "rope_theta": config.get("rope_theta") or 10000.0} | fields
     known = {cls.__struct_config__.tag: cls for cls in Rope.__args__}
@@ -102,8 +112,10 @@ def parse_rope(config: dict[str, Any]) -> Rope:
     if "original_max_position_embeddings" in names:
         trained = config.get("original_max_position_embeddings") or fields.get("original_max_position_embeddings")
         fields["original_max_position_embeddings"] = trained or config.get("max_position_embeddings")
-    if kind in ("longrope", "yarn") and fields.get("factor") is None and fields["original_max_position_embeddings"]:
-        fields["factor"] = config.get("max_position_embeddings", 0) / fields["original_max_position_embeddings"]
+    if kind in ("longrope", "yarn") and fields.get("factor") is None:
+        lengths = config.get("max_position_embeddings"), fields["original_max_position_embeddings"]
+        if all(isinstance(n, int) and n for n in lengths):  # else the conversion says what is wrong
+            fields["factor"] = lengths[0] / lengths[1]
     if fields.get("partial_rotary_factor") == 1.0:
         del fields["partial_rotary_factor"]
     unknown = sorted(key for key, value in fields.items() if value is not None and key not in names | {"rope_type"})

@@ -1,5 +1,7 @@
 """Rotary frequencies agree with transformers. Valid and invalid settings in config.json."""
 
+import math
+
 import pytest
 import torch
 
@@ -100,6 +102,22 @@ def test_reach_is_the_extended_context(scaling, context):
         ({"rope_type": "linear"}, BadModel, "`factor`"),
         ({"rope_type": "linear", "factor": "two"}, BadModel, r"\$.factor"),
         ({"rope_type": "llama3", "factor": 2.0}, BadModel, "`low_freq_factor`"),
+        (["a"], BadModel, r"rope settings are \['a'\]"),
+        ("dynamic", BadModel, "rope settings are 'dynamic'"),
+        ({"rope_type": ["x"]}, BadModel, r"rope_type is \['x'\]"),
+        ({"rope_type": "linear", "factor": math.inf}, BadModel, r"\$.factor"),
+        ({"rope_type": "linear", "factor": math.nan}, BadModel, r"\$.factor"),
+        ({"rope_type": "linear", "factor": 0}, BadModel, r"\$.factor"),
+        ({"rope_type": "linear", "factor": -2.0}, BadModel, r"\$.factor"),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": -1}, BadModel, r"\$.rope_theta"),
+        ({"rope_type": "yarn", "factor": 1e308}, BadModel, r"\$.factor"),
+        ({"rope_type": "yarn", "factor": 2.0, "attention_factor": math.nan}, BadModel, r"\$.attention_factor"),
+        ({"rope_type": "yarn", "factor": 2.0, "beta_fast": -1}, BadModel, r"\$.beta_fast"),
+        ({"rope_type": "yarn", "factor": 2.0, "mscale": math.inf}, BadModel, r"\$.mscale"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": "x"}, BadModel, r"\$.original_max_position"),
+        ({"rope_type": "yarn", "original_max_position_embeddings": -8}, BadModel, r"\$.original_max_position"),
+        ({"rope_type": "longrope", "original_max_position_embeddings": "4096", **FACTORS}, BadModel, r"\$.original"),
+        ({"rope_type": "longrope", "short_factor": [1], "long_factor": [0]}, BadModel, r"\$.long_factor\[0\]"),
     ],
 )
 def test_unknown_or_invalid_setting_is_named(scaling, error, message):

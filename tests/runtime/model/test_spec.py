@@ -1,6 +1,7 @@
 """The spec of a model directory, and the errors for invalid directories."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -132,6 +133,14 @@ def test_yarn_extends_the_context(copy):
         ({"num_hidden_layers": 0}, BadModel, "not positive"),
         ({"num_key_value_heads": 3}, BadModel, "4 heads cannot share 3"),
         ({"head_dim": 15}, BadModel, "even head_dim, not 15"),
+        ({"rms_norm_eps": math.nan}, BadModel, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": -1}, BadModel, "rms_norm_eps is -1"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 64}}
+            | {"max_position_embeddings": "512"},
+            BadModel,
+            r"\$.max_position_embeddings",
+        ),
     ],
 )
 def test_unknown_feature_or_invalid_value_is_named(copy, fields, error, message):
@@ -143,6 +152,11 @@ def test_fields_without_effect_are_ignored(copy):
     expected = read_spec(copy())
     ignored_fields = {"unsloth_version": "1", "_name_or_path": "x", "attn_logit_softcapping": None, "use_magic": False}
     assert read_spec(copy(**ignored_fields, pretraining_tp=2)) == expected
+
+
+def test_negative_window_raises_bad_model(copy):
+    with pytest.raises(BadModel, match="sliding_window is -5"):
+        read_spec(copy("mistral", sliding_window=-5))
 
 
 def test_invalid_layer_types_of_qwen_raise_bad_model(copy):
