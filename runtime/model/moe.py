@@ -35,7 +35,10 @@ def gate_of(module: Any) -> Gate | None:
         return None
     if getattr(module, "has_post_expert_norm", False):
         return None
-    gates, ups = torch.meshgrid(torch.linspace(-20, 20, 41), torch.linspace(-10, 10, 21), indexing="ij")
+    beyond = [2.0 * limit for limit in _numbers(module, _LIMITS) if math.isfinite(limit)]  # where clamps show
+    ends = torch.tensor([*beyond, *(-end for end in beyond)])
+    axes = (torch.cat([torch.linspace(-end, end, 2 * end + 1), ends]) for end in (20, 10))
+    gates, ups = torch.meshgrid(*axes, indexing="ij")
     grid = torch.cat([gates, ups], 1)
     stored = grid if module.is_concatenated else torch.stack([gates, ups], 2).flatten(1)
     want = module._apply_gate(stored)
@@ -44,11 +47,14 @@ def gate_of(module: Any) -> Gate | None:
 
 
 def _candidates(module: Any) -> Iterator[Gate]:
-    limits, alphas = ([getattr(module, name, None) for name in names] for names in (_LIMITS, _ALPHAS))
-    curves = [_GELU, *((alpha, 0.0) for alpha in (1.0, *alphas) if alpha is not None)]
-    for limit, shift in itertools.product([math.inf, *limits], (0.0, 1.0)):
-        if limit is not None:
-            yield from (Gate(*curve, limit, shift) for curve in curves)
+    curves = [_GELU, *((alpha, 0.0) for alpha in (1.0, *_numbers(module, _ALPHAS)))]
+    for limit, shift in itertools.product([math.inf, *_numbers(module, _LIMITS)], (0.0, 1.0)):
+        yield from (Gate(*curve, limit, shift) for curve in curves)
+
+
+def _numbers(module: Any, names: Iterable[str]) -> list[float]:
+    """The fields that a module has."""
+    return [value for name in names if (value := getattr(module, name, None)) is not None]
 
 
 def _matrices(module: Any, name: str) -> Iterator[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -75,9 +76,9 @@ def experts(apply_gate, **fields):
     return SimpleNamespace(_apply_gate=apply_gate, **shape)
 
 
-def clamped(gate_up):
+def clamped(gate_up, limit=5.0):
     gate, up = gate_up.chunk(2, -1)
-    return F.silu(gate.clamp(max=5.0)) * up.clamp(-5.0, 5.0)
+    return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
 
 
 def test_gates_are_recognised_by_what_they_compute():
@@ -94,6 +95,18 @@ def test_gates_are_recognised_by_what_they_compute():
     assert moe.gate_of(experts(clamped, swiglu_limit=5.0, has_post_expert_norm=True)) is None
     assert moe.gate_of(experts(clamped, swiglu_limit=5.0, has_gate=False)) is None
     assert moe.gate_of(torch.nn.Linear(2, 2)) is None
+
+
+@pytest.mark.parametrize("limit", [7.0, 15.0, 25.0, 1000.0])
+def test_clamps_are_recognised_whatever_their_limit(limit):
+    assert moe.gate_of(experts(partial(clamped, limit=limit), swiglu_limit=limit)) == Gate(limit=limit)
+    assert moe.gate_of(experts(partial(clamped, limit=math.inf), swiglu_limit=limit)) == Gate()
+
+    def clamps_gate_only(gate_up):
+        gate, up = gate_up.chunk(2, -1)
+        return F.silu(gate.clamp(max=limit)) * up
+
+    assert moe.gate_of(experts(clamps_gate_only, swiglu_limit=limit)) is None
 
 
 def test_numbers_of_mxfp4_are_found_without_a_loss():
