@@ -326,7 +326,7 @@ def select(
     if decide is not None and (temperature or seed is not None):
         raise BadProgram("a choices_method of your own decides by itself; leave out temperature and seed")
     name = None if name is None else checked_name(name)
-    return SelectExpr(checked_choices(choices), name, method, float(temperature), seed, timeout, decide, adapter)
+    return SelectExpr(checked_choices(choices), name, method, float(temperature or 0.0), seed, timeout, decide, adapter)
 
 
 def raw(text: str) -> RawExpr:

@@ -166,6 +166,10 @@ def test_gen_with_choices_accepts_only_select_options() -> None:
         bn.gen("x", choices=["a", "b"], type=int, retries=1)
 
 
+def test_temperature_none_is_the_default() -> None:
+    assert bn.select("x", ["a"], temperature=None).temperature == bn.select("x", ["a"]).temperature  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("options", [{"seed": 2**70}, {"seed": "a"}, {"seed": 1.5}, {"temperature": "a"}], ids=str)
 def test_invalid_option_of_a_select_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(bn.BadProgram, match=next(iter(options))):
