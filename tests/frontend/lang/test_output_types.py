@@ -471,7 +471,7 @@ Flying = Annotated[Fish | Coloured, pydantic.Field(discriminator="kind")]
             '{"kind": "bird", "Colour": "black"}',
         ),
     ],
-    ids=str,
+    ids=["union", "in a list", "union of unions"],
 )
 def test_tag_of_a_discriminated_union_is_required(kind: Any, tags: dict[str, set[str]], text: str) -> None:
     defs = json.loads(spec(type=kind).text)["$defs"]
