@@ -12,7 +12,7 @@ from banyan.execution.batch import BatchPlan, OnError, check
 from banyan.execution.program_run import finished
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
-from banyan.runtime.errors import RuntimeLost
+from banyan.runtime.errors import BadProgram, RuntimeLost
 
 if TYPE_CHECKING:
     from banyan.execution.progress import Bar
@@ -26,6 +26,7 @@ class AsyncBatch:
         self._indices = iter(range(plan.n))
         self._errors: dict[int, BaseException] = {}
         self._bar: Bar | None = None
+        self._is_used = False
 
     def __await__(self) -> Generator[Any, None, list[AsyncState]]:
         return self._all().__await__()
@@ -53,7 +54,10 @@ class AsyncBatch:
                     yield state
 
     async def _as_finished(self) -> AsyncGenerator[tuple[int, AsyncState], None]:
-        """Start the runs. Yields (index, state) of each run when it has finished."""
+        """Start the runs. Yields (index, state) of each run when it has finished. BadProgram: it was used before."""
+        if self._is_used:
+            raise BadProgram("this batch was used already: await it once, or iterate once; call run_batch_async again")
+        self._is_used = True
         process = os.getpid()
         limits = BatchLimits(*self._plan.limits)
         queue: asyncio.Queue[tuple[int, AsyncState | BaseException]] = asyncio.Queue()

@@ -70,6 +70,24 @@ def test_iteration_is_ordered_or_as_completed(run_loop: Any, program: bn.Program
     assert sorted(as_completed) == [0, 1, 2, 3]
 
 
+def test_batch_that_was_used_is_refused(run_loop: Any) -> None:
+    async def use_again(is_iterated: bool) -> None:
+        batch = item.run_batch_async([{"x": k} for k in range(3)], backend=echo())
+        if is_iterated:
+            async for _ in batch:
+                break
+        else:
+            await batch
+        with pytest.raises(bn.BadProgram, match="was used already"):
+            await batch
+        with pytest.raises(bn.BadProgram, match="was used already"):
+            async for _ in batch:
+                pass
+
+    for is_iterated in (False, True):
+        run_loop(use_again(is_iterated))
+
+
 def test_concurrency_is_bounded(run_loop: Any) -> None:
     n_running, max_running = 0, 0
 
