@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from banyan.backends.job import Job, n_common
-from banyan.backends.openai.format import Kind, options, prompt, turns
+from banyan.backends.openai.format import Kind, joined, options, prompt, turns
 from banyan.backends.openai.responses import outcome
 from banyan.runtime.errors import BadOutput
 from banyan.runtime.executor.generation import add_usage
@@ -82,7 +82,7 @@ class ApiSpeculation:
         assert isinstance(op, wire.Gen)
         context, begun = self._split(job)
         request = {"messages": context} if self._is_whole_turn else prompt(job, self._kind, self._extensions)
-        request |= options(replace(op.sampling, stop=()))
+        request = joined(request, options(replace(op.sampling, stop=())))
         max_tokens = max(self._n_tokens, op.sampling.max_tokens)
         request["max_tokens" if self._kind == "completion" else max_tokens_as] = max_tokens
         usage, n_tries = wire.TokenUsage(), N_TRIES if self._is_whole_turn else 1

@@ -80,7 +80,7 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
     Unsupported: the API cannot express a turn or a limit of this gen."""
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
-    request = prompt(job, kind, extensions) | options(sampling)
+    request = joined(prompt(job, kind, extensions), options(sampling))
     if sampling.max_tokens < 1:
         refuse("max_tokens=0", kind)
     request["max_tokens" if kind == "completion" else max_tokens_as] = sampling.max_tokens
@@ -142,6 +142,11 @@ def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
     }
 
 
+def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of both. Both may have fields that are not OpenAI's."""
+    return one | other | {name: one[name] | other[name] for name in ("extra_body",) if name in one and name in other}
+
+
 def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
     """(the finished turns as messages, the text so far of the assistant's open turn). The text is None if no turn of
     the assistant is open."""
@@ -158,7 +163,7 @@ def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:
             case wire.Image():
                 content.append(piece)
             case CallTurn():
-                messages.append(_called(piece))
+                messages.append(_called("".join(map(str, content)), piece))
                 role = None
             case str() | Output():
                 text = piece if isinstance(piece, str) else piece.text
@@ -183,12 +188,13 @@ def _content(content: Sequence[str | wire.Image]) -> Any:
     ]
 
 
-def _called(piece: CallTurn) -> dict[str, Any]:
+def _called(before: str, piece: CallTurn) -> dict[str, Any]:
+    """The message of a turn that ends with calls. before: the turn's text before the gen that made them."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in piece.calls
     ]
-    return {"role": "assistant", "content": piece.text or None, "tool_calls": calls}
+    return {"role": "assistant", "content": before + piece.text or None, "tool_calls": calls}
 
 
 def options(sampling: wire.Sampling) -> dict[str, Any]:

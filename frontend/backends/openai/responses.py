@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -43,7 +44,7 @@ class ResponseReader:
             raise AnswerTooLarge("events", self._limits.n_events)
         self._usage = getattr(chunk, "usage", None) or self._usage
         new = ""
-        for part in chunk.choices:
+        for part in _choices_of(chunk):
             text = self._choices.setdefault(part.index, _Choice()).take(part, self._kind)
             new += text if part.index == 0 else ""
         if sum(choice.n_chars for choice in self._choices.values()) > self._limits.n_chars:
@@ -60,21 +61,49 @@ class ResponseReader:
         usage, choices = _usage(self._usage), [choice for _, choice in sorted(self._choices.items())]
         samples = tuple(choice.sample(usage.generated if len(choices) == 1 else 0) for choice in choices)
         calls = tuple(
-            wire.WireToolCall(id, name, arguments or "{}")
-            for _, (id, name, arguments) in sorted(choices[0].calls.items())
+            wire.WireToolCall(call.id or f"call_{k}", call.name, call.arguments or "{}")
+            for k, call in enumerate(choices[0].calls)
         )
         return GenOutcome(samples, usage, times=wire.Times(first=self.first), calls=calls)
 
 
+@dataclass
+class _PartialCall:
+    """One tool call, as far as it was read."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    def is_another(self, part: Any) -> bool:
+        """Whether a fragment begins another call: it has a name, and another id; or, from a server that writes no ids,
+        another name."""
+        name = part.function.name if part.function is not None else None
+        if not name:
+            return False
+        return bool(part.id != self.id if part.id and self.id else self.arguments and name != self.name)
+
+    def take(self, part: Any) -> int:
+        """Read a fragment; returns the number of its characters."""
+        self.id = self.id or part.id or ""
+        if part.function is None:
+            return 0
+        name, arguments = part.function.name or "", part.function.arguments or ""
+        if name != self.name:  # some servers repeat it in each fragment
+            self.name += name
+        self.arguments += arguments
+        return len(name) + len(arguments)
+
+
 class _Choice:
-    """One choice of a response, as far as it was read. calls: index of a tool call -> [id, name, arguments]. n_chars:
-    characters of its text, calls and refusal."""
+    """One choice of a response, as far as it was read. n_chars: characters of its text, calls and refusal."""
 
     def __init__(self) -> None:
         self.n_chars = 0
         self.texts: list[str] = []
         self.refusal = ""
-        self.calls: dict[int, list[str]] = {}
+        self.calls: list[_PartialCall] = []
+        self._open: dict[int, _PartialCall] = {}  # index of a tool call -> the last call with this index
         self.logprobs: list[wire.TokenLogprob] = []
         self.finish_reason: str | None = None
 
@@ -85,22 +114,27 @@ class _Choice:
             text = part.text or ""
         else:
             self.logprobs += _chat_logprobs(part.logprobs)
-            message = getattr(part, "delta", None) or part.message
-            text = message.content or ""
+            # Azure sends choices without either, with the results of its content filter.
+            message = getattr(part, "delta", None) or getattr(part, "message", None)
+            text = getattr(message, "content", None) or ""
             refusal = getattr(message, "refusal", None) or ""
             self.refusal += refusal
             self.n_chars += len(refusal)
+            is_whole = getattr(part, "delta", None) is None
             for k, call in enumerate(getattr(message, "tool_calls", None) or ()):
-                index = getattr(call, "index", None)
-                known = self.calls.setdefault(k if index is None else index, ["", "", ""])
-                known[0] = call.id or known[0]
-                if call.function is not None:
-                    known[1] += call.function.name or ""
-                    known[2] += call.function.arguments or ""
-                    self.n_chars += len(call.function.name or "") + len(call.function.arguments or "")
+                self.n_chars += self._call(call, k if is_whole else getattr(call, "index", None)).take(call)
         self.n_chars += len(text)
         self.texts.append(text)
         return text
+
+    def _call(self, part: Any, index: int | None) -> _PartialCall:
+        """The call to which a fragment belongs. index: as the server gives it, which may be missing, or 0 for each."""
+        known = self._open.get(index) if index is not None else self.calls[-1] if self.calls else None
+        if known is None or known.is_another(part):
+            self.calls.append(known := _PartialCall())
+        if index is not None:
+            self._open[index] = known
+        return known
 
     def sample(self, n_tokens: int) -> wire.Sample:
         if self.refusal:
@@ -117,6 +151,15 @@ def outcome(response: Any, kind: Kind, n: int = 1) -> GenOutcome:
     return reader.outcome()._replace(times=wire.Times())
 
 
+def _choices_of(response: Any) -> Sequence[Any]:
+    """The choices of a response or chunk. ProgramError: the server sent an error with the status of a success."""
+    if error := getattr(response, "error", None):
+        raise ProgramError(
+            f"the API answered with an error: {error.get('message') if isinstance(error, dict) else error}"
+        )
+    return response.choices or ()
+
+
 def _chat_logprobs(logprobs: Any) -> tuple[wire.TokenLogprob, ...]:
     return tuple(
         wire.TokenLogprob(
@@ -127,7 +170,7 @@ def _chat_logprobs(logprobs: Any) -> tuple[wire.TokenLogprob, ...]:
 
 
 def _completion_logprobs(logprobs: Any) -> tuple[wire.TokenLogprob, ...]:
-    if logprobs is None or not logprobs.tokens:
+    if logprobs is None or not (logprobs.tokens and logprobs.token_logprobs):
         return ()
     tops = logprobs.top_logprobs or [{}] * len(logprobs.tokens)
     return tuple(
@@ -157,14 +200,14 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
         return _generated_choice(op, outcome(responses[0], kind))
     start = len(job.text)
     logprobs = [
-        _logprobs_behind(choice, start) for choice in sorted(responses[0].choices, key=lambda choice: choice.index)
+        _logprobs_behind(choice, start) for choice in sorted(_choices_of(responses[0]), key=lambda choice: choice.index)
     ]
     if len(logprobs) != len(op.choices) or not all(logprobs):
         raise ProgramError("the API gave no log-probabilities of the prompt (echo), without which it cannot select")
     without: list[list[float]] = []
     if len(responses) > 1:
         alone = [
-            _logprobs_behind(choice, 0) for choice in sorted(responses[1].choices, key=lambda choice: choice.index)
+            _logprobs_behind(choice, 0) for choice in sorted(_choices_of(responses[1]), key=lambda choice: choice.index)
         ]
         # Without the prompt a choice may have other tokens: then each token gets the mean.
         without = [
@@ -182,7 +225,7 @@ def chosen(job: Job, responses: Sequence[Any], kind: Kind) -> GenOutcome:
 def _logprobs_behind(choice: Any, start: int) -> list[float]:
     """Log-probabilities of the tokens that end after character `start`; 0 for the first token of a text."""
     found = choice.logprobs
-    if found is None or not found.tokens:
+    if found is None or not (found.tokens and found.token_logprobs and found.text_offset):
         return []
     ends = [after for _, after in pairwise([*found.text_offset, len(choice.text)])]
     return [logprob or 0.0 for logprob, end in zip(found.token_logprobs, ends, strict=True) if end > start]

@@ -516,3 +516,113 @@ def test_child_leaves_the_requests_of_its_parent_alone(serve: Any, fake: ModuleT
     assert "is its fork" in lost
     go.set()
     assert state["x"] == "parent"
+
+
+# ---- servers that answer in their own ways ---------------------------------------------------------------------------
+
+
+def call(name: str | None, arguments: str, **more: Any) -> Any:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}, **more}
+
+
+CALLS_IN_CHUNKS = {
+    "no index": [[call("f", "{}", id="a")], [call("g", "{}", id="b")]],
+    "index 0 for each": [[call("f", "{}", id="a", index=0)], [call("g", "{}", id="b", index=0)]],
+    "no ids": [[call("f", "{", index=0)], [call(None, "}", index=0)], [call("g", "{}", index=0)]],
+    "the name again": [[call("f", "{", id="a", index=0)], [call("f", "}", id="a", index=0)],
+                       [call("g", "{}", id="b", index=1)]],
+    "the rest without index": [[call("f", "{", id="a")], [call(None, "}")], [call("g", "{}", id="b")]],
+    "an id for each part": [[call("f", "{", id="a", index=0)], [call(None, "}", id="c", index=0)],
+                            [call("g", "{}", id="b", index=1)]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chunks", CALLS_IN_CHUNKS.values(), ids=CALLS_IN_CHUNKS)
+def test_calls_in_odd_chunks_stay_apart(serve: Any, chunks: list[Any]) -> None:
+    made: list[str] = []
+
+    @bn.tool
+    def f() -> str:
+        """Do it."""
+        made.append("f")
+        return "f's"
+
+    @bn.tool
+    def g() -> str:
+        """Do it."""
+        made.append("g")
+        return "g's"
+
+    def answer(path: str, body: Any) -> Any:
+        if body["messages"][-1]["role"] == "tool":
+            return [chunk("done", finish="stop")]
+        return [chunk(tool_calls=calls) for calls in chunks]
+
+    api, backend = serve(answer)
+    state = run(chat, backend, stream=True, tools=[f, g])
+    assert state["a"] == "done"
+    assert sorted(made) == ["f", "g"]
+    called, *results = api.bodies[1]["messages"][2:]
+    ids = [one["id"] for one in called["tool_calls"]]
+    assert [one["tool_call_id"] for one in results] == ids
+    assert len(set(ids) - {""}) == 2
+    assert [one["content"] for one in results] == ["f's", "g's"]
+
+
+def test_calls_of_a_whole_answer_are_told_apart_by_their_place(serve: Any, fake: ModuleType) -> None:
+    calls = [call("f", "{}", id="a", index=0), call("f", "{}", id="b", index=0)]
+
+    @bn.tool
+    def f() -> str:
+        """Do it."""
+        return "f's"
+
+    def answer(path: str, body: Any) -> Any:
+        is_second = body["messages"][-1]["role"] == "tool"
+        return fake.chat("done") if is_second else fake.chat("", tool_calls=calls, finish="tool_calls")
+
+    api, backend = serve(answer)
+    assert run(chat, backend, tools=[f])["a"] == "done"
+    assert [one["tool_call_id"] for one in api.bodies[1]["messages"][3:]] == ["a", "b"]
+
+
+def test_chunks_without_choices_or_text_are_skipped(serve: Any) -> None:
+    usage = chunk() | {"choices": None, "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}}
+    filtered = chunk() | {"choices": [{"index": 0, "finish_reason": None, "content_filter_results": {}}]}
+    _, backend = serve(lambda path, body: [chunk("42", finish="stop"), filtered, usage])
+    assert run(chat, backend, stream=True)["a"] == "42"
+
+
+def test_error_with_the_status_of_a_success_is_named(serve: Any) -> None:
+    _, backend = serve(lambda path, body: {"error": {"message": "no credits"}})
+    with pytest.raises(bn.ProgramError, match="no credits"):
+        run(chat, backend)["a"]
+
+
+def test_completion_without_logprobs_of_its_tokens_is_read(serve: Any, fake: ModuleType) -> None:
+    logprobs = {"tokens": ["4"], "token_logprobs": None, "top_logprobs": None, "text_offset": None}
+    _, backend = serve(lambda path, body: fake.completion("42", logprobs=[logprobs]), is_chat_model=False)
+    assert run(plain, backend)["a"] == "42"
+
+
+def test_turn_keeps_its_options_and_its_text_before_a_call(serve: Any, fake: ModuleType) -> None:
+    @bn.tool
+    def f() -> str:
+        """Do it."""
+        return "f's"
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("q") + bn.assistant("So: " + bn.gen("a", top_k=5) + bn.gen("b", tools=[f]))
+
+    def answer(path: str, body: Any) -> Any:
+        if "tools" not in body:
+            return fake.chat("first ")
+        is_second = body["messages"][-1]["role"] == "tool"
+        return fake.chat("done") if is_second else fake.chat("", tool_calls=[call("f", "{}", id="a")])
+
+    api, backend = serve(answer, extensions=["prefix", "top_k"])
+    assert program.run(backend=backend)["b"] == "done"
+    first, _, third = api.bodies
+    assert (first["top_k"], first["continue_final_message"]) == (5, True)
+    assert third["messages"][1]["content"] == "So: first "
