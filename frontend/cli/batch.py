@@ -12,7 +12,8 @@ from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import msgspec
 
@@ -30,6 +31,8 @@ N_SHOWN = 5
 """How many errors of rows are printed; the others are only counted."""
 N_GROUP = 10_000
 """How many rows of Parquet are in memory at a time."""
+_CONVERTED = (int, float, bool, NoneType)
+"""Arguments of these types, and of unions of them, are converted."""
 
 
 def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], int]:
@@ -117,7 +120,7 @@ class Items:
     def __init__(self, program: Program[..., Any], read: _Read, columns: list[str]) -> None:
         parameters = inspect.signature(program.func, eval_str=True).parameters
         kinds = {name: parameters[name].annotation for name in columns if name in parameters}
-        self._kinds = {name: kind for name, kind in kinds.items() if kind in (int, float, bool)}
+        self._kinds = {name: kind for name, kind in kinds.items() if all(one in _CONVERTED for one in _members(kind))}
         self._read, self._columns = read, columns
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         # no row may have these columns, because the first row does not
@@ -135,11 +138,18 @@ class Items:
                 raise ConfigError(f"row {i} has {others.pop()}, which the first row does not have")
             item = {name: row[name] for name in self._columns}
             for name, kind in self._kinds.items():
+                if item[name] == "" and NoneType in _members(kind):  # how CSV writes None
+                    item[name] = None
                 try:
                     item[name] = msgspec.convert(item[name], kind, strict=False)
                 except msgspec.ValidationError as e:
                     raise ConfigError(f"row {i}: {name} is {item[name]!r}: {e}") from None
             yield item
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    """The types of a union; a type that is no union by itself."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:

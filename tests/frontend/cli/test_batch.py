@@ -68,6 +68,22 @@ def test_formats(source: str, target: str, program: Path, tmp_path: Path, capsys
     assert (json.loads(last) if target == ".csv" else last) == [2, 3]
 
 
+def test_text_becomes_what_a_union_of_numbers_and_none_takes(tmp_path: Path) -> None:
+    program, rows, out = tmp_path / "program.py", tmp_path / "rows.csv", tmp_path / "out.jsonl"
+    program.write_text(
+        "from typing import Optional\nimport banyan as bn\n@bn.function\n"
+        "def show(s, n: int | None, x: Optional[float], mixed: int | str, many: list[int]):\n"
+        "    return [n, x, mixed, many]"
+    )
+    rows.write_text("n,x,mixed,many\n5,0.5,6,7\n,,,\n")
+    assert run(program, rows, out) == 0
+    found = sorted(map(json.loads, out.read_text().splitlines()), key=lambda row: row["index"])
+    assert [row["ret_value"] for row in found] == [[5, 0.5, "6", "7"], [None, None, "", ""]]
+    rows.write_text("n,x,mixed,many\nfive,,,\n")
+    with pytest.raises(bn.ConfigError, match=r"row 0: n is 'five': Expected `int \| null`"):
+        run(program, rows, tmp_path / "other.jsonl")
+
+
 def test_failed_rows_are_named_and_have_no_results(
     program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
