@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from types import NoneType, UnionType
+from types import ModuleType, NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
 import msgspec
@@ -87,6 +87,8 @@ def find(target: str) -> Program[..., Any]:
         raise ConfigError(f"there is no program file {path}")
     sys.path.insert(0, str(Path(path).absolute().parent))
     names = runpy.run_path(path, run_name="__batch__")
+    module = sys.modules["__batch__"] = ModuleType("__batch__")  # runpy removes its own; type hints are looked up in it
+    vars(module).update(names)
     programs = {key: value for key, value in names.items() if isinstance(value, Program)}
     if name and name not in programs:
         raise ConfigError(f"{path} has no program {name!r}{suggestion(name, programs)}")

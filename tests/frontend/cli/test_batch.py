@@ -199,3 +199,14 @@ def test_program_is_found_by_name(program: Path, tmp_path: Path) -> None:
         batch.find(f"{program}:labels")
     with pytest.raises(bn.ConfigError, match="there is no program file"):
         batch.find(str(tmp_path / "nothing.py"))
+
+
+def test_type_hints_of_the_file_are_read_when_the_program_runs(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom typing import Literal\n"
+        "import banyan as bn\n@dataclass\nclass Ticket:\n    kind: Literal['a', 'b']\n"
+        "@bn.function\ndef label(s, text: str):\n    s += text + bn.gen('ticket', type=Ticket)"
+    )
+    state = batch.find(str(program)).run("x", backend=bn.Mock('{"kind":"a"}'))
+    assert state.value("ticket").kind == "a"
