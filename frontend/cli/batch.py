@@ -12,8 +12,8 @@ from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from types import ModuleType, NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from types import ModuleType, NoneType, SimpleNamespace, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -120,8 +120,8 @@ class Items:
     """
 
     def __init__(self, program: Program[..., Any], read: _Read, columns: list[str]) -> None:
-        parameters = inspect.signature(program.func, eval_str=True).parameters
-        kinds = {name: parameters[name].annotation for name in columns if name in parameters}
+        parameters = inspect.signature(program.func).parameters
+        kinds = {name: _evaluated(parameters[name].annotation, program) for name in columns if name in parameters}
         self._kinds = {name: kind for name, kind in kinds.items() if all(one in _CONVERTED for one in _members(kind))}
         self._read, self._columns = read, columns
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -147,6 +147,15 @@ class Items:
                 except msgspec.ValidationError as e:
                     raise ConfigError(f"row {i}: {name} is {item[name]!r}: {e}") from None
             yield item
+
+
+def _evaluated(annotation: Any, program: Program[..., Any]) -> Any:
+    """The annotation's type. None: it cannot be read, such as a name that only type checkers import."""
+    names = getattr(inspect.unwrap(program.func), "__globals__", {})
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), names, include_extras=True)["it"]
+    except Exception:
+        return None
 
 
 def _members(kind: Any) -> tuple[Any, ...]:

@@ -210,3 +210,15 @@ def test_type_hints_of_the_file_are_read_when_the_program_runs(tmp_path: Path) -
     )
     state = batch.find(str(program)).run("x", backend=bn.Mock('{"kind":"a"}'))
     assert state.value("ticket").kind == "a"
+
+
+def test_only_annotations_of_columns_are_evaluated(tmp_path: Path) -> None:
+    program, rows, out = tmp_path / "program.py", tmp_path / "rows.csv", tmp_path / "out.jsonl"
+    program.write_text(
+        "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport banyan as bn\n"
+        "if TYPE_CHECKING:\n    from banyan import State\n    from texts import Text\n"
+        "@bn.function\ndef label(s: State, text: Text, n: int):\n    return [text, n]"
+    )
+    rows.write_text("text,n\nx,1\n")
+    assert run(program, rows, out) == 0
+    assert json.loads(out.read_text())["ret_value"] == ["x", 1]
