@@ -74,8 +74,10 @@ class RecordedTemplate:
         new: dict[Any, Any] = {recorded: state, None: None}
         for ref in self._refs:
             new[ref] = ref.copy_to(record, handles[ref.state], new[ref.previous], first_ref + ref.number)
-            if record.counters:
-                record.watch(new[ref].future)
+        if record.counters:
+            for op in shape.ops:  # not self._refs, which lacks the gens of branches that are not joined
+                if isinstance(op, wire.Gen | wire.Select):
+                    record.watch(record.program.future(first_ref + op.ref))
         state._transcript.copy_from(recorded._transcript, lambda item: _replaced(item, new, texts))
         state._refs += _renumbered(recorded._refs, first_ref)
         for name, value in recorded._values.items():

@@ -385,6 +385,24 @@ def test_limits_apply_to_compiled_programs() -> None:
         compiled.run("x", backend=backend, budget=50).sync()
 
 
+@pytest.mark.parametrize("kind", [bn.Mock, TemplateMock], ids=["ops", "templates"])
+def test_budget_counts_branches_that_are_not_joined(kind: type[bn.Mock]) -> None:
+    class Ten(kind):  # type: ignore[misc,valid-type]
+        def answer(self, prompt: str, name: str) -> wire.Sample:
+            return wire.Sample("words", "stop", n_tokens=10)
+
+    @bn.function
+    def unjoined(s: bn.State, text: str) -> None:
+        s += text
+        branches = s.fork(3)
+        branches += bn.gen("a")
+        s += bn.gen("own")
+
+    for program in (unjoined, compile(unjoined)):
+        with pytest.raises(bn.BudgetExceeded, match="the run's budget of 15 tokens ran out"):
+            program.run("x", backend=Ten(), budget=15).sync()
+
+
 def as_async(program: bn.Program) -> bn.AsyncProgram:
     """Return the same program as an `async def`."""
 
