@@ -333,7 +333,7 @@ def _positive(text: str) -> int:
 
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not seconds >= 0.1:
+    if not 0.1 <= seconds <= 1e9:  # `time.sleep` takes not much more
         raise ValueError(text)
     return seconds
 

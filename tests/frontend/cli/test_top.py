@@ -91,7 +91,7 @@ def test_show_survives_an_engine_restart_and_ends_with_the_server(monkeypatch: p
 
 def test_bad_arguments_and_missing_server_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["top", "--socket", str(tmp_path / "nobody"), "--once"]) == 1
-    for seconds in ("0", "nan", "soon"):
+    for seconds in ("0", "nan", "soon", "inf", "1e10"):
         with pytest.raises(SystemExit):
             cli.main(["top", "--socket", "s", "--seconds", seconds])
     assert "Traceback" not in capsys.readouterr().err
