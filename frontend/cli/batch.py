@@ -182,8 +182,13 @@ def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
 def _format(path: Path, flag: str) -> tuple[_Read, _Write | None]:
     """Returns (a function that reads the rows, a function that writes them to a path; None if the checkpoint itself is
     the result)."""
-    if flag == "--in" and not path.is_file():
-        raise ConfigError(f"--in: there is no file {path}")
+    if flag == "--in":
+        if not path.is_file():
+            raise ConfigError(f"--in: there is no file {path}")
+        try:
+            path.open("rb").close()
+        except OSError as e:
+            raise ConfigError(f"--in: {e}") from None
     match path.suffix:
         case ".jsonl":
             return partial(_read_jsonl, path), None
@@ -244,10 +249,14 @@ def _cell(value: Any) -> Any:
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
+    arrow: Any = import_module("pyarrow")
     parquet: Any = import_module("pyarrow.parquet")
-    with parquet.ParquetFile(path) as file:
-        for group in file.iter_batches(N_GROUP):
-            yield from group.to_pylist()
+    try:
+        with parquet.ParquetFile(path) as file:
+            for group in file.iter_batches(N_GROUP):
+                yield from group.to_pylist()
+    except (OSError, ValueError, arrow.ArrowException) as e:
+        raise ConfigError(f"--in {path}: {e}") from None
 
 
 def _write_parquet(path: Path, rows: _Read) -> None:

@@ -189,6 +189,33 @@ def test_rows_that_do_not_fit(rows: str, text: str | None, message: str, program
     assert not (tmp_path / "out.jsonl").exists()
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_rows_that_cannot_be_opened(
+    suffix: str, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    rows = tmp_path / f"rows{suffix}"
+    rows.touch()
+    monkeypatch.setattr(Path, "open", refuse)  # not `chmod`, which does not stop root
+    with pytest.raises(bn.ConfigError, match=r"--in: .*Permission denied: .*rows\."):
+        run(program, rows, tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("damage", ["empty", "footer", "page"])
+def test_corrupt_parquet_is_an_error(damage: str, program: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    rows = tmp_path / "rows.parquet"
+    write(rows, [{"text": f"a text {i}"} for i in range(1000)])
+    data = rows.read_bytes()
+    middle = len(data) // 2
+    broken = {"empty": b"", "footer": data[:middle], "page": data[:4] + b"\xff" * middle + data[4 + middle :]}
+    rows.write_bytes(broken[damage])
+    with pytest.raises(bn.ConfigError, match=r"--in .*rows.parquet: "):
+        run(program, rows, tmp_path / "out.jsonl")
+
+
 def test_program_is_found_by_name(program: Path, tmp_path: Path) -> None:
     assert batch.find(str(program)).name == "label"
     program.write_text(PROGRAM + PROGRAM.replace("def label", "def other"))
