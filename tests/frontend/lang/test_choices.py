@@ -128,9 +128,8 @@ def raise_key_error(**_: Any) -> str:
     ],
 )
 def test_failing_method_fails_its_program(method: Any, match: str) -> None:
-    state = paint.run(method, backend=bn.Mock({"color": SCORES, "why": "so"}))
-    with pytest.raises(bn.ProgramError, match=match) as raised:
-        state["why"]
+    with pytest.raises(bn.ProgramError, match=match) as raised:  # by `run`, if the method fails before the body ends
+        paint.run(method, backend=bn.Mock({"color": SCORES, "why": "so"}))["why"]
     assert "test_choices.py" in raised.value.line
 
 
