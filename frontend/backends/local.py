@@ -127,8 +127,10 @@ class LocalProgram(LocalReader, ProgramDefaults, ProgramObserver):
         return Job(self, self._backend.start, generation, done)
 
     def value(self, program: Executor, ref: int, outcome: GenOutcome) -> None:
-        o = outcome
-        value = wire.Value(0, 0, ref, o.samples, o.usage, o.scores, o.times, o.tokens, o.prompt, o.rounds)
+        value = wire.Value(
+            0, 0, ref, outcome.samples, outcome.usage, outcome.scores, outcome.times, prompt=outcome.prompt,
+            rounds=outcome.rounds,
+        )  # fmt: skip
         if not (future := self.future(ref)).done():
             future.set_result(value)
 

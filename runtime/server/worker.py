@@ -92,7 +92,7 @@ ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
 CANCEL = wire.encode(wire.Cancel(0, 0))[:-2]
 """The first bytes of an encoded Acknowledge or Cancel: all but its numbers."""
 
-MAX_LEAVE = 1.0
+LEAVE_TIMEOUT = 1.0
 """Seconds in which the last messages of a client that left are received, at most."""
 
 LEVELS = ("quiet", "info", "debug")
@@ -530,7 +530,7 @@ class Server:
     def _send(self, client: bytes, message: wire.ServerMessage) -> None:
         if not self.listeners.send(client, wire.encode(message)):
             # It is forgotten later, because the caller may be in the middle of one of its programs.
-            self._gone.setdefault(client, time.monotonic() + MAX_LEAVE)
+            self._gone.setdefault(client, time.monotonic() + LEAVE_TIMEOUT)
 
     def _refuse(self, client: bytes, error: BanyanError) -> None:
         """Send an error to a peer that violated the protocol, and disconnect it."""
@@ -671,7 +671,7 @@ class Server:
         assert hosts is not None
 
         def options() -> Config:
-            # later engines are sent those that are loaded then
+            # Once an engine was ready, the server itself has each new one load the adapters that there are then.
             adapters = {} if self._standard.page else self.config.adapters
             return msgspec.structs.replace(
                 self.config, adapters=adapters, bind="", curve_key="", engines_at="", engine_keys="", token_file="",

@@ -183,6 +183,19 @@ def other_model(tiny: Any, tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+class Resting:
+    """A program that has made a gen behind `prompt` and stays open. Its next gen, behind the same text, is value 1."""
+
+    def __init__(self, c: client.Client, prompt: str) -> None:
+        self.program, self._prompt = c.program("resting"), prompt
+        self._gen = wire.Gen(0, 0, wire.Sampling(max_tokens=9, temperature=0.0))
+        self.program.submit([wire.Append(0, (prompt,)), self._gen])
+
+    def go_on(self) -> None:
+        second = msgspec.structs.replace(self._gen, ref=1)
+        self.program.submit([wire.Append(0, (f" {self._prompt}",)), second], last=True)
+
+
 @pytest.mark.parametrize("n", in_short([2], [1, 2]))
 def test_weights_change_while_programs_end_on_those_that_they_began_with(
     join: Join, other_model: Callable[..., Path], n: int
@@ -191,10 +204,8 @@ def test_weights_change_while_programs_end_on_those_that_they_began_with(
     c = join(say={"count": OUTPUT, "on": "old"}, weights="old", step_ms=5, options=options)
     new = other_model("new", say={"count": "new", "on": "new"}, weights="new", step_ms=5)
     began = [submit(c, f"{k} count") for k in range(6)]
-    resting = c.program("resting")
-    gen = wire.Gen(0, 0, wire.Sampling(max_tokens=9, temperature=0.0))
-    resting.submit([wire.Append(0, ("on",)), gen])
-    assert text(resting) == "old"
+    resting = Resting(c, "on")
+    assert text(resting.program) == "old"
     with ThreadPoolExecutor() as threads:
         rolled = threads.submit(c.ask, "roll", 60, path=str(new))
         wait_until(lambda: text(submit(c, "count")) == "new", "an engine with the new weights")
@@ -202,8 +213,8 @@ def test_weights_change_while_programs_end_on_those_that_they_began_with(
             c.ask("add")
         assert not rolled.done(), "a program with the old weights has not ended"
         assert [text(program) for program in began] == [OUTPUT] * 6
-        resting.submit([wire.Append(0, (" on",)), msgspec.structs.replace(gen, ref=1)], last=True)
-        assert text(resting, 1) == "old"
+        resting.go_on()
+        assert text(resting.program, 1) == "old"
         rolled.result(60)
     assert [engine["state"] for engine in engines(c).values()] == ["ready"] * n
     assert [text(submit(c, "count")) for _ in range(4)] == ["new"] * 4
@@ -219,10 +230,8 @@ def test_only_engine_stays_if_the_one_with_the_new_weights_is_lost(
 ) -> None:
     c = join(say={"count": "old"}, weights="old", options=TWO | {"replicas": 1})
     new = other_model("new", say={"count": "new"}, weights="new")
-    resting = c.program("resting")
-    gen = wire.Gen(0, 0, wire.Sampling(max_tokens=9, temperature=0.0))
-    resting.submit([wire.Append(0, ("count",)), gen])
-    assert text(resting) == "old"
+    resting = Resting(c, "count")
+    assert text(resting.program) == "old"
     with ThreadPoolExecutor() as threads:
         rolled = threads.submit(c.ask, "roll", 60, path=str(new))
         wait_until(lambda: text(submit(c, "count")) == "new", "an engine with the new weights")
@@ -232,8 +241,8 @@ def test_only_engine_stays_if_the_one_with_the_new_weights_is_lost(
         with pytest.raises(BanyanError, match="the engine that had the new weights is gone"):
             rolled.result(60)
     assert [engine["state"] for engine in engines(c).values()] == ["ready"]
-    resting.submit([wire.Append(0, (" count",)), msgspec.structs.replace(gen, ref=1)], last=True)
-    assert text(resting, 1) == "old"
+    resting.go_on()
+    assert text(resting.program, 1) == "old"
     assert text(submit(c, "count")) == "old"
     c.ask("add")
     assert [text(submit(c, "count")) for _ in range(4)] == ["old"] * 4

@@ -144,7 +144,10 @@ def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
 
 def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """The arguments of both. Both may have fields that are not OpenAI's."""
-    return one | other | {name: one[name] | other[name] for name in ("extra_body",) if name in one and name in other}
+    both = one | other
+    if "extra_body" in both:
+        both["extra_body"] = one.get("extra_body", {}) | other.get("extra_body", {})
+    return both
 
 
 def turns(pieces: Iterable[Piece]) -> tuple[list[dict[str, Any]], str | None]:

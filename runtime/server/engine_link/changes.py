@@ -165,7 +165,7 @@ class EngineChanges:
         try:
             self.roll = WeightsRoll(
                 self._replicas, self._requests, model, before or str(self._directory), end, restart=restart, add=add,
-                remove=self.remove, n_on=self._n_on, use=self._use_weights,
+                remove=self.remove, n_on=self._n_on, use_weights=self._use_weights,
             )  # fmt: skip
         except BaseException:
             self._replicas.model = before

@@ -25,8 +25,9 @@ class WeightsRoll:
     starting  the engine that loads the new weights now; None: an engine is being drained
 
     n_on: returns how many programs run on weights with a fingerprint. restart: replaces an engine by one with a given
-    model. add: starts one more engine, with the new model. remove: ends an engine for good. use: makes the weights of a
-    ready engine those of programs that begin now. before: the model before the change. then: called at the end.
+    model. add: starts one more engine, with the new model. remove: ends an engine for good. use_weights: makes the
+    weights of a ready engine those of programs that begin now. before: the model before the change. then: called at the
+    end.
     """
 
     def __init__(
@@ -41,12 +42,12 @@ class WeightsRoll:
         restart: Callable[[ReplicaProcess, str], None],
         add: Callable[[Then], ReplicaProcess],
         remove: Callable[[ReplicaProcess], None],
-        use: Callable[[wire.Ready], None],
+        use_weights: Callable[[wire.Ready], None],
     ) -> None:
         """ConfigError: an engine is being added or drained, or the second engine that is needed cannot be added."""
         self.model, self._before, self._then = model, before, then
         self._replicas, self._requests = replicas, requests
-        self._n_on, self._restart, self._remove, self._use = n_on, restart, remove, use
+        self._n_on, self._restart, self._remove, self._use_weights = n_on, restart, remove, use_weights
         self._emptying: ReplicaProcess | None = None
         self._extra: ReplicaProcess | None = None
         self.starting: ReplicaProcess | None = None
@@ -103,7 +104,7 @@ class WeightsRoll:
         """The engine that was added is lost, though it had loaded the new weights. The last one keeps the old ones."""
         last.is_rolled = False
         if last.link.ready is not None:
-            self._use(last.link.ready)
+            self._use_weights(last.link.ready)
         self._then("the engine that had the new weights is gone")
 
     def _start(self, one: ReplicaProcess, model: str) -> None:
