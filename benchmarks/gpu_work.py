@@ -6,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from banyan.kernels.kv_layout import is_latent, values_of
 from banyan.runtime.engine.batch import Batch
 from banyan.runtime.model import decoder, families
 from banyan.runtime.model.spec import ModelSpec
+from banyan.runtime.model.weights import Checkpoint
 
 PAGE = 16
 RMS_EPS, ROPE_THETA = 1e-6, 1e6
@@ -239,14 +241,15 @@ def _flashinfer(case: Attend) -> Callable[[], Tensor]:
     return lambda: prefill.run(case.q, (case.k, case.v))
 
 
-class RandomCheckpoint:
-    """A checkpoint with random weights, generated on the device."""
+class RandomCheckpoint(Checkpoint):
+    """A checkpoint with random weights, generated on the device; it has no files."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(Path("random weights"), files=())
         self.device, self.dtype = device, dtype
         self.taken: dict[str, Tensor] = {}
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, *shape: int, dtype: str | None = None) -> Tensor:
         if len(shape) == 1:
             tensor = torch.ones(shape, device=self.device, dtype=self.dtype)
         else:
@@ -254,9 +257,6 @@ class RandomCheckpoint:
         if self.device.type == "cpu":
             self.taken[name] = tensor
         return tensor
-
-    def take_grouped(self, name: str, *shape: int) -> None:
-        """No weight is in few bits."""
 
     def finish(self, ignore: Callable[[str], bool]) -> None:
         pass
@@ -277,7 +277,7 @@ def random_model(
         n_kv_heads=dense.n_kv_heads, head_dim=dense.dim, hidden=dense.hidden_size, vocab_size=dense.vocab_size,
         max_context=dense.max_context, eos_ids=(), dtype=str(dtype)[6:], n_parameters=n, dense=dense,
     )  # fmt: skip
-    weights: Any = RandomCheckpoint(device, dtype)
+    weights = RandomCheckpoint(device, dtype)
     return decoder.build(spec, weights, device, dtype, spec.max_context), weights.taken
 
 
