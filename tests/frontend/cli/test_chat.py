@@ -96,7 +96,7 @@ import banyan
 from banyan.cli.chat import talk
 def latency(call):
     if "stay" not in call.prompt.rpartition("user")[2]:
-        return 0.0
+        return 0.001  # starts the clock's thread: Ctrl-C inside Thread.start() would break its lock
     print("under way", flush=True)
     return 100.0
 talk(banyan.Mock("fine", latency=latency), system="", temperature=0.0, max_tokens=9)
