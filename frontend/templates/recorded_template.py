@@ -37,8 +37,8 @@ class RecordedTemplate:
             raise Unsupported(f"it calls another program, {recording.programs[1].name}")
         if recording.state._handle.number:
             raise Unsupported("its state adopts one of its branches")
-        self.names = names
         self.shape = ProgramTemplate([_checked_op(op) for op in recording.ops if not _is_implicit_drop(op)])
+        self.names = names[: self.shape.n_args]
         self._state, self._value = recording.state, recording.value
         for value in (self._value, *self._state._values.values()):
             _check_value(value, self._state)
@@ -58,7 +58,7 @@ class RecordedTemplate:
         """Whether `recording`, which was made with these arguments, did exactly what the template does with them."""
         if recording.ended is not None or len(recording.programs) > 1:
             return False
-        use = wire.Use(0, 0, tuple(map(_text, arguments)))
+        use = wire.Use(0, 0, tuple(map(_text, arguments[: self.shape.n_args])))
         return _flattened(recording.ops) == _flattened(self.shape.expand(use)) and (
             _results(recording.state, recording.value, ()) == _results(self._state, self._value, arguments)
         )
@@ -85,7 +85,7 @@ class RecordedTemplate:
         use = wire.Use(
             state=state._handle.number,
             template=self._define(record.backend),
-            args=texts,
+            args=texts[: shape.n_args],  # those after the last one that is appended have slots, but no op takes them
             child=handles[1].number if self._parents else 1,
             ref=first_ref,
             mark=record.new_marks(shape.n_marks),

@@ -155,6 +155,23 @@ def counts(s: bn.State, n: int) -> None:
 
 
 @bn.function
+def stores_its_last(s: bn.State, text: str, k: int) -> int:
+    s += text + bn.gen("a")
+    s["k"] = k
+    return k
+
+
+@bn.function
+def ignores_its_last(s: bn.State, text: str, k: int) -> None:
+    s += text + bn.gen("a")
+
+
+@bn.function
+def asks_for_the_type_of_its_last(s: bn.State, text: str, k: Any) -> None:
+    s += ("a text: " if isinstance(k, str) else "no text: ") + text + bn.gen("a")
+
+
+@bn.function
 def adopts(s: bn.State, topic: str) -> None:
     """Adopts a branch of a branch, drops another, and generates after that."""
     s += topic + bn.gen("first")
@@ -186,6 +203,9 @@ ITEMS: list[tuple[bn.Program, list[tuple[Any, ...]]]] = [
     (catches, [("one",), ("three",)]),
     (asks_for_its_type, [("one",), (1,), (1.5,), (True,), (None,)]),
     (counts, [(1,), (10**30,), (-1,)]),
+    (stores_its_last, [("one", 1), ("two", 2)]),
+    (ignores_its_last, [("one", 1), ("two", 2)]),
+    (asks_for_the_type_of_its_last, [("one", 1), ("two", "2"), ("three", 3)]),
     (adopts, [("one",), ("two",)]),
     (thinks, [("one",), ("two",)]),
 ]
@@ -221,6 +241,13 @@ def test_body_runs_only_to_make_the_template() -> None:
     assert wire.Use(0, 0, ("49",)) in backend.sent
     assert compiled.explain().startswith("straight has 1 template\n")
     assert "a run sends question" in compiled.explain()
+
+
+def test_argument_that_is_not_appended_is_not_sent() -> None:
+    backend, compiled = TemplateMock(), compile(stores_its_last)
+    assert [compiled.run("x", k, backend=backend).ret_value for k in (1, 2)] == [1, 2]
+    assert [op.args for op in backend.sent if isinstance(op, wire.Use)] == [("x",), ("x",)]
+    assert compiled.explain().endswith("a run sends text")
 
 
 def test_inspected_argument_has_a_template_for_each_value() -> None:
