@@ -28,7 +28,7 @@ def using(backend: Backend) -> Iterator[Backend]:
     """`with bn.using(backend): ...` runs the block's programs on `backend`, in this thread or task only.
 
     BadProgram: it is not a backend."""
-    token = CURRENT.set(_checked(backend))
+    token = CURRENT.set(_named(backend))
     try:
         yield backend
     finally:
@@ -36,13 +36,13 @@ def using(backend: Backend) -> Iterator[Backend]:
 
 
 def find(backend: Backend | None = None) -> Backend:
-    """Find the backend to use. The first of these: `backend`, the backend of the enclosing program or `using` block,
-    the default, the server at BANYAN_SOCKET.
+    """Find the backend to use. The first of these: the recorder, while a body is recorded; `backend`; the backend of
+    the enclosing program or `using` block; the default; the server at BANYAN_SOCKET.
 
     ConfigError: there is none of these. BadProgram: `backend` is not a backend.
     """
     if backend is not None:
-        return _checked(backend)
+        return _named(backend)
     for found in (CURRENT.get(), _default):
         if found is not None:
             return found
@@ -70,6 +70,19 @@ def get_server_info(backend: Backend | None = None) -> dict[str, object] | None:
         return None
     info = found.ask("info")
     return info if isinstance(info, dict) else {}
+
+
+def _named(backend: Backend) -> Backend:
+    """The backend that a run or a `using` block names; while a body is recorded, the recorder, so that no model
+    runs."""
+    current = CURRENT.get()
+    if current is not None and _is_recorder(current) and not _is_recorder(backend):
+        return current
+    return _checked(backend)
+
+
+def _is_recorder(backend: Backend) -> bool:
+    return getattr(backend, "is_recorder", False)  # an attribute, because recorders are of a layer above
 
 
 def _checked(backend: Backend) -> Backend:

@@ -43,6 +43,8 @@ class Recorder:
     """A backend that only stores the ops. welcome: the Welcome of the backend on which the program will run."""
 
     refuses: frozenset[str] = frozenset()
+    is_recorder = True
+    """Programs that the body calls run on it, also those that name a backend of their own."""
 
     def __init__(self, welcome: wire.Welcome) -> None:
         self.welcome = welcome

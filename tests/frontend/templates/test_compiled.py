@@ -359,6 +359,32 @@ def test_program_without_a_template_runs_its_body(program: bn.Program, match: st
     assert re.search(f"runs its body every time: .*{match}", compiled.explain())
 
 
+@pytest.mark.parametrize("names_it", ["run", "using"])
+def test_called_program_on_a_backend_of_its_own_is_not_recorded(names_it: str) -> None:
+    own = bn.Mock([f"hint {i}" for i in range(3)])
+
+    @bn.function
+    def helper(s: bn.State) -> None:
+        s += "Hint: " + bn.gen("h")
+
+    @bn.function
+    def asks_it(s: bn.State, q: str) -> None:
+        if names_it == "run":
+            hint = helper.run(backend=own)["h"]
+        else:
+            with bn.using(own):
+                hint = helper.run()["h"]
+        s += q + f" ({hint})" + bn.gen("a")
+
+    asks_it.graph(q="x")
+    assert own.calls == []
+    backend, compiled = TemplateMock(), compile(asks_it)
+    texts = [compiled.run("x", backend=backend).text() for _ in range(3)]
+    assert [text.partition("<")[0] for text in texts] == [f"x (hint {i})" for i in range(3)]
+    assert len(own.calls) == 3
+    assert compiled.explain().startswith("asks_it runs its body every time: in test_compiled.py:")
+
+
 def test_body_errors_are_raised_unchanged() -> None:
     @bn.function
     def divides(s: bn.State, x: str, by: int) -> None:
