@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from itertools import chain
@@ -192,15 +192,12 @@ def _checked_template(
         does = "awaits something" if plain.ended.what == AWAITED else "reads a generated value"
         raise Unsupported(f"in {plain.ended.line} it {does}")
     slots = [ArgumentSlot(i, name) for i, name in enumerate(values)]
-    error: Exception | None = None
-    try:
-        recording = recorded(**{slot.name: slot for slot in slots})
-    except Exception as e:
-        error = e
-    if observed := {slot.name: f"it is inspected in {slot.observed.line}" for slot in slots if slot.observed}:
-        raise _Observed(observed)
-    if error is not None:
-        raise _Observed(dict.fromkeys(values, f"without its value the body raises {error!r:.200}"))
+    recording = _with_slots(slots, recorded)
+    if isinstance(recording, Exception):
+        alone = {slot.name: _with_slots([slot], recorded) for slot in slots}
+        errors = {name: one for name, one in alone.items() if isinstance(one, Exception)}
+        errors = errors or dict.fromkeys(values, recording)  # only several together raise
+        raise _Observed({name: f"without its value the body raises {one!r:.200}" for name, one in errors.items()})
     template = RecordedTemplate(recording, tuple(values))
     if not template.matches(plain, list(values.values())):
         raise Unsupported("it appends different things for the same arguments")
@@ -213,6 +210,19 @@ def _checked_template(
         if not is_same:
             raise _Observed({name: "what is appended is computed from it"})
     return template
+
+
+def _with_slots(slots: Sequence[ArgumentSlot], recorded: Callable[..., Recording]) -> Recording | Exception:
+    """Record the body with these arguments replaced by slots; returns the error that it raises. _Observed: it inspects
+    some of them."""
+    result: Recording | Exception
+    try:
+        result = recorded(**{slot.name: slot for slot in slots})
+    except Exception as e:
+        result = e
+    if observed := {slot.name: f"it is inspected in {slot.observed.line}" for slot in slots if slot.observed}:
+        raise _Observed(observed)
+    return result
 
 
 def frozen(value: Any) -> Hashable:

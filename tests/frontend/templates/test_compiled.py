@@ -6,6 +6,7 @@ import asyncio
 import enum
 import functools
 import gc
+import json
 import random
 import re
 import textwrap
@@ -269,6 +270,34 @@ def test_argument_whose_text_is_changed_counts_as_inspected() -> None:
     compiled.run("one", "1", backend=backend)
     assert "'text' has a template of its own" in compiled.explain()
     assert "value of 'other'" not in compiled.explain()
+
+
+@bn.function
+def quotes(s: bn.State, text: str, schema: str) -> None:
+    s += text + json.dumps(schema) + bn.gen("a")
+
+
+@bn.function
+def needs_one_text(s: bn.State, text: str, other: str) -> None:
+    if not isinstance(text, str) and not isinstance(other, str):
+        raise TypeError("two slots")
+    s += text + other + bn.gen("a")
+
+
+@pytest.mark.parametrize(
+    ("program", "blamed", "n_templates"),
+    [(quotes, ["schema"], 1), (needs_one_text, ["text", "other"], 0)],
+    ids=case_id,
+)
+def test_only_arguments_that_cannot_be_slots_lose_them(
+    program: bn.Program, blamed: list[str], n_templates: int
+) -> None:
+    backend, compiled = TemplateMock(), compile(program)
+    for text in ("one", "two"):
+        assert compiled.run(text, "x", backend=backend).text() == program.run(text, "x", backend=bn.Mock(script)).text()
+    assert re.findall(r"each value of '(\w+)' .*TypeError", compiled.explain()) == blamed
+    assert backend.n_defined == n_templates
+    assert compiled.explain().count("a run sends text\n") == n_templates
 
 
 def test_program_without_sendable_arguments_runs_its_body() -> None:
