@@ -62,6 +62,7 @@ class StateBase:
         *("__weakref__", "_closed", "_handle", "_is_view", "_names", "_record", "_refs", "_seed", "_transcript"),
         "_values",
     )
+    _is_async = False
 
     def __init__(self, record: ProgramRecord, handle: StateHandle, seed: int | None, transcript: Transcript) -> None:
         """Created by programs and forks. seed: the seed of the run or branch; None: its gens have random seeds."""
@@ -210,7 +211,9 @@ class StateBase:
         if tools is not None:
             from banyan.tools.caller import Caller  # lazily: it imports asyncio
 
-            ref.caller = Caller(self._record, self._handle.number, ref.number, ref.line, leaf.tools)
+            ref.caller = Caller(
+                self._record, self._handle.number, ref.number, ref.line, leaf.tools, is_async=self._is_async
+            )
         retries = 0 if leaf.output_type is None else (leaf.retries if leaf.retries is not None else run.retries) or 0
         if retries:
             from banyan.tools.checks import Checker  # lazily: few programs need it

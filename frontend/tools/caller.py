@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,13 +44,15 @@ class Round(NamedTuple):
 class Caller(ServerCallback):
     """Executes the tool calls of one gen, on threads and event loops of its own."""
 
-    def __init__(self, record: ProgramRecord, state: int, ref: int, line: str, tools: Toolbox) -> None:
-        """line: the source line of the gen."""
+    def __init__(
+        self, record: ProgramRecord, state: int, ref: int, line: str, tools: Toolbox, *, is_async: bool
+    ) -> None:
+        """line: the source line of the gen. is_async: whether the gen is of an `async def` program."""
         self._line, self._tools = line, tools
-        try:
-            self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            self._loop = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        if is_async:  # a sync program may be called from an event loop too, but blocks it
+            with suppress(RuntimeError):
+                self._loop = asyncio.get_running_loop()
         self._running: asyncio.Task[None] | None = None
         self._n_streamed = 0  # characters of this round already in `full_text`
         self.rounds: list[Round] = []

@@ -431,6 +431,20 @@ def test_async_tools_run_on_the_programs_loop() -> None:
     assert [call.result for call in state.ret_value] == ["here", "banyan-tool"]
 
 
+def test_async_tools_run_while_a_sync_program_blocks_the_callers_loop() -> None:
+    @bn.tool
+    async def look(what: str) -> str:
+        "Look."
+        await asyncio.sleep(0)
+        return f"found {what}"
+
+    async def main() -> bn.ToolCall:
+        return single_call({"look": {"what": "a"}}, tools=[look], tool_timeout=2)
+
+    call = asyncio.run(main())
+    assert (call.result, call.is_error) == ("found a", False)
+
+
 def test_cancelled_async_program_cancels_its_calls() -> None:
     ended = threading.Event()
 
