@@ -240,10 +240,15 @@ def _text(value: Any) -> str:
     """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON."""
     if hasattr(value, "model_dump_json"):  # a pydantic model
         return str(value.model_dump_json())
-    plain = msgspec.to_builtins(value, enc_hook=str)
+    plain = msgspec.to_builtins(value, enc_hook=_plain)
     text = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
     fstring.refuse(text, "the result holds an expression, such as a gen; a tool gives text")
     return text
+
+
+def _plain(value: Any) -> Any:
+    """A value inside a tool's result that msgspec does not know: a pydantic model as an object, others as text."""
+    return value.model_dump(mode="json") if hasattr(value, "model_dump_json") else str(value)
 
 
 def _reason(error: BaseException) -> str:

@@ -161,6 +161,8 @@ def test_tools_run_in_the_context_of_the_append() -> None:
         ({"a": [1, 2.5, True]}, '{"a":[1,2.5,true]}'),
         (Point(1, 2), '{"x":1,"y":2}'),
         (Model(size=1), '{"size":1,"tags":[]}'),
+        ([Model(size=1)], '[{"size":1,"tags":[]}]'),
+        ({"a": (Model(size=2, tags=["b"]), complex(1, 2))}, '{"a":[{"size":2,"tags":["b"]},"(1+2j)"]}'),
         (Colour.red, "red"),
         (complex(1, 2), "(1+2j)"),
         ("name\udcff", "name\\udcff"),
