@@ -4,6 +4,7 @@ arrived. Never waits."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from banyan.runtime.protocol import wire
@@ -81,7 +82,11 @@ class BranchHistory:
     @property
     def inherited(self) -> list[PromptItem]:
         """The items that the state inherited from its parent, in order."""
-        return [] if self.parent is None else self.parent.inherited + self.parent.items[: self.start]
+        pieces, branch = [], self
+        while branch.parent is not None:  # a loop, because forks may be nested deeper than Python's calls
+            pieces.append(branch.parent.items[: branch.start])
+            branch = branch.parent
+        return [*chain.from_iterable(reversed(pieces))]
 
     @property
     def prompt(self) -> list[PromptItem]:
@@ -95,9 +100,11 @@ class BranchHistory:
 
     def subtree(self) -> Iterator[BranchHistory]:
         """The branch and all branches forked from it."""
-        yield self
-        for child in self.children:
-            yield from child.subtree()
+        left = [self]
+        while left:
+            branch = left.pop()
+            yield branch
+            left += reversed(branch.children)
 
 
 class History:

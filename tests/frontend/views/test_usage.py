@@ -98,3 +98,24 @@ def test_usage_is_available_after_the_body_raised() -> None:
 
 def test_usage_without_gens_is_empty() -> None:
     assert bn.function(lambda s: s.__iadd__("x")).run(backend=bn.Mock()).usage == Usage()
+
+
+def test_deeply_nested_forks_can_be_viewed() -> None:
+    n = 1_100  # more than Python's limit of nested calls
+
+    @bn.function
+    def deep(s: bn.State) -> None:
+        (t,) = s.fork(1)
+        for i in range(n):
+            t += f"{i} "
+            (t,) = t.fork(1)
+        t += bn.gen("a")
+        assert t["a"] == "x"
+        assert (t.usage.prompt, s.usage.prompt) == (10, 10)
+        assert t.text().startswith("0 1 2 ")
+        assert s.timeline()["traceEvents"]
+        raise ValueError("of the program")
+
+    with pytest.raises(ValueError, match="of the program") as raised:
+        deep.run(backend=CostlyMock())
+    assert [gen.name for gen in raised.value.state.usage.gens] == ["a"]  # type: ignore[attr-defined]
