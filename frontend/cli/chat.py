@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from banyan.cli.line_reader import BLOCK, LineReader
 from banyan.cli.parser import suggestion
@@ -132,7 +133,7 @@ def talk(runtime: ServerBackend, *, system: str, temperature: float, max_tokens:
     reader = LineReader(tuple(COMMANDS), is_terminal)
     welcome = runtime.welcome
     if is_terminal:
-        chat.console.print(f"[bold]{welcome.model}[/], context {welcome.max_context} tokens")
+        chat.console.print(f"[bold]{escape(welcome.model)}[/], context {welcome.max_context} tokens")
         chat.console.print("[dim]/help lists commands and keys; Ctrl-D leaves[/]")
     try:
         while True:

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from banyan.lang.expr import gen
 from banyan.lang.program import function
@@ -37,7 +38,7 @@ def check(runtime: Any, *, is_private: bool) -> int:
 
     def report(title: str, *lines: str) -> None:
         for line in lines:
-            console.print(f"[bold]{title:11}[/]{line}")
+            console.print(Text.assemble((f"{title:11}", "bold"), line))
             title = ""
 
     info = runtime.ask("info")

@@ -370,8 +370,9 @@ def backend(options: argparse.Namespace) -> Iterator[ServerBackend]:
         status: Any = nullcontext()
         if sys.stderr.isatty():
             from rich.console import Console
+            from rich.markup import escape
 
-            status = Console(stderr=True).status(f"starting {configs.make(**config).model} ...")
+            status = Console(stderr=True).status(f"starting {escape(configs.make(**config).model)} ...")
         with status:
             runtime = banyan.Runtime(**config)
         with runtime:

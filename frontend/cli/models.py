@@ -38,7 +38,7 @@ def show(places: Sequence[str] = ()) -> int:
                 ", ".join(filter(None, (where, model.kind))),
                 ", ".join(defaults),
             )
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     console.print(table)
     if places:
         return 0

@@ -34,7 +34,7 @@ def run(model: str, out: Path, text: Path, method: Method, n_bits: int, group: i
     if n_held_out < 2:
         raise ConfigError(f"{text} has {len(ids)} tokens; a text of a few thousand tokens is needed")
     used, held_out = ids[:-n_held_out], ids[-n_held_out:]
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(f"{method}, {n_bits} bits", total=None)
         convert.quantise(source, out, used, method, n_bits, group,

@@ -25,8 +25,10 @@ import few_bits
 from banyan import Mock
 from banyan.cli import check as cli_check
 from banyan.cli import main as cli
+from banyan.cli import models
 from banyan.runtime.config import GROUPS, Config, make
 from banyan.runtime.errors import BanyanError
+from banyan.runtime.model import weights
 from forms import in_short, short_form
 
 BANYAN = (sys.executable, "-m", "banyan")
@@ -325,15 +327,30 @@ def test_models_describes_those_that_are_named(
     assert "cannot be run: there is no model directory" in none
 
 
+def test_names_of_models_are_not_read_as_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    names = ["a[red]b", "[/x]", ":smile:"]
+    assert models.show(names) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == names
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(["check", "--model", "./[/x]"]) == 1
+    assert "there is no model directory './[/x]'" in capsys.readouterr().err
+    with weights.bar("loading [/x]", shown=True):
+        pass
+
+
 def test_quantise_writes_a_model_and_says_what_it_costs(
     tmp_path: Path, tiny_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    command = ["quantise", str(tiny_model("llama")), str(tmp_path / "q"), "--text", str(tmp_path / "text")]
+    command = ["quantise", str(tiny_model("llama")), str(tmp_path / "[q]"), "--text", str(tmp_path / "text")]
     assert cli.main([*command, "--bits", "8", "--group", "16", "--method", "rtn"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
+    assert f"{tmp_path}/[q]: " in printed
     assert re.search(r"8 bits in groups of 16, by rtn on \d+ tokens on \d+ other tokens: perplexity", printed)
-    assert cli.main(["models", str(tmp_path / "q")]) == 0
+    assert cli.main(["models", str(tmp_path / "[q]")]) == 0
     assert cli.main(command) == 2
     assert "exists already" in capsys.readouterr().err
     (tmp_path / "text").write_text("a")
@@ -467,12 +484,19 @@ class InconsistentRuntime(Mock):
     def ask(self, what: str) -> object:
         if what == "check":
             raise BanyanError("the engine's books do not balance: page 7 is free and leased")
-        return {"pid": 1, "engine_pid": 2, "protocol": 1, "config": {"cache": False}, "engine": {"report": ["a mock"]}}
+        return {
+            "pid": 1,
+            "engine_pid": 2,
+            "protocol": 1,
+            "config": {"cache": False},
+            "engine": {"report": ["a mock of ./[/x]"]},
+        }
 
 
-def test_check_fails_on_a_broken_invariant() -> None:
+def test_check_fails_on_a_broken_invariant(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(BanyanError, match="page 7 is free and leased"):
         cli_check.check(InconsistentRuntime("text"), is_private=True)
+    assert "engine     a mock of ./[/x]\n" in capsys.readouterr().out
 
 
 def test_check_fails_if_the_warm_answer_differs() -> None:
