@@ -248,7 +248,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
         value = json.loads(gguf.read_bytes(file))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise BadModel(f"{file} cannot be read: {e}") from e
     if not isinstance(value, dict):
         raise BadModel(f"{file} is not a JSON object")
@@ -275,6 +275,8 @@ def _check(config: dict[str, Any]) -> None:
     if config.get("is_encoder_decoder"):
         raise Unsupported(f"{config['model_type']} is an encoder-decoder model; {_DECODERS}")
     architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        raise BadModel(f"config.json has architectures {architectures!r:.80}, which is no list of names")
     ends = ("ForCausalLM", "LMHeadModel", *(["ForConditionalGeneration"] if config.get("text_config") else []))
     if architectures and not any(name.endswith(ends) for name in architectures):
         kind = next(

@@ -129,6 +129,8 @@ def test_yarn_extends_the_context(copy):
         ({"dtype": "float8_e4m3fn"}, Unsupported, "float8_e4m3fn"),
         ({"model_type": "abacus"}, Unsupported, "no model_type 'abacus'"),
         ({"model_type": ...}, BadModel, "no model_type"),
+        ({"architectures": -1}, BadModel, "architectures -1, which is no list of names"),
+        ({"architectures": [1]}, BadModel, r"architectures \[1\], which is no list of names"),
         ({"hidden_size": "64"}, BadModel, r"\$.hidden_size"),
         ({"num_hidden_layers": 0}, BadModel, "not positive"),
         ({"num_key_value_heads": 3}, BadModel, "4 heads cannot share 3"),
@@ -168,7 +170,7 @@ def test_invalid_layer_types_of_qwen_raise_bad_model(copy):
 
 def test_broken_file_raises_bad_model_with_its_name(copy):
     path = copy()
-    for text in ("{", "[]", '"x"'):
+    for text in ("{", "[]", '"x"', '{"a": ' + "[" * 100_000):
         (path / "config.json").write_text(text)
         with pytest.raises(BadModel, match=r"config.json"):
             read_spec(path)
