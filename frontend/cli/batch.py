@@ -80,11 +80,20 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
     return run
 
 
+def check_program_file(path: str) -> None:
+    """ConfigError: the file is missing or cannot be read."""
+    try:
+        if not Path(path).is_file():
+            raise ConfigError(f"there is no program file {path}")
+        open(path, "rb").close()
+    except OSError as e:
+        raise ConfigError(f"the program file cannot be read: {e}") from None
+
+
 def find(target: str) -> Program[..., Any]:
     """The program FILE.py or FILE.py:NAME. The file runs like a module that is imported."""
     path, _, name = target.partition(":")
-    if not Path(path).is_file():
-        raise ConfigError(f"there is no program file {path}")
+    check_program_file(path)
     sys.path.insert(0, str(Path(path).absolute().parent))
     names = runpy.run_path(path, run_name="__batch__")
     module = sys.modules["__batch__"] = ModuleType("__batch__")  # runpy removes its own; type hints are looked up in it

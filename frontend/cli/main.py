@@ -454,16 +454,15 @@ class _LazyBackend:
 def _run(options: argparse.Namespace) -> int:
     """Run the file as `python` would, with a default backend."""
     import banyan
+    from banyan.cli.batch import check_program_file
 
     given(options)  # raises now, not at the first gen
-    path = Path(options.program)
-    if not path.is_file():
-        raise ConfigError(f"there is no program file {path}")
+    check_program_file(options.program)
     with ExitStack() as stack:
         made: Any = _LazyBackend(lambda: stack.enter_context(backend(options)))
         banyan.set_default_backend(made)
         sys.argv = [options.program, *options.arguments]
-        sys.path.insert(0, str(path.absolute().parent))
+        sys.path.insert(0, str(Path(options.program).absolute().parent))
         runpy.run_path(options.program, run_name="__main__")
     return 0
 

@@ -12,6 +12,7 @@ import pytest
 
 import banyan as bn
 from banyan.cli import batch
+from banyan.cli import main as cli
 
 PROGRAM = """
 import banyan as bn
@@ -226,6 +227,23 @@ def test_program_is_found_by_name(program: Path, tmp_path: Path) -> None:
         batch.find(f"{program}:labels")
     with pytest.raises(bn.ConfigError, match="there is no program file"):
         batch.find(str(tmp_path / "nothing.py"))
+
+
+def test_program_file_that_cannot_be_read_is_one_line(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(program))
+
+    (tmp_path / "rows.csv").write_text("text\nx\n")
+    monkeypatch.setattr(batch, "open", refuse, raising=False)  # not `chmod`, which does not stop root
+    monkeypatch.setattr("runpy.run_path", refuse)
+    rest = ["--in", str(tmp_path / "rows.csv"), "--out", str(tmp_path / "out.jsonl")]
+    for command in (["run", str(program)], ["batch", str(program), *rest]):
+        assert cli.main(command) == 2
+        err = capsys.readouterr().err
+        assert err.startswith("banyan: the program file cannot be read: [Errno 13] Permission denied: ")
+        assert err.count("\n") == 1
 
 
 def test_type_hints_of_the_file_are_read_when_the_program_runs(tmp_path: Path) -> None:
