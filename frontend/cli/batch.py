@@ -180,7 +180,10 @@ def joined(rows: Iterator[Row], records: BatchFile) -> Iterator[Row]:
     for i, row in enumerate(rows):
         if record is not None and record.index == i:
             found = record.values | ({} if record.ret_value is None else {"ret_value": record.ret_value})
-            row |= {f"result_{name}" if name in row else name: value for name, value in found.items()}
+            for name, value in found.items():
+                while name in row:  # not once: the row may have a column of that name too
+                    name = f"result_{name}"
+                row[name] = value
             record = next(done, None)
         yield row
 

@@ -99,6 +99,20 @@ def test_failed_rows_are_named_and_have_no_results(
         assert [row["label"] for row in csv.DictReader(lines)] == ["", "fine"]
 
 
+def test_results_take_no_column_of_the_row(program: Path, tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    write(rows, [{"text": "x", "label": "gold", "result_label": "of before"}])
+    assert run(program, rows, out) == 0
+    (row,) = batch._format(out, "--in")[0]()
+    assert row == {
+        "text": "x",
+        "label": "gold",
+        "result_label": "of before",
+        "result_result_label": "fine",
+        "ret_value": "[2, 3]",
+    }
+
+
 @pytest.mark.parametrize("target", [".csv", ".parquet"])
 def test_columns_that_only_some_rows_have(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if target == ".parquet":
