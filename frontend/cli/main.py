@@ -10,6 +10,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -441,7 +442,11 @@ class _LazyBackend:
     """A backend that is created at its first use: no server starts for a program that names its own backend."""
 
     def __init__(self, make: Callable[[], ServerBackend]) -> None:
-        self._make = cache(make)
+        self._cached, self._lock = cache(make), threading.Lock()
+
+    def _make(self) -> ServerBackend:
+        with self._lock:  # `cache` lets the threads of a batch make one each
+            return self._cached()
 
     def program(self, *arguments: Any, **options: Any) -> Any:
         """Defined here and not by `__getattr__`, because objects with this attribute are recognised as backends."""

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import typing
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +22,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import banyan as bn
 import few_bits
 from banyan import Mock
 from banyan.cli import check as cli_check
@@ -448,6 +450,23 @@ def test_run_passes_arguments_and_starts_a_runtime(
 def test_run_starts_no_runtime_for_a_program_that_needs_none(program: str, banyan: Banyan) -> None:
     done = banyan("run", "--model", "/no/such/model", program, "nothing")
     assert (done.returncode, done.stdout) == (0, "['nothing'] beside it\n")
+
+
+def test_run_starts_one_runtime_for_the_threads_of_a_batch() -> None:
+    made: list[Mock] = []
+
+    def make() -> Mock:
+        time.sleep(0.15)
+        made.append(Mock("x"))
+        return made[-1]
+
+    @bn.function
+    def say(s: bn.State, i: int) -> None:
+        s += f"{i}" + bn.gen("a")
+
+    states = say.run_batch([(i,) for i in range(20)], backend=cli._LazyBackend(make))  # type: ignore[arg-type]
+    assert [state["a"] for state in states] == ["x"] * 20
+    assert len(made) == 1
 
 
 def test_run_prints_a_traceback_for_bugs_and_one_line_for_failed_programs(
