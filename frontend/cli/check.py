@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rich.console import Console
@@ -45,7 +45,7 @@ def check(runtime: Any, *, is_private: bool) -> int:
     if "pid" not in info:
         raise BanyanError("only an operator may check this server; see docs/security.md")
     report("machine", f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}")
-    versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)]
+    versions = [f"Python {platform.python_version()}", *(f"{name} {_version(name)}" for name in PACKAGES)]
     report("software", ", ".join(versions))
     report("server", f"pid {info['pid']}, engine pid {info['engine_pid']}, protocol {info['protocol']}")
     report("engine", *info["engine"]["report"])
@@ -60,3 +60,10 @@ def check(runtime: Any, *, is_private: bool) -> int:
     runtime.ask("check")
     report("invariants", "hold: every page is free, leased or in the tree, exactly once")
     return 0
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # such as triton, with which torch comes only where it has GPUs
+        return "is not installed"

@@ -518,6 +518,15 @@ def test_check_fails_on_a_broken_invariant(capsys: pytest.CaptureFixture[str]) -
     assert "engine     a mock of ./[/x]\n" in capsys.readouterr().out
 
 
+def test_check_names_packages_that_are_not_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_check, "PACKAGES", ("rich", "no-such-package"))
+    with pytest.raises(BanyanError, match="page 7"):
+        cli_check.check(InconsistentRuntime("text"), is_private=False)
+    assert f"rich {version('rich')}, no-such-package is not installed\n" in capsys.readouterr().out
+
+
 def test_check_fails_if_the_warm_answer_differs() -> None:
     answers = iter(f"answer {i}" for i in range(8))
     with pytest.raises(BanyanError, match="two different texts"):
