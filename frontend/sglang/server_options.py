@@ -9,13 +9,34 @@ from typing import Any
 from banyan.runtime import config
 from banyan.runtime.errors import ConfigError
 
+
+def _adapters(paths: Any) -> dict[str, Any]:
+    """`lora_paths` as {name: path}. SGLang takes a dict, or a list of "path", "name=path" and dicts of both."""
+    if isinstance(paths, dict):
+        return paths
+    found: dict[str, Any] = {}
+    for one in paths if isinstance(paths, list | tuple) else [paths]:
+        match one:
+            case str():
+                name, is_named, path = one.partition("=")
+                found[name] = path if is_named else name
+            case {"lora_name": str(name), "lora_path": path}:
+                found[name] = path
+            case _:
+                raise ConfigError(
+                    f"lora_paths has {one!r:.80}; give {{name: path}}, or a list of 'path', 'name=path' or "
+                    "{'lora_name': name, 'lora_path': path}"
+                )
+    return found
+
+
 TRANSLATED: dict[str, tuple[str, Callable[[Any], Any] | None]] = {
     "context_length": ("context", None),
     "disable_radix_cache": ("cache", lambda is_off: not is_off),
     "dp_size": ("replicas", None),
     "enable_deterministic_inference": ("deterministic", None),
     "max_running_requests": ("max_running", None),
-    "lora_paths": ("adapters", lambda x: x if isinstance(x, dict) else dict(one.split("=", 1) for one in x)),
+    "lora_paths": ("adapters", _adapters),
     "max_total_tokens": ("kv_memory", lambda n: f"{n} tokens"),
     "page_size": ("page", None),
     "speculative_draft_model_path": ("draft_model", str),

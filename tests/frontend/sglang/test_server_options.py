@@ -21,6 +21,9 @@ from banyan.sglang.server_options import translate
         ({"max_total_tokens": 2048, "context_length": 512}, {"kv_memory": "2048 tokens", "context": 512}),
         ({"disable_radix_cache": True, "dtype": "half"}, {"cache": False, "dtype": "float16"}),
         ({"max_running_requests": 4, "page_size": 32, "tp_size": 2}, {"max_running": 4, "page": 32, "tp": 2}),
+        ({"lora_paths": {"a": "/p"}}, {"adapters": {"a": "/p"}}),
+        ({"lora_paths": ["p/q", "a=/q=r"]}, {"adapters": {"p/q": "p/q", "a": "/q=r"}}),
+        ({"lora_paths": [{"lora_name": "a", "lora_path": "/p", "pinned": True}]}, {"adapters": {"a": "/p"}}),
         ({"enable_deterministic_inference": True}, {"deterministic": True}),
         ({"speculative_draft_model_path": "draft"}, {"draft_model": "draft"}),
         ({"quantization": None, "chat_template": None, "context_length": None, "tp_size": None}, {}),
@@ -43,6 +46,11 @@ def test_all_refused_options_are_named_at_once() -> None:
     ]
     with pytest.raises(sgl.ConfigError, match="context_length and context are the same"):
         sgl.Engine(context_length=1, context=1)
+
+
+def test_adapters_in_no_form_of_sglang_are_refused() -> None:
+    with pytest.raises(sgl.ConfigError, match=r"lora_paths has \{'name': 'a'\}; give"):
+        translate({"lora_paths": [{"name": "a"}]})
 
 
 def test_each_option_is_in_one_table_and_has_an_equivalent() -> None:
