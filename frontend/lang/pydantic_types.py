@@ -113,6 +113,14 @@ class PatternSchema(GenerateJsonSchema):
             written["propertyNames"] = {"pattern": f"^{'-?' if is_signed else ''}(?:0|[1-9][0-9]*)$"}
         return written
 
+    def tagged_union_schema(self, schema: Any) -> dict[str, Any]:
+        """A union whose tag a function finds as "anyOf": its types have no field that differs, so a value may be of
+        several, which "oneOf" forbids. The function decides when the text is parsed."""
+        written: dict[str, Any] = super().tagged_union_schema(schema)
+        if callable(schema["discriminator"]):
+            written["anyOf"] = written.pop("oneOf")
+        return written
+
     def url_schema(self, schema: Any) -> dict[str, Any]:
         written: dict[str, Any] = super().url_schema(schema)
         if schemes := _WEB.intersection(schema.get("allowed_schemes") or ()):

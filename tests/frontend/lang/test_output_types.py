@@ -480,6 +480,28 @@ def test_tag_of_a_discriminated_union_is_required(kind: Any, tags: dict[str, set
     assert run(text, type=kind).value("x") == pydantic.TypeAdapter(kind).validate_json(text)
 
 
+class Few(pydantic.BaseModel):
+    n: int
+
+
+class Many(pydantic.BaseModel):
+    n: int
+    note: str = ""
+
+
+def by_number(value: Any) -> str:
+    return "few" if (value["n"] if isinstance(value, dict) else value.n) < 5 else "many"
+
+
+def test_tag_of_a_union_may_come_from_a_function() -> None:
+    few, many = Annotated[Few, pydantic.Tag("few")], Annotated[Many, pydantic.Tag("many")]
+    kind: Any = Annotated[few | many, pydantic.Discriminator(by_number)]
+    canonical(spec(type=kind))  # the server takes it, although a text may be of both types
+    assert [run(text, type=kind).value("x") for text in ('{"n": 1}', '{"n": 7}')] == [Few(n=1), Many(n=7)]
+    with pytest.raises(bn.BadProgram, match="`Tag` not provided"):
+        bn.gen("x", type=Annotated[few | Many, pydantic.Discriminator(by_number)])
+
+
 @pytest.mark.parametrize("options", [{"type": dict[str, int]}, {"json_schema": {"type": "object"}}], ids=str)
 def test_repeated_key_is_invalid(options: dict[str, Any]) -> None:
     assert run('{"a": 1, "b": {"a": 2}}' if "json_schema" in options else '{"a": 1}', **options).value("x")
