@@ -46,8 +46,10 @@ def address(path: Path) -> str:
 
 
 def private_directory(path: Path) -> None:
-    """Create `path` with mode 0700, or check that it has this mode. ConfigError: others can access it."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Create `path` and its missing parents with mode 0700, or check that `path` has this mode. ConfigError: others can
+    access it."""
+    for folder in (*reversed(path.parents), path):  # `parents=True` would give the parents the usual mode
+        folder.mkdir(mode=0o700, exist_ok=True)
     status = path.stat()
     if status.st_uid != os.getuid():
         raise ConfigError(f"{path} belongs to user {status.st_uid}; put the socket in a directory of your own")

@@ -50,6 +50,11 @@ def test_socket_directory_is_created_with_mode_0700(tmp_path: Path, context: Con
     lock.release()
 
 
+def test_parents_of_a_private_directory_are_private_too(tmp_path: Path) -> None:
+    ipc.private_directory(tmp_path / "a" / "keys")
+    ipc.private_directory(tmp_path / "a")  # as `banyan keys ~/.banyan/keys` and then `serve --socket ~/.banyan/s`
+
+
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
 def test_directory_open_to_others_is_refused(tmp_path: Path, context: Context, mode: int) -> None:
     tmp_path.chmod(mode)
