@@ -279,7 +279,7 @@ def _add_config(parser: Parser, socket_help: str = "", only: Sequence[str] = (),
     if socket_help:
         _add_server_key(parser)
     hints = typing.get_type_hints(Config, include_extras=True)
-    defaults = {field.name: field.default for field in msgspec.structs.fields(Config)} | own
+    defaults = msgspec.structs.asdict(Config()) | own
     for title, group_names in configs.GROUPS.items():
         if not (names := [name for name in group_names if not only or name in only]):
             continue
@@ -289,7 +289,7 @@ def _add_config(parser: Parser, socket_help: str = "", only: Sequence[str] = (),
             default = defaults[name]
             if name == "socket" and socket_help:
                 text = socket_help
-            elif "default: " not in text and default != "":
+            elif "default: " not in text and default not in ("", {}):
                 text += f" (default: {'yes' if default is True else 'no' if default is False else default})"
             if name == "adapters":
                 group.add_argument(

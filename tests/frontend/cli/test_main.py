@@ -41,6 +41,12 @@ def parse(*argv: str) -> dict[str, object]:
     return cli.given(cli._parser().parse_args(argv))
 
 
+def commands() -> dict[str, typing.Any]:
+    """Name of a command -> its parser."""
+    (found,) = (one for one in cli._parser()._actions if isinstance(one, argparse._SubParsersAction))
+    return dict(found.choices)
+
+
 @pytest.mark.parametrize("name", ["--max-tokens", "--max-new-tokens"])
 def test_chat_takes_both_names_of_max_tokens(name: str) -> None:
     assert cli._parser().parse_args(["chat", name, "7"]).max_tokens == 7
@@ -78,14 +84,17 @@ def test_serve_help_lists_every_config_option(capsys: pytest.CaptureFixture[str]
         assert typing.get_args(hints[field.name])[1] in help_text
 
 
+def test_help_shows_no_default_that_nobody_can_give() -> None:
+    assert [name for name, command in commands().items() if "NODEFAULT" in command.format_help()] == []
+
+
 def test_every_option_is_in_one_group_of_the_help() -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(Config.__struct_fields__)
 
 
 def test_examples_of_the_help_are_command_lines_that_parse() -> None:
     parser = cli._parser()
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    for name, command in commands.choices.items():
+    for name, command in commands().items():
         lines = re.findall(rf"\bbanyan ({name}\b[^#|)\n]*)", command.epilog)
         assert lines, f"the help of {name} has no example"
         for line in lines:
