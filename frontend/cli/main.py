@@ -68,10 +68,11 @@ _SIZE_FLAGS = {
 """flag of `banyan size` -> option of a runtime"""
 _JOIN = "connect to the server that listens there, instead of starting a private one"
 _METAVARS = {
-    **dict.fromkeys(("kv_memory", "host_memory", "durable_bytes"), "SIZE"),
+    **dict.fromkeys(("kv_memory", "state_memory", "host_memory", "durable_bytes"), "SIZE"),
     **dict.fromkeys(("curve_key", "engine_keys", "token_file", "host_file", "socket"), "PATH"),
-    **dict.fromkeys(("bind", "engines_at", "metrics"), "ADDRESS"),
+    **dict.fromkeys(("bind", "engines_at", "metrics", "ray"), "ADDRESS"),
     **dict.fromkeys(("max_message", "max_program", "max_client"), "BYTES"),
+    **dict.fromkeys(("engine_timeout", "constraint_seconds"), "SECONDS"),
     **dict.fromkeys(("model", "draft_model"), "MODEL"),
     "speculate": "DRAFTERS",
     "slo": "LEVELS",

@@ -88,6 +88,12 @@ def test_help_shows_no_default_that_nobody_can_give() -> None:
     assert [name for name, command in commands().items() if "NODEFAULT" in command.format_help()] == []
 
 
+def test_help_calls_only_numbers_n() -> None:
+    named = {one.dest: one for one in commands()["serve"]._actions if one.metavar == "N"}
+    assert [name for name, one in named.items() if one.type not in (int, float)] == []
+    assert [name for name, one in named.items() if "seconds" in name or "timeout" in name] == []
+
+
 def test_every_option_is_in_one_group_of_the_help() -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(Config.__struct_fields__)
 
