@@ -408,8 +408,12 @@ def _serve(options: argparse.Namespace) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     config = configs.make(**given(options))
-    if options.http_keys and not options.http:
-        raise ConfigError("--http-keys is for --http, which is not given")
+    http: dict[str, Any] = {}
+    for flag, name, _ in _HTTP_FLAGS:
+        dest = flag[2:].replace("-", "_")
+        http[name] = getattr(options, dest)
+        if not options.http and http[name] != options.parser.get_default(dest):
+            raise ConfigError(f"{flag} is for --http, which is not given")
     server = launch.start(config)
     gateway: launch.GatewayProcess | None = None
     try:
@@ -419,7 +423,6 @@ def _serve(options: argparse.Namespace) -> int:
         print(f'  import banyan as bn; bn.set_default_backend(bn.connect("{server.socket}"))')
         print(f"  banyan chat --socket {server.socket}", flush=True)
         if options.http:
-            http = {name: getattr(options, flag[2:].replace("-", "_")) for flag, name, _ in _HTTP_FLAGS}
             socket, token_file = str(server.socket), config.token_file
             gateway = launch.start_gateway(HTTPConfig(socket=socket, token_file=token_file, **http))
             print(f'  OpenAI(base_url="{gateway.url}/v1", api_key="...")')

@@ -28,6 +28,7 @@ from banyan import Mock
 from banyan.cli import check as cli_check
 from banyan.cli import main as cli
 from banyan.cli import models
+from banyan.runtime import launch
 from banyan.runtime.config import GROUPS, Config, make
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.model import weights
@@ -274,6 +275,15 @@ def test_usage_error_is_one_line_with_status_2(argv: list[str], words: str, capf
     assert err.startswith("banyan: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--http-keys", "k"), ("--http-isolate", "user"), ("--http-cors", "*")])
+def test_options_of_the_http_interface_need_it(
+    flag: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "start", lambda config: pytest.fail("a server starts"))
+    assert cli.main(["serve", flag, value]) == 2
+    assert f"{flag} is for --http, which is not given" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
