@@ -66,6 +66,8 @@ _SIZE_FLAGS = {
     "--kv-memory": "kv_memory", "--draft-model": "draft_model", "--window": "window", "--sinks": "sinks",
 }  # fmt: skip
 """flag of `banyan size` -> option of a runtime"""
+_SOCKET = "BANYAN_SOCKET"
+"""Environment variable with the socket of a server, as in backends/default.py."""
 _JOIN = "connect to the server that listens there, instead of starting a private one"
 _METAVARS = {
     **dict.fromkeys(("kv_memory", "state_memory", "host_memory", "durable_bytes"), "SIZE"),
@@ -289,7 +291,7 @@ def _add_config(parser: Parser, socket_help: str = "", only: Sequence[str] = (),
             kind, text = typing.get_args(hints[name])
             default = defaults[name]
             if name == "socket" and socket_help:
-                text = socket_help
+                text = f"{socket_help} (default: that of {_SOCKET}, unless options of a private one are given)"
             elif "default: " not in text and default not in ("", {}):
                 text += f" (default: {'yes' if default is True else 'no' if default is False else default})"
             if name == "adapters":
@@ -354,13 +356,21 @@ def given(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def _socket(config: dict[str, Any]) -> str:
+    """Where the running server listens that a command uses; "": it starts a private one. config: the given options."""
+    is_private = bool(config.keys() - {"token_file"})
+    return str(config.get("socket", "" if is_private else os.environ.get(_SOCKET, "")))
+
+
 @contextmanager
 def backend(options: argparse.Namespace) -> Iterator[ServerBackend]:
-    """The server at --socket, or a private runtime that ends with the block."""
+    """The server at --socket or BANYAN_SOCKET, or a private runtime that ends with the block."""
     import banyan
 
     config = given(options)
-    if socket := config.pop("socket", ""):
+    socket = _socket(config)
+    config.pop("socket", None)
+    if socket:
         token = _token(config.pop("token_file", ""))
         if config:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in config)
@@ -561,7 +571,7 @@ def _check(options: argparse.Namespace) -> int:
     from banyan.cli import check
 
     with backend(options) as runtime:
-        return check.check(runtime, is_private=not hasattr(options, "socket"))
+        return check.check(runtime, is_private=not _socket(given(options)))
 
 
 def _tree(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ import time
 import typing
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -506,6 +507,22 @@ def test_run_prints_a_traceback_for_bugs_and_one_line_for_failed_programs(
     assert failed.stderr.startswith("banyan: ")
     assert "program.py:7" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_server_of_the_environment_is_used_if_no_option_asks_for_a_private_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANYAN_SOCKET", "/there")
+    monkeypatch.setattr(bn, "connect", lambda socket, **_: socket)
+    monkeypatch.setattr(bn, "Runtime", lambda **_: nullcontext())
+
+    def used(line: str) -> str:
+        with cli.backend(cli._parser().parse_args(line.split())) as found:
+            return found if isinstance(found, str) else "private"
+
+    assert [used(line) for line in ("run program.py", "chat", "check --server-key k")] == ["/there"] * 3
+    assert used("chat --socket /here") == "/here"
+    assert [used(line) for line in ("chat pocket", "check --page 8", "check --socket=")] == ["private"] * 3
+    monkeypatch.setattr(cli_check, "check", lambda runtime, is_private: is_private)
+    assert not cli.main(["check"])
 
 
 # ---- check ---------------------------------------------------------------------------------------------------------
