@@ -71,6 +71,7 @@ def families(stats: Mapping[str, Any], previous: Mapping[str, float] | None = No
     yield one("counter", "wrong_tokens", "clients refused for their access token", server.get("wrong_tokens", 0))
     text = "longest time since the start that the server's loop spent on one piece of work"
     yield labelled("gauge", "longest_loop_seconds", text, "kind", server.get("longest", {}))
-    yield one(
-        "counter", "engine_starts", "engines started: all but the first replaced one", server.get("engine_starts", 0)
-    )
+    text = "engines started: at the start, added later, or in place of one that died"
+    yield one("counter", "engine_starts", text, server.get("engine_starts", 0))
+    text = "engines that died, hung, or lost their connection"
+    yield one("counter", "engine_deaths", text, server.get("engine_deaths", 0))

@@ -133,6 +133,7 @@ class Server:
         self._has_free_memory = False  # whether a client has left since memory was last given back
         self._n_collected = 0  # how many programs had begun at the last full garbage collection
         self._started = time.monotonic()
+        self._n_deaths = 0  # of engines
         self._calls: deque[Callable[[], None]] = deque()
         self._gone: dict[bytes, float] = {}  # clients to which sending failed -> when they are forgotten at the latest
         self.times = LoopTimes()
@@ -631,6 +632,7 @@ class Server:
             "programs": len(self.programs),
             "requests": len(self.requests),
             "engine_starts": self.replicas.n_starts,
+            "engine_deaths": self._n_deaths,
             "wrong_tokens": self._throttle.n_wrong,
             **self.requests.routes.pulls.counts,
             **({f"slo_{name}": n for name, n in self.observer.goodput.counts.items()} if self.config.slo else {}),
@@ -844,6 +846,7 @@ class Server:
         while replica.error is None and link.await_report():
             link.receive(partial(self._handle_report, replica))
         death, was_ready = link.death(), link.ready is not None
+        self._n_deaths += 1
         replica.n_failed_starts += not (was_ready or death.is_blameless)
         replica.route.is_ready = False
         why = "" if replica.error is None else f": {replica.error.message}"

@@ -118,6 +118,10 @@ def test_server_exports_times_and_counts(serve: Serve) -> None:
             seen=lambda: read_metrics(port),
         )
         samples = read_metrics(port)
+        assert samples["banyan_engine_deaths_total"] == 1
+        c.ask("add", 60)
+        assert c.ask("stats")["server"]["engine_starts"] == 3
+        assert c.ask("stats")["server"]["engine_deaths"] == 1, "an engine that is added replaces none"
     for name in ("first_token", "inter_token", "request", "program"):
         assert samples[f"banyan_{name}_seconds_count"] == 3
         assert 0 < samples[f"banyan_{name}_seconds_sum"] < 60
