@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 import banyan
+from banyan.cli import main as cli
 from banyan.lang.expr import NOTHING
 from banyan.lang.sampling import RENAMED
 from banyan.runtime.config import Config
@@ -231,9 +232,13 @@ def in_the_tree(name: str) -> str:
 
 
 def server_options() -> dict[str, tuple[Any, str]]:
-    """Option of `banyan serve` -> (default, help text)."""
+    """Option of a server -> (default, help text)."""
     hints = typing.get_type_hints(Config, include_extras=True)
-    return {name: (getattr(Config(), name), typing.get_args(hints[name])[1]) for name in Config.__struct_fields__}
+    defaults = msgspec.structs.asdict(Config())
+    of_command = vars(cli._parser().parse_args(["serve"]))
+    for name in defaults.keys() & of_command.keys():
+        defaults[name] = f"{defaults[name]}`; `banyan serve`: `{of_command[name]}"
+    return {name: (default, typing.get_args(hints[name])[1]) for name, default in defaults.items()}
 
 
 def limits() -> Iterator[str]:

@@ -92,6 +92,10 @@ def test_reference_has_every_public_name_once(reference: ModuleType) -> None:
     assert "Others" not in reference.grouped(), "add them to GROUPS"
 
 
+def test_reference_has_the_default_of_serve_where_it_differs(reference: ModuleType) -> None:
+    assert "| `log` | `quiet`; `banyan serve`: `info` |" in reference.PAGE.read_text()
+
+
 UNITS = re.compile(
     r"(?i)tokens?|bytes|memory|disk|seconds?|number|maximum|budget|probability|share|logit|factor|requests|threads|slots|"
     r"integer|-100 to 100|power of two|time limit"
