@@ -69,7 +69,12 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = "auto"
     page: Annotated[int, "KV slots in a page, a power of two"] = 16
     cache: Annotated[bool, "keep KV in the radix tree and share it between requests"] = True
-    eviction: Annotated[Eviction, "eviction order of pages that no running program waits for"] = "lru"
+    eviction: Annotated[
+        Eviction,
+        "which pages that no running program waits for are evicted first: lru (longest unused), slru (lru, but pages "
+        "used again are protected), lfu (least often used), fifo (longest stored), priority (used by gens of the "
+        "lowest `priority` only)",
+    ] = "lru"
     host_memory: Annotated[str, "host memory for evicted KV pages: '4GiB'; '0': they are discarded"] = "0"
     host_file: Annotated[str, "a file that holds the host memory, so that it survives a server restart"] = ""
     max_running: Annotated[int, "maximum number of requests in one step"] = 64
