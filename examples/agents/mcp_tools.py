@@ -1,6 +1,6 @@
 """The tools of an MCP server beside a tool of this process: the model combines them.
 
-    pip install 'banyan[mcp]'
+    pip install '.[mcp]'
     python examples/agents/mcp_tools.py [--model MODEL | --socket PATH]
 
 `bn.mcp` takes any command that starts an MCP server, or the URL of one.
