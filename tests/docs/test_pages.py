@@ -92,6 +92,12 @@ def test_reference_has_every_public_name_once(reference: ModuleType) -> None:
     assert "Others" not in reference.grouped(), "add them to GROUPS"
 
 
+def test_language_page_names_each_kind_of_program_error() -> None:
+    (row,) = re.findall(r"^\| `ProgramError` \|.*", (ROOT / "docs/language.md").read_text(), re.MULTILINE)
+    kinds = (bn.ProgramError, *bn.ProgramError.__subclasses__())
+    assert set(re.findall(r"`(\w+)`", row)) == {kind.__name__ for kind in kinds}
+
+
 def test_reference_has_the_default_of_serve_where_it_differs(reference: ModuleType) -> None:
     assert "| `log` | `quiet`; `banyan serve`: `info` |" in reference.PAGE.read_text()
 
