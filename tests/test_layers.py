@@ -121,7 +121,7 @@ RULES = {
     ),
     # Runs in its own process.
     f"{RUNTIME}.server.text.image_process": Rule(
-        (*CORE, f"{RUNTIME}.launch", f"{RUNTIME}.model.images"), ("PIL", "msgspec", "transformers")
+        (*CORE, f"{RUNTIME}.model.images", f"{RUNTIME}.server.text.helper_process"), ("PIL", "msgspec", "transformers")
     ),
     # Scheduling runs, and is tested, without a device.
     SCHEDULING: Rule((*CORE, f"{RUNTIME}.constraint.guide", SPECULATION, "banyan.radix_cache"), ("numpy",)),

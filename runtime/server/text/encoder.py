@@ -8,22 +8,18 @@ A tokenizer.json comes from whoever made the model, and splits text by a backtra
 
 from __future__ import annotations
 
-import argparse
 import os
-import signal
-import socket
 import sys
-import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import tokenizers
 
-from banyan.runtime import launch
 from banyan.runtime.errors import BadProgram, PromptTooLong, rust_panics_as
+from banyan.runtime.server.text.helper_process import HelperProcess, serve
 
 COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.encoder")
 
@@ -141,81 +137,43 @@ class _Reply(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
+_decode_request = msgspec.msgpack.Decoder(_Request).decode
 _decode_reply = msgspec.msgpack.Decoder(_Reply).decode
 
 
 class EncoderProcess:
-    """Encodes one text at a time in a child process, which is started at the first text. Thread-safe."""
+    """Encodes one text at a time in a child process. Thread-safe."""
 
     def __init__(self, tokenizer: bytes) -> None:
         """tokenizer: the content of tokenizer.json."""
-        self._tokenizer, self.max_ids = tokenizer, 0
-        self._lock = threading.Lock()
-        self._child: launch.ChildProcess | None = None
+        self._helper, self.max_ids = HelperProcess(COMMAND, tokenizer, "the tokenizer"), 0
 
     def encode(self, text: str, special: bool = False, offsets: bool = False) -> EncodedText:
         request = _encode(_Request(text, special, offsets, self.max_ids))
-        with self._lock:
-            if self._child is None:
-                self._start()
-            seconds = SECONDS + PER_CHARACTER * len(text)
-            try:
-                self._pipe.send_bytes(request)
-                if not self._pipe.poll(seconds):
-                    self._stop()
-                    raise BadProgram(f"it takes more than {seconds:.1f} s: its regex backtracks too much")
-                reply = _decode_reply(self._pipe.recv_bytes())
-            except (EOFError, OSError) as e:
-                self._stop()
-                raise BadProgram("its process died while encoding it") from e
+        seconds = SECONDS + PER_CHARACTER * len(text)
+        try:
+            reply = _decode_reply(self._helper.ask(request, seconds))
+        except TimeoutError:
+            raise BadProgram(f"it takes more than {seconds:.1f} s: its regex backtracks too much") from None
+        except (EOFError, OSError) as e:
+            raise BadProgram("its process died while encoding it") from e
         if reply.found is None:
             raise (PromptTooLong if reply.is_too_long else BadProgram)(reply.error)
         return reply.found
 
     def close(self) -> None:
-        if (child := self._child) is not None:
-            child.process.kill()  # after the lock is released, so that no other thread waits for it
-        with self._lock:
-            self._stop()
-
-    def _start(self) -> None:
-        ours, its = socket.socketpair()
-        with its:
-            self._child = launch.ChildProcess([*COMMAND, "--fd", str(its.fileno())], pass_fds=(its.fileno(),))
-        self._pipe = Connection(ours.detach())
-        self._pipe.send_bytes(self._tokenizer)
-        self._pipe.recv_bytes()  # the child is ready: its start does not count as time of a text
-
-    def _stop(self) -> None:
-        if self._child is not None:
-            self._child.process.kill()
-            self._child.close()
-            self._child = None
-            self._pipe.close()
+        self._helper.close()
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.text.encoder")
-    parser.add_argument("--fd", type=int, required=True, help="socket for texts and their ids")
-    parser.add_argument("--alive-fd", type=int, required=True, help="not used: the socket ends with the parent")
-    pipe = Connection(parser.parse_args(argv).fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    launch.tie_to_parent()
-    encoder = LocalEncoder(tokenizers.Tokenizer.from_buffer(pipe.recv_bytes()))
-    pipe.send_bytes(b"ready")
-    decode = msgspec.msgpack.Decoder(_Request).decode
-    while True:
-        try:
-            request = decode(pipe.recv_bytes())
-        except EOFError:
-            return 0
-        encoder.max_ids = request.max_ids
-        try:
-            reply = _Reply(encoder.encode(request.text, request.special, request.offsets))
-        except Exception as e:  # the Rust library raises bare Exceptions
-            reply = _Reply(None, str(e), isinstance(e, PromptTooLong))
-        pipe.send_bytes(_encode(reply))
+def _answer(encoder: LocalEncoder, data: bytes) -> bytes:
+    request = _decode_request(data)
+    encoder.max_ids = request.max_ids
+    try:
+        reply = _Reply(encoder.encode(request.text, request.special, request.offsets))
+    except Exception as e:  # the Rust library raises bare Exceptions
+        reply = _Reply(None, str(e), isinstance(e, PromptTooLong))
+    return _encode(reply)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    serve(lambda tokenizer: partial(_answer, LocalEncoder(tokenizers.Tokenizer.from_buffer(tokenizer))))

@@ -6,21 +6,19 @@ It uses transformers' image processors with Pillow and numpy (their "pil" backen
 
 from __future__ import annotations
 
-import argparse
 import io
 import resource
-import signal
 import sys
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from banyan.runtime import launch
 from banyan.runtime.model.images import ImageShape, ImageSpec
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_PIXELS
+from banyan.runtime.server.text.helper_process import serve
 
 MAX_MEMORY = 4 << 30
 """Address space of the process, in bytes."""
@@ -105,37 +103,24 @@ def _decode(data: bytes) -> Any:
         raise _InvalidImage(f"{width} x {height} pixels, which cannot be decoded: {e}") from e
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m banyan.runtime.server.text.image_process")
-    parser.add_argument("--fd", type=int, required=True, help="socket for files and what becomes of them")
-    parser.add_argument("--alive-fd", type=int, required=True, help="not used: the socket ends with the parent")
-    pipe = Connection(parser.parse_args(argv).fd)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    launch.tie_to_parent()
+def _start(hello: bytes) -> Callable[[bytes], bytes]:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
-    encode = msgspec.msgpack.Encoder().encode
     sys.modules["torch"] = None  # type: ignore[assignment]  # transformers' processors do without, and start sooner
-    try:
-        process = ImageProcessor(msgspec.msgpack.decode(pipe.recv_bytes(), type=ProcessStart))
-    except Exception as e:  # whatever transformers raises
-        pipe.send_bytes(encode(ProcessedImage(error=f"the model's image processor cannot be loaded: {e}")))
-        return 1
-    pipe.send_bytes(encode(ProcessedImage()))
-    while True:
+    process = ImageProcessor(msgspec.msgpack.decode(hello, type=ProcessStart))
+
+    def answer(data: bytes) -> bytes:
         try:
-            data = pipe.recv_bytes()
-        except EOFError:
-            return 0
-        try:
-            answer = process(data)
+            found = process(data)
         except _InvalidImage as e:
-            answer = ProcessedImage(error=str(e))
+            found = ProcessedImage(error=str(e))
         except MemoryError:
-            answer = ProcessedImage(error=f"it takes more than {MAX_MEMORY >> 30} GiB to scale it")
+            found = ProcessedImage(error=f"it takes more than {MAX_MEMORY >> 30} GiB to scale it")
         except Exception as e:
-            answer = ProcessedImage(error=f"the model's image processor fails on it: {type(e).__name__}: {e}")
-        pipe.send_bytes(encode(answer))
+            found = ProcessedImage(error=f"the model's image processor fails on it: {type(e).__name__}: {e}")
+        return msgspec.msgpack.encode(found)
+
+    return answer
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    serve(_start)

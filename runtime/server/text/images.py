@@ -5,7 +5,6 @@ asks for pixels that are no longer kept. If the process dies, another one is sta
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 from array import array
@@ -13,25 +12,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from hashlib import blake2b, shake_128
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from banyan.runtime import launch
 from banyan.runtime.errors import BadProgram, BanyanError
 from banyan.runtime.model.images import ImageShape, ImageSpec, RowCount
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text.bounded_cache import BoundedCache
+from banyan.runtime.server.text.helper_process import HelperProcess
 from banyan.runtime.server.text.image_process import ProcessedImage, ProcessStart
 
 COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.image_process")
 
 SECONDS = 20.0
 """Time limit of one image in the process. 12 megapixels take 0.5 s of CPU."""
-START_SECONDS = 120.0
 PIXEL_BYTES = 128 << 20
 """Most bytes of scaled pixels that are kept until the engine asks for them."""
 MAX_KNOWN = 1 << 16
@@ -74,12 +71,13 @@ class Images:
     spell: returns the text of an id."""
 
     def __init__(self, directory: Path, spec: ImageSpec, spell: Callable[[int], str]) -> None:
-        self.spec, self._directory = spec, directory
+        self.spec = spec
         self.max_rows = 0
         """How many rows the images of a prompt may have, once the context is known."""
         self.mark, self._end = spell(spec.mark_id), spell(spec.end_id) if spec.end_id >= 0 else ""
         self._lock = threading.Lock()
-        self._child: launch.ChildProcess | None = None
+        hello = msgspec.msgpack.encode(ProcessStart(str(directory), spec))
+        self._helper = HelperProcess(COMMAND, hello, "the model's image processor")
         self._files: WeakValueDictionary[bytes, ImageFile] = WeakValueDictionary()
         self._known: OrderedDict[bytes, _KnownImage] = OrderedDict()  # by digest
         self._digests: dict[int, bytes] = {}  # first id of an image -> its digest
@@ -130,51 +128,20 @@ class Images:
 
     def close(self) -> None:
         """End the process, if there is one. Idempotent."""
-        if (child := self._child) is not None:
-            child.process.kill()  # after the lock is released, so that no thread waits for it
-        with self._lock:
-            self._stop()
-
-    # ---- the process -----------------------------------------------------------------------------------------------
+        self._helper.close()
 
     def _process(self, file: ImageFile) -> tuple[ImageShape, dict[str, wire.PixelArray]]:
+        what = f"an image of {len(file.data)} bytes"
         try:
-            if self._child is None:
-                self._start()
-            answer = self._ask(file.data, SECONDS)
+            answer = msgspec.msgpack.decode(self._helper.ask(file.data, SECONDS), type=ProcessedImage)
+        except TimeoutError:
+            raise BadProgram(f"{what} takes more than {SECONDS:.0f} s to scale") from None
         except (EOFError, OSError) as e:
-            self._stop()
-            raise BadProgram(
-                f"the process that scales images died while it read an image of {len(file.data)} bytes"
-            ) from e
+            raise BadProgram(f"the process that scales images died while it read {what}") from e
         if answer.error:
-            raise BadProgram(f"an image of {len(file.data)} bytes: {answer.error}")
+            raise BadProgram(f"{what}: {answer.error}")
         self._pixels.put(file.digest, answer.arrays, sum(len(one.data) for one in answer.arrays.values()))
         return answer.shape, answer.arrays
-
-    def _ask(self, data: bytes, seconds: float) -> ProcessedImage:
-        self._pipe.send_bytes(data)
-        if not self._pipe.poll(seconds):
-            self._stop()
-            raise BadProgram(f"an image of {len(data)} bytes takes more than {seconds:.0f} s to scale")
-        return msgspec.msgpack.decode(self._pipe.recv_bytes(), type=ProcessedImage)
-
-    def _start(self) -> None:
-        ours, its = socket.socketpair()
-        with its:
-            self._child = launch.ChildProcess([*COMMAND, "--fd", str(its.fileno())], pass_fds=(its.fileno(),))
-        self._pipe = Connection(ours.detach())
-        start = ProcessStart(str(self._directory), self.spec)
-        if (ready := self._ask(msgspec.msgpack.encode(start), START_SECONDS)).error:
-            self._stop()
-            raise BadProgram(ready.error)
-
-    def _stop(self) -> None:
-        if self._child is not None:
-            self._child.process.kill()
-            self._child.close()
-            self._child = None
-            self._pipe.close()
 
 
 def _row_ids(digest: bytes, attempt: int, n: int) -> array[int]:

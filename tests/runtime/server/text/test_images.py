@@ -123,19 +123,19 @@ def test_file_is_kept_as_long_as_a_prompt_with_it(images: Images) -> None:
 )
 def test_hostile_image_costs_an_error(images: Images, data: bytes, match: str) -> None:
     images.tokens(ImageFile(png(60, 60)))
-    assert images._child is not None
-    before = images._child.pid
+    assert images._helper.child is not None
+    before = images._helper.child.pid
     with pytest.raises(BadProgram, match=match):
         images.tokens(ImageFile(data))
     images.tokens(ImageFile(png(61, 60)))
-    assert images._child.pid == before
+    assert images._helper.child.pid == before
 
 
 @pytest.mark.long
 def test_process_that_died_is_started_again(images: Images) -> None:
     images.tokens(ImageFile(png(62, 60)))
-    assert images._child is not None
-    os.kill(images._child.pid, signal.SIGKILL)
+    assert images._helper.child is not None
+    os.kill(images._helper.child.pid, signal.SIGKILL)
     with pytest.raises(BadProgram, match="died while it read an image of"):
         images.tokens(ImageFile(png(63, 60)))
     assert images.tokens(ImageFile(png(63, 60))).shape == ImageShape(2, 2)

@@ -1,0 +1,88 @@
+"""A child process for data that may take it too long or kill it. It answers each message that it gets."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+
+from banyan.runtime import launch
+from banyan.runtime.errors import BadProgram
+
+START_SECONDS = 120.0
+
+
+class HelperProcess:
+    """The parent's side: one message at a time. The child is started at the first one, and again after it died or was
+    ended. Thread-safe."""
+
+    def __init__(self, command: Sequence[str], hello: bytes, what: str) -> None:
+        """command: runs `serve`. hello: the first message to a child. what: what the child loads then, for errors."""
+        self._command, self._hello, self._what = command, hello, what
+        self._lock = threading.Lock()
+        self.child: launch.ChildProcess | None = None  # None: there is none now
+
+    def ask(self, data: bytes, seconds: float) -> bytes:
+        """The answer to a message. TimeoutError: it took longer, and the child was ended. Another OSError, or EOFError:
+        the child died. BadProgram: it cannot load what it needs."""
+        with self._lock:
+            try:
+                if self.child is None:
+                    self._start()  # does not count as time of the message
+                return self._ask(data, seconds)
+            except BaseException:
+                self._stop()
+                raise
+
+    def close(self) -> None:
+        """End the child, if there is one. Idempotent."""
+        if (child := self.child) is not None:
+            child.process.kill()  # after the lock is released, so that no thread waits for it
+        with self._lock:
+            self._stop()
+
+    def _ask(self, data: bytes, seconds: float) -> bytes:
+        self._pipe.send_bytes(data)
+        if not self._pipe.poll(seconds):
+            raise TimeoutError
+        return self._pipe.recv_bytes()
+
+    def _start(self) -> None:
+        ours, its = socket.socketpair()
+        with its:
+            self.child = launch.ChildProcess([*self._command, "--fd", str(its.fileno())], pass_fds=(its.fileno(),))
+        self._pipe = Connection(ours.detach())
+        if error := self._ask(self._hello, START_SECONDS):
+            raise BadProgram(f"{self._what} cannot be loaded: {error.decode()}")
+
+    def _stop(self) -> None:
+        if self.child is not None:
+            self.child.process.kill()
+            self.child.close()
+            self.child = None
+            self._pipe.close()
+
+
+def serve(start: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
+    """Run the child. start: gets the first message, and returns what answers the others."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fd", type=int, required=True, help="socket for messages and their answers")
+    parser.add_argument("--alive-fd", type=int, required=True, help="not used: the socket ends with the parent")
+    pipe = Connection(parser.parse_args().fd)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    launch.tie_to_parent()
+    try:
+        answer = start(pipe.recv_bytes())
+    except Exception as e:  # whatever a library raises
+        pipe.send_bytes(str(e).encode())
+        return
+    pipe.send_bytes(b"")
+    while True:
+        try:
+            data = pipe.recv_bytes()
+        except EOFError:
+            return
+        pipe.send_bytes(answer(data))
