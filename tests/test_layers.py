@@ -188,6 +188,7 @@ EXCEPTIONS = {
         f"{RUNTIME}.model.spec": "a hub id is resolved before the engine starts",
         f"{RUNTIME}.model.images": "how the model takes images; without torch",
     },
+    f"{RUNTIME}.server.text.encoder": {f"{RUNTIME}.model.gguf.tokenizer": "regexes that GGUF names; without torch"},
     f"{RUNTIME}.server.text.images": {f"{RUNTIME}.model.images": "how the model takes images; without torch"},
     f"{RUNTIME}.server.telemetry.traces": dict.fromkeys(
         (

@@ -16,27 +16,28 @@ _ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_t
                  "<|endoftext|>", "<|end_of_text|>")  # fmt: skip
 """Control tokens that end an output, as in llama.cpp: many files name only one of theirs."""
 
-_GPT_4 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_O200K = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{words}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{words}}|{{digits}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_THREE_DIGITS = _GPT_4.replace("{digits}", r"\p{N}{1,3}")
-_ONE_DIGIT = _GPT_4.replace("{digits}", r"\p{N}")
-_TEKKEN = _O200K.replace("{words}", "").replace("{digits}", r"\p{N}")
-_GPT_4O = _O200K.replace("{words}", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?").replace("{digits}", r"\p{N}{1,3}")
+WORDS, ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def gpt_4(digits: str, words: str = WORDS) -> str:
+    """The regex of a word for a tokenizer like GPT-4's. digits: of a number. words: of the ends of English words."""
+    return rf"{words}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{ENDS}"
+
+
+def o200k(digits: str, words: str) -> str:
+    """The same for GPT-4o's."""
+    start, upper, lower = r"[^\r\n\p{L}\p{N}]?", r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    cased = rf"{start}{upper}*{lower}+{words}|{start}{upper}+{lower}*{words}"
+    return rf"{cased}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{ENDS}"
+
 
 _SPLITS = {
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt"), ""),
     **dict.fromkeys(("smollm", "starcoder", "refact"), "digits"),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), _THREE_DIGITS),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _ONE_DIGIT),
-    "tekken": _TEKKEN,
-    "gpt-4o": _GPT_4O,
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), gpt_4(r"\p{N}{1,3}")),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), gpt_4(r"\p{N}")),
+    "tekken": o200k(r"\p{N}", ""),
+    "gpt-4o": o200k(r"\p{N}{1,3}", f"{WORDS}?"),
 }
 """tokenizer.ggml.pre -> the regex of a word; "": GPT-2's, "digits": GPT-2's with single digits."""
 _WHOLE_WORDS = {"llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"}

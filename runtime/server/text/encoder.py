@@ -19,6 +19,7 @@ import msgspec
 import tokenizers
 
 from banyan.runtime.errors import BadProgram, PromptTooLong, rust_panics_as
+from banyan.runtime.model.gguf.tokenizer import ENDS, WORDS, gpt_4, o200k
 from banyan.runtime.server.text.helper_process import HelperProcess, serve
 
 COMMAND = (sys.executable, "-m", "banyan.runtime.server.text.encoder")
@@ -27,32 +28,25 @@ SECONDS, PER_CHARACTER = 2.0, 1e-5
 """The time limit for one text in the process is SECONDS + PER_CHARACTER * characters. Usual texts take 1 us per
 character."""
 
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
 _MARKS = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 
 KNOWN = frozenset({
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",  # GPT-2
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     *(  # Llama 3, and Qwen 2 and 3 with single digits
-        rf"{words}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_ENDS}"
-        for words in (_WORDS, r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
+        gpt_4(digits, words)
+        for words in (WORDS, r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])")
         for digits in (r"\p{N}{1,3}", r"\p{N}")
     ),
     # Qwen 3.5
-    rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_ENDS}",
+    rf"{WORDS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{ENDS}",
     # GPT-4's as in tiktoken
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
-    *(  # o200k (GPT-4o, Llama 4), and Mistral's Tekken without `words` and with single digits
-        rf"{_CASED.replace('{0}', words)}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
-        for words in (f"{_WORDS}?", "")
-        for digits in (r"\p{N}{1,3}", r"\p{N}")
-    ),
+    # o200k (GPT-4o, Llama 4), and Mistral's Tekken without `words` and with single digits
+    *(o200k(digits, words) for words in (f"{WORDS}?", "") for digits in (r"\p{N}{1,3}", r"\p{N}")),
     # DeepSeek V3
     "[一-龥\u3040-ゟ゠-ヿ]+",
-    rf"{_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_ENDS}",
+    rf"{_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{ENDS}",
     *(r"\p{N}{1,3}", r"\p{N}", r"\d", "[0-9]", "[0-9][0-9][0-9]", "[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\s+", " +"),
 })  # fmt: skip
 """Regexes that take time linear in the text: at each place, one of their branches consumes what the other branches have
