@@ -70,13 +70,12 @@ class WeightsRoll:
         self._left = [one for one in self._left if one in there]
         self._emptying = self._emptying if self._emptying in there else None
         self.starting = self.starting if self.starting in there else None
+        new = self._requests.routes.weights  # those of `starting`, if it is ready
         if self.starting is not None:
             if not self.starting.route.is_ready:
                 return
-            new = self.starting.route.weights
             self._left = [one for one in self._left if one.route.weights != new]
             self.starting = None
-        new = self._requests.routes.weights
         if self._extra is not None and not any(one.route.weights == new for one in there):
             self._give_up(there[0])
             return
