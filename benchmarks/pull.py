@@ -18,6 +18,7 @@ import select
 import statistics
 import threading
 import time
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -68,14 +69,14 @@ class Side:
         """Store a prefix with KV that depends on the seed. Its pages are in no order."""
         generator = torch.Generator().manual_seed(seed)
         self.cache.pool.free = torch.randperm(N_PAGES, generator=generator).tolist()
-        with self.cache.open(ids) as lease:
+        with closing(self.cache.open(ids)) as lease:
             assert lease.grow(len(ids) // 4)
             for pool in self.store._pools:
                 pool[lease.pages] = torch.randn((len(lease.pages), *pool.shape[1:]), generator=generator)
             lease.publish(ids)
 
     def content(self, ids: bytes) -> list[torch.Tensor]:
-        with self.cache.open(ids) as lease:
+        with closing(self.cache.open(ids)) as lease:
             assert lease.n_cached == len(ids) // 4
             return [pool[lease.pages].clone() for pool in self.store._pools]
 

@@ -14,6 +14,7 @@ import math
 import statistics
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -131,7 +132,7 @@ class Day:
             self._close(lease)
             return
         if kind > 0.95:  # a fork generates something else
-            with lease.fork() as other:
+            with closing(cache.open(prompt, session.namespace, owner=session.number)) as other:
                 other.grow(n_prompt + 16)
                 other.take_copies()
                 other.publish(prompt + output[::-1][: 4 * 16])

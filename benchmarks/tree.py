@@ -77,7 +77,7 @@ class Banyan(Adapter):
         self.hogs[-1].grow(len(self.cache.pool.free) * self.cache.page)
 
     def evict(self, n_tokens: int) -> int:
-        return self.cache.evict(n_tokens // self.cache.page)
+        return self.cache.hints.evict(n_tokens // self.cache.page)
 
     def cycle(self, key: bytes, pages: list[int]) -> None:
         lease = self.cache.open(key, b"", len(key) // 4 - 1)

@@ -43,8 +43,7 @@ from banyan.radix_cache.windows import WindowPages, WindowTable
 
 
 class Lease:
-    """A claim on pages: a locked prefix of the tree, followed by pages of the lease's own. Made by `Cache.open`; a
-    context manager."""
+    """A claim on pages: a locked prefix of the tree, followed by pages of the lease's own. Made by `Cache.open`."""
 
     __slots__ = ("_copies", "_ids", "_is_counted", "_n_computed", "_namespace", "_source", "_start", "cache",
                  "is_open", "n_cached", "n_host", "n_matched", "node", "owner", "pages", "priority", "state",
@@ -175,12 +174,6 @@ class Lease:
         else:
             states.give(slot)
 
-    def fork(self) -> Lease:
-        """Opens another lease on all that this one has published or found. A partly filled last page is copied. What is
-        not published is not shared: `n_cached` of the new lease tells how much it has."""
-        self._must_be_open()
-        return self.cache.open(self._ids, self._namespace, self._n_computed, self.priority, self.owner)
-
     def close(self) -> None:
         """Unlocks what is published and frees the rest. A second call does nothing."""
         if not self.is_open:
@@ -216,12 +209,6 @@ class Lease:
             self._source = None
             if self.window is not None:
                 self.window.release_source()
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 class Cache:
@@ -392,10 +379,6 @@ class Cache:
         """Pages that a lease could claim now: free, or in the tree and not locked."""
         return len(self.pool.free) + self.tree.n_evictable
 
-    def evict(self, n_pages: int) -> int:
-        """Frees n_pages of the tree, in the order of eviction. Returns how many; fewer only if the rest is locked."""
-        return self.hints.evict(n_pages)
-
     def reset(self) -> None:
         """Drops all nodes that no lease uses, in host memory too."""
         if self.host is not None:
@@ -418,7 +401,7 @@ class Cache:
             lease.close()
         self.hints.clear()
         if self.host is not None:
-            self.host.save(self.n_pages)
+            self.host.save()
 
     def _claim(self, n: int) -> list[int]:
         """Takes n pages for a lease, by eviction if needed. Returns an empty list if fewer than n can be had."""

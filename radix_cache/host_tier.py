@@ -99,20 +99,17 @@ class Host:
         self.unproven.difference_update(host)
         return True
 
-    def save(self, n: int) -> int:
-        """Copies up to n pages that are only on the device into free host memory, the youngest first. Returns how many.
+    def save(self) -> None:
+        """Copies pages that are only on the device into free host memory, the youngest first, as far as there is room.
         Called before the process ends, so that a file keeps the pages."""
-        n_left = n
         for queue in reversed(self.tree.queues):
             node: Node = queue
             while (node := node.prev) is not queue:  # from the youngest: parents come before children
                 above = node.parent
                 is_rooted = above is not None and (above.host or not above.parent)
-                if is_rooted and not node.host and len(node.pages) <= min(n_left, len(self.free)):
+                if is_rooted and not node.host and len(node.pages) <= len(self.free):
                     self._copy(node)
                     self.copies[node] = None
-                    n_left -= len(node.pages)
-        return n - n_left
 
     def _claim(self, n: int) -> list[int]:
         """Takes n pages of host memory, by eviction if needed. Returns an empty list if fewer than n can be had."""

@@ -188,9 +188,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.running and len(self.running) < 5)
     def fork(self, i: int) -> None:
         request = self.running[i % len(self.running)]
-        lease = request.lease.fork()
-        self.note_evictions()
         n_known = max(request.n_published, request.lease.n_cached)
+        lease = self.cache.open(encode(request.tokens), request.namespace, n_known, request.lease.priority)
+        self.note_evictions()
         assert lease.n_cached <= n_known
         if self.enabled and self.n_evicted == 0:
             assert lease.n_cached in (n_known, n_known // self.page * self.page)
@@ -225,7 +225,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.cache.stats().n_evictable)
     def evict(self, n: int) -> None:
         n_evictable = self.cache.stats().n_evictable
-        n_freed = self.cache.evict(n)
+        n_freed = self.cache.hints.evict(n)
         assert n_freed == min(n, n_evictable) or (self.cache.host and n_freed > n)
         self.note_evictions()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from itertools import product
 
 import pytest
@@ -70,7 +71,7 @@ def test_events_report_stored_and_removed_pages() -> None:
     (event,) = mirror.update().events
     assert (event.kind, list(event.digests)) == ("stored", page_digests(prompt))
     assert event.parent == prefix_digests(b"", b"", 0, 4 * PAGE)[0].hex()
-    with open_published(cache, prompt + ids(*range(10, 14))):
+    with closing(open_published(cache, prompt + ids(*range(10, 14)))):
         (event,) = mirror.update().events
         assert event.parent == page_digests(prompt)[-1]
         assert list(event.digests) == page_digests(ids(*range(12)))[2:]
@@ -99,7 +100,7 @@ def test_late_listener_receives_the_whole_tree() -> None:
         open_published(cache, ids(i, 1, 2, 3, 4, 5, 6, 7)).close()
         current.update()
         if i % 7 == 6:
-            cache.evict(3)
+            cache.hints.evict(3)
     for mirror in (late, current, outdated):
         mirror.update()
         assert mirror.digests == device_pages(cache)
@@ -135,7 +136,7 @@ def test_mirror_has_the_pages_of_the_tree(n_host: int, seed: int) -> None:
         elif action == 4 and leases:
             leases.pop(rng.randrange(len(leases)))[0].close()
         elif action == 5:
-            cache.evict(rng.randrange(3))
+            cache.hints.evict(rng.randrange(3))
         cache.take_moves()
         if rng.random() < 0.3:
             mirror.update()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
@@ -36,7 +37,7 @@ def use_until_empty(cache: Cache) -> None:
     rng = random.Random(1)
     for _ in range(60):
         prompt = ids(*(rng.randrange(3) for _ in range(rng.randrange(1, 20))))
-        with cache.open(prompt) as lease:
+        with closing(cache.open(prompt)) as lease:
             if lease.grow(len(prompt) // 4):
                 lease.take_copies()
                 lease.publish(prompt)
@@ -55,7 +56,7 @@ def test_quarantine_keeps_sound_nodes() -> None:
     free_cached_page(scene)
     quarantine(cache)
     for tail, n in ((ids(20, 20, 20, 20), 8), (ids(30, 30, 30, 30), 12), (ids(40, 40), 10)):
-        with cache.open(PROMPT + tail) as lease:
+        with closing(cache.open(PROMPT + tail)) as lease:
             assert lease.n_cached == n
     assert len(cache.quarantined) == 1
     assert scene.lease in cache.leases
@@ -70,10 +71,10 @@ def test_quarantine_keeps_the_eviction_order() -> None:
     cache.handle(ids(*([7] * 8))).drop()
     cache._n_leased += 1
     quarantine(cache)
-    cache.evict(6)
+    cache.hints.evict(6)
     n_cached = []
     for k in range(8):
-        with cache.open(ids(*[k] * 8)) as lease:
+        with closing(cache.open(ids(*[k] * 8))) as lease:
             n_cached.append(lease.n_cached)
     assert n_cached == [8, 0, 0, 8, 8, 8, 8, 0], "evicts the dead node, then the least recently used; keeps held nodes"
 

@@ -81,7 +81,7 @@ def test_n_before_counts_the_pages_evicted_before_a_node(seed: int) -> None:
         if node.parent < 0:
             continue
         assert node.n_before >= 0
-        cache.evict(node.n_before)
+        cache.hints.evict(node.n_before)
         nodes = snapshot(cache, 1000).nodes
         assert any(other.n_before == 0 and other.n_pages == node.n_pages and other.ids == node.ids for other in nodes)
 
@@ -107,7 +107,7 @@ def test_snapshot_marks_locked_pinned_and_expected_nodes() -> None:
 def test_snapshot_counts_pages_in_host_memory() -> None:
     cache = Cache(8, PAGE, n_host=8)
     open_published(cache, ids(*[1] * 16)).close()
-    cache.evict(4)
+    cache.hints.evict(4)
     (_, node) = snapshot(cache, 10).nodes
     assert (node.n_pages, node.n_host, node.n_before) == (0, 4, -1)
 

@@ -109,7 +109,7 @@ def test_states_of_dropped_branches_are_evicted_first_and_held_ones_last() -> No
 def test_evicted_nodes_free_their_states() -> None:
     d = Driver()
     d.run(TEXT, 6, 13)
-    d.cache.evict(2)  # tokens 12 to 19
+    d.cache.hints.evict(2)  # tokens 12 to 19
     check(d.cache)
     assert len(d.states.nodes) == 1
     assert d.run(TEXT) == 6
@@ -142,7 +142,7 @@ def test_last_state_that_is_kept_already_takes_no_second_slot() -> None:
 def test_states_stay_while_pages_are_in_host_memory() -> None:
     d = Driver(n_host=16)
     d.run(TEXT, 13)
-    d.cache.evict(5)
+    d.cache.hints.evict(5)
     check(d.cache)
     assert d.cache.tree.n_pages == 0
     assert d.run(TEXT) == 13
@@ -187,7 +187,7 @@ def test_any_order_of_leases_and_evictions(seed: int, n_host: int) -> None:
                 else:
                     lease.close()
             case 3:
-                d.cache.evict(rng.randint(0, 2))
+                d.cache.hints.evict(rng.randint(0, 2))
         check(d.cache)
     for lease, _ in running:
         lease.close()

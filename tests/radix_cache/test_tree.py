@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 
 import pytest
 
@@ -132,9 +133,9 @@ def test_least_recently_used_is_evicted_first() -> None:
     cache.open(prompts[0]).close()
     n_found(cache, prompts[1])  # a match is not a use
     for expected in ([8, 0, 8, 8], [8, 0, 0, 8], [8, 0, 0, 0], [0, 0, 0, 0]):
-        assert cache.evict(2) == 2
+        assert cache.hints.evict(2) == 2
         assert [n_found(cache, prompt) for prompt in prompts] == expected
-    assert cache.evict(2) == 0
+    assert cache.hints.evict(2) == 0
     assert cache.stats().n_evicted_pages == 8
 
 
@@ -142,7 +143,7 @@ def test_leaf_is_evicted_page_by_page_from_its_end() -> None:
     cache, prompt = Cache(8, 4), ids(*range(18))
     store(cache, prompt)
     for expected in (16, 12, 8, 4, 0):
-        assert cache.evict(1) == 1
+        assert cache.hints.evict(1) == 1
         assert n_found(cache, prompt) == expected
         check(cache)
 
@@ -155,8 +156,8 @@ def test_children_are_evicted_before_their_parent() -> None:
     for n_left in (4, 3, 2, 1):
         assert n_found(cache, ids(*trunk)) == 8
         assert cache.stats().n_cached == 2 + n_left
-        cache.evict(1)
-    cache.evict(1)
+        cache.hints.evict(1)
+    cache.hints.evict(1)
     assert n_found(cache, ids(*trunk)) == 4
 
 
@@ -166,7 +167,7 @@ def test_lock_protects_only_the_path() -> None:
     store(cache, ids(*trunk, 2, 2, 2, 2))
     lease = cache.open(ids(*trunk, 1, 1, 1, 1))
     assert cache.n_available == 32 - 3
-    assert cache.evict(100) == 1
+    assert cache.hints.evict(100) == 1
     assert n_found(cache, ids(*trunk, 1, 1, 1, 1)) == 12
     lease.close()
     assert cache.n_available == 32
@@ -179,7 +180,7 @@ def test_cost_of_trimming_a_leaf_is_independent_of_its_length() -> None:
     n_long = 0
     for n in range(1, 1001):
         n_long += len(eviction_order(cache)[0]) > 64 * 16
-        assert cache.evict(1) == 1
+        assert cache.hints.evict(1) == 1
         assert n_found(cache, prompt) == 4000 - 4 * n
     assert n_long <= 1000 // 64 + 1
     check(cache)
@@ -195,7 +196,7 @@ def test_dead_node_is_evicted_before_its_ancestors_after_its_hold_ends(policy: s
     handle.expect(0)
     handle.release()
     check(cache)
-    while cache.evict(1):
+    while cache.hints.evict(1):
         check(cache)
 
 
@@ -206,7 +207,7 @@ def test_leaf_is_removed_when_a_longer_page_contains_it() -> None:
     cache = Cache(16, 4)
     store(cache, ids(1, 2))
     assert cache.stats().n_cached == 1
-    with cache.open(ids(1, 2, 3, 4, 5), limit=1) as lease:  # copies the first token: the leaf is not extended
+    with closing(cache.open(ids(1, 2, 3, 4, 5), limit=1)) as lease:  # copies the first token: the leaf is not extended
         assert lease.grow(5)
         assert lease.take_copies()
         lease.publish(ids(1, 2, 3, 4, 5))

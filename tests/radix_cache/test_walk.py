@@ -145,7 +145,7 @@ class Walk:
 
     def fork(self) -> None:
         if (request := self.choose()) and len(self.running) < 6:
-            lease = request.lease.fork()
+            lease = self.cache.open(request.ids, request.namespace, request.n_computed)
             self.running.append(Request(lease, request.namespace, request.ids[: 4 * lease.n_cached]))
 
     def close(self) -> None:
@@ -195,7 +195,7 @@ class Walk:
         self.cache.tick(self.now, self.now)
 
     def evict(self) -> None:
-        self.cache.evict(self.rng.randrange(1, 6))
+        self.cache.hints.evict(self.rng.randrange(1, 6))
 
     def end(self) -> None:
         """The process ends normally, and the next one starts with the pages that fit."""
@@ -206,7 +206,7 @@ class Walk:
 
     def crash(self) -> None:
         """The process or the machine crashes between moves, before all writes have reached the disk."""
-        self.cache.evict(2)
+        self.cache.hints.evict(2)
         moves = self.cache.take_moves()
         n = self.rng.randrange(len(moves) + 1)
         self.do_moves(moves[:n])

@@ -154,7 +154,7 @@ def test_pages_left_behind_are_evicted_first_and_held_ones_last() -> None:
 def test_evicted_nodes_free_their_pages() -> None:
     d = Driver()
     d.run(TEXT)
-    d.cache.evict(2)
+    d.cache.hints.evict(2)
     check(d.cache)
     assert d.run(TEXT) == 52
     d.cache.reset()
@@ -219,7 +219,7 @@ def test_any_order_of_leases_and_evictions(seed: int) -> None:
                     d.compute(lease, text)
                 lease.close()
             case 4:
-                d.cache.evict(rng.randint(0, 2))
+                d.cache.hints.evict(rng.randint(0, 2))
             case 5:
                 hint = rng.choice(held)
                 hint.expect(5) if rng.random() < 0.5 else hint.release()

@@ -177,7 +177,7 @@ def test_any_forks_evictions_and_retractions(lfm2: Tiny, seed: int, monkeypatch:
             texts.append(new[:50])
         lfm2.run(e, rng.choices(texts, k=rng.randint(1, 4)))
         texts += [(old + lfm2.expected(old))[:50] for old in rng.choices(texts, k=1)]
-        e.cache.evict(rng.choice([0, 0, 3]))
+        e.cache.hints.evict(rng.choice([0, 0, 3]))
         e.scheduler.check()
 
 

@@ -214,7 +214,7 @@ def test_any_forks_evictions_and_retractions(own: TinyStream, seed: int, monkeyp
             texts.append(new[:60])
         own.run(e, rng.choices(texts, k=rng.randint(1, 4)))
         texts += [(old + own.expected(old))[:60] for old in rng.choices(texts, k=1)]
-        e.cache.evict(rng.choice([0, 0, 3]))
+        e.cache.hints.evict(rng.choice([0, 0, 3]))
         e.scheduler.check()
 
 

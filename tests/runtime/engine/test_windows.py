@@ -146,5 +146,5 @@ def test_any_forks_evictions_and_retractions(qwen2: Tiny, seed: int, monkeypatch
             texts.append(new[:60])
         qwen2.run(e, rng.choices(texts, k=rng.randint(1, 4)))
         texts += [(old + qwen2.expected(old))[:60] for old in rng.choices(texts, k=1)]
-        e.cache.evict(rng.choice([0, 0, 3]))
+        e.cache.hints.evict(rng.choice([0, 0, 3]))
         e.scheduler.check()

@@ -85,7 +85,7 @@ def test_empty_plan_leaves_moves_for_the_next_one(fake: ModuleType) -> None:
     e = fake.engine(page=4, n_pages=16, n_host=16)
     ids = prompts(1, shared=15, own=1)[0]
     fake.drive(e, [fake.run(0, ids)])
-    e.cache.evict(16)
+    e.cache.hints.evict(16)
     e.model.move(e.cache.take_moves())
     e.cache.handle(fake.int32(ids)).prefetch()
     assert e.scheduler.plan(0.0) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -237,7 +238,7 @@ def test_first_layers_draft_into_pages_after_they_have_moved_out(fake: ModuleTyp
     prompts = [[(7 * i + i * i + k) % 300 + 3 for i in range(40)] for k in range(2)]
 
     def stored() -> list[Any]:
-        with e.cache.open(fake.int32(prompts[0])) as lease:
+        with closing(e.cache.open(fake.int32(prompts[0]))) as lease:
             assert lease.n_cached == 40
             e.model.move(e.cache.take_moves())
             return [pool[lease.pages].clone() for pair in e.model.store.kv for pool in pair]
