@@ -223,11 +223,11 @@ def is_readable(fd: int, seconds: float) -> bool:
     return bool(poll.poll(1000 * seconds))
 
 
-def _tail(log: IO[bytes] | None, n_lines: int = 15) -> str:
+def _tail(log: IO[bytes] | None) -> str:
     if log is None:
         return "; its output is above, on stderr"
     log.seek(0)
-    lines = log.read().decode(errors="replace").rstrip().splitlines()[-n_lines:]
+    lines = log.read().decode(errors="replace").rstrip().splitlines()[-15:]
     return "; the end of its output:\n  " + "\n  ".join(lines) if lines else "; it wrote nothing to stderr"
 
 

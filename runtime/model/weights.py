@@ -252,9 +252,9 @@ def _header(file: Path) -> dict[str, Stored]:
 
 
 @contextmanager
-def bar(title: str, *, shown: bool | None = None) -> Iterator[Progress | None]:
-    """A progress bar on stderr for `load`. shown: whether to show it; None: only if stderr is a terminal."""
-    if not (sys.stderr.isatty() if shown is None else shown):
+def bar(title: str) -> Iterator[Progress | None]:
+    """A progress bar on stderr for `load`, if stderr is a terminal."""
+    if not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console

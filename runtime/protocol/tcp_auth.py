@@ -95,24 +95,22 @@ def listen(context: ipc.Context, address: str, keys: Path, max_message: int, opt
     return router
 
 
-def connect(
-    context: ipc.Context, address: str, server_key: str, timeout: float, keys: tuple[bytes, bytes] | None = None
-) -> tuple[ipc.Socket, ipc.Socket]:
-    """Like ipc.connect, for tcp://HOST:PORT. ConnectFailed also if the key is missing or invalid. keys: (public,
-    secret) of the peer, if the server identifies peers by their keys."""
+def connect(context: ipc.Context, address: str, server_key: str, timeout: float) -> tuple[ipc.Socket, ipc.Socket]:
+    """Like ipc.connect, for tcp://HOST:PORT. ConnectFailed also if the key is missing or invalid."""
     _key_of(address, server_key)
     try:
         sockets.create_connection(tcp(address), timeout).close()
     except OSError as e:
         raise ConnectFailed(f"nobody listens at {address}: {e.strerror or e}") from e
-    return open_connection(context, address, server_key, keys)
+    return open_connection(context, address, server_key)
 
 
 def open_connection(
     context: ipc.Context, address: str, server_key: str, keys: tuple[bytes, bytes] | None = None, events: int = 0
 ) -> tuple[ipc.Socket, ipc.Socket]:
-    """Like `connect`, but does not wait: libzmq connects as soon as somebody listens. events: the libzmq events that
-    the second socket reports, in place of those of `watch`."""
+    """Like `connect`, but does not wait: libzmq connects as soon as somebody listens. keys: (public, secret) of the
+    peer, if the server identifies peers by their keys. events: the libzmq events that the second socket reports, in
+    place of those of `watch`."""
     key = _key_of(address, server_key)
     dealer = ipc.dealer(context)
     dealer.curve_publickey, dealer.curve_secretkey = keys or zmq.curve_keypair()

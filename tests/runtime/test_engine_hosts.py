@@ -198,12 +198,12 @@ def test_host_with_a_key_that_sends_nonsense_harms_only_itself(hosts: Hosts) -> 
         step = wire.encode(wire.Step(finished=tuple(wire.Finish(rid, "length") for rid in range(100))))
         peers = []  # kept open
         for frames in ([b"", b"\xc1"], [b"x"], [b"", hello[:-9]], [b"", wire.encode(wire.HostHello(99, 0.0))]):
-            peers.append(tcp_auth.connect(context, hosts.address, str(hosts.server_key), 10, keys))
+            peers.append(tcp_auth.open_connection(context, hosts.address, str(hosts.server_key), keys))
             peers[-1][0].send_multipart(frames)
             assert peers[-1][0].poll(10_000), "it is dismissed"
             assert b"dismiss" in peers[-1][0].recv_multipart()[-1]
         program = hosts.submit()
-        peer, _ = tcp_auth.connect(context, hosts.address, str(hosts.server_key), 10, keys)
+        peer, _ = tcp_auth.open_connection(context, hosts.address, str(hosts.server_key), keys)
         peer.send_multipart([b"", hello])
         assert peer.poll(10_000)
         peer.send(wire.encode(wire.Ready(64, 16, 512, ("not one of theirs",))))
@@ -232,7 +232,7 @@ def test_late_report_of_a_host_is_not_one_of_the_host_that_replaced_it(hosts: Ho
 
     try:
         keys = tcp_auth.read_keys(hosts.key)
-        peers = [tcp_auth.connect(context, server.address, str(hosts.server_key), 10, keys)[0] for _ in range(2)]
+        peers = [tcp_auth.open_connection(context, server.address, str(hosts.server_key), keys)[0] for _ in range(2)]
         identities = []
         for peer in peers:
             peer.send_multipart([b"", wire.encode(wire.HostHello(wire.VERSION, 0.0))])

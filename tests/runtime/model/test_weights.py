@@ -143,19 +143,13 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_bar_is_shown_on_a_terminal_or_on_request(monkeypatch):
+def test_progress_bar_is_shown_on_a_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", no_terminal := io.StringIO())
     with weights.bar("tiny") as progress:
         assert progress is None
     assert no_terminal.getvalue() == ""
-    for stream, shown in ((Terminal(), None), (io.StringIO(), True)):
-        monkeypatch.setattr(sys, "stderr", stream)
-        with weights.bar("tiny", shown=shown) as progress:
-            progress(1000, 2000)
-        if shown is None:
-            assert "tiny" in stream.getvalue()
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with weights.bar("tiny", shown=False) as progress:
-        assert progress is None
-    assert terminal.getvalue() == ""
+    with weights.bar("tiny") as progress:
+        progress(1000, 2000)
+    assert "tiny" in terminal.getvalue()
