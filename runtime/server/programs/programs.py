@@ -173,7 +173,6 @@ class Programs(ProgramObserver):
 
     def _make_durable(self, program: RunningProgram, name: str) -> None:
         before = self._durables.begin(program, program.scheduling.namespace, name)
-        program.journal = self._durables.diary(program.serial)
         if before is not None:
             self._end(before, TAKEN_OVER)
 

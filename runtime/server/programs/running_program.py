@@ -70,6 +70,8 @@ class RunningProgram(Executor):
         self.is_queueing = False
         """Whether ops of a message are being added; `pump` runs when all have been."""
         self.journal: Diary | None = None
+        self.is_acknowledged = False
+        """Whether its client has said that it has all values of this durable program."""
         self.ended_gens: deque[EndedGen] = deque(maxlen=MAX_GENS)
         """The latest gens that have ended, for an overview."""
         self.early_results: dict[tuple[int, int], tuple[str, ...]] = {}

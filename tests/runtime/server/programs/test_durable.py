@@ -542,9 +542,10 @@ def test_acknowledgements_are_forgotten_with_their_programs(bench: Callable[...,
     for number, name in enumerate(("", "a", "a")):  # not durable; durable; one that takes the name over
         b.send(wire.Submit(number, 0, (), limits=wire.ProgramLimits(durable=name)))
         b.programs.acknowledge(b"me", wire.Acknowledge(number))
-    assert durables._acknowledged
+    assert durables._places[b"me", 2].is_acknowledged
     deque(b.programs.forget(b"me"), 0)
-    assert not durables._acknowledged
+    assert not durables._places
+    assert not durables._running
 
 
 def test_name_is_free_again_after_its_journal_could_not_be_opened(
