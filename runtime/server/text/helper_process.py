@@ -77,7 +77,7 @@ def serve(start: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
     try:
         answer = start(pipe.recv_bytes())
     except Exception as e:  # whatever a library raises
-        pipe.send_bytes(str(e).encode())
+        pipe.send_bytes((str(e) or repr(e)).encode())
         return
     pipe.send_bytes(b"")
     while True:
