@@ -174,7 +174,7 @@ class Executor:
                     for child in children:
                         if child in self.states:
                             raise BadProgram(f"Fork creates state {child}, which exists already")
-                        self.states[child] = RunningState(child, self._no_prompt)
+                        self.states[child] = RunningState(child, self._no_prompt, op.state)
                     state.children += children
                 case wire.Join(children=children):
                     if op.adopt and len(children) != 1:
@@ -249,7 +249,7 @@ class Executor:
         self._n_queued += 1
         self._ready.append(state)
         if self._search is not None:
-            self._needed.update((state.number, *self._needs(state, op)))
+            self._need((state.number, *self._needs(state, op)))
 
     def _resume(self, state: RunningState, results: wire.Results) -> None:
         generation = state.generation
@@ -601,7 +601,7 @@ class Executor:
         self._needed = {state.number for state in self.reading}
         for state in tuple(self.states.values()):
             for op in tuple(state.queue):
-                self._needed.update(self._needs(state, op))
+                self._need(self._needs(state, op))
                 yield
             yield
         for number in tuple(self._dropped):
@@ -619,6 +619,15 @@ class Executor:
         self._effects.append(partial(self._observer.dropped, self, state.number))
         state.prompt, state.origin, state.is_forked = self._no_prompt, None, True
         self._ready.append(state)
+
+    def _need(self, numbers: Iterable[int]) -> None:
+        """Mark states as needed, and those from which they are still to be forked."""
+        for number in numbers:
+            while number not in self._needed:
+                self._needed.add(number)
+                if (state := self.states[number]).is_forked:
+                    break
+                number = state.parent
 
     def _needs(self, state: RunningState, op: QueuedOp) -> Iterable[int]:
         """The states that `op`, queued in `state`, needs: for a value, to join them, or to be forked from them."""

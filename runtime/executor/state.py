@@ -42,9 +42,10 @@ QueuedOp: TypeAlias = wire.Op | PendingJoin | JoinPoint
 class RunningState:
     """One running prompt, and the ops still to be done to it."""
 
-    def __init__(self, number: int, prompt: Prompt, is_forked: bool = False) -> None:
-        self.number, self.prompt, self.is_forked = number, prompt, is_forked
-        """is_forked: whether the Fork that creates the state is done. Before that, the state does not run."""
+    def __init__(self, number: int, prompt: Prompt, parent: int = 0, is_forked: bool = False) -> None:
+        self.number, self.prompt, self.parent, self.is_forked = number, prompt, parent, is_forked
+        """parent: the number of the state whose Fork creates it. is_forked: whether that Fork is done. Before that, the
+        state does not run."""
         self.origin: Snapshot | None = None
         """The point from which it was forked, until its first op; then it gets a prompt of its own."""
         self.marks: dict[int, int] = {}  # mark -> number of pieces before it

@@ -113,6 +113,29 @@ def test_drop_cancels_the_subtree_once(run: Any) -> None:
     assert [op for ops in mock.submits for op in ops if op == wire.Drop(1, True)] == [wire.Drop(1, True)]
 
 
+@pytest.mark.parametrize("way", ["ref", "adopt"])
+def test_drop_leaves_what_others_need_of_branches_that_are_not_forked_yet(way: str, run: Any) -> None:
+    """The branch from which the needed one is forked is still in its gen, and goes on too."""
+    mock = bn.Mock(lambda prompt, name: name.upper(), latency=0.15)
+
+    def body(s: bn.State) -> None:
+        s += "start "
+        (outer,) = s.fork(1)
+        outer += "a" + bn.gen("x")
+        (middle,) = outer.fork(1)
+        (inner,) = middle.fork(1)
+        inner += "b" + bn.gen("y")
+        if way == "ref":
+            s += inner.ref("y")
+        else:
+            s.adopt(inner)
+        outer.drop()
+        s += bn.gen("z")
+        assert s.text() == {"ref": "start YZ", "adopt": "start aXbYZ"}[way]
+
+    run(body, mock)
+
+
 # ---- join ----------------------------------------------------------------------------------------------------------
 
 
