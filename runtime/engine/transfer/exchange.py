@@ -155,13 +155,20 @@ class KVExchange:
         elif export.compute and (run := export.run).adapter and run.adapter not in self._adapters:
             self._fail_export(one, "its adapter is not loaded here")
         elif export.compute:
-            run = export.run
-            ids, sampling = run.ids[: 4 * self._n_whole(run.ids)], Sampling(temperature=0.0, max_tokens=0)
+            n = self._n_whole(run.ids)
+            for rows in reversed(run.images):
+                if rows.start < n < rows.start + rows.n:
+                    n = rows.start - rows.start % self.cache.page
+            if n <= export.first:
+                self._fail_export(one, f"only {n} tokens can be computed; the export begins at token {export.first}")
+                return
+            images = tuple(rows for rows in run.images if rows.start < n)
             self._scheduler.take(
                 msgspec.structs.replace(
-                    run, rid=FIRST_RID + export.pull, ids=ids, sampling=sampling, n_done=0, score_from=-1, order=()
+                    run, rid=FIRST_RID + export.pull, ids=run.ids[: 4 * n], images=images,
+                    sampling=Sampling(temperature=0.0, max_tokens=0), n_done=0, score_from=-1, order=(),
                 )
-            )
+            )  # fmt: skip
         else:
             self._copy_stored(one)
 

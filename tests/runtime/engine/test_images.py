@@ -217,6 +217,22 @@ def test_false_rows_are_refused(llava: Model) -> None:
         assert outputs[0].failed.code in (BadMessage.code, BadProgram.code)
 
 
+@pytest.mark.parametrize(("n_text", "n_exported"), [(20, 16), (36, 32), (4, 0)])
+def test_export_that_is_computed_ends_before_an_image_that_its_pages_would_cut(
+    llava: Model, n_text: int, n_exported: int
+) -> None:
+    """The last whole page of the prompt ends in the 20 rows of the image or before them."""
+    e = llava.engine(page=16)
+    ids = [*range(3, 3 + n_text), *[-5] * 20, *range(3, 9)]
+    run = llava.fake.run(0, ids, images=(wire.ImageRows(n_text, 20, b"cat"),))
+    e.take(wire.Export(1, run, compute=True))
+    for _ in range(20):
+        e.step()
+    (exported,) = e.exchange.work(0.0)
+    assert exported.n_tokens == n_exported
+    assert bool(exported.why) == (not n_exported)
+
+
 def test_penalties_and_scores_of_prompts_with_images(llava: Model) -> None:
     e = llava.engine()
     sampling = wire.Sampling(temperature=0.0, max_tokens=6, repetition_penalty=1.3, logprobs=True)
