@@ -351,10 +351,9 @@ class Queue:
 
     def first(self, now: float) -> Request:
         """The request to start next; the same until something changes. The queue must not be empty."""
-        if self._n_started % AGED_TURN == AGED_TURN - 1 and self._arrivals:
-            request = next(iter(self._arrivals))
-            is_old = now - request.waiting_since > max(PATIENCE, STRETCH * self._usual_wait)
-            if request.is_waiting and is_old:
+        if self._n_started % AGED_TURN == AGED_TURN - 1:
+            request = next((one for one in self._arrivals if one.is_waiting), None)
+            if request is not None and now - request.waiting_since > max(PATIENCE, STRETCH * self._usual_wait):
                 self.aged = request
                 return request
         self.aged = None

@@ -198,6 +198,16 @@ def test_request_that_ends_while_it_is_set_aside_does_not_stop_ageing() -> None:
     assert d.starts(queue.PATIENCE + 1).index(old.rid) == queue.AGED_TURN - 1
 
 
+def test_request_that_stays_set_aside_does_not_stop_ageing() -> None:
+    d = Driver("dfs")
+    parked, old = d.add(98, priority=-1), d.add(99, priority=-1)
+    d.queue.start_waits(0.0)
+    d.queue.set_aside(parked)
+    for k in range(20):
+        d.add(k)
+    assert d.starts(queue.PATIENCE + 1).index(old.rid) == queue.AGED_TURN - 1
+
+
 def test_schedule_holds_if_all_requests_have_waited_long() -> None:
     """The next request of an old program does not queue behind the longer waiting requests of all others."""
     d = Driver("dfs")
