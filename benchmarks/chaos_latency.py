@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,21 +44,28 @@ def gaps(peer: PeerProcess, name: str, seed: int) -> tuple[float, float]:
     return percentile(between, 0.99), percentile(cpu, 0.99)
 
 
+def least(rounds: Sequence[tuple[float, float, float, float, float]]) -> Latency:
+    """From the minimum of each column, as other load only adds. A round has p99 of the gaps alone and beside, the same
+    in CPU seconds, and the longest step. The rise is computed last: load while the decodes are alone would lower it."""
+    alone, beside, was, now, chunk = (min(column) for column in zip(*rounds, strict=True))
+    return Latency(alone, beside, (now - was) / chunk)
+
+
 def measure(model: Path, vllm: Path | None, n_rounds: int) -> tuple[Latency, Latency | None]:
-    """Our latency and vLLM's, measured in turns. The minimum of the rounds counts, as other load only adds."""
+    """Our latency and vLLM's, measured in turns; see `least`."""
     peers = [PeerProcess([sys.executable, str(HERE / "chaos_latency.py"), str(model), "bfloat16"])]
     if vllm is not None:
         peers.append(PeerProcess([str(vllm), str(HERE / "serving_peers.py"), "vllm", str(model), "bfloat16"]))
     try:
         for peer in peers:
             peer.ask("warm-up 0")
-        found: list[list[Latency]] = [[] for _ in peers]
+        found: list[list[tuple[float, float, float, float, float]]] = [[] for _ in peers]
         for seed in range(1, n_rounds + 1):
             for peer, rounds in zip(peers, found, strict=True):
                 chunk = max(cpu for cpu, _ in peer.ask(f"long-prompts {seed}").get("steps", [(1.0, 0)]))
                 (alone, was), (beside, now) = gaps(peer, "decodes", seed), gaps(peer, "interrupted", seed)
-                rounds.append(Latency(alone, beside, (now - was) / chunk))
-        ours, *theirs = (Latency(*(min(column) for column in zip(*rounds, strict=True))) for rounds in found)
+                rounds.append((alone, beside, was, now, chunk))
+        ours, *theirs = map(least, found)
         return ours, theirs[0] if theirs else None
     finally:
         for peer in peers:

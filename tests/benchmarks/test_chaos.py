@@ -16,6 +16,11 @@ def load(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(Path(__file__).parents[2] / "benchmarks" / "chaos_load.py")
 
 
+def test_load_while_the_decodes_are_alone_does_not_lower_the_rise(module_at: Callable[[Path], ModuleType]) -> None:
+    latency = module_at(Path(__file__).parents[2] / "benchmarks" / "chaos_latency.py")
+    assert latency.least([(1.0, 2.0, 1.0, 2.0, 1.0), (3.0, 2.0, 3.0, 2.0, 1.0)]) == (1.0, 2.0, 1.0)
+
+
 @pytest.mark.long
 def test_overload_keeps_throughput_and_starves_no_program(load: ModuleType) -> None:
     result = load.overload(400)
