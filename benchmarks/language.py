@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import concurrency
 import language_hangs
 from instant import server
-from language_peers import N_TURNS, NAME
+from language_peers import N_TIMES, N_TURNS, NAME
 from report import Report, correct, parser, run_tests
 
 import banyan as bn
@@ -105,12 +105,12 @@ def review(s: bn.State, words: str) -> None:
     s += bn.user(f"They say: {words}") + bn.assistant(bn.gen("good", max_tokens=2))
 
 
-def cpu_per_gen(program: Any, backend: Any, n: int, n_times: int) -> float:
-    """CPU microseconds of all threads per gen in a batch of n programs: the best of `n_times`."""
+def cpu_per_gen(program: Any, backend: Any, n: int) -> float:
+    """CPU microseconds of all threads per gen in a batch of n programs: the best of N_TIMES."""
     items = [{"topic": f"topic {i}"} for i in range(n)]
     program.run_batch(items[:8], backend=backend)
     best = float("inf")
-    for _ in range(n_times):
+    for _ in range(N_TIMES):
         gc.collect()
         start = time.process_time()
         program.run_batch(items, backend=backend)
@@ -216,16 +216,16 @@ class Bounded(Report):
         faulthandler.dump_traceback_later(LONGEST, exit=True)
 
 
-def costs(report: Report, peer: dict[str, Any], n: int, n_times: int) -> None:
+def costs(report: Report, peer: dict[str, Any], n: int) -> None:
     """CPU time of the process that runs programs."""
     name = NAME if peer else ""
     report.row("import banyan, all names", "ms", import_ms(), target="< 300")
-    ours = cpu_per_gen(chat, Instant(), n, n_times)
+    ours = cpu_per_gen(chat, Instant(), n)
     report.row("CPU per gen", "us", ours, peer.get("cpu"), name, target="<= 20")
-    template = cpu_per_gen(bn.compile(chat), Instant(), n, n_times)
+    template = cpu_per_gen(bn.compile(chat), Instant(), n)
     report.row("CPU per gen, compiled", "us", template, peer.get("cpu"), name)
     with server() as path, bn.connect(path) as endpoint:
-        report.row("CPU per gen, over a socket", "us", cpu_per_gen(chat, endpoint, n, n_times))
+        report.row("CPU per gen, over a socket", "us", cpu_per_gen(chat, endpoint, n))
 
 
 def endings(report: Report, peer: dict[str, Any], is_quick: bool, is_long: bool) -> None:
@@ -244,7 +244,7 @@ def main() -> int:
     options.add_argument("--long", action="store_true", help="the long form of the tests of faults (minutes)")
     options.add_argument("--sglang", metavar="PYTHON", help="the interpreter of an environment that has SGLang")
     args = options.parse_args()
-    n, n_times = (200, 15) if args.quick else (500, 15)
+    n = 200 if args.quick else 500
     if not args.quick:
         correct(
             "tests/frontend/templates/test_compiled.py",
@@ -254,7 +254,7 @@ def main() -> int:
     report = Bounded("language", f"{N_TURNS} turns a program, batches of {n}")
     faulthandler.dump_traceback_later(LONGEST, exit=True)
     peer = sglang(args.sglang, n)
-    costs(report, peer, n, n_times)
+    costs(report, peer, n)
     concurrency.rows(report, args.quick, peer.get("threads"), NAME if peer else "")
     with bn.Runtime(log="quiet", launch_timeout=LONGEST / 2) as runtime:
         traffic(report, runtime, 20 if args.quick else 200)
