@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 from gpu_work import PAGE, RMS_EPS, ROPE_THETA, Attend, Text, alone, assign_pages, branches, random_model
 from report import Report, correct, parser
+from serving_floor import SIDE, products
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -92,10 +93,7 @@ def measure_ceilings(report: Report, seconds: float) -> dict[str, float]:
         x = torch.ones(size // 4)
         (took,) = best(x.sum, seconds=seconds)
         found[name] = size / took / 1e9
-    a, b = torch.randn(2, 2048, 2048)
-    packed = torch.ops.mkldnn._reorder_linear_weight(b)
-    (took,) = best(lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], ""), seconds=seconds)
-    found["matrix"] = 2 * 2048**3 / took / 1e9
+    found["matrix"] = 2 * SIDE**3 / min(best(*products("float32"), seconds=seconds)) / 1e9
     for name, value in found.items():
         report.row(f"ceiling: {name}", "GFLOP/s" if name == "matrix" else "GB/s", value, CEILINGS[name],
                    "the targets' machine", more_is_better=True)  # fmt: skip
