@@ -233,10 +233,12 @@ def _draws(run: Run, n: int, vocab: int) -> dict[str, Any]:
 
         def torchs(top_k: int = top_k, top_p: float = top_p) -> Tensor:
             p = logits.copy_(fresh).softmax(-1)
-            if top_k or top_p < 1:
-                p, order = p.sort(-1, descending=True)
-                p = p[:, : top_k or None].where(p[:, : top_k or None].cumsum(-1) < top_p + p[:, : top_k or None], 0.0)
+            if top_k:
+                p, order = p.topk(top_k)
                 return order.gather(1, p.multinomial(1))
+            if top_p < 1:
+                p, order = p.sort(-1, descending=True)
+                return order.gather(1, p.where(p.cumsum(-1) < top_p + p, 0.0).multinomial(1))
             return p.multinomial(1)
 
         found[f"draw, {name}"] = ({"rows": n, "vocab": vocab}, ours, torchs)
