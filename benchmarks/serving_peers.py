@@ -132,19 +132,21 @@ def vllm(model: str, dtype: str, write: Callable[[Any], None]) -> None:
 
 
 def transformers(model: str, dtype: str, write: Callable[[Any], None]) -> None:
-    """transformers' continuous batching."""
+    """transformers' continuous batching. On a GPU it chooses itself how much KV it has and how much a step computes."""
     import torch
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
     torch.set_grad_enabled(False)
     net = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
-    net.to("cuda" if torch.cuda.is_available() else "cpu")
+    has_gpu = torch.cuda.is_available()
+    net.to("cuda" if has_gpu else "cpu")
+    limits = {} if has_gpu else {"num_blocks": 1024, "max_batch_tokens": 1024}
     fields = ContinuousBatchingConfig.__dataclass_fields__
     size = "page_size" if "page_size" in fields else "block_size"  # its older name
     manager = net.init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=8192, pad_token_id=0),
         continuous_batching_config=ContinuousBatchingConfig(
-            **{size: 64}, num_blocks=1024, max_batch_tokens=1024, max_requests_per_batch=64, allow_block_sharing=True
+            **{size: 64}, **limits, max_requests_per_batch=64, allow_block_sharing=True
         ),
     )
     manager.warmup()
