@@ -208,7 +208,7 @@ def _flex(case: Attend) -> Callable[[], Tensor]:
 
 
 def _flashinfer(case: Attend) -> Callable[[], Tensor]:
-    """Cascade attention if all requests share a prefix, else paged decode or prefill; planned once."""
+    """Cascade attention of two levels if all requests share a prefix, else paged decode or prefill; planned once."""
     import flashinfer
 
     device, paged, (n_heads, n_kv_heads) = case.q.device, case.paged, case.heads
@@ -223,7 +223,7 @@ def _flashinfer(case: Attend) -> Callable[[], Tensor]:
     n, rows = len(used), torch.tensor([0, *paged.q_lens]).cumsum(0).int().to(device)
     sizes = (n_heads, n_kv_heads, case.dim, PAGE)
     root = case.batch.subtrees[0] if case.batch.subtrees else None
-    if root is not None and len(root.requests) == n and len(case.batch.subtrees) == 1:
+    if root is not None and len(root.requests) == n:
         shared = root.n_keys // PAGE
         below = table([own[shared:] for own in used], [kv - root.n_keys for kv in paged.kv_lens])
         above = table([used[0][:shared]], [root.n_keys])
