@@ -1,9 +1,9 @@
 """Carries the messages of a Client over HTTP. The Client uses it as it uses the socket of ipc.connect.
 
-`connect` returns a pair of sockets like those of ipc.connect, whose other ends belong to a thread of their own. The
-thread posts the messages that the Client sends, and passes on the messages that arrive in one long response. The
-session ends with that response. It uses the standard library's http.client, so that a client of Banyan needs no other
-package. Two connections carry any number of programs.
+`connect` returns a pair of sockets like those of ipc.connect, whose other ends belong to a thread of their own. Of two
+further threads, one posts the messages that the Client sends, and one reads the messages that arrive in one long
+response. The session ends with that response. All use the standard library's http.client, so that a client of Banyan
+needs no other package. Two connections carry any number of programs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +31,7 @@ from banyan.runtime.protocol.http_frames import KIND, MAX_MESSAGE, PATH, SESSION
 _EVENT = struct.pack("=Hi", 0, -1)  # the event that a `watch` socket delivers; there is no file descriptor to name
 _POST_SECONDS = 30.0
 _CLOSE = b""  # in place of a message: the sender is closed
+_PING, _PONG = wire.encode(wire.Ping()), wire.encode(wire.Pong())
 
 
 class NotBanyan(ConnectFailed):
@@ -49,11 +51,12 @@ def connect(context: ipc.Context, url: str, token: str, timeout: float) -> tuple
     """A socket like a DEALER connected to the server at `url`, and its `watch` socket. token: the API key.
     ConnectFailed: nobody answers, or the server refuses. NotBanyan: it is another kind of server."""
     session = _Session(url, token, timeout)
-    (socket, inside), (monitor, events), (arrived, arrivals) = (
-        _pair(context, kind) for kind in (_ClientEnd, zmq.Socket, zmq.Socket)
+    (socket, inside), (monitor, events), (arrived, arrivals), (leaving, posts) = (
+        _pair(context, kind) for kind in (_ClientEnd, zmq.Socket, zmq.Socket, zmq.Socket)
     )
-    for run, ends in ((session.carry, (inside, arrived, events)), (session.read, (arrivals,))):
-        threading.Thread(target=run, args=ends, name="banyan-http", daemon=True).start()
+    carry = partial(session.carry, inside, arrived, leaving, events)
+    for run in (carry, partial(session.read, arrivals), partial(session.post, posts)):
+        threading.Thread(target=run, name="banyan-http", daemon=True).start()
     return socket, monitor
 
 
@@ -111,6 +114,7 @@ class _Session:
         self._path = f"{urlsplit(url).path}{PATH}"
         self._headers = _headers(KIND, token)
         self._posts, self._stream = _connection(url, _POST_SECONDS), _connection(url, timeout)
+        self._is_posting = False  # more than Pings
         try:
             self._response = self._begin()
             self._socket.settimeout(None)  # the Client's heartbeat detects a silent server
@@ -161,11 +165,11 @@ class _Session:
                 raise http.client.HTTPException(f"status {response.status}")
             messages = messages[n:]
 
-    def carry(self, inside: ipc.Socket, arrived: ipc.Socket, events: ipc.Socket) -> None:
-        """Carry messages until one side ends. inside: the Client's peer; arrived: brings what `read` has read; events:
-        the peer of the `watch` socket. Runs in a thread."""
+    def carry(self, inside: ipc.Socket, arrived: ipc.Socket, leaving: ipc.Socket, events: ipc.Socket) -> None:
+        """Carry messages until one side ends. inside: the Client's peer; arrived: brings what `read` has read; leaving:
+        takes what `post` posts, and brings its end; events: the peer of the `watch` socket. Runs in a thread."""
         poller = zmq.Poller()
-        for one in (inside, arrived):
+        for one in (inside, arrived, leaving):
             poller.register(one, zmq.POLLIN)
         inside.recv()  # the Hello, which was sent to open the session
         _send(events, _EVENT, b"")
@@ -179,18 +183,37 @@ class _Session:
                     else:
                         _send(inside, data)
             if inside in ready:
-                messages = _all(inside)
-                is_open = is_open and messages[-1] != _CLOSE
-                with contextlib.suppress(OSError, http.client.HTTPException):
-                    self._post([data for data in messages if data != _CLOSE])
-                    continue
+                for data in _all(inside):
+                    # The server gets no Ping while a large message is on its way, and that may take long. The timeout
+                    # of the POST detects a server that is lost meanwhile.
+                    if data == _PING and self._is_posting:
+                        _send(inside, _PONG)
+                    else:
+                        _send(leaving, data)
+            if leaving in ready:
                 is_open = False
+        _send(leaving, _CLOSE)
         _send(events, _EVENT, b"")
         with contextlib.suppress(OSError):
             self._socket.shutdown(sockets.SHUT_RDWR)  # wakes `read`
-        self._posts.close()
-        for one in (inside, arrived, events):
+        for one in (inside, arrived, leaving, events):
             one.close(1000)
+
+    def post(self, posts: ipc.Socket) -> None:
+        """Post each message that comes, until the Client or the session ends. Runs in a thread."""
+        is_open = True
+        while is_open:
+            messages = [posts.recv(), *_all(posts)]
+            is_open = _CLOSE not in messages
+            self._is_posting = any(data not in (_PING, _CLOSE) for data in messages)
+            try:
+                self._post([data for data in messages if data != _CLOSE])
+            except (OSError, http.client.HTTPException):
+                is_open = False
+            self._is_posting = False
+        _send(posts, _CLOSE)
+        posts.close(1000)
+        self._posts.close()
 
     def read(self, arrivals: ipc.Socket) -> None:
         """Pass on each message of the response. Runs in a thread."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 import pytest
 
 from banyan.runtime import config
 from banyan.runtime.client import client
 from banyan.runtime.client.http_transport import NotBanyan
+from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.protocol.decoders import decode_client
+from banyan.runtime.protocol.http_frames import KIND, PATH, SESSION, pack, unpack
+from waits import wait_until
 
 
 @pytest.fixture
@@ -45,3 +50,92 @@ def test_a_url_gets_the_api_key_and_not_the_token_of_a_socket(
     with pytest.raises(NotBanyan):
         client.connect(url)
     assert set(found) == {sent}
+
+
+class SlowServer(ThreadingHTTPServer):
+    """Answers each Submit with a Value at once, and its POST when `may_answer` is set."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), SlowHandler)
+        self.may_answer, self.is_over = threading.Event(), threading.Event()
+        self.stream: SlowHandler | None = None
+        self.n_pings = 0
+        self.is_stuck = False  # answers no Ping, nor its POST
+
+    def tell(self, message: wire.ServerMessage) -> None:
+        assert self.stream is not None
+        self.stream.wfile.write(pack([wire.encode(message)]))
+
+
+class SlowHandler(BaseHTTPRequestHandler):
+    server: SlowServer
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        messages = list(map(decode_client, unpack(self.rfile.read(int(self.headers["content-length"])))))
+        if self.path == PATH:
+            self.server.stream = self
+            self.begin(("content-type", KIND), (SESSION, "1"), ("connection", "close"))
+            self.server.tell(wire.Welcome(wire.VERSION, "fake", 100))
+            self.server.is_over.wait()
+            return
+        for message in messages:
+            if isinstance(message, wire.Ping):
+                if self.server.is_stuck:
+                    self.server.may_answer.wait()
+                    return
+                self.server.n_pings += 1
+                self.server.tell(wire.Pong())
+            elif isinstance(message, wire.Submit):
+                self.server.tell(wire.Value(message.program, 0, 0, (wire.Sample("text", "stop"),)))
+                self.server.may_answer.wait()
+        self.begin(("content-length", "0"))
+
+    def begin(self, *headers: tuple[str, str]) -> None:
+        self.send_response(200)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def slow_server() -> Iterator[SlowServer]:
+    with SlowServer() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.may_answer.set()
+        server.is_over.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_a_long_post_neither_holds_up_arrivals_nor_ends_the_session(
+    slow_server: SlowServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipc, "HEARTBEAT", 0.1)
+    connected = client.connect(f"http://127.0.0.1:{slow_server.server_port}")
+    try:
+        program = connected.program()
+        program.submit((wire.Gen(0, 0),), last=True)
+        assert program.future(0).result(5.0).samples[0].text == "text"
+        time.sleep(0.1 * 2 * ipc.MAX_MISSED)
+        assert connected.lost is None
+        slow_server.may_answer.set()
+        n_pings = slow_server.n_pings
+        wait_until(lambda: slow_server.n_pings > n_pings, "the next Ping")
+    finally:
+        connected.close()
+
+
+def test_a_server_that_answers_nothing_is_lost(slow_server: SlowServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ipc, "HEARTBEAT", 0.02)
+    slow_server.is_stuck = True
+    connected = client.connect(f"http://127.0.0.1:{slow_server.server_port}")
+    wait_until(lambda: connected.lost is not None, "the end of the connection", seconds=10.0)
+    assert "stopped answering" in str(connected.lost)
