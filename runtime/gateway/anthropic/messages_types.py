@@ -208,7 +208,9 @@ class CountRequest(Body, kw_only=True):
     @property
     def pinned(self) -> float:
         """Seconds for which the conversation is pinned."""
-        blocks = [block for turn in self.messages if isinstance(turn.content, list) for block in turn.content]
+        blocks: list[Any] = [one for turn in self.messages if isinstance(turn.content, list) for one in turn.content]
+        results = [one.content for one in blocks if isinstance(one, ToolResultBlock) and isinstance(one.content, list)]
+        blocks += [one for result in results for one in result]
         system = self.system if isinstance(self.system, list) else []
         controls = [getattr(one, "cache_control", None) for one in (self, *blocks, *system, *(self.tools or ()))]
         return max((PINNED[one.ttl] for one in controls if one is not None), default=0.0)

@@ -175,3 +175,10 @@ def test_arguments_with_a_lone_surrogate_are_passed_on() -> None:
     whole = MessageWriter("m", body).whole(wire.Value(0, 0, 0, (wire.Sample("", "stop", calls=(call,)),)))
     (block,) = json.loads(msgspec.json.encode(whole))["content"]
     assert block["input"] == {"x": "\ud800"}
+
+
+def test_a_cache_control_inside_a_tool_result_pins() -> None:
+    text = {"type": "text", "text": "71", "cache_control": {"type": "ephemeral"}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [text]}
+    body = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [result]}]}
+    assert msgspec.convert(body, MessageRequest).pinned == 300.0
