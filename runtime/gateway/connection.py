@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import sys
+import termios
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -36,7 +39,7 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._write_timer = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+        self._wait_for_reader()
 
     def resume_writing(self) -> None:
         self._end_pause()
@@ -91,6 +94,22 @@ class Connection(HttpToolsProtocol):
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
+
+    def _wait_for_reader(self) -> None:
+        self._write_timer = self.loop.call_later(WRITE_SECONDS, self._check_reader, self._n_unread())
+
+    def _check_reader(self, n_before: int) -> None:
+        """Nothing is added while writing is paused, so there is less only if the client has read."""
+        if self._n_unread() < n_before:
+            self._wait_for_reader()
+        else:
+            self.transport.abort()
+
+    def _n_unread(self) -> int:
+        """Bytes that wait for the client here and in the kernel, whose buffer takes new ones in large steps only."""
+        number = self.transport.get_extra_info("socket").fileno()
+        in_kernel = fcntl.ioctl(number, termios.TIOCOUTQ, bytes(4))
+        return self.transport.get_write_buffer_size() + int.from_bytes(in_kernel, sys.byteorder)
 
     def _too_slow(self) -> None:
         if not self.transport.is_closing():
