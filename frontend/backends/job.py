@@ -209,6 +209,10 @@ class Job(Attempt):
     def finish(self, outcome: GenOutcome | BanyanError, is_separated: bool = False) -> None:
         """Answer the job. is_separated: the reasoning was already taken out of the texts of the samples."""
         if isinstance(outcome, GenOutcome):
+            if self._parser is not None and not is_separated:  # what it held back as the possible start of a mark
+                rest = self._parser.finish()
+                self.deliver_separated(self._parser.new_reasoning(), is_thought=True)
+                self.deliver_separated(rest)
             first = outcome.times.first or self._first
             times = wire.Times(self.ready, self.ready, self.ready if first else 0.0, first, time.monotonic())
             outcome = outcome._replace(times=times)

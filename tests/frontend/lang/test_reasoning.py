@@ -41,6 +41,17 @@ def test_reasoning_is_separated_in_gens_with_constants_and_roles(stream: bool) -
     assert state.error() is None
 
 
+@pytest.mark.parametrize("output", ["<th", "<think>hm</thi"])
+def test_a_stream_ends_with_what_might_have_been_a_mark(output: str) -> None:
+    @bn.function
+    def ask(s: bn.State) -> None:
+        s += bn.separate_reasoning(bn.gen("x"), model_type="qwen3")
+
+    state = ask.run(backend=bn.Mock(output), stream=True)
+    assert "".join(state.text_iter("x")) == state["x"]
+    assert "".join(state.text_iter("x_reasoning_content")) == state["x_reasoning_content"]
+
+
 def test_reasoning_is_separated_in_samples_and_branches() -> None:
     outputs = iter(f"<think>{k}</think>{-k}" for k in range(9))
 
