@@ -101,7 +101,8 @@ class ChatWriter(ChoiceWriter):
             message["tool_calls"] = calls_of(sample)
         if sample.reasoning:
             message |= {"reasoning_content": sample.reasoning, "reasoning": sample.reasoning}
-        return {"message": message, "logprobs": logprobs_of(sample.logprobs) if self._has_logprobs else None}
+        of_content = sample.logprobs[value.usage.reasoning :]
+        return {"message": message, "logprobs": logprobs_of(of_content) if self._has_logprobs else None}
 
 
 def calls_of(sample: wire.Sample) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ class ReasoningOutput:
             parser = ReasoningParser(self._marks, self._is_open)
             text = parser.feed(sample.text) + parser.finish()
             separated.append(replace(sample, text=text, reasoning=parser.reasoning))
-            if parser.reasoning:
+            if parser.content_start:
                 n_reasoning += request.text.within(parser.content_start, len(sample.text))[0][0]
         pieces = _pieces(requests[0], parser.content_start, parser.content_start + parser.n_content)
         return tuple(reversed(separated)), pieces, n_reasoning

@@ -67,6 +67,16 @@ def test_reasoning_is_apart_from_the_answer(url: str) -> None:
         assert [block.type for block in claude.messages.create(**options).content] == ["text"]
 
 
+@pytest.mark.parametrize("output", ["<think>\nhmm so</think>\n\n42", "<think></think>42", "42"])
+def test_logprobs_are_those_of_the_content(serve_once: Callable[..., launch.ServerProcess], output: str) -> None:
+    server = serve_once(TEMPLATE, say={OPEN: f"{output}<|im_end|>"})
+    with closing(launch.start_gateway(config.HTTPConfig(socket=str(server.socket), address="0"))) as gateway:
+        model = json.loads(post(gateway.url, "/v1/models", b"", method="GET")[1])["data"][0]["id"]
+        body = {"model": model, "messages": QUESTION, "temperature": 0, "logprobs": True}
+        choice = json.loads(post(gateway.url, "/v1/chat/completions", body)[1])["choices"][0]
+    assert "".join(one["token"] for one in choice["logprobs"]["content"]) == choice["message"]["content"] == "42"
+
+
 def test_requests_fail_while_the_server_is_gone(serve: Callable[..., launch.ServerProcess]) -> None:
     server = serve(say={OPEN: "42"})
     with closing(launch.start_gateway(config.HTTPConfig(socket=str(server.socket), address="0"))) as gateway:
