@@ -32,7 +32,7 @@ from pocket import (
     transcripts,
     words,
 )
-from pocket.net import DRAFT, MAIN, Net, Shape
+from pocket.net import DRAFT, MAIN, BlockAttention, Net, Shape
 from pocket.words import BAD, GOOD, TOPICS, Draw, Phrases
 
 TINY = Shape(width=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, feed_forward=32, max_length=256)
@@ -389,6 +389,29 @@ def test_exported_model_equals_the_trained_one(raw, tmp_path):
     expected = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(ids).logits
     loaded = train.load(tmp_path, TINY)
     torch.testing.assert_close(loaded.logits(loaded(ids)), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 37, 128, 300])
+def test_attention_for_training_and_its_gradient_equal_torchs(length):
+    generator = torch.Generator().manual_seed(length)
+    shapes = (3, 4, length, 16), (3, 2, length, 16), (3, 2, length, 16)
+    inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    ours = BlockAttention.apply(*inputs)
+    expected = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(ours, expected)
+    weights = torch.randn(ours.shape, generator=generator)
+    gradients = (torch.autograd.grad((out * weights).sum(), inputs) for out in (ours, expected))
+    torch.testing.assert_close(*gradients)
+
+
+def test_layers_that_are_added_change_nothing_at_first(raw, tmp_path):
+    net = Net(TINY, 1)
+    torch.nn.init.normal_(net.model.layers[1].mlp.down_proj.weight, generator=torch.Generator().manual_seed(1))
+    train.export(net.bfloat16(), raw, tmp_path)
+    ids = torch.arange(40)[None]
+    stored, grown = (train.load(tmp_path, dataclasses.replace(TINY, n_layers=n)) for n in (2, 5))
+    torch.testing.assert_close(grown(ids), stored(ids))
+    assert torch.equal(grown.model.layers[4].mlp.down_proj.weight, stored.model.layers[1].mlp.down_proj.weight)
 
 
 def test_shipped_files_have_their_shapes_and_size():

@@ -1,6 +1,7 @@
 """The pocket model's network: a Llama decoder for training, its parameters named as Hugging Face names them."""
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ class Shape:
 
     vocabulary: int = 4096
     width: int = 256
-    n_layers: int = 4
+    n_layers: int = 6
     n_heads: int = 4
     n_kv_heads: int = 2
     head_dim: int = 64
@@ -85,10 +86,60 @@ class Attention(nn.Module):
             for f in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        group = self.shape.n_heads // self.shape.n_kv_heads
-        k, v = (t.repeat_interleave(group, dim=1) for t in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out = attend(q, k, v)
         return self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
+
+
+class BlockAttention(torch.autograd.Function):
+    """Causal attention with grouped heads, for training on a CPU: 128 queries at a time against the keys up to the
+    last of them. With its gradient it takes a third of the time of torch's own, whose gradient is slow there."""
+
+    BLOCK = 128
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [rows, heads, length, head_dim]; k and v [rows, kv_heads, length, head_dim]; the result is like q."""
+        rows, n_kv_heads, length, size = k.shape
+        q = (q * size**-0.5).view(rows, n_kv_heads, -1, length, size)
+        out, saved = torch.empty_like(q), []
+        mask = torch.full((BlockAttention.BLOCK,) * 2, -math.inf, dtype=q.dtype).triu_(1)
+        for start, end in _blocks(length):
+            block = q[..., start:end, :].reshape(rows, n_kv_heads, -1, size)
+            scores = block @ k[:, :, :end].mT
+            n = end - start
+            scores.view(rows, n_kv_heads, -1, n, end)[..., start:] += mask[:n, :n]
+            shares = scores.softmax(-1)
+            out[..., start:end, :] = (shares @ v[:, :, :end]).view(rows, n_kv_heads, -1, n, size)
+            saved += [block, shares]
+        ctx.save_for_backward(k, v, *saved)
+        return out.view(rows, -1, length, size)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        k, v, *saved = ctx.saved_tensors
+        rows, n_kv_heads, length, size = k.shape
+        gradient = gradient.reshape(rows, n_kv_heads, -1, length, size)
+        dq, dk, dv = torch.empty_like(gradient), torch.zeros_like(k), torch.zeros_like(v)
+        for (start, end), block, shares in zip(_blocks(length), saved[::2], saved[1::2], strict=True):
+            out = gradient[..., start:end, :].reshape(block.shape)
+            dv[:, :, :end] += shares.mT @ out
+            scores = torch.ops.aten._softmax_backward_data(out @ v[:, :, :end].mT, shares, -1, shares.dtype)
+            dq[..., start:end, :] = (scores @ k[:, :, :end]).view(rows, n_kv_heads, -1, end - start, size)
+            dk[:, :, :end] += scores.mT @ block
+        return dq.view(rows, -1, length, size) * size**-0.5, dk, dv
+
+
+def _blocks(length: int) -> list[tuple[int, int]]:
+    step = BlockAttention.BLOCK
+    return [(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+@torch.compiler.disable
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention, see `BlockAttention.forward`."""
+    if q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return BlockAttention.apply(q, k, v)  # type: ignore[no-any-return]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from banyan.runtime.model.pocket import path
 from pocket import feed, score, tokenizer
@@ -241,9 +241,18 @@ def export(net: Net, tok: Tokenizer, folder: Path) -> None:
 
 
 def load(folder: Path, shape: Shape) -> Net:
-    """Loads an exported folder in float32."""
-    net = Net(shape, 0)
-    net.load_state_dict({name: t.float() for name, t in load_file(folder / "model.safetensors").items()})
+    """Loads an exported folder in float32. If the shape has more layers, the others are put between those of the folder
+    and add nothing at first, so the net computes the same."""
+    net, tensors = Net(shape, 0), load_file(folder / "model.safetensors")
+    n_stored = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
+    for layer in net.model.layers:
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)
+    for name, tensor in tensors.items():
+        parts = name.split(".")
+        if parts[1] == "layers" and n_stored < shape.n_layers:
+            parts[2] = str(int(parts[2]) * (shape.n_layers - 1) // (n_stored - 1))
+        net.get_parameter(".".join(parts)).data.copy_(tensor)
     return net
 
 
@@ -309,7 +318,7 @@ def train(
 
 
 RECIPES = {
-    "pocket": Recipe(MAIN, n_steps=11900),
+    "pocket": Recipe(MAIN, n_steps=11900, batch_tokens=8192, muon_rate=0.014),
     "draft": Recipe(DRAFT, n_steps=1600),
 }
 
