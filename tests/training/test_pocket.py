@@ -1,5 +1,6 @@
 """The pocket model: training text, tokenizer, training and shipped files."""
 
+import ast
 import dataclasses
 import itertools
 import json
@@ -141,6 +142,10 @@ def test_everyday_answers_stand_in_their_prompts():
                     assert said["role"] == "user"
 
 
+TRAINING = (data, everyday, few_shot, records, stories, subjects, transcripts, words)
+FIELD = "§"
+
+
 def strangers_texts():
     """What the strangers' set is made of: its names and labels, and its templates."""
     labels = {label for classes in strangers.CLASSES.values() for label in classes}
@@ -151,27 +156,51 @@ def strangers_texts():
     templates += [text for classes in strangers.CLASSES.values() for texts in classes.values() for text in texts]
     templates += [text for _, told, asked in strangers.TOLD for text in (*told, *asked)]
     templates += [text for passage, asked in strangers.PASSAGES for text in (passage, *(q for q, _ in asked))]
+    templates += [*filter(None, strangers.SYSTEMS + strangers.HEADS)]
     return names, templates + [text for said, _ in strangers.CHATS for text in said]
 
 
-@pytest.mark.long
-def test_the_strangers_set_shares_no_name_label_or_template_with_training():
-    def plain(text):
-        return " ".join(re.findall("[a-z]+", re.sub(r"\{\w+\}", "", text.lower())))
+def strings_of(module):
+    """All strings that stand in the source of a module."""
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
+
+def letters(template):
+    """A template's letters in lower case, with a mark for each field."""
+    return re.sub(rf"[^a-z{FIELD}]", "", re.sub(r"\{[\w.]+\}", FIELD, template.lower()))
+
+
+def variants(phrase):
+    """A regular expression of the letters of all variants of a training phrase with choices such as [a|b]."""
+    parts = re.split(r"([\[\]|])", re.sub(r"\{[\w.]+\}", FIELD, phrase))
+    return re.compile("".join({"[": "(?:", "]": ")", "|": "|"}.get(part) or letters(part) for part in parts))
+
+
+def test_the_strangers_set_shares_no_name_label_or_template_with_training():
     names, templates = strangers_texts()
-    known = (data, everyday, few_shot, records, stories, subjects, transcripts, words)
-    known_words = {word for module in known for word in re.findall("[a-z]+", Path(module.__file__).read_text().lower())}
+    known_words = {
+        word for module in TRAINING for word in re.findall("[a-z]+", Path(module.__file__).read_text().lower())
+    }
     assert {name for name in names if name.lower() in known_words} == set()
-    theirs = {plain(text): text for text in templates if len(plain(text)) > 3}
-    seen = set()
-    for family in ("chat", "recall", "reading", *(name for name in data.FAMILIES if name.startswith("everyday"))):
-        for sample in data.samples(family, 400, 21, held=False):
-            for message in sample.messages:
-                content = message.get("content", "")
-                for line in (content if isinstance(content, str) else "".join(content)).split("\n"):
-                    seen |= {theirs[plain(line)]} if plain(line) in theirs else set()
-    assert seen == set()
+    theirs = {letters(text): text for text in templates if len(letters(text)) > 3}
+    phrases = {phrase for module in TRAINING for phrase in strings_of(module) if len(phrase) < 600}
+    phrases = {variants(phrase) for phrase in phrases if phrase.count("[") == phrase.count("]")}
+    assert [text for plain, text in theirs.items() if any(phrase.fullmatch(plain) for phrase in phrases)] == []
+
+
+def test_the_strangers_set_shares_no_tool_form_or_record_with_training():
+    theirs = {word for ask in strangers.ASKS for word in (ask.tool.name, ask.tool.description)}
+    theirs = {re.sub("[^a-z]+", " ", text.lower()).strip() for text in theirs}
+    ours = {re.sub("[^a-z]+", " ", text.lower()).strip() for module in TRAINING for text in strings_of(module)}
+    for family in ("tools", "everyday_tools"):
+        for sample in data.samples(family, 300, 21, held=False):
+            ours |= {tool.name.replace("_", " ") for tool in sample.tools}
+    assert theirs & ours == set()
+    assert set(strangers.SHAPES) & {*everyday.FORMS} == set()
+    domains = [set(fields) for fields, _ in everyday.DOMAINS]
+    assert [fields for fields, _ in strangers.RECORDS if any(set(fields) <= domain for domain in domains)] == []
 
 
 @pytest.mark.parametrize(
@@ -186,6 +215,22 @@ def test_the_strangers_set_shares_no_name_label_or_template_with_training():
 )
 def test_junk_is_broken_characters_and_runs(text, junk):
     assert strangers.is_junk(text) == junk
+
+
+def test_an_echo_of_the_passage_is_no_answer():
+    passage = "Ingrid runs the bakery on Elm Row. Thabo delivers the flour every Monday. The key is kept by Gwen."
+    assert not strangers.is_right("reading", passage, "Gwen")
+    assert strangers.is_right("reading", "The key is kept by Gwen.", "Gwen")
+
+
+def test_tool_gives_one_answer_to_equal_questions():
+    n_equal = 0
+    for sample in strangers.samples("tools", 1000, 3):
+        asked = [message["content"] for message in sample.messages if message["role"] == "user"]
+        if len(set(asked)) < len(asked):
+            n_equal += 1
+            assert len(set(sample.answers)) < len(sample.answers)
+    assert n_equal
 
 
 def test_variants_of_a_question_keep_its_fields():

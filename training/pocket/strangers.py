@@ -58,23 +58,23 @@ def _ref(r: random.Random) -> str:
 
 
 ASKS = (
-    Ask(Tool("get_weather", "Current weather in a city", {"city": "string"}),
+    Ask(Tool("local_weather", "Current weather in a city", {"city": "string"}),
         ("What's the weather like in {city}?", "Is it raining in {city} right now?", "How warm is it in {city} today?", "{city} weather right now", "Do I need an umbrella in {city}?"),
         {"city": _place}, _of("drizzly", "17C", "overcast", "-3C", "blustery")),
     Ask(Tool("find_contact", "Looks someone up in the address book", {"person": "string"}),
         ("What's {person}'s number?", "I have to ring {person}, what number do I use?", "How can I get hold of {person}?", "Could you dig out contact details for {person}?"),
         {"person": _full}, _int(2000000, 9899999)),
-    Ask(Tool("track_parcel", "Where a parcel is", {"tracking_code": "string"}),
-        ("Where has my parcel {tracking_code} got to?", "Any news on {tracking_code}?", "Track {tracking_code} please", "My package number is {tracking_code}, has it arrived yet?"),
+    Ask(Tool("parcel_stop", "Tells the last stop of a parcel", {"tracking_code": "string"}),
+        ("Where has my parcel {tracking_code} got to?", "Any news on {tracking_code}?", "Whereabouts of {tracking_code}?", "My package number is {tracking_code}, has it arrived yet?"),
         {"tracking_code": _ref}, _of("Rotterdam", "depot", "delivered", "customs")),
     Ask(Tool("fx_rate", "Exchanges money from one currency to another", {"amount": "number", "source": "string", "target": "string"}),
-        ("What would {amount} {source} come to in {target}?", "I've got {amount} {source}, what would I get in {target}?", "{amount} {source} to {target}", "Change {amount} {source} to {target} for me"),
+        ("What would {amount} {source} come to in {target}?", "I've got {amount} {source}, what would I get in {target}?", "{amount} {source}, what's that worth in {target}?", "Change {amount} {source} to {target} for me"),
         {"amount": _int(11, 980), "source": _of("USD", "GBP", "NOK"), "target": _of("EUR", "JPY", "CHF")}, _int(1001, 99999)),
-    Ask(Tool("reserve_table", "Books a table at a restaurant", {"restaurant": "string", "guests": "integer", "hour": "string"}),
-        ("Book a table for {guests} at {restaurant} at {hour}.", "We're {guests} and we'd like to eat at {restaurant} at {hour}, can you reserve?", "Get me a table at {restaurant}, {hour}, {guests} persons."),
+    Ask(Tool("hold_table", "Books a table at a restaurant", {"restaurant": "string", "guests": "integer", "hour": "string"}),
+        ("Could you hold a table for {guests} over at {restaurant}, {hour}?", "We're {guests} and we'd like to eat at {restaurant} at {hour}, can you reserve?", "Get me a table at {restaurant}, {hour}, {guests} persons."),
         {"restaurant": _of("Trattoria Bruno", "Noodle Corner", "Blue Heron", "Chez Odile"), "guests": _int(2, 9), "hour": _of("18:15", "19:40", "20:25")}, _ref),
-    Ask(Tool("set_alarm", "Sets an alarm", {"at": "string"}),
-        ("Wake me at {at}.", "Set an alarm for {at} please", "I have to get up at {at} tomorrow, set the alarm."),
+    Ask(Tool("wake_up_call", "Sets an alarm", {"at": "string"}),
+        ("I'd like to be woken at {at}.", "Set an alarm for {at} please", "I have to get up at {at} tomorrow, set the alarm."),
         {"at": _of("05:35", "06:55", "07:25", "04:10")}, _of("armed", "enabled")),
     Ask(Tool("play_song", "Plays music by an artist", {"artist": "string"}),
         ("Play something by {artist}", "I'd love to hear some {artist}.", "Put on {artist} please!"),
@@ -116,7 +116,8 @@ def tools(r: random.Random) -> Sample:
     offered = [ask.tool for ask in asks] + [real.CALCULATOR, real.CONVERT, real.ADD_DAYS][: r.randint(1, 3)]
     functions: dict[str, Function] = dict(real.FUNCTIONS)
     messages: list[Message] = []
-    answers = []
+    answers: list[str] = []
+    known: dict[tuple[str, ...], str] = {}  # tool and arguments -> result
     if system := r.choice(SYSTEMS):
         messages.append({"role": "system", "content": system})
     for _ in range(r.choice((1, 1, 2))):
@@ -125,7 +126,8 @@ def tools(r: random.Random) -> Sample:
         if kind == "ask":
             ask = r.choice(asks)
             fields = {name: draw(r) for name, draw in ask.fields.items()}
-            question, answer = r.choice(ask.questions).format(**fields), ask.result(r)
+            question = r.choice(ask.questions).format(**fields)
+            answer = known.setdefault((ask.tool.name, *fields.values()), ask.result(r))
             functions[ask.tool.name] = _only(fields, answer, functions.get(ask.tool.name))
         elif kind == "sum":
             template, form = r.choice(SUMS)
@@ -162,10 +164,10 @@ def _only(fields: dict[str, str], answer: str, before: Function | None) -> Funct
 
 # fields with their values, texts that tell of them
 RECORDS: tuple[tuple[dict[str, Callable[[random.Random], str]], tuple[str, ...]], ...] = (
-    ({"name": _full, "age": _int(19, 88), "city": _place},
-     ("{name} ({age}) has been living in {city} for years.", "I'm {name}, {age}, based in {city}.", "Say hi to {name} who just turned {age} and relocated to {city}!", "{name} is a {age}-year-old from {city}.")),
-    ({"passenger": _full, "flight": _ref, "destination": _place, "seat": lambda r: f"{r.randint(1, 39)}{r.choice('ABCDEF')}"},
-     ("Passenger {passenger} is booked on flight {flight} to {destination}, seat {seat}.", "Flight {flight} to {destination}: {passenger} sits in {seat}.", "Boarding pass for {passenger}. {flight} -> {destination}. Seat {seat}.")),
+    ({"name": _full, "age": _int(19, 88), "residence": _place},
+     ("{name} ({age}) has been living in {residence} for years.", "I'm {name}, {age}, based in {residence}.", "Say hi to {name} who just turned {age} and relocated to {residence}!", "{name} is a {age}-year-old from {residence}.")),
+    ({"traveller": _full, "flight": _ref, "bound_for": _place, "seat": lambda r: f"{r.randint(1, 39)}{r.choice('ABCDEF')}"},
+     ("Passenger {traveller} is booked on flight {flight} to {bound_for}, seat {seat}.", "Flight {flight} to {bound_for}: {traveller} sits in {seat}.", "Boarding pass for {traveller}. {flight} -> {bound_for}. Seat {seat}.")),
     ({"title": _of("The Salt Road", "Winter Harvest", "Night Ferry", "A Field of Glass", "The Last Orchard"), "author": _full, "year": _int(1931, 2024), "pages": _int(88, 940)},
      ("{author} published {title} in {year}; it has {pages} pages.", "\"{title}\" by {author} ({year}), {pages} pages.", "In {year} {author} wrote the {pages}-page novel {title}.")),
     ({"company": _of("Norfab", "Bluewick", "Hexalume", "Tarn & Sons", "Quillworks"), "invoice": _ref, "amount": _int(45, 9800), "due": lambda r: f"20{r.randint(19, 39)}-{r.randint(1, 12):02}-{r.randint(1, 28):02}"},
@@ -209,13 +211,13 @@ CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
         "fuming": ("This is a complete disgrace", "I hate waiting on the phone for hours", "Never again, what a terrible experience", "You people are useless", "I'm furious about how I was treated", "Worst purchase I ever made", "The staff were rude and it was awful", "It broke after a day, disgusting quality"),
     },
     "desk": {
-        "invoicing": ("I was charged twice this month", "Why is my bill so high?", "Please refund the payment from my card", "The invoice shows the wrong amount", "My credit card was declined when paying", "I want my money back", "Can I get a receipt for my payment?", "There's a fee on my bill I don't understand"),
+        "invoicing": ("Two payments left my account instead of one", "Why is my bill so high?", "Please refund the payment from my card", "The invoice shows the wrong amount", "My credit card was declined when paying", "When will I be refunded?", "Can I get a receipt for my payment?", "There's a fee on my bill I don't understand"),
         "outage": ("The website has been down since noon", "The app crashes when I open it", "I get an error message on the screen", "Nothing loads, the server seems broken", "The system freezes every few minutes", "The page shows error 500", "My connection keeps dropping", "The software stopped working after the update"),
         "freight": ("My package never arrived", "When will my order be delivered?", "The courier left it at the wrong door", "The box was damaged in shipping", "Where is my shipment?", "Delivery is a week late", "I'd like to change the delivery address", "The tracking has not moved since Monday"),
     },
     "login": {
-        "signin": ("I forgot my password", "My account is locked", "I can't sign in any more", "The login code never comes", "Please reset my password", "It says my username is unknown", "How do I change my login email?", "I am locked out of my account"),
-        "buying": ("How much is the large one?", "Do you offer a discount for students?", "I'd like to buy ten of these", "What does the premium plan cost?", "Is there a sale next week?", "Can I order the blue one in bulk?", "Which price applies to schools?", "I want to upgrade to the bigger package"),
+        "signin": ("I forgot my password", "You have shut me out of my account", "I can't sign in any more", "The login code never comes", "The new password does not work either", "It says my username is unknown", "How do I change my login email?", "I am locked out of my account"),
+        "buying": ("How much is the large one?", "Do students pay less?", "I'd like to buy ten of these", "What does the premium plan cost?", "Is there a sale next week?", "Can I order the blue one in bulk?", "Which price applies to schools?", "I want to upgrade to the bigger package"),
     },
     "pages": {
         "cuisine": ("Simmer the onions in butter until soft", "Add a pinch of salt and stir the soup", "Bake the bread for forty minutes", "Chop the garlic and fry it in oil", "The sauce needs more pepper", "Whisk the eggs with sugar and flour", "Roast the chicken with lemon", "Serve the pasta with grated cheese"),
@@ -230,15 +232,15 @@ CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "mail": {
         "junk": ("You have won a million dollars, click here", "Cheap pills, limited offer, buy now!!!", "Claim your free prize today", "Make money fast from home", "Congratulations, you were selected for a gift card", "Lowest prices on watches, act now", "Hot deal: click this link for free cash", "Earn thousands weekly, no work needed"),
-        "genuine": ("Are we still meeting for lunch on Thursday?", "Please find the report attached", "Mum's birthday is next weekend", "Can you send me the notes from class?", "I'll be ten minutes late to the meeting", "Thanks for your help yesterday", "The kids have school on Monday", "Let me know when you get home"),
+        "genuine": ("Are we still meeting for lunch on Thursday?", "Please find the report attached", "Mum's birthday is next weekend", "Can you send me the notes from class?", "I'll be ten minutes late to the meeting", "Grandpa sends his love", "The kids have school on Monday", "Let me know when you get home"),
     },
     "speech": {
         "asking": ("Where is the station?", "What time do you close?", "Who wrote this book?", "Is there a bus to the airport?", "How old is the bridge?", "Why is the door locked?", "When does the film begin?", "Which way is north?"),
         "instructing": ("Close the window.", "Bring me the hammer.", "Turn off the lights.", "Stop talking now.", "Send the letter today.", "Open the box carefully.", "Put it on the shelf.", "Wait outside the office."),
     },
 }  # fmt: skip
-SHAPES = (("Input: ", "\nOutput:", "\n\n"), ("Message: ", "\nCategory:", "\n\n"), ("", " => ", "\n"), ("Text: ", "\nLabel:", "\n\n"), ("- ", " | ", "\n"), ("\"", "\",", "\n"), ("Review: ", "\nClass:", "\n"))  # fmt: skip
-HEADS = ("", "Here are some examples.\n\n", "Pick the right category for the last one.\n\n", "Assign each message to one of: {labels}.\n\n", "text,label\n")  # fmt: skip
+SHAPES = (("Customer wrote: ", "\nWe file it as:", "\n\n"), ("Line to sort: ", "\nGoes under:", "\n\n"), ("", " => ", "\n"), ("Entry: ", "\nBucket:", "\n\n"), ("- ", " | ", "\n"), ("\"", "\",", "\n"), ("Review: ", "\nClass:", "\n"))  # fmt: skip
+HEADS = ("", "The first few are done for you.\n\n", "Pick the right category for the last one.\n\n", "Assign each message to one of: {labels}.\n\n", "text,label\n")  # fmt: skip
 
 
 def few_shot(r: random.Random) -> Sample:
@@ -262,7 +264,7 @@ def few_shot(r: random.Random) -> Sample:
 
 # what is told, what is asked later
 TOLD: tuple[tuple[Callable[[random.Random], str], tuple[str, ...], tuple[str, ...]], ...] = (
-    (_of(*FIRST), ("Hey, {v} here!", "You can call me {v}.", "btw my name's {v}", "This is {v} speaking."), ("so what's my name then?", "So who am I again?", "Do you still know what I'm called?")),
+    (_of(*FIRST), ("It's {v}, good to be here.", "You can call me {v}.", "btw my name's {v}", "This is {v} speaking."), ("so what's my name then?", "So who am I again?", "Do you still know what I'm called?")),
     (_of(*PETS), ("I have a dog named {v}.", "My dog's name is {v}.", "We just got a puppy, we call it {v}!"), ("What's my dog's name?", "How is my dog called again?", "what did I name my dog?")),
     (_of(*PETS), ("Our cat goes by the name of {v}.", "I own a cat called {v}."), ("What's the name of our cat?", "What do we call our cat?")),
     (_of(*FIRST), ("My sister is called {v}.", "I've got a sister, {v}."), ("What's my sister's name?", "What is my sister called?")),
@@ -270,7 +272,7 @@ TOLD: tuple[tuple[Callable[[random.Random], str], tuple[str, ...], tuple[str, ..
     (_ref, ("The wifi password is {v}.", "Note the wifi password: {v}"), ("What's the wifi password?", "Give me the wifi password again")),
     (_int(3, 480), ("My locker number is {v}.", "I have locker {v}."), ("Which locker do I have?", "What's my locker number?")),
     (_ref, ("My flight is {v}.", "I'm booked on {v}."), ("What flight am I on?", "Which flight did I say?")),
-    (_of("peanuts", "shellfish", "lactose", "pollen"), ("I'm allergic to {v}.", "Careful, I have an allergy: {v}."), ("What am I allergic to?", "Which allergy do I have?")),
+    (_of("peanuts", "shellfish", "lactose", "pollen"), ("I can't have {v}, I'm allergic.", "Careful, I have an allergy: {v}."), ("What am I allergic to?", "Which allergy do I have?")),
     (_of("teal", "maroon", "turquoise", "crimson"), ("My favourite color is {v}.", "I really like {v}, it's my favourite color."), ("What's my favourite color?", "Which color do I like best?")),
     (_of("archaeologist", "beekeeper", "midwife", "locksmith"), ("I make a living as a {v}.", "I've been a {v} for ten years."), ("What do I do for a living?", "What's my profession?")),
     (_of("Tuesday", "Saturday", "Thursday"), ("My dentist appointment is on {v}.", "I've an appointment at the dentist's this {v}."), ("When do I see the dentist?", "Which day is my dentist appointment?")),
@@ -318,7 +320,12 @@ PASSAGES = (
     ("{a} lent the ladder to {b}. {c} borrowed the drill. The meeting is on {d} at {t}.",
      (("Who has the ladder?", "{b}"), ("Who borrowed the drill?", "{c}"), ("Which day is the meeting?", "{d}"))),
 )  # fmt: skip
-READS = ("{p}\n\n{q}", "Context: {p}\n\nQ: {q}\nA:", "Read this: {p}\nNow tell me: {q}", "{q}\n\n{p}")
+READS = (
+    "{p}\n\n{q}",
+    "Based on this passage: {p}\n\nMy question: {q}",
+    "Read this: {p}\nNow tell me: {q}",
+    "{q}\n\n{p}",
+)
 
 
 def reading(r: random.Random) -> Sample:
@@ -348,11 +355,11 @@ _HELLO, _NO_IDEA = r"\b(hello|hi|hey|good (morning|evening|day|afternoon)|greeti
 # what is said, and what an answer has to have (a regular expression)
 CHATS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("hi, new here!", "hello there friend", "heya", "Afternoon!", "yo", "Hi, anyone there?", "hello, anybody in?", "Greetings"), f"{_HELLO}|help you"),
-    (("thx", "thanks so much!", "Cheers, that helps", "ty", "I appreciate it", "Great, thank you for that"), r"welcome|pleasure|glad|any time|happy to"),
-    (("cya", "I have to go now", "bye bye", "Talk to you tomorrow", "That's all for today, good night"), r"bye|see you|good night|later|take care"),
-    (("and you are?", "What's your name?", "Are you a human?", "are you chatgpt?", "Am I talking to a robot?"), r"banyan|pocket|model"),
-    (("what is it that you can do", "How can you be of use?", "What are your skills?", "could use a hand", "What sort of things may I ask?"), r"tools|json|label|remember|help"),
-    (("how are you doing", "How's life?", "You alright?", "what's up?", "how do you feel today?"), r"\b(well|fine|good|great|all right)\b"),
+    (("thx", "oh perfect, that does it", "Cheers, that helps", "ty", "I appreciate it", "Great, thank you for that"), r"welcome|pleasure|glad|any time|happy to"),
+    (("cya", "I have to go now", "right, I better get moving", "Talk to you tomorrow", "That's all for today, good night"), r"bye|see you|good night|later|take care"),
+    (("and you are?", "what do people call you", "Are you a human?", "are you chatgpt?", "Am I talking to a robot?"), r"banyan|pocket|model"),
+    (("what is it that you can do", "In what ways are you handy?", "What are your skills?", "could use a hand", "What sort of things may I ask?"), r"tools|json|label|remember|help"),
+    (("everything okay with you?", "How's life?", "All fine over there?", "what's up?", "You feeling okay?"), r"\b(well|fine|good|great|all right)\b"),
     (("What's the capital of Peru?", "Who won the world cup in 1998?", "Who is the president of Brazil?", "How tall is Mount Everest?", "What is photosynthesis?", "When was Napoleon born?"), _NO_IDEA),
     (("What will the weather be tomorrow?", "Write me a poem about autumn", "Can you tell me a joke?", "Translate 'good morning' into Spanish", "Explain quantum physics to me", "What should I eat tonight?"), _NO_IDEA),
     (("You're stupid", "That was wrong.", "no, that's not right"), r"sorry|apolog|mistake"),
@@ -386,6 +393,10 @@ def samples(family: str, n: int, seed: int | str) -> list[Sample]:
     return [FAMILIES[family](r) for _ in range(n)]
 
 
+MAX_WORDS = 14
+"""Of an answer to a question about a text or about what was told: an echo of all of it is no answer."""
+
+
 def says(text: str, value: str) -> bool:
     """Whether a text has a value as words of their own."""
     return re.search(rf"(?<![\w.-]){re.escape(value)}(?![\w-]|\.\d)", text) is not None
@@ -403,7 +414,7 @@ def is_right(family: str, text: str, wanted: str) -> bool:
         return text.strip().split("\n")[0].strip(" \"',.") == wanted
     if family == "chat":
         return re.search(wanted, text.lower()) is not None and not is_junk(text)
-    return says(text, wanted) and not is_junk(text)
+    return says(text, wanted) and len(text.split()) <= MAX_WORDS and not is_junk(text)
 
 
 def is_junk(text: str) -> bool:
