@@ -318,7 +318,7 @@ def train(
 
 
 RECIPES = {
-    "pocket": Recipe(MAIN, n_steps=11900, batch_tokens=8192, muon_rate=0.014),
+    "pocket": Recipe(MAIN, n_steps=2700, batch_tokens=8_192, muon_rate=0.014),
     "draft": Recipe(DRAFT, n_steps=1600),
 }
 
