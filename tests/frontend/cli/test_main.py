@@ -365,7 +365,7 @@ def test_names_of_models_are_not_read_as_markup(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert cli.main(["check", "--model", "./[/x]"]) == 1
     assert "there is no model directory './[/x]'" in capsys.readouterr().err
-    with weights.bar("loading [/x]", shown=True):
+    with weights.bar("loading [/x]"):
         pass
 
 
