@@ -591,12 +591,17 @@ class Tokens(Wire, frozen=True):
 
 
 class TokenLogprob(Wire, frozen=True):
-    """One token: its id, text, logprob, and the best `top_logprobs` alternatives as (id, text, logprob)."""
+    """One token: its id, text, logprob, and the best `top_logprobs` alternatives as (id, text, logprob).
+
+    spelling: its bytes, if it may hold part of a character, which its text cannot show; top_spellings: likewise of each
+    alternative. Empty: the text is all."""
 
     id: int
     text: str
     logprob: float
     top: tuple[tuple[int, str, float], ...] = ()
+    spelling: bytes = b""
+    top_spellings: tuple[bytes, ...] = ()
 
 
 FinishReason = Literal["stop", "length", "abort"]

@@ -14,7 +14,13 @@ from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, rea
 from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import IGNORED, ChatRequest
-from banyan.runtime.gateway.openai.choice_writer import ChoiceWriter, check_stream_options, finish_reason, stream
+from banyan.runtime.gateway.openai.choice_writer import (
+    ChoiceWriter,
+    check_stream_options,
+    finish_reason,
+    spelled,
+    stream,
+)
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
@@ -119,14 +125,10 @@ def calls_of(sample: wire.Sample) -> list[dict[str, Any]]:
 
 def logprobs_of(tokens: tuple[wire.TokenLogprob, ...]) -> dict[str, Any]:
     """Logprobs in the form of chat completions."""
-    return {
-        "content": [
-            {**_token(one.text, one.logprob), "top_logprobs": [_token(text, logprob) for _, text, logprob in one.top]}
-            for one in tokens
-        ],
-        "refusal": None,
-    }
-
-
-def _token(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+    content = []
+    for token in tokens:
+        own, *top = (
+            {"token": name, "logprob": logprob, "bytes": list(its_bytes)} for name, its_bytes, logprob in spelled(token)
+        )
+        content.append(own | {"top_logprobs": top})
+    return {"content": content, "refusal": None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -109,6 +109,20 @@ def finish_reason(sample: wire.Sample) -> str:
     if sample.calls:
         return "tool_calls"
     return "length" if sample.finish_reason == "length" else "stop"
+
+
+def spelled(token: wire.TokenLogprob) -> Iterator[tuple[str, bytes, float]]:
+    """Name, bytes and logprob of a token, and then of each alternative. Names differ: a token that holds part of a
+    character is named by its bytes, in OpenAI's form, such as `bytes:\\xc3`."""
+    texts = ((token.text, token.logprob), *((text, logprob) for _, text, logprob in token.top))
+    spellings = (token.spelling, *(token.top_spellings or (b"",) * len(token.top)))
+    for (text, logprob), spelling in zip(texts, spellings, strict=True):
+        name = text
+        try:
+            spelling.decode()
+        except UnicodeDecodeError:
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelling)
+        yield name, spelling or text.encode(), max(logprob, -9999.0)
 
 
 def usage_of(usages: Mapping[int, wire.TokenUsage], n: int) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from array import array
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,13 @@ from banyan.runtime.gateway.generation import gens, limits_of
 from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import CompletionRequest, TokenId
-from banyan.runtime.gateway.openai.choice_writer import ChoiceWriter, check_stream_options, finish_reason, stream
+from banyan.runtime.gateway.openai.choice_writer import (
+    ChoiceWriter,
+    check_stream_options,
+    finish_reason,
+    spelled,
+    stream,
+)
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.limits import MAX_IDS
@@ -100,9 +107,9 @@ class CompletionWriter(ChoiceWriter):
         self._n_choices = n_choices
         self._prompts: dict[int, str] = {}
         self._has_logprobs = body.logprobs is not None
-        self._offsets: Counter[int] = Counter()
-        """Choice -> number of characters of its tokens so far. (The text sent may be shorter, since text that may begin
-        a stop waits.)"""
+        self._places: defaultdict[int, _Place] = defaultdict(_Place)
+        """Choice -> the place behind its tokens so far. (The text sent may be shorter, since text that may begin a stop
+        waits.)"""
 
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
         if isinstance(item, wire.Value) and index >= self._n_choices:
@@ -123,9 +130,7 @@ class CompletionWriter(ChoiceWriter):
     def _more(self, index: int, delta: wire.Delta) -> bytes:
         if not self._has_logprobs:
             return self._text(index, delta.text)
-        logprobs = self._logprobs(delta.logprobs, self._offsets[index])
-        self._offsets[index] += sum(len(one.text) for one in delta.logprobs)
-        return self._choice(index, delta.text, logprobs=logprobs)
+        return self._choice(index, delta.text, logprobs=self._logprobs(delta.logprobs, self._places[index]))
 
     def _last(self, index: int, sample: wire.Sample) -> bytes:
         return self._choice(index, "", finish_reason(sample))
@@ -134,19 +139,34 @@ class CompletionWriter(ChoiceWriter):
         sample = value.samples[0]
         # with max_tokens=0 the server returns the logprobs of what would come next, which is not part of the output
         tokens = (*value.prompt, *(sample.logprobs if value.usage.generated else ()))
-        return {"text": self._prompts.get(index // self._n, "") + sample.text, "logprobs": self._logprobs(tokens, 0)}
+        return {
+            "text": self._prompts.get(index // self._n, "") + sample.text,
+            "logprobs": self._logprobs(tokens, _Place()),
+        }
 
-    def _logprobs(self, tokens: Iterable[wire.TokenLogprob], offset: int) -> dict[str, Any] | None:
-        """Logprobs in the form of completions. offset: the place of the first token in the text."""
+    def _logprobs(self, tokens: Iterable[wire.TokenLogprob], place: _Place) -> dict[str, Any] | None:
+        """Logprobs in the form of completions. place: of the first token in the text; moved behind the last one."""
         if not self._has_logprobs:
             return None
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for one in tokens:
-            found["tokens"].append(one.text)
-            own = None if math.isnan(one.logprob) else max(one.logprob, -9999.0)
-            top = {text: max(logprob, -9999.0) for _, text, logprob in one.top}
+        for token in tokens:
+            (name, its_bytes, logprob), *top = spelled(token)
+            own = None if math.isnan(logprob) else logprob
+            found["tokens"].append(name)
             found["token_logprobs"].append(own)
-            found["top_logprobs"].append(None if own is None else top | {one.text: own})
-            found["text_offset"].append(offset)
-            offset += len(one.text)
+            found["top_logprobs"].append(None if own is None else {other: p for other, _, p in top} | {name: own})
+            found["text_offset"].append(place.n_chars)
+            place.move(its_bytes)
         return found
+
+
+class _Place:
+    """A place in a text, in characters. A character whose bytes are in several tokens ends with the last of them."""
+
+    def __init__(self) -> None:
+        self.n_chars = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def move(self, data: bytes) -> None:
+        """Move behind these bytes."""
+        self.n_chars += len(self._decoder.decode(data))

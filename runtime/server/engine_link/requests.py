@@ -588,7 +588,12 @@ class EngineRequests:
     def _logprob(self, i: int, entry: wire.TopLogprobs) -> wire.TokenLogprob:
         ids: Any = memoryview(entry.top_ids).cast("i")
         best = zip(ids, memoryview(entry.top_logprobs).cast("f"), strict=True)
-        spell = self._tokenizer.text_of
-        return wire.TokenLogprob(
-            id=i, text=spell([i]), logprob=entry.logprob, top=tuple((k, spell([k]), p) for k, p in best)
-        )
+        text = self._tokenizer.text_of
+        top = tuple((k, text([k]), p) for k, p in best)
+        spellings = tuple(self._partial(k, its) for k, its, _ in top)
+        own = text([i])
+        return wire.TokenLogprob(i, own, entry.logprob, top, self._partial(i, own), spellings if any(spellings) else ())
+
+    def _partial(self, i: int, text: str) -> bytes:
+        """The bytes of a token that may hold part of a character; b"" for others."""
+        return self._tokenizer.spelling[i] if "\ufffd" in text else b""

@@ -115,6 +115,17 @@ def test_logprobs(openai_client: openai.OpenAI) -> None:
     assert [one.token for one in tokens] == ["I", " am", " the"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_bytes_of_tokens_are_those_of_the_text(stream: bool, openai_client: openai.OpenAI) -> None:
+    text = "Zoë 🌳"
+    options = {"logprobs": True, "top_logprobs": 5, "max_tokens": 30, "extra_body": {"choices": [text]}}
+    found = create(openai_client, stream=stream, **options)
+    chunks = [chunk.choices[0] for chunk in found if chunk.choices] if stream else found.choices
+    tokens = [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content]
+    assert b"".join(bytes(one.bytes) for one in tokens).decode() == text
+    assert all(len({top.token for top in one.top_logprobs}) == len(one.top_logprobs) for one in tokens)
+
+
 def test_stop_bias_and_penalties(openai_client: openai.OpenAI) -> None:
     assert create(openai_client, stop=[" pocket", "pocket"]).choices[0].message.content.strip() == "I am the Banyan"
     biased = create(openai_client, logit_bias={"43": -100}, max_tokens=2)

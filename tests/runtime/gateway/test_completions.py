@@ -60,6 +60,17 @@ def test_echo_with_logprobs_has_those_of_the_prompt(openai_client: openai.OpenAI
     assert streamed[-1].usage.total_tokens == 18
 
 
+def test_offsets_count_characters_that_several_tokens_share(openai_client: openai.OpenAI) -> None:
+    (choice,) = create(openai_client, "Zoë 🌳 tree", echo=True, logprobs=5).choices
+    found = choice.logprobs
+    assert any(token.startswith("bytes:\\x") for token in found.tokens)
+    places = list(zip(found.text_offset, found.tokens, strict=True))
+    whole = [(at, token) for at, token in places if not token.startswith("bytes:")]
+    assert [choice.text[at : at + len(token)] for at, token in whole] == [token for _, token in whole]
+    assert len(whole) > 2
+    assert all(token in top for token, top in zip(found.tokens, found.top_logprobs, strict=True) if top)
+
+
 def test_prompts_of_token_ids_are_those_of_their_texts(openai_client: openai.OpenAI, url: str) -> None:
     def ids(text: str) -> list[int]:
         found: list[int] = json.loads(post(url, "/tokenize", {"prompt": text})[1])["tokens"]

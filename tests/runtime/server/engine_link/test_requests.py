@@ -242,6 +242,13 @@ def test_top_logprobs_become_token_alternatives(words: Tokenizer) -> None:
     assert logprob == wire.TokenLogprob(the, spell([the]), -0.5, ((the, spell([the]), -0.5), (fox, "x", -1.5)))
 
 
+def test_tokens_with_part_of_a_character_have_their_bytes(words: Tokenizer) -> None:
+    (first, second), (x,) = words.encode([TextSpan("ë")]), words.encode([TextSpan("x")])
+    entry = wire.TopLogprobs(-0.5, pack([second, x]), array("f", [-0.5, -1.5]).tobytes())
+    found = EngineRequests(words, None)._logprob(first, entry)
+    assert (found.spelling, found.top_spellings) == (b"\xc3", (b"\xab", b""))
+
+
 def test_requests_are_stopped_as_far_as_there_is_time(words: Tokenizer) -> None:
     calls: list[Callable[[], None]] = []
     commands: list[Any] = []
