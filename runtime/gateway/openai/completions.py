@@ -107,9 +107,9 @@ class CompletionWriter(ChoiceWriter):
         self._n_choices = n_choices
         self._prompts: dict[int, str] = {}
         self._has_logprobs = body.logprobs is not None
-        self._places: defaultdict[int, _Place] = defaultdict(_Place)
-        """Choice -> the place behind its tokens so far. (The text sent may be shorter, since text that may begin a stop
-        waits.)"""
+        self._offsets: defaultdict[int, _TextOffset] = defaultdict(_TextOffset)
+        """Choice -> the offset behind its tokens so far. (The text sent may be shorter, since text that may begin a
+        stop waits.)"""
 
     def chunk(self, index: int, item: wire.Delta | wire.Value) -> bytes:
         if isinstance(item, wire.Value) and index >= self._n_choices:
@@ -130,7 +130,7 @@ class CompletionWriter(ChoiceWriter):
     def _more(self, index: int, delta: wire.Delta) -> bytes:
         if not self._has_logprobs:
             return self._text(index, delta.text)
-        return self._choice(index, delta.text, logprobs=self._logprobs(delta.logprobs, self._places[index]))
+        return self._choice(index, delta.text, logprobs=self._logprobs(delta.logprobs, self._offsets[index]))
 
     def _last(self, index: int, sample: wire.Sample) -> bytes:
         return self._choice(index, "", finish_reason(sample))
@@ -141,11 +141,11 @@ class CompletionWriter(ChoiceWriter):
         tokens = (*value.prompt, *(sample.logprobs if value.usage.generated else ()))
         return {
             "text": self._prompts.get(index // self._n, "") + sample.text,
-            "logprobs": self._logprobs(tokens, _Place()),
+            "logprobs": self._logprobs(tokens, _TextOffset()),
         }
 
-    def _logprobs(self, tokens: Iterable[wire.TokenLogprob], place: _Place) -> dict[str, Any] | None:
-        """Logprobs in the form of completions. place: of the first token in the text; moved behind the last one."""
+    def _logprobs(self, tokens: Iterable[wire.TokenLogprob], offset: _TextOffset) -> dict[str, Any] | None:
+        """Logprobs in the form of completions. offset: of the first token in the text; moved behind the last one."""
         if not self._has_logprobs:
             return None
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
@@ -155,13 +155,13 @@ class CompletionWriter(ChoiceWriter):
             found["tokens"].append(name)
             found["token_logprobs"].append(own)
             found["top_logprobs"].append(None if own is None else {other: p for other, _, p in top} | {name: own})
-            found["text_offset"].append(place.n_chars)
-            place.move(its_bytes)
+            found["text_offset"].append(offset.n_chars)
+            offset.move(its_bytes)
         return found
 
 
-class _Place:
-    """A place in a text, in characters. A character whose bytes are in several tokens ends with the last of them."""
+class _TextOffset:
+    """An offset in a text, in characters. A character whose bytes are in several tokens ends with the last of them."""
 
     def __init__(self) -> None:
         self.n_chars = 0
