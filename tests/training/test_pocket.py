@@ -190,6 +190,24 @@ def test_the_strangers_set_shares_no_name_label_or_template_with_training():
     assert [text for plain, text in theirs.items() if any(phrase.fullmatch(plain) for phrase in phrases)] == []
 
 
+@pytest.mark.long
+def test_no_line_of_the_training_text_is_a_template_of_the_strangers_set():
+    """Lines that are put together from several phrases, too."""
+
+    def plain(text):
+        return " ".join(re.findall("[a-z]+", re.sub(r"\{\w+\}", "", text.lower())))
+
+    theirs = {plain(text): text for text in strangers_texts()[1] if len(plain(text)) > 3}
+    seen = set()
+    for family in ("chat", "recall", "reading", *(name for name in data.FAMILIES if name.startswith("everyday"))):
+        for sample in data.samples(family, 400, 21, held=False):
+            for message in sample.messages:
+                content = message.get("content", "")
+                for line in (content if isinstance(content, str) else "".join(content)).split("\n"):
+                    seen |= {theirs[plain(line)]} if plain(line) in theirs else set()
+    assert seen == set()
+
+
 def test_the_strangers_set_shares_no_tool_form_or_record_with_training():
     theirs = {word for ask in strangers.ASKS for word in (ask.tool.name, ask.tool.description)}
     theirs = {re.sub("[^a-z]+", " ", text.lower()).strip() for text in theirs}

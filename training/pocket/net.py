@@ -86,13 +86,12 @@ class Attention(nn.Module):
             for f in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        out = attend(q, k, v)
-        return self.o_proj(out.transpose(1, 2).reshape(rows, length, -1))
+        return self.o_proj(attend(q, k, v).transpose(1, 2).reshape(rows, length, -1))
 
 
 class BlockAttention(torch.autograd.Function):
     """Causal attention with grouped heads, for training on a CPU: 128 queries at a time against the keys up to the
-    last of them. With its gradient it takes a third of the time of torch's own, whose gradient is slow there."""
+    last of them. With its gradient it takes 0.15 to 0.75 of the time of torch's own, whose gradient is slow there."""
 
     BLOCK = 128
 
@@ -134,12 +133,15 @@ def _blocks(length: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, length)) for start in range(0, length, step)]
 
 
-@torch.compiler.disable
+_in_blocks = torch.compiler.disable(BlockAttention.apply)  # it would be compiled again for each number of blocks
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention, see `BlockAttention.forward`."""
-    if q.is_cuda:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return BlockAttention.apply(q, k, v)  # type: ignore[no-any-return]
+    if not q.is_cuda:
+        return _in_blocks(q, k, v)  # type: ignore[no-any-return]
+    k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

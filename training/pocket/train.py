@@ -245,15 +245,22 @@ def load(folder: Path, shape: Shape) -> Net:
     and add nothing at first, so the net computes the same."""
     net, tensors = Net(shape, 0), load_file(folder / "model.safetensors")
     n_stored = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
-    for layer in net.model.layers:
-        nn.init.zeros_(layer.self_attn.o_proj.weight)
-        nn.init.zeros_(layer.mlp.down_proj.weight)
-    for name, tensor in tensors.items():
-        parts = name.split(".")
-        if parts[1] == "layers" and n_stored < shape.n_layers:
-            parts[2] = str(int(parts[2]) * (shape.n_layers - 1) // (n_stored - 1))
-        net.get_parameter(".".join(parts)).data.copy_(tensor)
+    grows = n_stored < shape.n_layers
+    if grows:
+        for layer in net.model.layers:
+            nn.init.zeros_(layer.self_attn.o_proj.weight)
+            nn.init.zeros_(layer.mlp.down_proj.weight)
+        tensors = {_spread(name, n_stored, shape.n_layers): tensor for name, tensor in tensors.items()}
+    net.load_state_dict(tensors, strict=not grows)
     return net
+
+
+def _spread(name: str, n_stored: int, n_layers: int) -> str:
+    """The name of a stored tensor in a net of more layers: the first and the last layer stay the first and the last."""
+    parts = name.split(".")
+    if parts[1] == "layers":
+        parts[2] = str(int(parts[2]) * (n_layers - 1) // (n_stored - 1))
+    return ".".join(parts)
 
 
 @torch.no_grad()
@@ -318,7 +325,7 @@ def train(
 
 
 RECIPES = {
-    "pocket": Recipe(MAIN, n_steps=2700, batch_tokens=8_192, muon_rate=0.014),
+    "pocket": Recipe(MAIN, n_steps=2700, batch_tokens=8_192, muon_rate=0.014),  # 44 M tokens on two ranks
     "draft": Recipe(DRAFT, n_steps=1600),
 }
 
