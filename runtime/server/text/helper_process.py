@@ -55,8 +55,12 @@ class HelperProcess:
         with its:
             self.child = launch.ChildProcess([*self._command, "--fd", str(its.fileno())], pass_fds=(its.fileno(),))
         self._pipe = Connection(ours.detach())
-        if error := self._ask(self._hello, START_SECONDS):
-            raise BadProgram(f"{self._what} cannot be loaded: {error.decode()}")
+        try:
+            error = self._ask(self._hello, START_SECONDS).decode()
+        except TimeoutError:
+            error = f"that takes more than {START_SECONDS:.0f} s"
+        if error:
+            raise BadProgram(f"{self._what} cannot be loaded: {error}")
 
     def _stop(self) -> None:
         if self.child is not None:
