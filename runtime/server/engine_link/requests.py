@@ -588,12 +588,13 @@ class EngineRequests:
     def _logprob(self, i: int, entry: wire.TopLogprobs) -> wire.TokenLogprob:
         ids: Any = memoryview(entry.top_ids).cast("i")
         best = zip(ids, memoryview(entry.top_logprobs).cast("f"), strict=True)
-        text = self._tokenizer.text_of
-        top = tuple((k, text([k]), p) for k, p in best)
-        spellings = tuple(self._partial(k, its) for k, its, _ in top)
-        own = text([i])
-        return wire.TokenLogprob(i, own, entry.logprob, top, self._partial(i, own), spellings if any(spellings) else ())
+        text, text_of = self._tokenizer.text_of([i]), self._tokenizer.text_of
+        top = tuple((k, text_of([k]), p) for k, p in best)
+        spellings = tuple(self._spelling(k, other) for k, other, _ in top)
+        return wire.TokenLogprob(
+            i, text, entry.logprob, top, self._spelling(i, text), spellings if any(spellings) else ()
+        )
 
-    def _partial(self, i: int, text: str) -> bytes:
+    def _spelling(self, i: int, text: str) -> bytes:
         """The bytes of a token that may hold part of a character; b"" for others."""
         return self._tokenizer.spelling[i] if "\ufffd" in text else b""
