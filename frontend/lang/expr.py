@@ -136,12 +136,15 @@ Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
 
 def cached(make: Callable[..., Any]) -> Callable[..., Any]:
     """Cache the frozen values that `make` returns for hashable arguments, so that a gen in a loop is built once."""
-    cached_make = lru_cache(1024, typed=True)(make)
+
+    @lru_cache(1024, typed=True)
+    def cached_make(_: str, *args: Any, **kwargs: Any) -> Any:
+        return make(*args, **kwargs)
 
     @wraps(make)
     def get(*args: Any, **kwargs: Any) -> Any:
         try:
-            return cached_make(*args, **kwargs)
+            return cached_make(output_types.spelling(kwargs.get("type", str)), *args, **kwargs)
         except TypeError:
             pass
         return make(*args, **kwargs)

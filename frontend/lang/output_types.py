@@ -118,7 +118,7 @@ def output_type(kind: Any) -> OutputType:
     else:
         make = _from_type
     try:
-        return make(kind)
+        return make(kind, spelling(kind))
     except UnicodeEncodeError as e:
         raise BadProgram(f"type={kind!r} has a lone surrogate, which no encoding of Unicode has") from e
     except TypeError as e:
@@ -147,8 +147,13 @@ def _from_dtype(dtype: type | str) -> OutputType:
 # ---- types -----------------------------------------------------------------------------------------------------------
 
 
+def spelling(kind: Any) -> str:
+    """What tells types apart that are equal: `Literal[1, 2] == Literal[2, 1]`, and `int | str == str | int`."""
+    return "" if isinstance(kind, type) else repr(kind)
+
+
 @lru_cache(_CACHE_SIZE)
-def _from_type(kind: Any) -> OutputType:
+def _from_type(kind: Any, spelling: str) -> OutputType:
     if kind is str:
         return OutputType("str", None, str)
     if kind in (int, float):

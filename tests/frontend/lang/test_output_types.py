@@ -311,6 +311,19 @@ for kind in (tuple[int, str] | AtLeast3, list[tuple[()] | None | Short], Pair | 
 """
 
 
+def test_equal_types_keep_their_own_order() -> None:
+    """`Literal["a", "b"] == Literal["b", "a"]`, but their choices have an order."""
+    for values in (["x", "y"], ["y", "x"]):
+        kind: Any = Literal[tuple(values)]
+        for found in (output_types.output_type(kind), bn.gen(type=kind).output_type):
+            assert json.loads(found.spec.text) == values
+    for members in (int | str, str | int):
+        (schema,) = [json.loads(output_types.output_type(list[members]).spec.text)]
+        assert [part["type"] for part in schema["items"]["anyOf"]] == [
+            {int: "integer", str: "string"}[member] for member in members.__args__
+        ]
+
+
 def test_union_that_crashes_msgspec_is_refused() -> None:
     completed = subprocess.run([sys.executable, "-c", CRASHING], capture_output=True, text=True, timeout=110)
     assert (completed.returncode, completed.stderr) == (0, "")
