@@ -158,8 +158,10 @@ class HfModel:
                 )
         finally:
             _STEP.reset(token)
-        logits: Tensor = out.logits[0].float()
-        return logits
+        logits: Tensor = out.logits[0]
+        if len(logits) != len(rows):  # some families ignore logits_to_keep
+            logits = logits[rows]
+        return logits.float()
 
     def _set_attention(self, name: str) -> None:
         """Sets the attention implementation of all modules but the tower that reads images."""

@@ -34,7 +34,7 @@ SLOW = {"blt", "phi4_multimodal", "moss_transcribe_diarize"}
 """Their smallest config takes minutes to make."""
 PICTURES = (
     "aria", "cohere2_vision", "glm4v", "idefics3", "internvl", "llava", "llava_onevision", "mistral3", "ovis2",
-    "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm",
+    "minicpmv4_6", "paligemma", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "video_llama_3",
 )  # fmt: skip
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 
@@ -63,6 +63,8 @@ def runs(family: str, tiny: Any, path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with torch.no_grad():
         want = reference(torch.tensor([ids]), use_cache=False).logits[0].float()
     assert float((got - want).norm() / want.norm()) < 1e-4
+    last = tiny.Paged(model, n_pages=20).step({"r": ids[:13]}, last_only=True)["r"]
+    assert float((last - got[12]).norm() / got[12].norm()) < 1e-4
     return True
 
 
@@ -76,7 +78,7 @@ def test_family_runs_or_is_refused(family: str, tiny: Any, tmp_path: Path, monke
         assert does_run or not is_documented
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "gemma4_text", "mimo_v2_flash", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "gemma4_text", "mimo_v2_flash", "qwen3_vl", "video_llama_3"])
 def test_padded_heads_and_unused_towers(
     family: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
