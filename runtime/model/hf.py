@@ -613,6 +613,9 @@ def _from_few_bits(
     with Checkpoint(path) as weights:
         tensors = state_dict(weights, quantisation, options["dtype"])
     model, info = auto._model_mapping[type(config)].from_pretrained(None, config=config, state_dict=tensors, **options)
+    info["unexpected_keys"] = [  # older GPTQ checkpoints have biases of zeros
+        name for name in info["unexpected_keys"] if not name.endswith(".bias") or tensors[name].any()
+    ]
     if any(isinstance(module, Conv1D) for module in model.modules()):
         raise Unsupported(
             f"{config.model_type} stores its weights transposed, which is not supported for quantised checkpoints; "

@@ -130,6 +130,16 @@ def test_gptq_with_layers_of_other_bits_and_biases_of_zeros(tiny_model, pack, ti
         load(path)
 
 
+def test_gptq_in_transformers_code_with_biases_of_zeros(pack, tiny):
+    path, same = pack("gptq", "olmo2")
+    held = load_file(path / "model.safetensors")
+    save_file(held | {f"{Q}.bias": torch.zeros(64)}, path / "model.safetensors")
+    torch.testing.assert_close(logits(tiny, path), logits(tiny, same), rtol=1e-4, atol=1e-4)
+    save_file(held | {f"{Q}.bias": torch.ones(64)}, path / "model.safetensors")
+    with pytest.raises(Unsupported, match=r"does not use: .*q_proj\.bias"):
+        load(path)
+
+
 def test_layers_of_several_groups(pack, tiny):
     """Group 0 has a pattern and group 1 the rest; a name wins over both."""
     path, _ = pack("pack-quantized")
