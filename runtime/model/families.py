@@ -182,11 +182,12 @@ _ELSEWHERE = {"model_type", "architectures", "dtype", "torch_dtype", "eos_token_
               "quantization_config", "compression_config"}  # fmt: skip
 _IRRELEVANT = {
     "attention_dropout", "auto_map", "do_sample", "early_stopping", "embd_pdrop", "hidden_dropout", "id2label",
-    "initializer_range", "is_llama_config", "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length",
-    "max_sequence_length", "model_max_length", "name_or_path", "num_beam_groups", "num_beams", "num_return_sequences",
-    "output_router_logits", "pretraining_tp", "problem_type", "repetition_penalty", "resid_pdrop", "residual_dropout",
-    "return_dict", "rope_interleaved", "sep_token_id", "task_specific_params", "temperature", "top_k", "top_p",
-    "transformers.js_config", "transformers_version", "typical_p", "use_cache", "vocab_file",
+    "initializer_range", "is_causal", "is_llama_config", "keys_to_ignore_at_inference", "label2id", "length_penalty",
+    "max_length", "max_sequence_length", "model_max_length", "name_or_path", "num_beam_groups", "num_beams",
+    "num_return_sequences", "output_router_logits", "pretraining_tp", "problem_type", "repetition_penalty",
+    "resid_pdrop", "residual_dropout", "return_dict", "rope_interleaved", "sep_token_id", "task_specific_params",
+    "temperature", "top_k", "top_p", "transformers.js_config", "transformers_version", "typical_p", "use_cache",
+    "vocab_file",
 }  # fmt: skip
 _IRRELEVANT_PREFIXES = ("_", "unsloth_", "tokenizer_")
 
@@ -198,6 +199,8 @@ def parse(config: dict[str, Any]) -> Dense:
     values.
     """
     family = FAMILIES[config["model_type"]]
+    if config.get("is_causal") is False:
+        raise Unsupported("config.json has is_causal false: its tokens also attend to later ones; use a causal model")
     fields = {field.name for field in msgspec.structs.fields(family)} - {"rope"}
     unknown = [
         key

@@ -46,6 +46,13 @@ def test_field_of_another_family_is_refused(family):
     assert parse({"model_type": family, foreign: None}) == FAMILIES[family]()
 
 
+def test_attention_to_later_tokens_is_refused():
+    config = {"model_type": "qwen2", "hidden_size": 64}
+    assert parse(config | {"is_causal": True}) == parse(config)
+    with pytest.raises(Unsupported, match="is_causal"):
+        parse(config | {"is_causal": False})
+
+
 USUAL = {"attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "use_cache": True,
          "initializer_range": 0.02, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
          "transformers_version": "4.51.0", "rms_norm_eps": 1e-05}  # fmt: skip
