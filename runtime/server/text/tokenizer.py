@@ -97,8 +97,11 @@ def _json(file: Path) -> dict[str, Any]:
 
 def same_tokenizer(a: Path, b: Path) -> bool:
     """Whether two model directories have the same tokenizer.json."""
-    one, other = (directory / "tokenizer.json" for directory in (a, b))
-    return one.is_file() and other.is_file() and read_bytes(one) == read_bytes(other)
+    try:
+        one, other = (read_bytes(directory / "tokenizer.json") for directory in (a, b))
+    except FileNotFoundError:
+        return False
+    return one == other
 
 
 class Tokenizer:

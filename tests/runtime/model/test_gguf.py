@@ -18,6 +18,7 @@ from banyan.runtime.model.gguf import dequantise
 from banyan.runtime.model.gguf.container import FORMATS, read_header
 from banyan.runtime.model.gguf.model import read_bytes
 from banyan.runtime.model.load import load
+from banyan.runtime.server.text.tokenizer import same_tokenizer
 from forms import in_short, short_form
 from gguf_files import write, write_gguf
 
@@ -280,3 +281,11 @@ def test_only_the_files_of_a_model_are_in_it(tiny_model, tmp_path):
     assert read_bytes(tmp_path / "m.gguf" / "config.json").startswith(b'{"model_type":"llama"')
     with pytest.raises(FileNotFoundError):
         read_bytes(tmp_path / "m.gguf" / "special_tokens_map.json")
+
+
+def test_tokenizers_of_files_are_compared(tiny_model, tmp_path):
+    """As a server does before it takes new weights."""
+    for name in ("a", "b"):
+        write_gguf(tiny_model("llama"), tmp_path / f"{name}.gguf", "llama")
+    assert same_tokenizer(tmp_path / "a.gguf", tmp_path / "b.gguf")
+    assert not same_tokenizer(tmp_path / "a.gguf", tmp_path)
