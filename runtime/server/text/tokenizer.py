@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
@@ -122,9 +122,8 @@ class Tokenizer:
         self.special = frozenset(i for i, token in added.items() if token.special)
         self.added = {token.content: i for i, token in added.items()}
         self._control = frozenset(i for i, t in added.items() if t.special or is_control(t.content))
-        self.spelling = _spellings(
-            self._tokenizer, {i: token.content for i, token in added.items()}, description.decoder
-        )
+        content = {i: token.content for i, token in added.items()}
+        self.spelling = _spellings(self._tokenizer, content, self._control, description.decoder)
         self.longest = max(map(len, self.spelling), default=0)
         self._marks = Marks({added[i].content: i for i in self._control})
         self.eos_ids = self._find_eos(files)
@@ -388,11 +387,18 @@ def _convert(directory: Path) -> tuple[tokenizers.Tokenizer, _TokenizerJson]:
     return tokenizer, msgspec.json.decode(tokenizer.to_str(), type=_TokenizerJson)
 
 
-def _spellings(tokenizer: tokenizers.Tokenizer, added: dict[int, str], decoder: Any) -> list[bytes]:
-    """The bytes of each id. Unsupported: the decoder is neither byte-level BPE nor SentencePiece."""
+def _spellings(
+    tokenizer: tokenizers.Tokenizer, added: dict[int, str], control: Collection[int], decoder: Any
+) -> list[bytes]:
+    """The bytes of each id. added: the content of the added tokens, of which `control` are control tokens.
+
+    Unsupported: the decoder is neither byte-level BPE nor SentencePiece.
+    """
     kinds = set(_kinds(decoder))
+    literal: Collection[int] = control  # the added tokens that are spelled as they are written
     if "ByteLevel" in kinds:
         table = _byte_level()
+        literal = added  # also words and spaces, which are not written in the table's characters
 
         def spell(token: str) -> bytes:
             return token.translate(table).encode("latin-1")
@@ -410,7 +416,7 @@ def _spellings(tokenizer: tokenizers.Tokenizer, added: dict[int, str], decoder: 
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     spelling = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for token, i in vocabulary.items():
-        spelling[i] = added[i].encode() if i in added else spell(token)
+        spelling[i] = added[i].encode() if i in literal else spell(token)
     return spelling
 
 

@@ -127,6 +127,16 @@ def test_sentencepiece_byte_tokens(tmp_path: Path) -> None:
     assert t.eos_ids == (2,)
 
 
+def test_added_runs_of_spaces_are_spelled_as_spaces(tmp_path: Path) -> None:
+    """Gemma's vocabulary adds runs of the character that stands for a space. Names of control tokens keep theirs."""
+    library = sentencepiece(tmp_path)._tokenizer
+    library.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in ("▁▁", "<｜a▁b｜>")])
+    library.add_special_tokens(["c▁d"])
+    t = save(tmp_path, library)
+    assert t.stop_ids("  ") == {t.added["▁▁"]}
+    assert [t.spelling[t.added[token]].decode() for token in ("▁▁", "<｜a▁b｜>", "c▁d")] == ["  ", "<｜a▁b｜>", "c▁d"]
+
+
 def test_eos_ids_come_from_all_config_files(words_dir: Path, tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((words_dir / name).read_bytes())
