@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from msgspec.structs import replace
@@ -50,7 +51,13 @@ REASONING_FORMATS: Final[dict[str, Reasoning]] = {
 
 def format_in(template: str) -> Reasoning | None:
     """The format whose marks occur in the source of a chat template; None: the model does not reason."""
-    found = (marks for marks in REASONING_FORMATS.values() if marks.start in template and marks.end in template)
+    found = (m for m in REASONING_FORMATS.values() if m.start in template and _is_end_in(m.end, template))
     if (marks := next(found, None)) is None:
         return None
     return replace(marks, is_forced=False)  # a prompt that ends inside the reasoning contains the start mark
+
+
+def _is_end_in(end: str, template: str) -> bool:
+    """Whether an end mark occurs in a template. One that reaches into the next message is matched by its parts: the
+    template writes the two messages in different places."""
+    return all(part in template for part in re.split(r"(<\|\w+\|>)", end))
