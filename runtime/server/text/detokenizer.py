@@ -97,7 +97,8 @@ class Detokenizer:
         return (n_tokens, end), (n_tokens, end)
 
     def _add(self, new: str, search: bool) -> bool:
-        """Append text. Returns False if a stop cut it."""
+        """Append text. Returns False if a stop cut it, but True if it ends with the match of a pattern."""
+        end = self._length + len(new)
         has_stops = self._stops is not None or self._patterns is not None
         cut = self._find_stop(new, search) if has_stops else None
         if cut is not None:
@@ -112,7 +113,7 @@ class Detokenizer:
         self._unsent += new
         if self._patterns is not None:
             self._tail = (self._tail + new)[-REACH:]
-        return cut is None
+        return cut is None or cut == end
 
     def _find_stop(self, new: str, search: bool) -> int | None:
         """Find the place where the text must be cut because a stop is complete in `new`. Sets `matched`. search:

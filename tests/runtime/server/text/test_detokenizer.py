@@ -98,6 +98,14 @@ def test_stop_inside_a_token_keeps_the_text_and_tokens_before_it() -> None:
     assert d.feed([0]) == ""
 
 
+def test_token_that_ends_with_a_match_is_kept() -> None:
+    spelling = [b"ab", b"cd", b"ef"]
+    for pattern, text, kept in (("cd", "abcd", (2, 4)), ("bc", "abc", (1, 2))):
+        d = Detokenizer(spelling, (), patterns=(pattern,))
+        d.feed([0, 1, 2])
+        assert (d.text, d.kept(), d.n_tokens) == (text, kept, 2)
+
+
 def test_stop_token_adds_its_text_before_the_stop() -> None:
     d = Detokenizer([b"one", b" two. three"], (), [". "])
     d.feed([0])
