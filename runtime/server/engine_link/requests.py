@@ -65,7 +65,8 @@ class RequestOwner(Protocol):
     scheduling: SchedulingInfo
 
     def record(self, run: wire.Run) -> JournalEntry | None:
-        """The record of this request in the program's journal; None: the program is not durable."""
+        """The record of this request in the program's journal; None: the program is not durable. run: with the stop
+        strings and patterns, which the engine does not get."""
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
         """Count `n` tokens that the request with this `order` got."""
@@ -246,7 +247,7 @@ class EngineRequests:
         run = wire.Run(
             rid=self._n_started,
             ids=ids,
-            sampling=_without_texts(sampling),
+            sampling=sampling,
             stop_ids=pack(sorted(stops | stop_strings)),
             seed=seed,
             sample=sample,
@@ -262,8 +263,8 @@ class EngineRequests:
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
         record = owner.record(run)  # first, since it raises if the journal is full
-        if record is not None:
-            run = msgspec.structs.replace(run, seed=record.seed)
+        seed = seed if record is None else record.seed
+        run = msgspec.structs.replace(run, sampling=_without_texts(sampling), seed=seed)
         request = EngineRequest(run, owner, text, done, self.routes.place(run, info.weights), self.clock())
         request.stop_strings, request.listener = stop_strings, listener
         request.files, request.record = files, record

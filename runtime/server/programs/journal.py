@@ -189,9 +189,13 @@ def records(data: bytes) -> Iterator[tuple[int, Record]]:
 
 
 def _identity(run: wire.Run) -> bytes:
-    """Digest of what identifies a request: its place in the program, its prompt and its sampling parameters."""
+    """Digest of what identifies a request: its place in the program, its prompt, its sampling parameters with all
+    stops, and the ids that end its output.
+
+    If a version of Banyan digests something else, requests in older files are not found, and are generated anew.
+    """
     state = blake2b(digest_size=16, person=b"banyan journal")
-    for part in (run.namespace, repr(run.order[1:]).encode(), wire.encode(run.sampling), run.ids):
+    for part in (run.namespace, repr(run.order[1:]).encode(), wire.encode(run.sampling), run.ids, run.stop_ids):
         state.update(len(part).to_bytes(8, "little") + part)
     state.update(repr((run.sample, run.score_from)).encode())
     return state.digest()

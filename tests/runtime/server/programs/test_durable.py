@@ -20,9 +20,12 @@ from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import BadMessage, BadProgram, BanyanError, ConfigError, Overloaded, RuntimeLost, Unsupported
 from banyan.runtime.protocol import ipc, wire
+from banyan.runtime.server.engine_link.requests import EngineRequest, EngineRequests, SchedulingInfo
 from banyan.runtime.server.programs import journal
 from banyan.runtime.server.programs.durables import Durables
-from banyan.runtime.server.programs.journal import Grew, Journal, records
+from banyan.runtime.server.programs.journal import Diary, Grew, Journal, records
+from banyan.runtime.server.text.prompt import pack
+from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 from forms import in_short
 from waits import join, wait_until
 
@@ -452,6 +455,60 @@ def test_truncated_or_corrupted_journal_keeps_the_records_before(tmp_path: Path)
         "the garbage is removed"
     )
     assert later.n_bytes == program_journal.path.stat().st_size
+
+
+class Owner:
+    """The durable program of requests in a test."""
+
+    scheduling = SchedulingInfo()
+
+    def __init__(self, diary: Diary) -> None:
+        self.record = diary.begin
+
+    def spend(self, order: tuple[int, ...], n: int) -> None:
+        pass
+
+    def crashed(self, error: Exception) -> None:
+        raise error
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        wire.Sampling(),
+        wire.Sampling(stop=("three",)),
+        wire.Sampling(stop=("two",), stop_regex=("t.o",)),
+        wire.Sampling(stop_regex=("two",)),
+    ],
+    ids=["no stop", "another", "one more", "a pattern"],
+)
+def test_request_whose_stops_have_changed_is_generated_anew(
+    words: Tokenizer, tmp_path: Path, changed: wire.Sampling
+) -> None:
+    ids = words.encode([TextSpan("one two three")])
+
+    def start(sampling: wire.Sampling, turn_ends: tuple[int, ...] = ()) -> tuple[EngineRequest, list[Any]]:
+        """A request of the program after a restart, and what the engine gets."""
+        diary = Journal(tmp_path / "j", 1 << 20).open(b"key")
+        stack.callback(diary.close)
+        commands: list[Any] = []
+        requests = EngineRequests(words, None)
+        requests.add_engine(commands.append)
+        owner = Owner(diary)
+        request = requests.start(pack(ids), sampling, lambda r: None, owner=owner, order=(0, 0), turn_ends=turn_ends)
+        return request, commands
+
+    with contextlib.ExitStack() as stack:
+        stopped = wire.Sampling(stop=("two",))
+        request, (sent,) = start(stopped)
+        assert not sent.sampling.stop
+        assert request.record is not None
+        request.record.grew(pack(ids), ())
+        request.record.ended(wire.Finish(0, "abort"))
+        request, commands = start(stopped)
+        assert (request.text.text, commands) == ("one ", [])
+        assert [type(one) for one in start(changed)[1]] == [wire.Run]
+        assert [type(one) for one in start(stopped, turn_ends=(5,))[1]] == [wire.Run], "other ids end it"
 
 
 def test_file_that_cannot_begin_is_closed_and_removed(tmp_path: Path) -> None:
