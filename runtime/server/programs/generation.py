@@ -534,6 +534,7 @@ class ToolTurn(GenAttempt):
     def __init__(self, generator: EngineGenerator, program: RunningProgram, generation: Generation, done: Done) -> None:
         super().__init__(generator, program, generation, done)
         self._generation = generation
+        self._names: list[str] = []  # of the tools
         self._left: list[wire.ConstraintSpec | None] = []
         self._last = StreamPiece("")  # the last piece, with all logprobs that the client does not have yet
         self._filter: CallFilter | None = None
@@ -583,9 +584,10 @@ class ToolTurn(GenAttempt):
             names, only = list(map(_check_tool, self.op.tools.specs)), self.op.tools.only
             if only and only not in names:
                 raise BadProgram(f"only is {only!r}, but must be the name of one of the tools ({', '.join(names)})")
-            self._generation.memo = self._constraints()
+            self._generation.memo = names, self._constraints()
+        self._names, constraints = self._generation.memo
         if not self._left:
-            self._left = self._generation.memo
+            self._left = constraints
 
     @property
     def _may_answer(self) -> bool:
@@ -641,7 +643,7 @@ class ToolTurn(GenAttempt):
         )
         assert self.op.tools is not None
         mark = form.mark if self._begins_call else ""
-        calls = form.read(mark + outcome.text, mark + spelled, n_before)
+        calls = form.read(mark + outcome.text, mark + spelled, n_before, self._names)
         if self._answers:
             return outcome
         if self.op.tools.ends_turn:

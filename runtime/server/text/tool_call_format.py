@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -26,6 +27,8 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 
 _decode = json.JSONDecoder(strict=False).raw_decode
 _BETWEEN = re.compile(r"[\s,;]*")
+_ARGUMENTS = ("arguments", "parameters")
+"""Models also write the key of another format."""
 N_CALLS = 32
 """Most calls of one turn. Further calls are answered with an error."""
 ANY = {"type": "object"}
@@ -51,13 +54,14 @@ class Form(NamedTuple):
     is_plain: bool = True
     style: Literal["spaced", "compact"] = "spaced"
 
-    def read(self, shown: str, spelled: str, n_before: int = 0) -> tuple[WireToolCall, ...]:
+    def read(self, shown: str, spelled: str, n_before: int = 0, names: Sequence[str] = ()) -> tuple[WireToolCall, ...]:
         """The calls of an assistant turn, in order.
 
         shown: its text. spelled: its text with control tokens. n_before: earlier calls in the conversation, for ids.
+        names: the names of the tools.
         """
         text = self._answer(shown, spelled)
-        found = self._marked(text) if self.mark else self._bare(text)
+        found = self._marked(text) if self.mark else self._bare(text, names)
         if len(found) > N_CALLS:
             more = f"a turn can make {N_CALLS} calls, and this is one more"
             found[N_CALLS:] = [replace(call, error=more) for call in found[N_CALLS:]]
@@ -137,7 +141,7 @@ class Form(NamedTuple):
             found += [self._call(one, name) for one in values]
         return found
 
-    def _bare(self, text: str) -> list[WireToolCall]:
+    def _bare(self, text: str, names: Sequence[str]) -> list[WireToolCall]:
         """The calls, if the whole text consists of JSON objects that are calls, or is a list of them."""
         found: list[WireToolCall] = []
         at = _skip(text, 0)
@@ -146,16 +150,30 @@ class Form(NamedTuple):
                 value, at = _decode(text, at)
             except (ValueError, RecursionError):
                 return []
-            found += [self._call(one) for one in (value if isinstance(value, list) else [value])]
+            values = value if isinstance(value, list) else [value]
+            if not all(self._is_call(one, names) for one in values):
+                return []
+            found += map(self._call, values)
             at = _skip(text, at)
         return [] if any(call.error for call in found) else found
+
+    def _is_call(self, value: Any, names: Sequence[str]) -> bool:
+        """Whether JSON without a mark is a call, and not an answer in JSON: it has a name, arguments, and nothing that
+        is no part of a call, or only the name of a tool. The name in a full call may be wrong: the model is told so."""
+        if not isinstance(value, dict):
+            return False
+        if value.keys() == {self.name}:
+            return value[self.name] in names
+        keys = {self.arguments, *_ARGUMENTS}
+        return not keys.isdisjoint(value) and value.keys() <= keys | {self.name, "id", "type"}
 
     def _call(self, value: Any, name: str | None = None) -> WireToolCall:
         arguments = value
         if name is None:
             if not isinstance(value, dict) or not isinstance(name := value.get(self.name), str):
                 return WireToolCall("", "", error=f"the call names no tool; it must be an object with {self.name!r}")
-            arguments = value.get(self.arguments, {})
+            key = next((key for key in (self.arguments, *_ARGUMENTS) if key in value), "")
+            arguments = value.get(key, {})
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments, strict=False)

@@ -75,6 +75,12 @@ def test_text_and_broken_calls_are_text(turn: Callable[..., Any]) -> None:
         assert "".join(delta.text for delta in b.messages(wire.Delta)) == text
 
 
+def test_an_answer_in_json_is_text(turn: Callable[..., Any]) -> None:
+    b = turn({OPEN: '{"name": "h"}'}, BARE)
+    assert (sample(b).text, sample(b).calls) == ('{"name": "h"}', ())
+    assert [call.name for call in sample(turn({OPEN: '{"name": "g"}'}, BARE)).calls] == ["g"]
+
+
 def test_one_call_of_several(turn: Callable[..., Any]) -> None:
     b = turn({OPEN: F + G}, one_call=True)
     assert [call.name for call in sample(b).calls] == ["f"]

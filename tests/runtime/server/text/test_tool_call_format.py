@@ -141,7 +141,7 @@ HERMES_FORM, LLAMA_FORM, MISTRAL_FORM, NAMED_FORM = (FORMS[s] for s in (HERMES, 
 def read(form: Form, text: str, n_before: int = 0) -> list[tuple[Any, ...]]:
     return [
         (call.id, call.name, json.loads(call.arguments)) if not call.error else (call.name, call.error)
-        for call in form.read(text, text, n_before)
+        for call in form.read(text, text, n_before, names=("f", "g"))
     ]
 
 
@@ -154,6 +154,9 @@ def read(form: Form, text: str, n_before: int = 0) -> list[tuple[Any, ...]]:
         (HERMES_FORM, '<tool_call>{"name": "f", "arguments": "{\\"x\\": [1, \\"é\\"]}"}</tool_call>'),
         (LLAMA_FORM, ' {"name": "f", "parameters": {"x": [1, "é"]}}\n'),
         (LLAMA_FORM, '<think>{"a": 1}?</think>\n{"name": "f", "parameters": {"x": [1, "é"]}}'),
+        (LLAMA_FORM, '{"type": "function", "name": "f", "parameters": {"x": [1, "é"]}}'),
+        (LLAMA_FORM, '{"name": "f", "arguments": {"x": [1, "é"]}}'),
+        (HERMES_FORM, '<tool_call>{"name": "f", "parameters": {"x": [1, "é"]}}'),
         (MISTRAL_FORM, '[TOOL_CALLS] [{"name": "f", "arguments": {"x": [1, "é"]}, "id": "whatever"}]'),
         (MISTRAL_FORM, '[TOOL_CALLS]{"name": "f", "arguments": {"x": [1, "é"]}}'),
         (NAMED_FORM, '[TOOL_CALLS]f[ARGS]{"x": [1, "é"]}'),
@@ -161,6 +164,11 @@ def read(form: Form, text: str, n_before: int = 0) -> list[tuple[Any, ...]]:
 )
 def test_call_is_parsed(form: Form, text: str) -> None:
     assert read(form, text, 3) == [("000000003", "f", {"x": [1, "é"]})]
+
+
+def test_call_without_a_mark_may_be_a_name_alone_or_have_a_wrong_name() -> None:
+    assert read(LLAMA_FORM, '{"name": "f"}; {"name": "g"}') == [("000000000", "f", {}), ("000000001", "g", {})]
+    assert read(LLAMA_FORM, '{"name": "ff", "parameters": {}}') == [("000000000", "ff", {})], "the model gets an error"
 
 
 def test_several_calls_are_parsed_in_order() -> None:
@@ -179,6 +187,12 @@ def test_several_calls_are_parsed_in_order() -> None:
         (LLAMA_FORM, 'Say {"name": "f", "parameters": {}}'),
         (LLAMA_FORM, '{"name": "Ada", "parameters": 3}'),
         (LLAMA_FORM, '{"city": "Rome"}'),
+        (LLAMA_FORM, '{"name": "Alice"}'),
+        (LLAMA_FORM, '{"name": "Alice", "age": 3}'),
+        (LLAMA_FORM, '[{"name": "Alice"}, {"name": "Bob"}]'),
+        (LLAMA_FORM, '[{"name": "f"}, {"name": "Bob"}]'),
+        (LLAMA_FORM, '{"name": ["f"]}'),
+        (LLAMA_FORM, '{"name": "f", "description": "?", "parameters": {}}'),
         (LLAMA_FORM, "42"),
         (LLAMA_FORM, ""),
         (LLAMA_FORM, '{"name": "f", "parameters": {}} is what I would call'),
