@@ -643,7 +643,8 @@ class ToolTurn(GenAttempt):
         )
         assert self.op.tools is not None
         mark = form.mark if self._begins_call else ""
-        calls = form.read(mark + outcome.text, mark + spelled, n_before, self._names)
+        is_separated = self._reasoning is not None
+        calls = form.read(mark + outcome.text, mark + spelled, n_before, self._names, is_separated)
         if self._answers:
             return outcome
         if self.op.tools.ends_turn:
@@ -654,7 +655,7 @@ class ToolTurn(GenAttempt):
         if not calls:
             return outcome
         if self.op.tools.ends_turn:
-            text = "" if self._begins_call else form.text_before(outcome.text, spelled)
+            text = "" if self._begins_call else form.text_before(outcome.text, spelled, is_separated)
             sample = msgspec.structs.replace(outcome.samples[0], text=text, calls=calls)
             outcome = outcome._replace(samples=(sample,))
         return outcome._replace(pieces=(*outcome.pieces, TurnEnd(() if form.is_plain else calls)))

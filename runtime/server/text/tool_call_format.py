@@ -27,6 +27,7 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 
 _decode = json.JSONDecoder(strict=False).raw_decode
 _BETWEEN = re.compile(r"[\s,;]*")
+_END = "</think>"
 _ARGUMENTS = ("arguments", "parameters")
 """Models also write the key of another format."""
 N_CALLS = 32
@@ -54,13 +55,15 @@ class Form(NamedTuple):
     is_plain: bool = True
     style: Literal["spaced", "compact"] = "spaced"
 
-    def read(self, shown: str, spelled: str, n_before: int = 0, names: Sequence[str] = ()) -> tuple[WireToolCall, ...]:
+    def read(
+        self, shown: str, spelled: str, n_before: int = 0, names: Sequence[str] = (), is_separated: bool = False
+    ) -> tuple[WireToolCall, ...]:
         """The calls of an assistant turn, in order.
 
         shown: its text. spelled: its text with control tokens. n_before: earlier calls in the conversation, for ids.
-        names: the names of the tools.
+        names: the names of the tools. is_separated: the text has no reasoning any more.
         """
-        text = self._answer(shown, spelled)
+        text = self._answer(shown, spelled, is_separated)
         found = self._marked(text) if self.mark else self._bare(text, names)
         if len(found) > N_CALLS:
             more = f"a turn can make {N_CALLS} calls, and this is one more"
@@ -68,14 +71,29 @@ class Form(NamedTuple):
         # Mistral's templates require ids of nine digits.
         return tuple(replace(call, id=f"{n_before + k:09d}") for k, call in enumerate(found))
 
-    def text_before(self, shown: str, spelled: str) -> str:
-        """The text of a turn before its first call. shown, spelled: as for `read`."""
-        before = self._answer(shown, spelled).partition(self.mark)[0] if self.mark else ""
+    def text_before(self, shown: str, spelled: str, is_separated: bool = False) -> str:
+        """The text of a turn before its first call. The arguments are as for `read`."""
+        before = self._answer(shown, spelled, is_separated).partition(self.mark)[0] if self.mark else ""
         return before if before.strip() else ""
 
-    def _answer(self, shown: str, spelled: str) -> str:
-        """The text of a turn after its reasoning, which is where calls are. shown, spelled: as for `read`."""
-        return (spelled if self.is_hidden else shown).rpartition("</think>")[2]
+    def _answer(self, shown: str, spelled: str, is_separated: bool) -> str:
+        """The text of a turn after its reasoning, which is where calls are. An end mark of reasoning inside a call's
+        JSON is data. The arguments are as for `read`."""
+        text = spelled if self.is_hidden else shown
+        start = at = 0
+        while not is_separated and (end := text.find(_END, at)) >= 0:
+            if (mark := text.find(self.mark, at, end)) >= 0:
+                at = mark + len(self.mark)
+                try:
+                    if self.name is None:
+                        at = text.index(self.split or "{", at, end) + len(self.split)
+                    _, at = _decode(text, _skip(text, at))
+                    continue
+                except (ValueError, RecursionError):
+                    if self.mark:
+                        continue
+            start = at = end + len(_END)
+        return text[start:]
 
     def constraint(
         self, specs: tuple[str, ...], since: str, is_strict: bool, scope: Scope = "repeat"

@@ -40,11 +40,11 @@ def turn(bench: Any, greedy: Callable[..., wire.Sampling]) -> Callable[..., Any]
 
     def run(
         outputs: dict[str, str], source: str = CHATML, parts: tuple[wire.Part, ...] = TURN, stream: bool = False,
-        **options: Any,
+        reasoning: wire.Reasoning | None = None, **options: Any,
     ) -> Any:  # fmt: skip
         b = bench({k: v + "<|im_end|>" for k, v in outputs.items()}, ChatTemplate(source, {}))
         tools = Tools(SPECS, 0, ends_turn=True, **options)
-        b.submit(Append(0, parts), Gen(0, 0, greedy(max_tokens=160), stream, tools=tools))
+        b.submit(Append(0, parts), Gen(0, 0, greedy(max_tokens=160), stream, tools=tools, reasoning=reasoning))
         b.run()
         return b
 
@@ -73,6 +73,12 @@ def test_text_and_broken_calls_are_text(turn: Callable[..., Any]) -> None:
         b = turn({OPEN: text}, stream=True)
         assert (sample(b).text, sample(b).calls) == (text, ())
         assert "".join(delta.text for delta in b.messages(wire.Delta)) == text
+
+
+def test_end_of_reasoning_is_text_after_the_reasoning(turn: Callable[..., Any]) -> None:
+    output = f"The </think> mark: {F} </think>"
+    found = sample(turn({OPEN: f"<think>{G}</think>{output}"}, reasoning=wire.Reasoning()))
+    assert ([call.name for call in found.calls], found.text) == (["f"], "The </think> mark: ")
 
 
 def test_an_answer_in_json_is_text(turn: Callable[..., Any]) -> None:

@@ -171,6 +171,33 @@ def test_call_without_a_mark_may_be_a_name_alone_or_have_a_wrong_name() -> None:
     assert read(LLAMA_FORM, '{"name": "ff", "parameters": {}}') == [("000000000", "ff", {})], "the model gets an error"
 
 
+DATA = '{"x": "a </think> b"}'
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (HERMES_FORM, f'<tool_call>\n{{"name": "f", "arguments": {DATA}}}\n</tool_call>'),
+        (MISTRAL_FORM, f'[TOOL_CALLS] [{{"name": "f", "arguments": {DATA}}}]'),
+        (NAMED_FORM, f"[TOOL_CALLS]f[ARGS]{DATA}"),
+        (LLAMA_FORM, f'{{"name": "f", "parameters": {DATA}}}'),
+    ],
+)
+def test_end_of_reasoning_inside_a_call_is_data(form: Form, text: str) -> None:
+    thought = f"<think>a </think> or {form.mark} or {text} </think>"
+    for before in ("", thought):
+        assert read(form, f"{before}{text};{text}") == [(f"00000000{k}", "f", json.loads(DATA)) for k in range(2)]
+    if form.mark:
+        assert form.text_before(f"{thought}Now: {text}", f"{thought}Now: {text}") == "Now: "
+
+
+def test_reasoning_ends_at_its_last_mark_unless_it_is_separated() -> None:
+    text = '<tool_call>{"name": "f", "arguments": {}}</tool_call> ends a </think>'
+    assert read(HERMES_FORM, text) == []
+    assert [call.name for call in HERMES_FORM.read(text, text, is_separated=True)] == ["f"]
+    assert HERMES_FORM.text_before(f"</think>{text}", "", is_separated=True) == "</think>"
+
+
 def test_several_calls_are_parsed_in_order() -> None:
     first, second = '{"name": "f", "arguments": {"x": "</tool_call><tool_call>"}}', '{"name": "g", "arguments": {}}'
     expected = [("000000000", "f", {"x": "</tool_call><tool_call>"}), ("000000001", "g", {})]
