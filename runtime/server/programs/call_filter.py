@@ -14,17 +14,20 @@ class CallFilter:
     def __init__(self, form: Form, listener: Callable[[str], None]) -> None:
         self._form, self._listener = form, listener
         self._held = ""
+        self._n_passed = 0
         self._is_call = self._is_text = False
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str, mark_at: int = -1) -> None:
+        """mark_at: where a mark that the text does not show begins, in all text so far; -1: it has not come."""
         self._held += text
         if self._is_call:
             return
-        if self._form.is_hidden or not self._form.mark:
+        if not self._form.mark:
             # The text does not show where a call begins: JSON at the start of a turn is held until the end.
-            lead = self._held.lstrip()[:1]
-            self._is_text |= lead not in ("", "[", "{") and self._form.name is not None
+            self._is_text |= self._held.lstrip()[:1] not in ("", "[", "{")
             n = len(self._held) if self._is_text else 0
+        elif mark_at >= 0:
+            n = max(0, mark_at - self._n_passed)  # text before the mark may still come
         else:
             start = self._held.find(self._form.mark)
             self._is_call = start >= 0
@@ -37,5 +40,6 @@ class CallFilter:
 
     def _pass_on(self, n: int) -> None:
         text, self._held = self._held[:n], self._held[n:]
+        self._n_passed += len(text)
         if text:
             self._listener(text)

@@ -538,6 +538,8 @@ class ToolTurn(GenAttempt):
         self._left: list[wire.ConstraintSpec | None] = []
         self._last = StreamPiece("")  # the last piece, with all logprobs that the client does not have yet
         self._filter: CallFilter | None = None
+        self._mark_at = -1  # where a mark that the text does not show is in the content; -1: it has not come
+        self._n_seen = 0  # output tokens among which that mark is not
         self._begins_call = False  # the prompt ends with the mark of a call
         self._answers = False  # this is the second output of a turn that may answer under a constraint
         self._n_refused = 0  # tokens of the first output
@@ -626,7 +628,24 @@ class ToolTurn(GenAttempt):
         if self._filter is None:
             self._filter = CallFilter(self._generator.call_format, self._stream_text)
         self._last = piece._replace(logprobs=self._last.logprobs + piece.logprobs)
-        self._filter.feed(piece.text)
+        if self._mark_at < 0:
+            self._mark_at = self._find_mark()
+        self._filter.feed(piece.text, self._mark_at)
+
+    def _find_mark(self) -> int:
+        """Look for the mark of a call in the content by its first control token. Returns where it begins in the text;
+        -1 if there is none."""
+        tokenizer, request = self._generator.tokenizer, self.requests[0]
+        controls = tokenizer.controls(self._generator.call_format.mark)
+        n_before, mark = next(((at, token) for at, _, token in controls if token in tokenizer.special), (0, None))
+        if mark is None:
+            return -1
+        start = 0 if self._reasoning is None else self._reasoning.content_start
+        for token in unpack(bytes(request.ids[4 * self._n_seen :])):
+            if token == mark and (at := request.text.n_chars(self._n_seen)) >= start:
+                return max(0, at - start - n_before)
+            self._n_seen += 1
+        return -1
 
     def _stream_text(self, text: str) -> None:
         super()._stream(self._last._replace(text=text))

@@ -87,6 +87,10 @@ class Detokenizer:
                 return k + 1, self._ends[k]
         return 0, 0
 
+    def n_chars(self, n_tokens: int) -> int:
+        """The number of whole characters of the first `n_tokens` tokens."""
+        return next((end for end in reversed(self._ends[:n_tokens]) if end >= 0), 0)
+
     def within(self, start: int, end: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Find the longest run of tokens whose text lies within characters start : end. Returns (tokens, characters)
         before the run, and (tokens, characters) up to its end. If there is none: an empty run at `end`."""

@@ -27,6 +27,11 @@ class ReasoningOutput:
         self._stream = ReasoningParser(marks, self._is_open)
         self._last = StreamPiece("")  # the last piece, with all logprobs that the listener does not have yet
 
+    @property
+    def content_start(self) -> int:
+        """Where the content of the streamed sample begins in its output, once there is content."""
+        return self._stream.content_start
+
     def stream(self, piece: StreamPiece) -> None:
         """Pass on a piece of the first sample."""
         self._last = piece._replace(logprobs=self._last.logprobs + piece.logprobs)

@@ -313,9 +313,6 @@ def test_stream_has_the_logprobs_of_all_tokens(bench: Any, greedy: Sampler) -> N
         (Form(""), [" ", "{", "}"], True, []),
         (Form(""), [" ", "{", "}"], False, [" {}"]),
         (Form(""), [" ", "a", "{"], False, [" a", "{"]),
-        (Form("[C]", is_hidden=True), ["[", "1]"], True, []),
-        (Form("[C]", None, is_hidden=True), ["f", "{}"], True, []),
-        (Form("[C]", None, is_hidden=True), ["yes"], False, ["yes"]),
     ],
 )
 def test_call_filter_hides_calls(form: Form, pieces: list[str], is_call: bool, expected: list[str]) -> None:
@@ -325,6 +322,23 @@ def test_call_filter_hides_calls(form: Form, pieces: list[str], is_call: bool, e
         call_filter.feed(piece)
     call_filter.end(is_call)
     assert actual == expected
+
+
+@pytest.mark.parametrize("name", ["name", None])
+def test_call_filter_hides_what_follows_a_control_token(name: str | None) -> None:
+    for pieces, is_call, expected in (
+        ([("[", 0), ("1]", 0)], True, []),
+        ([("a ", -1), ("b [", 4), ("1]", 4)], True, ["a ", "b "]),
+        ([("a", 2), (" [", 2)], True, ["a", " "]),
+        ([("{", -1), ("1}", -1)], False, ["{", "1}"]),
+        ([("a ", -1), ("b [", 4), ("1]", 4)], False, ["a ", "b ", "[1]"]),
+    ):
+        actual: list[str] = []
+        call_filter = CallFilter(Form("[C]", name, is_hidden=True), actual.append)
+        for piece, mark_at in pieces:
+            call_filter.feed(piece, mark_at)
+        call_filter.end(is_call)
+        assert actual == expected
 
 
 # ---- constraint of calls --------------------------------------------------------------------------------------------

@@ -27,6 +27,12 @@ BARE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# Marks that are special tokens, which the text does not show.
+HIDDEN = CHATML.replace("<tool_call>", "<|endoftext|> ").replace("</tool_call>", "")
+HIDDEN_NAMED = CHATML.replace(
+    '<tool_call>{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}</tool_call>',
+    "<|endoftext|>{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}",
+)
 SPECS = tuple(json.dumps({"type": "function", "function": {"name": name}}) for name in ("f", "g"))
 OPEN = "<|im_start|>assistant\n"
 TURN = (BeginTurn("user"), "ask", EndTurn(), BeginTurn("assistant"))
@@ -40,9 +46,10 @@ def turn(bench: Any, greedy: Callable[..., wire.Sampling]) -> Callable[..., Any]
 
     def run(
         outputs: dict[str, str], source: str = CHATML, parts: tuple[wire.Part, ...] = TURN, stream: bool = False,
-        reasoning: wire.Reasoning | None = None, **options: Any,
+        reasoning: wire.Reasoning | None = None, burst: int = 1, **options: Any,
     ) -> Any:  # fmt: skip
         b = bench({k: v + "<|im_end|>" for k, v in outputs.items()}, ChatTemplate(source, {}))
+        b.engine.burst = burst
         tools = Tools(SPECS, 0, ends_turn=True, **options)
         b.submit(Append(0, parts), Gen(0, 0, greedy(max_tokens=160), stream, tools=tools, reasoning=reasoning))
         b.run()
@@ -79,6 +86,27 @@ def test_end_of_reasoning_is_text_after_the_reasoning(turn: Callable[..., Any]) 
     output = f"The </think> mark: {F} </think>"
     found = sample(turn({OPEN: f"<think>{G}</think>{output}"}, reasoning=wire.Reasoning()))
     assert ([call.name for call in found.calls], found.text) == (["f"], "The </think> mark: ")
+
+
+@pytest.mark.parametrize("burst", [1, 3])
+@pytest.mark.parametrize(
+    ("source", "call"),
+    [(HIDDEN, ' {"name": "f", "arguments": {"x": 1}}'), (HIDDEN_NAMED, 'f[ARGS]{"x": 1}')],
+    ids=["json", "named"],
+)
+def test_stream_ends_at_a_mark_that_is_no_text(turn: Callable[..., Any], source: str, call: str, burst: int) -> None:
+    thought = "<think>or <|endoftext|> </think>\n"
+    for before, after, reasoning in (
+        ("Let me check. ", f"<|endoftext|>{call}", None),
+        (f"{thought}Let me check. ", f"<|endoftext|>{call}", wire.Reasoning()),
+        ("[1] is ", "it", None),
+        (f"{thought}[1] is ", "it", wire.Reasoning()),
+    ):
+        b = turn({OPEN: before + after}, source, stream=True, reasoning=reasoning, burst=burst)
+        deltas = [delta.text for delta in b.messages(wire.Delta) if not delta.is_thought]
+        assert [call.name for call in sample(b).calls] == (["f"] if after != "it" else [])
+        assert "".join(deltas) == sample(b).text == before.removeprefix(thought) + ("it" if after == "it" else "")
+        assert len(deltas) > 1, "the text streams"
 
 
 def test_an_answer_in_json_is_text(turn: Callable[..., Any]) -> None:

@@ -118,6 +118,7 @@ def test_within_finds_the_tokens_between_two_characters() -> None:
     d = Detokenizer([b"ab", b"", b"cd", "é".encode()[:1], "é".encode()[1:], b"ef"], ())
     d.feed(range(6))
     assert d.text == "abcdéef"
+    assert [d.n_chars(k) for k in range(7)] == [0, 2, 2, 4, 4, 5, 7]
     assert d.within(0, 7) == ((0, 0), (6, 7))
     assert d.within(2, 5) == ((1, 2), (5, 5))
     assert d.within(1, 6) == ((1, 2), (5, 5))
