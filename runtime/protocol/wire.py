@@ -640,7 +640,8 @@ class Delta(Wire, frozen=True):
 
     n_tokens: output tokens so far. is_thought: the text is reasoning (see Gen.reasoning). round: the turn or attempt of
     a gen with tools or retries, from 0; with retries only the last one counts. logprobs: the logprobs of the tokens
-    since the previous Delta, if requested. n_prompt, n_cached: as in TokenUsage, for this round; 0: not known yet.
+    since the previous Delta, if requested; a thought without text has those of the marks after the reasoning.
+    n_prompt, n_cached: as in TokenUsage, for this round; 0: not known yet.
     """
 
     program: int

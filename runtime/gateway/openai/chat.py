@@ -89,6 +89,8 @@ class ChatWriter(ChoiceWriter):
 
     def _more(self, index: int, delta: wire.Delta) -> bytes:
         if delta.is_thought:
+            if not delta.text:  # it has only logprobs
+                return b""
             return self._choice(index, {"reasoning_content": delta.text, "reasoning": delta.text})
         if self._has_logprobs:
             return self._choice(index, {"content": delta.text}, logprobs=logprobs_of(delta.logprobs))

@@ -295,6 +295,8 @@ class ItemEvents:
 
     def delta(self, delta: wire.Delta) -> bytes:
         """The events for more text."""
+        if not delta.text:  # a thought that has only logprobs
+            return b""
         kind = "reasoning" if delta.is_thought else "message"
         data = b"" if self._open() == kind else self._close("completed") + self._begin(kind)
         self._text += delta.text

@@ -458,8 +458,8 @@ class GenAttempt(EngineAttempt):
                 sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, generator.turn_end_text))
         listener = self._stream if op.stream else None
         if marks is not None:
-            self._reasoning = ReasoningOutput(marks, runs, listener)
-            listener = None if listener is None else self._reasoning.stream
+            reasoning = self._reasoning = ReasoningOutput(marks, runs, listener)
+            listener = None if listener is None else lambda piece: reasoning.stream(piece, self.requests[0])
         ids = b"".join(run.ids for run in runs)
         self._check_room(sampling.n * len(ids))
         images, files = image_rows(runs)
@@ -506,7 +506,7 @@ class GenAttempt(EngineAttempt):
 
     def _end_stream(self) -> None:
         if self._reasoning is not None:
-            self._reasoning.end_stream()
+            self._reasoning.end_stream(self.requests[0])
 
     def _outcome(self) -> GenOutcome:
         first = self.requests[0]

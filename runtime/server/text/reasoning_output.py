@@ -26,20 +26,22 @@ class ReasoningOutput:
         self._is_open = text.rstrip().endswith(marks.start)
         self._stream = ReasoningParser(marks, self._is_open)
         self._last = StreamPiece("")  # the last piece, with all logprobs that the listener does not have yet
+        self._n_passed = 0  # logprobs that the listener has
+        self._n_reasoning: int | None = None  # tokens before the content, once there is content
 
     @property
     def content_start(self) -> int:
         """Where the content of the streamed sample begins in its output, once there is content."""
         return self._stream.content_start
 
-    def stream(self, piece: StreamPiece) -> None:
-        """Pass on a piece of the first sample."""
+    def stream(self, piece: StreamPiece, request: EngineRequest) -> None:
+        """Pass on a piece of the first sample. request: the request that generates it."""
         self._last = piece._replace(logprobs=self._last.logprobs + piece.logprobs)
-        self._pass_on(self._stream.feed(piece.text))
+        self._pass_on(self._stream.feed(piece.text), request)
 
-    def end_stream(self) -> None:
-        """Pass on what was held back as the possible start of a mark."""
-        self._pass_on(self._stream.finish())
+    def end_stream(self, request: EngineRequest) -> None:
+        """Pass on what was held back as the possible start of a mark. request: as for `stream`."""
+        self._pass_on(self._stream.finish(), request)
 
     def end(
         self, samples: Sequence[wire.Sample], requests: Sequence[EngineRequest]
@@ -53,17 +55,34 @@ class ReasoningOutput:
             parser = ReasoningParser(self._marks, self._is_open)
             text = parser.feed(sample.text) + parser.finish()
             separated.append(replace(sample, text=text, reasoning=parser.reasoning))
-            if parser.content_start:
-                n_reasoning += request.text.within(parser.content_start, len(sample.text))[0][0]
+            n_reasoning += _n_before(request, parser.content_start)
         pieces = _pieces(requests[0], parser.content_start, parser.content_start + parser.n_content)
         return tuple(reversed(separated)), pieces, n_reasoning
 
-    def _pass_on(self, content: str) -> None:
-        if self._listener is not None:
-            for text, is_thought in ((self._stream.new_reasoning(), True), (content, False)):
-                if text:
-                    self._listener(self._last._replace(text=text, is_thought=is_thought))
-                    self._last = self._last._replace(logprobs=())
+    def _pass_on(self, content: str, request: EngineRequest) -> None:
+        thought, n_left = self._stream.new_reasoning(), len(self._last.logprobs)
+        if content and self._n_reasoning is None and n_left:
+            self._n_reasoning = _n_before(request, self._stream.content_start)
+        # The logprobs of the marks go with the reasoning, also if its text has been passed on already.
+        n = max(0, (self._n_reasoning or 0) - self._n_passed) if content else n_left
+        if thought or (content and n):
+            self._send(thought, True, n)
+        if content:
+            self._send(content, False, len(self._last.logprobs))
+
+    def _send(self, text: str, is_thought: bool, n_logprobs: int) -> None:
+        """Send text with the first n_logprobs of the logprobs that the listener does not have yet."""
+        if self._listener is None:
+            return
+        now, later = self._last.logprobs[:n_logprobs], self._last.logprobs[n_logprobs:]
+        n_tokens = self._last.n_tokens - len(later)
+        self._listener(self._last._replace(text=text, is_thought=is_thought, logprobs=now, n_tokens=n_tokens))
+        self._last, self._n_passed = self._last._replace(logprobs=later), self._n_passed + len(now)
+
+
+def _n_before(request: EngineRequest, start: int) -> int:
+    """The number of tokens before the content, which begins at character `start` of an output."""
+    return request.text.within(start, len(request.text.text))[0][0] if start else 0
 
 
 def _pieces(request: EngineRequest, start: int, end: int) -> tuple[Piece, ...]:

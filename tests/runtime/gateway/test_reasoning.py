@@ -74,6 +74,16 @@ def test_logprobs_are_those_of_the_content(serve_once: Callable[..., launch.Serv
         model = json.loads(post(gateway.url, "/v1/models", b"", method="GET")[1])["data"][0]["id"]
         body = {"model": model, "messages": QUESTION, "temperature": 0, "logprobs": True}
         choice = json.loads(post(gateway.url, "/v1/chat/completions", body)[1])["choices"][0]
+        events = post(gateway.url, "/v1/chat/completions", {**body, "stream": True})[1].decode()
+        asked = {"model": model, "input": "ask", "include": ["message.output_text.logprobs"]}
+        response = json.loads(post(gateway.url, "/v1/responses", asked)[1])
+    chunks = [json.loads(line[6:])["choices"][0] for line in events.splitlines() if line.startswith("data: {")]
+    streamed = [one for chunk in chunks if chunk["logprobs"] for one in chunk["logprobs"]["content"]]
+    assert streamed == choice["logprobs"]["content"]
+    assert all(chunk["delta"].get("reasoning_content") != "" for chunk in chunks)
+    thoughts = [item for item in response["output"] if item["type"] == "reasoning"]
+    assert len(thoughts) == ("hmm" in output), "marks alone are no reasoning"
+    assert response["output"][-1]["content"][0]["logprobs"] == streamed
     assert "".join(one["token"] for one in choice["logprobs"]["content"]) == choice["message"]["content"] == "42"
 
 

@@ -68,6 +68,31 @@ def test_deltas_have_the_logprobs_of_their_tokens(reasoning_bench: Any, greedy: 
     assert 4 < n <= b.value(0).samples[0].n_tokens
 
 
+@pytest.mark.parametrize("burst", [1, 3])
+@pytest.mark.parametrize(
+    "output", ["<think>hm, the</think> the answer", "<think></think>\n\nthe answer", "the answer", "<think>a</think> "]
+)
+def test_deltas_of_the_content_have_the_logprobs_of_the_content(
+    bench: Any, words: Tokenizer, marked: Tokenizer, greedy: Sampler, output: str, burst: int
+) -> None:
+    for tokenizer in (words, marked):  # the marks are several tokens, and one
+        b = bench({"Q": output}, tokenizer=tokenizer)
+        b.engine.burst = burst
+        b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(logprobs=True), stream=True, reasoning=THINK))
+        b.run()
+        deltas, value = b.messages(wire.Delta), b.value(0)
+        of_content = sum((delta.logprobs for delta in deltas if not delta.is_thought), ())
+        expected = value.samples[0].logprobs[value.usage.reasoning :]
+        assert of_content == expected[: len(of_content)]
+        rest = "".join(one.text for one in expected[len(of_content) :])
+        assert not rest.strip(), "white space at the end of an output is not streamed"
+        n = 0
+        for delta in deltas:
+            n += len(delta.logprobs)
+            assert n == delta.n_tokens
+            assert delta.text or delta.is_thought
+
+
 def test_answer_keeps_the_models_tokens(reasoning_bench: Any, marked: Tokenizer, greedy: Sampler) -> None:
     b = reasoning_bench({"Q": "<think>a</think> \n<tool_call>x y"})
     b.submit(Append(0, ("Q",)), Gen(0, 0, greedy(), reasoning=THINK), Gen(0, 1, greedy(max_tokens=1)))
