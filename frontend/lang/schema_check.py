@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -68,8 +69,19 @@ class Checked:
 
         schema = json.loads(self._schema)
         draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-        checks = jsonschema.validators.extend(draft, {"pattern": _pattern})
+        checks = jsonschema.validators.extend(draft, {"multipleOf": _multiple_of, "pattern": _pattern})
         return checks(schema, registry=jsonschema_specifications.REGISTRY)
+
+
+def _multiple_of(_: Any, multiple: Any, value: Any, __: Any) -> Any:
+    """Check a multiple in decimal digits, as the masks do: the float of 0.07 is no multiple of that of 0.01. A float of
+    many digits may have fewer in its shortest form, so its exact value counts too."""
+    import jsonschema
+
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if all(Fraction(one) % Fraction(str(multiple)) for one in (value, str(value))):
+        yield jsonschema.ValidationError(f"{value!r} is not a multiple of {multiple!r}")
 
 
 def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Any:

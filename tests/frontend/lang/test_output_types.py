@@ -555,6 +555,8 @@ def test_unknown_format_is_noted() -> None:
         ({"pattern": r"^(?<y>\d{4})-(?!00)\d\d$"}, '"2024-05"', '"zz"'),
         ({"$ref": "https://json-schema.org/draft/2020-12/schema"}, '{"type": "null"}', '{"type": 1}'),
         ({"multipleOf": 0.00012345}, "0.0002469", "1"),
+        ({"uniqueItems": True, "items": {"multipleOf": 0.01}}, "[19.99, 0.07, true]", "[0.075]"),
+        ({"uniqueItems": True, "items": {"multipleOf": 0.25}}, "[1000000000000000.25, 1e300]", "[0.3]"),
         ({"$dynamicRef": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, "null", "1"),
     ],
     ids=str,
