@@ -69,7 +69,7 @@ class Checked:
 
         schema = json.loads(self._schema)
         draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-        checks = jsonschema.validators.extend(draft, {"multipleOf": _multiple_of, "pattern": _pattern})
+        checks = jsonschema.validators.extend(draft, _OURS | {"unevaluatedProperties": _lenient(draft)})
         return checks(schema, registry=jsonschema_specifications.REGISTRY)
 
 
@@ -85,15 +85,60 @@ def _multiple_of(_: Any, multiple: Any, value: Any, __: Any) -> Any:
 
 
 def _pattern(_: Any, pattern: str, value: Any, __: Any) -> Any:
-    """Check a pattern in ECMA-262's syntax; a pattern that Python cannot read is left to the constraint."""
     import jsonschema
 
-    try:
-        is_right = not isinstance(value, str) or _compiled(pattern).search(value) is not None
-    except re.error:
-        return
-    if not is_right:
+    if isinstance(value, str) and _matches(pattern, value) is False:
         yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: dict[str, Any], value: Any, _: Any) -> Any:
+    for name in value if isinstance(value, dict) else ():
+        for pattern, below in patterns.items():
+            if _matches(pattern, name):
+                yield from validator.descend(value[name], below, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, below: Any, value: Any, schema: Any) -> Any:
+    """Check the properties that are not listed. Where a pattern cannot be read, all names may match it."""
+    import jsonschema
+
+    patterns = schema.get("patternProperties", ())
+    for name in value if isinstance(value, dict) else ():
+        if name in schema.get("properties", ()) or any(_matches(one, name) is not False for one in patterns):
+            continue
+        if below is False:
+            yield jsonschema.ValidationError(f"the property {name!r} is not allowed")
+        else:
+            yield from validator.descend(value[name], below, path=name)
+
+
+def _lenient(draft: Any) -> Any:
+    """The draft's check of `unevaluatedProperties`, left out where it meets a pattern that Python cannot read."""
+    check = draft.VALIDATORS.get("unevaluatedProperties")
+
+    def checked(validator: Any, below: Any, value: Any, schema: Any) -> Any:
+        try:
+            yield from check(validator, below, value, schema) if check else ()
+        except re.error:
+            return
+
+    return checked
+
+
+_OURS = {
+    "additionalProperties": _additional_properties,
+    "multipleOf": _multiple_of,
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+}
+
+
+def _matches(pattern: str, text: str) -> bool | None:
+    """Whether a pattern in ECMA-262's syntax matches. None: Python cannot read it, so it is left to the constraint."""
+    try:
+        return _compiled(pattern).search(text) is not None
+    except re.error:
+        return None
 
 
 _TOKEN = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\(\?<(?![=!])|[$.]", re.DOTALL)
@@ -108,7 +153,7 @@ _WRITTEN = {
     r"\b": r"(?a:\b)",
     r"\B": r"(?a:\B)",
 }
-_WRITTEN_IN_CLASS = {r"\d": "0-9", r"\w": "A-Za-z0-9_"}
+_WRITTEN_IN_CLASS = {r"\d": "0-9", r"\w": "A-Za-z0-9_", r"\D": "", r"\W": ""}
 """What means something else in ECMA-262 than in Python -> how Python writes it."""
 
 
@@ -119,6 +164,17 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _written(token: re.Match[str]) -> str:
-    if token[0][0] == "[":
-        return re.sub(r"\\.", lambda escape: _WRITTEN_IN_CLASS.get(escape[0], escape[0]), token[0], flags=re.DOTALL)
-    return _WRITTEN.get(token[0], token[0])
+    return _class(token[0]) if token[0][0] == "[" else _WRITTEN.get(token[0], token[0])
+
+
+def _class(text: str) -> str:
+    """A character class. A Python class cannot contain the complement of another one, so those become alternatives."""
+    if text in ("[]", "[^]"):  # in ECMA-262, they match nothing and anything
+        return "(?!)" if text == "[]" else r"[\s\S]"
+    wide = [_WRITTEN[escape] for escape in (r"\D", r"\W") if escape in re.findall(r"\\.", text, re.DOTALL)]
+    text = re.sub(r"\\.", lambda escape: _WRITTEN_IN_CLASS.get(escape[0], escape[0]), text, flags=re.DOTALL)
+    if not wide:
+        return text
+    is_negated, listed = text[1] == "^", text[1:-1].removeprefix("^")
+    one_of = "|".join([*wide, *([f"[{listed}]"] if listed else [])])
+    return rf"(?:(?!{one_of})[\s\S])" if is_negated else f"(?:{one_of})"

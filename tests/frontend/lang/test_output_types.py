@@ -541,6 +541,10 @@ def test_unknown_format_is_noted() -> None:
     bn.gen("x", json_schema={"properties": {"format": {"format": "date"}, "b": {"format": "int32"}}})
 
 
+NAMES = {"patternProperties": {r"^[^\W\d]$|^\u00e4$": {"type": "integer"}}, "additionalProperties": False}
+LETTERS = {"patternProperties": {r"^\p{L}+$": {"type": "integer"}}}
+
+
 @pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
@@ -557,6 +561,14 @@ def test_unknown_format_is_noted() -> None:
         ({"multipleOf": 0.00012345}, "0.0002469", "1"),
         ({"uniqueItems": True, "items": {"multipleOf": 0.01}}, "[19.99, 0.07, true]", "[0.075]"),
         ({"uniqueItems": True, "items": {"multipleOf": 0.25}}, "[1000000000000000.25, 1e300]", "[0.3]"),
+        ({"pattern": r"^[\W_][^\D5][^\W\d]$", "not": {"const": "x"}}, '"\u00e41a"', '"\u00e4\u0662a"'),
+        ({"pattern": r"^[^]a][^\W]$", "not": {"const": "x"}}, '"xa]b"', '"xa]\u00e4"'),
+        ({"not": {"const": 1}, **NAMES}, '{"a": 1, "\u00e4": 2}', '{"a": "b"}'),
+        ({"not": {"const": 1}, **NAMES}, '{"a": 1}', '{"a": 1, "-": 2}'),
+        ({"minProperties": 1, **LETTERS, "additionalProperties": False}, '{"a": 1}', "{}"),
+        ({"minProperties": 1, **LETTERS, "additionalProperties": {"type": "null"}}, '{"a": 1}', "{}"),
+        ({"allOf": [LETTERS], "unevaluatedProperties": False, "minProperties": 1}, '{"a": 1}', "{}"),
+        ({"properties": {"a": {}}, "unevaluatedProperties": False}, '{"a": 1}', '{"b": 1}'),
         ({"$dynamicRef": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, "null", "1"),
     ],
     ids=str,
