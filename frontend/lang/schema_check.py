@@ -32,7 +32,7 @@ def needs_check(schema: str) -> bool:
 
 def unknown_formats(schema: str) -> list[str]:
     """The formats in a schema's text, as json.dumps writes it, that no registry lists."""
-    known = text_forms.ENFORCED_FORMATS | text_forms.ANNOTATING_FORMATS
+    known = text_forms.ENFORCED_FORMATS.keys() | text_forms.ANNOTATING_FORMATS
     return sorted({name for name in _FORMAT.findall(schema) if name not in known})
 
 
@@ -125,8 +125,18 @@ def _lenient(draft: Any) -> Any:
     return checked
 
 
+def _format(_: Any, name: str, value: Any, __: Any) -> Any:
+    """Check the formats that masks enforce, by the same patterns: `oneOf`, `not` and others depend on what they are."""
+    import jsonschema
+
+    form = text_forms.ENFORCED_FORMATS.get(name)
+    if form and isinstance(value, str) and not re.fullmatch(form, value):
+        yield jsonschema.ValidationError(f"{value!r} is not of the format {name!r}")
+
+
 _OURS = {
     "additionalProperties": _additional_properties,
+    "format": _format,
     "multipleOf": _multiple_of,
     "pattern": _pattern,
     "patternProperties": _pattern_properties,

@@ -87,10 +87,45 @@ FORMATS = {
 }
 """Formats by which pydantic and msgspec mark strings, where they differ from JSON Schema's or are unknown to it."""
 
-ENFORCED_FORMATS = frozenset(
-    ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid")
+_H = "[0-9A-Fa-f]"
+_GROUP = f"{_H}{{1,4}}"
+_LAST = f"(?:{_GROUP}:{_GROUP}|{_IPV4})"
+_RIGHT = [*(f"(?:{_GROUP}:){{{n}}}{_LAST}" for n in (4, 3, 2, 1, 0)), _GROUP, ""]
+_SHORT = [f"(?:(?:{_GROUP}:){{0,{n}}}{_GROUP})?::{right}" for n, right in enumerate(_RIGHT)]
+_IPV6 = f"(?:(?:{_GROUP}:){{6}}{_LAST}|::(?:{_GROUP}:){{5}}{_LAST}|{'|'.join(_SHORT)})"
+"""Eight groups, of which "::" stands for one or more that are zero; the last two may be an IPv4 address (RFC 3986)."""
+
+_HOST_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST_NAME = f"{_HOST_LABEL}(?:\\.{_HOST_LABEL})*"
+_ATOM = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+_EMAIL = f"{_ATOM}(?:\\.{_ATOM})*@(?:{_HOST_NAME}|\\[(?:{_IPV4}|IPv6:{_IPV6})\\])"
+
+_NAME, _USER, _PATH, _QUERY = (f"(?:[A-Za-z0-9._~!$&'()*+,;={more}-]|%{_H}{{2}})" for more in ("", ":", ":@", ":@/?"))
+_AUTHORITY = f"(?:{_USER}*@)?(?:\\[{_IPV6}\\]|{_NAME}*)(?::[0-9]*)?"
+_URI = (
+    f"[A-Za-z][A-Za-z0-9+.-]*:(?://{_AUTHORITY}(?:/{_PATH}*)*|/?(?:{_PATH}+(?:/{_PATH}*)*)?)"
+    f"(?:\\?{_QUERY}*)?(?:#{_QUERY}*)?"
 )
-"""Formats of JSON Schema that are enforced. All others only annotate, as the standard says."""
+
+_RFC_TIME = f"{SECOND}(?:\\.[0-9]{{1,9}})?{ZONE}"
+_RFC_MINUTES, _RFC_DAYS = "[0-9]+M(?:[0-9]+S)?", "[0-9]+M(?:[0-9]+D)?"
+_RFC_CLOCK = f"T(?:[0-9]+H(?:{_RFC_MINUTES})?|{_RFC_MINUTES}|[0-9]+S)"
+_RFC_DURATION = f"P(?:(?:[0-9]+Y(?:{_RFC_DAYS})?|{_RFC_DAYS}|[0-9]+D)(?:{_RFC_CLOCK})?|{_RFC_CLOCK}|[0-9]+W)"
+
+ENFORCED_FORMATS = {
+    "date": DATE,
+    "date-time": f"{DATE}[Tt]{_RFC_TIME}",
+    "duration": _RFC_DURATION,
+    "email": _EMAIL,
+    "hostname": _HOST_NAME,
+    "ipv4": _IPV4,
+    "ipv6": _IPV6,
+    "time": _RFC_TIME,
+    "uri": _URI,
+    "uuid": f"{_H}{{8}}(?:-{_H}{{4}}){{3}}-{_H}{{12}}",
+}
+"""Formats of JSON Schema that are enforced, by masks and by the check of a finished value. All others only annotate,
+as the standard says."""
 ANNOTATING_FORMATS = frozenset((
     *("idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer"),
     *("uri-reference", "uri-template"),  # the formats of the standard; then those of OpenAPI's registry

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 
 from banyan.runtime.errors import ConstraintSyntax, ConstraintUnsupported
-from banyan.runtime.protocol.text_forms import DATE, SECOND, ZONE
 
 _ESCAPE = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|x(?:\{[^}]*\}|..)|u(?:\{[^}]*\}|....)|c.|.)", re.DOTALL)
 _NUL = re.compile(r"\\(?:x(?:00|\{0+\})|u(?:0000|\{0+\})|0|c@)|\0")
@@ -73,8 +72,3 @@ def _atom(pattern: str, at: int) -> tuple[str, int]:
     if pattern[at] == "\\":
         return _escape(pattern, at)
     return f"\\{pattern[at]}" if pattern[at] in _SPECIAL else pattern[at], at + 1
-
-
-_TIME = f"{SECOND}(?:\\.[0-9]{{1,9}})?"
-FORMATS = {"date": f"^{DATE}$", "date-time": f"^{DATE}[Tt]{_TIME}{ZONE}$"}
-"""Formats that the compiler implements too loosely: it allows 29 February in every year."""

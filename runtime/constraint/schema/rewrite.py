@@ -29,10 +29,10 @@ from banyan.runtime.constraint.schema.negate import (
     resolve,
     types_of,
 )
-from banyan.runtime.constraint.schema.pattern import FORMATS, to_rust
+from banyan.runtime.constraint.schema.pattern import to_rust
 from banyan.runtime.constraint.schema.read import MANY, NAMED, NODES, ONE, Document, Schema, subschemas
 from banyan.runtime.errors import ConstraintTooLarge, ConstraintUnsatisfiable, ConstraintUnsupported
-from banyan.runtime.protocol.text_forms import LOOKS_AROUND
+from banyan.runtime.protocol.text_forms import ENFORCED_FORMATS, LOOKS_AROUND
 
 _MAX_ALTERNATIVES = 64
 """Most alternatives that one keyword may become."""
@@ -179,7 +179,8 @@ class _SchemaWriter:
         ]
 
     def _format(self, rest: dict[str, Any], _: set[str]) -> list[Schema]:
-        return [{"pattern": FORMATS[rest.pop("format")]}] if rest["format"] in FORMATS else []
+        """`format`, as the check of a finished value reads it; the compiler's own formats differ from that."""
+        return [{"pattern": f"^(?:{ENFORCED_FORMATS[rest.pop('format')]})$"}]
 
     def _one_of(self, rest: dict[str, Any], types: set[str]) -> list[Schema]:
         branches = [one for one in rest.pop("oneOf") if one is not False]

@@ -541,6 +541,7 @@ def test_unknown_format_is_noted() -> None:
     bn.gen("x", json_schema={"properties": {"format": {"format": "date"}, "b": {"format": "int32"}}})
 
 
+UUID = "12345678-1234-4234-8234-123456789abc"
 NAMES = {"patternProperties": {r"^[^\W\d]$|^\u00e4$": {"type": "integer"}}, "additionalProperties": False}
 LETTERS = {"patternProperties": {r"^\p{L}+$": {"type": "integer"}}}
 
@@ -569,6 +570,11 @@ LETTERS = {"patternProperties": {r"^\p{L}+$": {"type": "integer"}}}
         ({"minProperties": 1, **LETTERS, "additionalProperties": {"type": "null"}}, '{"a": 1}', "{}"),
         ({"allOf": [LETTERS], "unevaluatedProperties": False, "minProperties": 1}, '{"a": 1}', "{}"),
         ({"properties": {"a": {}}, "unevaluatedProperties": False}, '{"a": 1}', '{"b": 1}'),
+        ({"oneOf": [{"format": "ipv4"}, {"type": "string", "format": "ipv6"}]}, '"1.2.3.4"', '"1.2.3"'),
+        ({"not": {"format": "email"}, "type": "string"}, '"a"', '"a@b.org"'),
+        ({"type": "object", "propertyNames": {"format": "uuid"}}, f'{{"{UUID}": 1}}', '{"x": 1}'),
+        ({"contains": {"type": "string", "format": "date"}}, '["x", "2024-02-29"]', '["x"]'),
+        ({"contains": {"format": "binary"}}, '["x"]', "[]"),
         ({"$dynamicRef": "#/$defs/a", "$defs": {"a": {"type": "null"}}}, "null", "1"),
     ],
     ids=str,

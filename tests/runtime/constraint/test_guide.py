@@ -291,6 +291,7 @@ def test_checked_schema_leaves_out_what_cannot_be_enforced(bench: Any) -> None:
         ({"type": "string", "not": {"const": "a" * 1500}}, "b", 1),
         ({"type": "object", "propertyNames": {"pattern": "a", "maxLength": 3}}, {"a": 1}, []),
         ({"type": "number", "multipleOf": 0.123456789}, 2.5, "a"),
+        ({"$ref": "#/$defs/a", "format": "uuid", "$defs": {"a": {"multipleOf": 0.123456789}}}, 2.5, "a"),
         ({"type": "object", "$ref": "https://json-schema.org/draft/2020-12/schema"}, {"type": "string"}, []),
         (
             {
