@@ -261,13 +261,17 @@ class _SchemaWriter:
         low, high = rest.get("minProperties", 0) - len(needed), rest.get("maxProperties", math.inf) - len(needed)
         if low <= 0:
             rest.pop("minProperties", None)
+        if is_closed and high < 0:  # too few even for the required ones
+            for key in ("minProperties", "maxProperties"):
+                rest.pop(key, None)
+            return [_NO_OBJECT]
         if is_closed and high >= len(free):
             rest.pop("maxProperties", None)
         if not free or "object" not in types or not rest.keys() & {"minProperties", "maxProperties"}:
             return []
         ways: list[Schema] = []
         if is_closed and low <= 0:  # the most properties that may be present
-            sets = [(max(high, 0), False)]
+            sets = [(high, False)]
         else:
             sets = [(n, True) for n in range(len(free) + 1) if n <= high and (n >= low or not is_closed)]
             if high == math.inf:  # at least the minimum, and any other properties
