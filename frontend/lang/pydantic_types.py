@@ -91,19 +91,11 @@ class PatternSchema(GenerateJsonSchema):
         return _string(text_forms.time(_has_zone(schema)))
 
     def decimal_schema(self, schema: Any) -> dict[str, Any]:
-        """The schema of a number if it has bounds, which a pattern cannot express; else of a string, which keeps all
-        digits."""
-        digits, places = schema.get("max_digits"), schema.get("decimal_places")
-        bounds: dict[str, Any] = super().decimal_schema(schema)["anyOf"][0]
-        if bounds == {"type": "number"}:
-            return _string(text_forms.decimal(digits, places))
-        if places is not None:
-            unit: dict[str, Any] = {"multipleOf": float(f"1e-{places}")}
-            if digits is not None:
-                end = 10 ** (digits - places)
-                unit |= {"exclusiveMinimum": -end, "exclusiveMaximum": end}
-            bounds = {"type": "number", "allOf": [bounds, unit]}
-        return bounds
+        """The schema of a string, of which pydantic keeps all digits; it would read a number through a float. Of its
+        bounds, the pattern holds that it is not negative. The others are checked when the text is parsed."""
+        pattern = text_forms.decimal(schema.get("max_digits"), schema.get("decimal_places"))
+        is_signed = max(schema.get("ge", -1), schema.get("gt", -1)) < 0
+        return _string(pattern if is_signed else pattern.removeprefix("-?"))
 
     def dict_schema(self, schema: Any) -> dict[str, Any]:
         written: dict[str, Any] = super().dict_schema(schema)

@@ -367,6 +367,22 @@ def test_values_inside_json_have_a_pattern(kind: Any, valid: list[str], invalid:
     assert len(run(json.dumps(valid), type=list[kind]).value("x")) == len(valid)
 
 
+def test_bounded_decimal_keeps_its_digits() -> None:
+    kind = Annotated[Decimal, pydantic.Field(ge=0, lt=10**18, decimal_places=2)]
+    (value,) = run('["12345678901234567.89"]', type=list[kind]).value("x")
+    assert str(value) == "12345678901234567.89"
+    pattern = json.loads(spec(type=kind).text)["pattern"]
+    assert [text for text in ("0.05", "-1", "1.005") if re.search(pattern, text)] == ["0.05"]
+    for wrong in ("-1", "1000000000000000000", "1.005"):
+        with pytest.raises(bn.BadOutput):
+            run(f'"{wrong}"', type=kind).value("x")
+    below = Annotated[Decimal, pydantic.Field(gt=-5, multiple_of=Decimal("0.5"))]
+    assert run('"-4.5"', type=below).value("x") == Decimal("-4.5")
+    for wrong in ("-5", "0.25"):
+        with pytest.raises(bn.BadOutput):
+            run(f'"{wrong}"', type=below).value("x")
+
+
 @dataclass
 class Nested:
     when: list[datetime.time] | Point | None
