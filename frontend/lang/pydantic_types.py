@@ -98,11 +98,17 @@ class PatternSchema(GenerateJsonSchema):
         return _string(pattern if is_signed else pattern.removeprefix("-?"))
 
     def dict_schema(self, schema: Any) -> dict[str, Any]:
+        """TypeError: the keys are of a type that pydantic does not read from a string."""
         written: dict[str, Any] = super().dict_schema(schema)
-        keys = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
-        if keys.get("type") == "integer":
-            is_signed = max(keys.get("minimum", -1), keys.get("exclusiveMinimum", -1)) < 0
-            written["propertyNames"] = {"pattern": f"^{'-?' if is_signed else ''}(?:0|[1-9][0-9]*)$"}
+        keys: dict[str, Any] = self.generate_inner(schema["keys_schema"]) if "keys_schema" in schema else {}
+        options = [
+            (self.get_schema_from_definitions(one["$ref"]) or {}) if "$ref" in one else one
+            for one in keys.get("anyOf", [keys])
+        ]
+        if not any(map(_is_name, options)):
+            raise TypeError("the keys of a dict must be str; if the keys are known, write a TypedDict")
+        if len(options) == 1 and (names := _names(options[0])):
+            written["propertyNames"] = names
         return written
 
     def tagged_union_schema(self, schema: Any) -> dict[str, Any]:
@@ -120,6 +126,32 @@ class PatternSchema(GenerateJsonSchema):
             host = f"(?:{'|'.join(sorted(schemes))})://{text_forms.WEB_HOST}{text_forms.URL_TAIL}"
             written |= _string(host)
         return written
+
+
+def _is_name(keys: dict[str, Any]) -> bool:
+    """Whether pydantic reads a string as a value of this schema."""
+    values = keys.get("enum", [keys["const"]] if "const" in keys else None)
+    if values is not None:
+        return any(isinstance(value, str) for value in values)
+    return keys.get("type", "string") in ("string", "integer", "number", "boolean")
+
+
+def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
+    """The schema of a dict's keys, where pydantic writes none that the server takes."""
+    if "enum" in keys:
+        return {"enum": [value for value in keys["enum"] if isinstance(value, str)]}
+    form = keys.get("format", "")
+    match keys.get("type"):
+        case "integer":
+            is_signed = max(keys.get("minimum", -1), keys.get("exclusiveMinimum", -1)) < 0
+            return {"pattern": f"^{'-?' if is_signed else ''}(?:0|[1-9][0-9]*)$"}
+        case "number":
+            return {"pattern": f"^{text_forms.decimal()}$"}
+        case "boolean":
+            return {"pattern": "^(?:true|false)$"}
+        case "string" if pattern := text_forms.FORMATS.get(form) or text_forms.ENFORCED_FORMATS.get(form):
+            return {"pattern": f"^(?:{pattern})$"}
+    return None
 
 
 _WEB = frozenset(("http", "https", "ws", "wss"))

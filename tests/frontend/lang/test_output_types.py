@@ -10,6 +10,7 @@ import math
 import re
 import subprocess
 import sys
+import uuid
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -26,6 +27,9 @@ import banyan as bn
 from banyan.lang import output_types
 from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.protocol import wire
+
+
+UUID = "12345678-1234-4234-8234-123456789abc"
 
 
 class Colour(enum.Enum):
@@ -367,6 +371,53 @@ def test_values_inside_json_have_a_pattern(kind: Any, valid: list[str], invalid:
     assert len(run(json.dumps(valid), type=list[kind]).value("x")) == len(valid)
 
 
+class Number(enum.Enum):
+    ONE = 1
+    TWO = 2
+
+
+@pytest.mark.parametrize("key", [Number, Literal[1, 2], tuple[int, int], None, Number | tuple[int, int]], ids=str)
+def test_keys_that_are_no_text_are_refused(key: Any) -> None:
+    with pytest.raises(bn.BadProgram, match="keys of a dict must be str"):
+        bn.gen("x", type=pydantic.create_model("Keyed", by=(dict[key, int], ...)))
+
+
+@pytest.mark.parametrize(
+    ("key", "valid", "invalid"),
+    [
+        (datetime.date, "2024-02-29", "2023-02-29"),
+        (datetime.datetime, "2024-02-29T00:00:00", "2024-02-29"),
+        (datetime.timedelta, "P1D", "P1Y"),
+        (uuid.UUID, UUID, "x"),
+        (pydantic.UUID4, UUID, UUID.replace("-4", "-1")),
+        (float, "-1.5", "x"),
+        (bool, "true", "x"),
+        (Decimal, "1.50", "x"),
+        (Annotated[Decimal, pydantic.Field(ge=0)], "1.50", "-1"),
+        (Annotated[int, pydantic.Field(ge=0)], "1", "-1"),
+        (Colour, "red", "2"),
+        (Literal["a", 1], "a", "1"),
+    ],
+    ids=str,
+)
+def test_keys_of_a_dict_have_the_form_of_their_type(key: Any, valid: str, invalid: str) -> None:
+    kind = pydantic.create_model("Keyed", by=(dict[key, int], ...))
+    canonical(spec(type=kind))  # the server takes it
+    schema = json.loads(spec(type=kind).text)
+    jsonschema.validate({"by": {valid: 1}}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"by": {invalid: 1}}, schema)
+    ((found, _),) = run(json.dumps({"by": {valid: 1}}), type=kind).value("x").by.items()
+    assert found == pydantic.TypeAdapter(key).validate_strings(valid)
+
+
+@pytest.mark.parametrize("key", [str, Any, str | int, str | None], ids=str)
+def test_keys_of_any_text_are_free(key: Any) -> None:
+    kind = pydantic.create_model("Keyed", by=(dict[key, int], ...))
+    canonical(spec(type=kind))  # the server takes it
+    assert run('{"by": {"a": 1}}', type=kind).value("x").by == {"a": 1}
+
+
 def test_bounded_decimal_keeps_its_digits() -> None:
     kind = Annotated[Decimal, pydantic.Field(ge=0, lt=10**18, decimal_places=2)]
     (value,) = run('["12345678901234567.89"]', type=list[kind]).value("x")
@@ -557,7 +608,6 @@ def test_unknown_format_is_noted() -> None:
     bn.gen("x", json_schema={"properties": {"format": {"format": "date"}, "b": {"format": "int32"}}})
 
 
-UUID = "12345678-1234-4234-8234-123456789abc"
 NAMES = {"patternProperties": {r"^[^\W\d]$|^\u00e4$": {"type": "integer"}}, "additionalProperties": False}
 LETTERS = {"patternProperties": {r"^\p{L}+$": {"type": "integer"}}}
 
