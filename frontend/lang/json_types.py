@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from types import UnionType
 from typing import (
     Annotated,
@@ -148,7 +149,8 @@ def _fields(cls: type, metadata: list[Any]) -> Iterable[Any]:
 def needs_pydantic(*kinds: Any) -> bool:
     """Whether the types contain something that only pydantic enforces. If not, msgspec enforces all that they state.
 
-    Raises TypeError if they also contain something that only msgspec enforces, or if type hints cannot be read.
+    Raises TypeError if they also contain something that only msgspec enforces, if it would misread a value, or if type
+    hints cannot be read.
     """
     return _asks_pydantic(_parts(*kinds))
 
@@ -166,7 +168,21 @@ def _asks_pydantic(parts: _Parts) -> bool:
         from banyan.lang.pydantic_types import check_metadata  # lazily: pydantic is slow to import
 
         check_metadata(parts.metadata)
+    else:
+        _check_msgspec(parts)
     return bool(theirs)
+
+
+def _check_msgspec(parts: _Parts) -> None:
+    """TypeError: msgspec would misread a value of the types."""
+    for one in parts.metadata:
+        # msgspec divides floats; without a remainder only if the float of the multiple is that decimal number
+        multiple = one.multiple_of if isinstance(one, msgspec.Meta) else None
+        if multiple is not None and Fraction(multiple) != Fraction(str(multiple)):
+            raise TypeError(
+                f"msgspec finds no float such as 0.07 a multiple of 0.01, so multiple_of={multiple} would refuse "
+                f"right values; write pydantic.Field(multiple_of={multiple}), which allows for rounding"
+            )
 
 
 _SIZES = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length")

@@ -28,7 +28,6 @@ from banyan.lang import output_types
 from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.protocol import wire
 
-
 UUID = "12345678-1234-4234-8234-123456789abc"
 
 
@@ -332,6 +331,16 @@ def test_union_that_crashes_msgspec_is_refused() -> None:
     completed = subprocess.run([sys.executable, "-c", CRASHING], capture_output=True, text=True, timeout=110)
     assert (completed.returncode, completed.stderr) == (0, "")
     assert completed.stdout.split() == ["True"] * 8
+
+
+def test_multiple_that_msgspec_misreads_is_refused() -> None:
+    kind = Annotated[float, msgspec.Meta(multiple_of=0.01)]
+    for make in (lambda: bn.gen("x", type=kind), lambda: bn.gen("x", type=dict[str, list[kind] | None])):
+        with pytest.raises(bn.BadProgram, match=r"write pydantic.Field\(multiple_of=0.01\)"):
+            make()
+    assert run("0.07", type=Annotated[float, pydantic.Field(multiple_of=0.01)]).value("x") == 0.07
+    for multiple, text in ((0.25, "0.75"), (1.5, "4.5"), (3, "9.0")):
+        assert run(text, type=Annotated[float, msgspec.Meta(multiple_of=multiple)]).value("x") == float(text)
 
 
 def test_description_is_no_bound() -> None:
