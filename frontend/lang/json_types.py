@@ -175,6 +175,13 @@ def _asks_pydantic(parts: _Parts) -> bool:
 
 def _check_msgspec(parts: _Parts) -> None:
     """TypeError: msgspec would misread a value of the types."""
+    for cls in parts.classes:
+        fields = (*getattr(cls, "__dataclass_fields__", {}).values(), *getattr(cls, "__attrs_attrs__", ()))
+        if name := next((field.name for field in fields if not field.init), None):
+            raise TypeError(
+                f"msgspec would read the field {name!r} of {cls.__name__}, which has init=False, from the output; "
+                "make it a property, or read a class without it and make this one from that"
+            )
     for one in parts.metadata:
         # msgspec divides floats; without a remainder only if the float of the multiple is that decimal number
         multiple = one.multiple_of if isinstance(one, msgspec.Meta) else None

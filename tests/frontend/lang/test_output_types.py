@@ -11,10 +11,10 @@ import re
 import subprocess
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 
 import annotated_types
 import jsonschema
@@ -341,6 +341,31 @@ def test_multiple_that_msgspec_misreads_is_refused() -> None:
     assert run("0.07", type=Annotated[float, pydantic.Field(multiple_of=0.01)]).value("x") == 0.07
     for multiple, text in ((0.25, "0.75"), (1.5, "4.5"), (3, "9.0")):
         assert run(text, type=Annotated[float, msgspec.Meta(multiple_of=multiple)]).value("x") == float(text)
+
+
+@dataclass
+class Versioned:
+    a: int
+    version: int = field(init=False, default=1)
+
+
+@dataclass
+class Constants:
+    a: int
+    unit: ClassVar[str] = "m"
+
+
+class HoldsVersioned(pydantic.BaseModel):
+    held: Versioned
+
+
+def test_field_that_no_constructor_takes_is_refused() -> None:
+    for kind in (Versioned, list[Versioned]):
+        with pytest.raises(bn.BadProgram, match=r"the field 'version' of Versioned, which has init=False"):
+            bn.gen("x", type=kind)
+    assert run('{"a": 2}', type=Constants).value("x") == Constants(2)
+    # pydantic calls the constructor
+    assert run('{"held": {"a": 2, "version": 7}}', type=HoldsVersioned).value("x").held == Versioned(2)
 
 
 def test_description_is_no_bound() -> None:
