@@ -241,11 +241,12 @@ def dtypes(spec: ModelSpec, kv_dtype: KVDtype) -> tuple[torch.dtype, torch.dtype
 
 
 def open_file(config: Config, resolved: Resolved, spec: ModelSpec, weights: str) -> PageFile:
-    """Open the file of the second tier. Its contents are discarded if they come from other weights, another context
-    length (some models' positions depend on it) or another layout. Raises ConfigError where it cannot be opened."""
+    """Open the file of the second tier. Its contents are discarded if they come from other weights, another device
+    (which sums in another order), another context length (some models' positions depend on it) or another layout.
+    Raises ConfigError where it cannot be opened."""
     facts = (
-        LAYOUT, weights, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype, config.kv_dtype,
-        config.deterministic,
+        LAYOUT, weights, resolved.device, resolved.context, spec.n_layers, spec.n_kv_heads, spec.head_dim, spec.dtype,
+        config.kv_dtype, config.deterministic,
     )  # fmt: skip
     identity = blake2b(repr(facts).encode(), digest_size=32).digest()
     page_bytes = config.page * bytes_per_token(spec, config.kv_dtype)

@@ -6,8 +6,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 
+from banyan.runtime.engine.kv_pool import open_file
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.protocol.wire import Ask, Hold, Sampling
 from forms import in_short
@@ -130,6 +132,17 @@ def test_mismatched_file_is_overwritten(fake: ModuleType, tmp_path: Path, damage
     n = 39 if damage == "other page" else 32
     assert cached_tokens(fake, restarted, inputs) == [n] * 3, "the file now belongs to the new engine"
     restarted.close()
+
+
+def test_file_of_another_device_is_emptied(fake: ModuleType, tmp_path: Path) -> None:
+    options = {"n_pages": 64, "n_host": 64, "host_memory": "1MB", "host_file": str(tmp_path / "kv")}
+    e = fake.engine(**options)
+    cached_tokens(fake, e, prompts(3))
+    e.close()
+    for device, is_kept in (("cpu", True), ("cuda", False)):
+        file = open_file(e.config, msgspec.structs.replace(e.resolved, device=device), e.spec, "")
+        assert bool(list(file.labels())) == is_kept
+        file.close()
 
 
 def test_second_engine_on_a_host_file_is_refused(fake: ModuleType, tmp_path: Path) -> None:
