@@ -81,7 +81,8 @@ class Guides:
     def __init__(
         self, n_vocab: int, device: torch.device, note_compiling: Callable[[list[int]], None] = lambda rids: None
     ) -> None:
-        """note_compiling: called on the compiling thread with the rid of the Run, and with [] afterwards."""
+        """note_compiling: called on a compiling thread with the rids of all Runs whose constraints are being compiled,
+        before the thread begins and after it ends; never on two threads at once."""
         self._n_vocab, self._device, self._note_compiling = n_vocab, device, note_compiling
         self._vocabulary: Vocabulary | BanyanError = Unsupported("constraints: the engine has received no vocabulary")
         self._cache: OrderedDict[ConstraintSpec, CompiledConstraint] = OrderedDict()
@@ -90,6 +91,8 @@ class Guides:
         self._ready: list[Guided] = []
         self._n_slow: dict[int, int] = {}  # rid -> number of its latest masks that were slow, without a break
         self._n_compiling = 0  # not yet signalled by `wake`
+        self._compiling: set[int] = set()  # rids for which a thread compiles now
+        self._compiling_lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.wake)
@@ -173,14 +176,18 @@ class Guides:
 
     def _compile(self, spec: ConstraintSpec, vocabulary: Vocabulary, rid: int) -> None:
         compiled: CompiledConstraint | BanyanError
-        self._note_compiling([rid])
+        with self._compiling_lock:
+            self._compiling.add(rid)
+            self._note_compiling(sorted(self._compiling))
         try:
             compiled = build(spec, vocabulary)
         except BanyanError as e:
             compiled = e
         except Exception as e:  # the Runs fail, the engine goes on
             compiled = ConstraintError(f"the constraint could not be compiled: {e!r}")
-        self._note_compiling([])
+        with self._compiling_lock:
+            self._compiling.remove(rid)
+            self._note_compiling(sorted(self._compiling))
         self._done.append((spec, compiled))
         os.eventfd_write(self.wake, 1)
 

@@ -1,7 +1,7 @@
 """The requests an engine is working on, in shared memory that the server can read after the engine has died.
 
-It has a row for each thread that may crash on a request: the engine loop, and the one that compiles constraints. They
-write the ids of their requests before they start to work on them.
+It has a row for the engine loop, and one for the threads that compile constraints. They write the ids of their requests
+before they start to work on them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FlightRecord:
         return fd
 
     def note(self, row: int, rids: Sequence[int]) -> None:
-        """Record that the thread of `row` works on these requests from now on."""
+        """Record that the threads of `row` work on these requests from now on. Not on two threads at once."""
         words, at, n = self._words, row * (1 + _MAX_IDS), min(len(rids), _MAX_IDS)
         words[at] = 0  # a crash during the next line leaves an empty row, not a half-written one
         words[at + 1 : at + 1 + n] = memoryview(array("q", rids[:n]))

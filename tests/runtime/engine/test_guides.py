@@ -286,6 +286,26 @@ def test_request_waiting_for_its_guide_blocks_nothing(bench: Bench, slow_build: 
     assert outputs[0].text == outputs[1].text != ""
 
 
+def test_all_runs_whose_constraints_compile_are_noted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any of them may crash the process; see flight_record.py."""
+    noted: list[list[int]] = []
+    build = guides.build
+    released = {text: threading.Event() for text in ("[0-9]+", "[ab]+")}
+    monkeypatch.setattr(
+        guides, "build", lambda spec, vocabulary: released[spec.text].wait(60) and build(spec, vocabulary)
+    )
+    one = guides.Guides(bench.model.spec.vocab_size, torch.device("cpu"), noted.append)
+    one.set_vocabulary(bench.tokenizer.vocabulary())
+    for rid, text in enumerate(released, 1):
+        one.submit(bench.run(rid, ConstraintSpec("regex", text)))
+        wait_until(lambda n=rid: len(noted) == n, "the note of the run", seen=lambda: noted)
+    released["[ab]+"].set()
+    wait_until(one.ready, "the guide")
+    released["[0-9]+"].set()
+    wait_until(one.ready, "the other guide")
+    assert noted == [[1], [1, 2], [1], []]
+
+
 def test_equal_constraints_compile_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, build = [], guides.build
     monkeypatch.setattr(guides, "build", lambda spec, vocabulary: compiled.append(spec) or build(spec, vocabulary))
