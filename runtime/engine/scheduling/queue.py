@@ -80,17 +80,17 @@ class _ProgramQueue:
 
     def __init__(self, request: Request, is_fair: bool) -> None:
         self.serial, self.account = request.serial, request.program
-        self.deadline = request.run.deadline or inf
         self.is_fair = is_fair
         self.requests: list[Request] = []
 
     @property
     def place(self) -> _Place:
-        """The sort key among the programs of one client: (deadline, level, serial number), smallest first. level: 0
-        without is_fair; else the number of bits of n_served // QUANTUM, where n_served is the number of tokens computed
-        for the program, so each doubling adds one. The key never decreases."""
+        """The sort key among the programs of one client: (deadline, level, serial number), smallest first. deadline:
+        that of its first request. level: 0 without is_fair; else the number of bits of n_served // QUANTUM, where
+        n_served is the number of tokens computed for the program, so each doubling adds one. The key decreases only
+        when a request is added before the others."""
         level = (self.account.n_served // QUANTUM).bit_length() if self.is_fair else 0
-        return self.deadline, level, self.serial
+        return self.requests[0].run.deadline or inf, level, self.serial
 
 
 class _ClientQueue:
@@ -99,7 +99,7 @@ class _ClientQueue:
     def __init__(self, account: ServiceAccount) -> None:
         self.account = account
         self.programs: dict[int, _ProgramQueue] = {}
-        # a heap; places may be outdated, and some programs no longer wait
+        # a heap; an entry's place may be outdated, a program may have several, and some programs no longer wait
         self.heap: list[tuple[_Place, int, _ProgramQueue]] = []
 
 
@@ -146,8 +146,10 @@ class ProgramOrder(QueueOrder):
         program = client.programs.get(request.serial)
         if program is None:
             program = client.programs[request.serial] = _ProgramQueue(request, self._is_fair)
-            heappush(client.heap, (program.place, next(self._numbers), program))
         insort(program.requests, request, key=_rank)
+        if program.requests[0] is request:
+            heappush(client.heap, (program.place, next(self._numbers), program))
+            self._compact(client)
 
     def remove(self, request: Request) -> None:
         run = request.run
@@ -158,14 +160,18 @@ class ProgramOrder(QueueOrder):
         if program.requests:
             return
         del client.programs[program.serial]
-        if len(client.heap) > 64 + 2 * len(client.programs):
-            client.heap = [(p.place, next(self._numbers), p) for p in client.programs.values()]
-            heapify(client.heap)
+        self._compact(client)
         if client.programs:
             return
         del clients[run.client]
         if not clients:
             del self._priorities[run.priority]
+
+    def _compact(self, client: _ClientQueue) -> None:
+        """Rebuild the heap if most of its entries are of no use."""
+        if len(client.heap) > 64 + 2 * len(client.programs):
+            client.heap = [(p.place, next(self._numbers), p) for p in client.programs.values()]
+            heapify(client.heap)
 
     def first(self) -> Request:
         client = self._priorities[max(self._priorities)].next_client()

@@ -63,6 +63,30 @@ def test_oldest_program_starts_first_and_depth_first(schedule: Schedule) -> None
     assert d.starts() == [4, 3, 2, 1, 0]
 
 
+@pytest.mark.parametrize("schedule", ["dfs", "fair"])
+@pytest.mark.parametrize(("deadlines", "starts"), [((0, 5, 100), [1, 2, 0]), ((5, 0, 100), [0, 2, 1])])
+def test_program_has_the_deadline_of_its_first_request(
+    schedule: Schedule, deadlines: tuple[float, float, float], starts: list[int]
+) -> None:
+    d = Driver(schedule)
+    for order, deadline in zip(((1, 0), (1, 1), (2, 0)), deadlines, strict=True):
+        d.add(*order, deadline=deadline)
+    assert d.starts() == starts
+
+
+def test_places_of_programs_are_few_after_many_changes() -> None:
+    d = Driver("dfs")
+    d.add(2)
+    for n in range(1000):
+        request = d.add(1, deadline=1000 - n)
+        if n % 2:
+            d.queue.remove(request)
+    d.queue.order.first()
+    (client,) = d.queue.order._priorities[0].clients.values()
+    assert len(client.heap) <= 64 + 2 * 2
+    assert d.starts() == [*range(999, 0, -2), 0]
+
+
 def test_fair_starts_the_least_served_program() -> None:
     d = Driver("fair")
     old = [d.add(0, k) for k in range(3)]
@@ -242,6 +266,7 @@ def test_random_operations_leave_no_request_behind(schedule: Schedule, seed: int
         match rng.randrange(7):
             case 0 | 1:
                 fields: dict[str, Any] = {"client": rng.randrange(3), "priority": rng.choice([0, 0, 0, 1])}
+                fields["deadline"] = rng.choice([0.0, 0.0, 8.0, 9.0])
                 ids = [rng.randrange(3) for _ in range(rng.randrange(1, 60))]
                 new = d.add(rng.randrange(8), rng.randrange(4), ids=ids, cached=rng.randrange(60), **fields)
                 waiting[new.rid] = new
