@@ -55,7 +55,10 @@ class AdmissionControl:
         return len(self._by_rank)
 
     def start(self, request: Request, n_cached: int, now: float) -> None:
-        """Record that the request starts to run. Admits its program if that is new."""
+        """Record that the request starts to run. Admits its program if that is new. A request of no program does not
+        count: nothing follows it."""
+        if request.serial < 0:
+            return
         program = self._programs.get(_key(request))
         if program is None:
             n = n_cached - n_cached % self._page
@@ -77,7 +80,7 @@ class AdmissionControl:
             self._shared_now[program.shared] -= 1
 
     def end_program(self, client: int, number: int) -> None:
-        """Forget a program that has ended."""
+        """Forget a program that has ended, and whose requests have ended."""
         if program := self._programs.pop((client, number), None):
             del self._by_rank[bisect_left(self._by_rank, program.rank, key=attrgetter("rank"))]
             self._shared_now[program.shared] -= program.n_running

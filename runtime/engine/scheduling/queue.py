@@ -300,20 +300,26 @@ class Queue:
             self._programs.popitem(last=False)
         request.key = -run.priority, run.deadline or inf, run.order if self._is_by_program else (), arrival
 
-    def unregister(self, request: Request) -> None:
-        """Forget a request that has ended."""
+    def unregister(self, request: Request) -> bool:
+        """Forget a request that has ended. Returns whether it was the last one of a program that has ended."""
         request.program.n_requests -= 1
         request.client.n_requests -= 1
         if not request.client.n_requests:
             self._absent[request.run.client] = self._clients.pop(request.run.client).n_served
             if len(self._absent) > N_KNOWN:
                 self._absent.popitem(last=False)
+        return request.program.has_ended and self.end_program(request.run.client, request.serial)
 
-    def end_program(self, client: int, serial: int) -> None:
-        """Called when the program will send no more requests. If one of its requests has not ended, its account is kept
-        until N_KNOWN other programs have come."""
-        if (account := self._programs.get((client, serial))) is not None and not account.n_requests:
-            del self._programs[client, serial]
+    def end_program(self, client: int, serial: int) -> bool:
+        """Called when the program will send no more requests. Forgets its account with its last request. Returns
+        whether it has none now."""
+        if (account := self._programs.get((client, serial))) is None:
+            return True
+        account.has_ended = True
+        if account.n_requests:
+            return False
+        del self._programs[client, serial]
+        return True
 
     def add(self, request: Request) -> None:
         """Add a request. Its wait begins at the next `start_waits`; if `set_aside` removed it, its old wait goes on."""

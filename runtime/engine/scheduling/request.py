@@ -21,10 +21,11 @@ MAX_TREE = 64  # most rows of a request whose draft branches: a row's mask of an
 
 
 class ServiceAccount:
-    """Tokens computed so far for one client or program, and how many of its requests are in the scheduler."""
+    """Tokens computed so far for one client or program, and how many of its requests are in the scheduler. has_ended:
+    no more requests of the program will come."""
 
     def __init__(self, n_served: int) -> None:
-        self.n_served, self.n_requests = n_served, 0
+        self.n_served, self.n_requests, self.has_ended = n_served, 0, False
 
 
 class Request:

@@ -144,8 +144,7 @@ class Scheduler:
         """Queue or drop a request. Unknown rids belong to requests that have ended. A Run that cannot be served is
         Failed in the next report. A Run with a constraint comes with its guide; see `Request` for `end_ids`."""
         if isinstance(order, ProgramEnded):
-            self.waiting.end_program(order.client, order.program)
-            if self.admission is not None:
+            if self.waiting.end_program(order.client, order.program) and self.admission is not None:
                 self.admission.end_program(order.client, order.program)
         elif isinstance(order, Abort):
             if request := self.requests.get(order.rid):
@@ -605,8 +604,7 @@ class Scheduler:
 
     def _finish(self, request: Request, reason: FinishReason, stop_id: int = -1) -> None:
         self._keep_last_state(request)
-        self._release(request)
-        self.waiting.unregister(request)
+        self._end(request)
         if reason != "abort" and request.sampling.max_tokens:
             self.lengths.note(request.sampling.max_tokens, request.n_out)
         drafts = self.drafting.end(request)
@@ -616,10 +614,15 @@ class Scheduler:
         request.guide = None  # a step planned ahead may still have a row for it, which needs no mask
 
     def _fail(self, request: Request, code: str, message: str) -> None:
-        self._release(request)
-        self.waiting.unregister(request)
+        self._end(request)
         self.drafting.end(request)
         self._report.failed.append(Failed(request.rid, 0, code, message))
+
+    def _end(self, request: Request) -> None:
+        """Release a request, and forget it; and its program, if that has ended and this was its last request."""
+        self._release(request)
+        if self.waiting.unregister(request) and self.admission is not None:
+            self.admission.end_program(request.run.client, request.serial)
 
     def _retract(self, request: Request) -> None:
         self.counts["retractions"] += 1

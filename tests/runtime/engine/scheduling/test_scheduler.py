@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from banyan.runtime.engine.scheduling import scheduler
-from banyan.runtime.protocol.wire import Abort, Sampling
+from banyan.runtime.protocol.wire import Abort, ProgramEnded, Sampling
 from forms import in_short, short_form
 
 
@@ -358,6 +358,29 @@ def test_abort_releases_running_waiting_and_unknown_requests(fake: ModuleType) -
     assert [outputs[rid].finish.reason for rid in inputs] == ["abort"] + ["length"] * 2 + ["abort"] + ["length"] * 2
     assert_greedy(fake, outputs, {rid: ids for rid, ids in inputs.items() if rid not in (0, 3)})
     assert e.cache.n_available == 256
+
+
+@pytest.mark.parametrize("n_steps", [0, 2])
+def test_admission_forgets_a_program_that_ends_before_its_requests(fake: ModuleType, n_steps: int) -> None:
+    """The server may end a program before it aborts the requests that are left."""
+    e = fake.engine(max_running=1)
+    for k in range(20):
+        e.take(fake.run(2 * k, [k] * 20, order=(k, 0)))
+        e.take(fake.run(2 * k + 1, [k] * 30, order=(k, 1)))
+        outputs: dict[int, Any] = {}
+        for _ in range(n_steps):
+            fake.step(e, outputs)
+        e.take(ProgramEnded(0, k))
+        fake.drive(e, [], outputs)
+    assert len(e.scheduler.admission) == 0
+    assert not e.scheduler.admission._shared_now
+    assert not e.scheduler.waiting._programs
+
+
+def test_admission_does_not_count_requests_of_no_program(fake: ModuleType) -> None:
+    e = fake.engine()
+    fake.drive(e, [fake.run(rid, [rid] * 20, client=rid, order=()) for rid in range(8)])
+    assert len(e.scheduler.admission) == 0
 
 
 def test_request_waiting_for_a_prefix_can_be_aborted(fake: ModuleType) -> None:
