@@ -70,24 +70,26 @@ class KVHint:
     def drop(self, n_shared: int = 0) -> None:
         """Lets the tree evict this prefix first. Moves all nodes below the prefix to the queue `Tree.dead`, then the
         nodes on the path to it, from the last upwards, until a node has other children or only the first `n_shared`
-        tokens are left. Nodes that are locked or held, and the nodes above them, stay where they are."""
+        tokens are left. Drops those that are only in host memory. Nodes that are locked or held, and the nodes above
+        them, stay where they are."""
         self.release()
-        found = self._hints.find(self)
+        found = self._hints.find(self, is_on_device=False)
         if found is None:
             return
         node, is_whole = found
         tree, page = self._hints.tree, self._hints.tree.page
         n_kept = -(-n_shared // page) * page
-        if node.start < n_kept < node.end:
-            tree.split(node, n_kept - node.start)
-        if is_whole:
-            for below in reversed(tree.subtree(node)):
-                if below.start >= n_shared:
-                    _mark_dead(tree, below)
-        elif node.start < n_shared or not _mark_dead(tree, node):
-            return
-        while node.queue is tree.dead and (parent := node.parent) and len(parent.children) == 1:
-            if parent.start < n_shared or not _mark_dead(tree, parent):
+        for below in reversed(tree.subtree(node)[1:] if is_whole else ()):
+            if below.start >= n_shared:
+                _mark_dead(tree, below)
+        while True:
+            if node.start < n_kept < node.end:
+                tree.split(node, n_kept - node.start)
+            parent = node.parent
+            if parent is None or node.start < n_shared:
+                return
+            is_only_child = len(parent.children) == 1
+            if not _mark_dead(tree, node) or not is_only_child:
                 return
             node = parent
 
@@ -215,17 +217,17 @@ class KVHints:
 
     # ---- prefixes --------------------------------------------------------------------------------------------------
 
-    def find(self, hint: KVHint) -> tuple[Node, bool] | None:
-        """Finds the part of a hint's prefix that is on the device. Returns the node in which this part ends, and
-        whether it is the whole prefix. Splits the node if it has pages after the prefix. Returns None if the part has
-        less than a page and is not the whole prefix."""
+    def find(self, hint: KVHint, is_on_device: bool = True) -> tuple[Node, bool] | None:
+        """Finds the part of a hint's prefix that is on the device, or with is_on_device=False the part that is stored.
+        Returns the node in which this part ends, and whether it is the whole prefix. Splits the node if it has pages
+        after the prefix. Returns None if the part has less than a page and is not the whole prefix."""
         tree, page = self.tree, self.tree.page
         root = tree.roots.get(hint.namespace)
         if root is None:
             return None
         n_ids = n_tokens(hint.ids)
         node, n = tree.match(root, hint.ids, n_ids)
-        while not node.pages and node.parent:
+        while is_on_device and not node.pages and node.parent:
             node = node.parent
             n = min(n, node.end)
         if n < node.end:
@@ -240,12 +242,10 @@ class KVHints:
 
 def _mark_dead(tree: Tree, node: Node) -> bool:
     """Marks a node as dead, if it is unused and all below it is dead. Drops it if it is only in host memory."""
-    if node.parent is None or node.n_locks or node.n_holds:
+    if node.n_locks or node.n_holds or any(child.queue is not tree.dead for child in node.children.values()):
         return False
-    if not node.pages and tree.second_tier:
-        tree.second_tier.drop_subtree(node)
-        return True
-    if any(child.queue is not tree.dead for child in node.children.values()):
-        return False
-    tree.mark_dead(node)
+    if node.pages:
+        tree.mark_dead(node)
+    else:
+        tree.drop(node)
     return True

@@ -200,6 +200,38 @@ def test_dead_node_is_evicted_before_its_ancestors_after_its_hold_ends(policy: s
         check(cache)
 
 
+@pytest.mark.parametrize("n_spilled", [0, 16, 40])
+@pytest.mark.parametrize("n_shared", [0, 120, 400, 640])
+def test_dropped_branch_leaves_host_memory(n_spilled: int, n_shared: int) -> None:
+    cache, prompt = Cache(60, 16, n_host=100), ids(*range(640))
+    store(cache, prompt)
+    cache.hints.evict(n_spilled)
+    assert cache.stats().n_host_cached == n_spilled
+    cache.handle(prompt).drop(n_shared)
+    check(cache)
+    n_kept, n_device = -(-n_shared // 16), 40 - n_spilled
+    assert cache.tree.dead.n_pages == max(0, n_device - n_kept)
+    assert cache.stats().n_host_cached == max(0, n_kept - n_device)
+    assert n_found(cache, prompt) == 16 * max(n_device, n_kept)
+
+
+@pytest.mark.parametrize("n_spilled", [0, 16, 40])
+def test_drop_leaves_what_others_have(n_spilled: int) -> None:
+    """Also in host memory, and where the end of the dropped branch is not stored."""
+    cache, prompt, other = Cache(60, 16, n_host=100), ids(*range(640)), ids(*range(560), *[7] * 80)
+    store(cache, prompt)
+    store(cache, other)
+    cache.hints.evict(n_spilled)
+    cache.handle(prompt + ids(1, 2)).drop()
+    check(cache)
+    assert n_found(cache, other) == 640
+    assert n_found(cache, prompt) == (640 if n_spilled == 0 else 560)
+    cache.handle(ids(*range(600), 9)).drop()
+    cache.handle(other[:2000] + ids(9)).drop()
+    check(cache)
+    assert n_found(cache, other) == 640
+
+
 # ---- pages that are not full ---------------------------------------------------------------------------------------
 
 
