@@ -323,10 +323,19 @@ class Cache:
 
     def n_usable(self, ids: bytes, namespace: bytes, limit: int) -> int:
         """How many tokens of a prefix a lease would find now."""
+        return self.probe(ids, namespace, limit)[0]
+
+    def probe(self, ids: bytes, namespace: bytes, limit: int) -> tuple[int, int]:
+        """How many tokens of a prefix a lease would find now, and how many of the available pages it would take for
+        them: pages of the tree that nobody locks, pages for those in host memory, and one for a copy."""
         if (root := self.tree.roots.get(namespace)) is None:
-            return 0
+            return 0, 0
         node, n = self.tree.match(root, ids, limit)
-        return n if self._resumable is None else self._resumable.find(node, n)[1]
+        if self._resumable is not None:
+            node, n, _ = self._resumable.find(node, n)
+        while not node.n_locks and node.parent:
+            node = node.parent
+        return n, -(-n // self.page) - min(n, node.end) // self.page
 
     def _bring(self, node: Node, n: int) -> tuple[Node, int, int]:
         """Brings the path to the n-th token, which is in `node`, back from host memory. Returns the last node of the

@@ -64,7 +64,7 @@ class Request:
         self.lease: Lease | None = None  # held while it runs
         self.n_cached = -1  # prompt tokens found in the tree at its first start; -1 before
         self.fork_points: set[int] = set()  # positions at which other texts branch off; see `Scheduler._keep_states`
-        self.images: dict[bytes, Any] = {}  # digest -> image that it holds; see `Scheduler._missing_images`
+        self.images: dict[bytes, Any] = {}  # digest -> image that it holds; see `Scheduler._lacks_images`
         self.drafted = array("i")  # positions in the output whose tokens were drafted or forced
         self.n_forced = 0  # output tokens that the constraint forced
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed

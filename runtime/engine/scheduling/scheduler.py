@@ -308,24 +308,24 @@ class Scheduler:
             if is_full and not self._preempt_for(request, works, started):
                 break
             run, owner = request.run, (request.run.client, *request.run.order[:1])
-            lease = self.cache.open(request.ids.tobytes(), run.namespace, request.n_reusable, run.priority, owner)
-            if not waiting.order.is_still_first(request, lease.n_cached):
-                lease.close()
+            ids = request.ids.tobytes()
+            # To open a lease may evict other texts, so the checks that need none come first.
+            n_cached, n_taken = self.cache.probe(ids, run.namespace, request.n_reusable)
+            if not waiting.order.is_still_first(request, n_cached):
                 continue
-            if self._is_being_computed(request, lease.n_cached):
-                lease.close()
+            if self._is_being_computed(request, n_cached):
                 waiting.set_aside(request)
                 self.following.append(request)
                 self.counts["waits"] += 1
                 continue
-            if request.run.images and (missing := self._missing_images(request, lease.n_cached)):
-                lease.close()
-                waiting.set_aside(request)
-                self.lacking[request] = missing
+            if self._lacks_images(request, n_cached):
                 continue
-            if running and not self._is_admitted(request, lease):
-                lease.close()
+            if running and not self._is_admitted(request, n_cached, self.cache.n_available - n_taken):
                 break
+            lease = self.cache.open(ids, run.namespace, request.n_reusable, run.priority, owner)
+            if lease.n_cached < n_cached and self._lacks_images(request, lease.n_cached):
+                lease.close()
+                continue
             if expected is None:
                 expected = [self._growth(r, r.lease) for r in running if r.lease]
                 in_windows = self._window_growth(running)
@@ -354,9 +354,9 @@ class Scheduler:
 
     # ---- images ----------------------------------------------------------------------------------------------------
 
-    def _missing_images(self, request: Request, n_cached: int) -> set[bytes]:
-        """The images that the request needs but that have not arrived. (If all rows of an image are cached, it is not
-        needed.) The request then holds the other images that it needs."""
+    def _lacks_images(self, request: Request, n_cached: int) -> bool:
+        """Whether images that the waiting request needs have not arrived. Then it is set aside until they have. (If all
+        rows of an image are cached, it is not needed.) The request then holds the other images that it needs."""
         missing = set()
         for one in request.run.images:
             if one.start + one.n > n_cached and one.image not in request.images:
@@ -364,7 +364,10 @@ class Scheduler:
                     missing.add(one.image)
                 else:
                     request.images[one.image] = image
-        return missing
+        if missing:
+            self.waiting.set_aside(request)
+            self.lacking[request] = missing
+        return bool(missing)
 
     def take_wants(self) -> tuple[bytes, ...]:
         """The images to ask for now. Few requests ask at a time, because what they ask for takes memory."""
@@ -420,19 +423,19 @@ class Scheduler:
         self._retract(last)
         return True
 
-    def _is_admitted(self, request: Request, lease: Lease) -> bool:
+    def _is_admitted(self, request: Request, n_cached: int, n_pages: int) -> bool:
         """Whether admission control lets a request start now. It does if the request's n_new uncached tokens fit into
-        the slots that no running request uses, beside the texts of older programs that are paused and will need these
-        texts again. If they do not fit, starting the request may evict such texts. Even then it starts if it is the
-        request that has waited too long, or if the larger batch saves more time than it takes to compute n_new
-        tokens."""
+        the n_pages that neither a running request nor its own prefix takes, beside the texts of older programs that are
+        paused and will need these texts again. If they do not fit, starting the request may evict such texts. Even then
+        it starts if it is the request that has waited too long, or if the larger batch saves more time than it takes to
+        compute n_new tokens."""
         if self.admission is None or request is self.waiting.aged:
             return True
-        n_new = request.n_total - lease.n_cached
+        n_new = request.n_total - n_cached
         n_left = self.lengths.left(request.sampling.max_tokens, request.n_out)
         if n_left * self.step_time.free_rows > n_new * (len(self.running) + 1):  # a larger batch saves more
             return True
-        return self.admission.has_room(request, n_new, self.cache.n_available * self.cache.page, self._now)
+        return self.admission.has_room(request, n_new, n_pages * self.cache.page, self._now)
 
     def _growth(self, request: Request, lease: Lease) -> Growth:
         """The expected growth of a request. Tokens that it has but has not computed count as computed."""

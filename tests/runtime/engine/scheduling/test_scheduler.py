@@ -340,6 +340,33 @@ def test_scores_survive_a_retraction(fake: ModuleType, monkeypatch: pytest.Monke
     assert {r: o.finish.scores for r, o in outputs.items()} == {r: o.finish.scores for r, o in expected.items()}
 
 
+# ---- admission -----------------------------------------------------------------------------------------------------
+
+
+def test_request_that_is_held_back_evicts_nothing(fake: ModuleType) -> None:
+    """Not for its prefix in host memory either."""
+    e = fake.engine(page=16, n_pages=32, n_host=64)
+    young, old = ([k] * 300 for k in (9, 1))
+    one = Sampling(temperature=0, max_tokens=1)
+    for rid, ids in ((9, young), (1, old)):
+        fake.drive(e, [fake.run(rid, ids, one, order=(rid, 0))])
+    assert e.cache.stats().n_moved_out > 0, "a part of the younger program's text is in host memory"
+    n_old = e.cache.n_usable(fake.int32(old), b"", 300)
+    e.take(fake.run(0, [0] * 10, Sampling(temperature=0, max_tokens=30), order=(0, 0)))
+    outputs: dict[int, Any] = {}
+    fake.step(e, outputs)
+    n_out = e.cache.stats().n_moved_out
+    e.take(fake.run(19, young + [8] * 20, one, order=(9, 0)))
+    for _ in range(5):
+        fake.step(e, outputs)
+        assert [request.rid for request in e.scheduler.running] == [0]
+        assert (e.cache.stats().n_moved_in, e.cache.stats().n_moved_out) == (0, n_out)
+    assert e.cache.n_usable(fake.int32(old), b"", 300) == n_old
+    fake.drive(e, [], outputs, check=True)
+    assert outputs[19].ids == fake.greedy(young + [8] * 20, 1)
+    assert outputs[19].finish.n_cached == 300
+
+
 # ---- aborts --------------------------------------------------------------------------------------------------------
 
 
