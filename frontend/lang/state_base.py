@@ -123,7 +123,7 @@ class StateBase:
             elif type(leaf) is GenExpr or type(leaf) is SelectExpr:
                 record.add_text(state, parts)
                 parts, line = [], line or source_line()
-                leaf = self._generate(leaf, line, samplings)
+                leaf = self._generate(leaf, line, samplings, items)
             else:
                 parts.append(_wire_part(leaf))
             items.append(leaf)
@@ -174,7 +174,10 @@ class StateBase:
         if chat is not None and chat.no_calls:
             raise ToolError(f"tools: {chat.no_calls}", program=self._record.name)
 
-    def _generate(self, leaf: GenExpr | SelectExpr, line: str, samplings: Iterator[wire.Sampling]) -> LazyValue:
+    def _generate(
+        self, leaf: GenExpr | SelectExpr, line: str, samplings: Iterator[wire.Sampling], items: list[Any]
+    ) -> LazyValue:
+        """Record a gen or select. items: the items before it in the same append, which the transcript lacks so far."""
         record, transcript = self._record, self._transcript
         ref = transcript.last = LazyValue(record, self._handle, transcript.last, leaf.name or "", line)
         self._refs.append(ref.number)
@@ -189,7 +192,8 @@ class StateBase:
         if record.counters:
             record.watch(ref.future)
         if timeout is not None:
-            limit_gen(record, ref.number, kind, timeout, [one.future for one in self._lazy_values()])
+            before = [*self._lazy_values(), *(item for item in items if isinstance(item, LazyValue))]
+            limit_gen(record, ref.number, kind, timeout, [one.future for one in before])
         if record.events is not None:
             record.events.watch(ref.name, ref.state, ref.future, partial(usage, record, 0))
         if leaf.name is not None:

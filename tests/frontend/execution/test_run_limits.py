@@ -132,6 +132,24 @@ def test_gen_timeout_starts_when_all_before_it_is_done() -> None:
     assert program.run(backend=backend)["a"] == "x"
 
 
+def test_gen_timeout_waits_for_values_of_the_same_append(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_limits, "GRACE", 0.05)
+    backend = bn.Mock("x", latency=lambda call: 0.7 if call.name == "plan" else 0.25)
+
+    @bn.function
+    def three(s: bn.State) -> None:
+        s += "Q" + bn.gen("a", timeout=0.6) + " " + bn.gen("b", timeout=0.6) + " " + bn.gen("c", timeout=0.6)
+
+    @bn.function
+    def spliced(s: bn.State) -> None:
+        (branch,) = s.fork(1)
+        branch += "Plan: " + bn.gen("plan")
+        s += "Given " + branch.ref("plan") + bn.gen("c", timeout=0.6)
+
+    for program in (three, spliced):
+        assert program.run(backend=backend)["c"] == "x"
+
+
 @pytest.mark.parametrize(
     ("expression", "match"),
     [
