@@ -8,6 +8,8 @@ a line at the start, memory holds 4 bytes each, until the batch has passed them.
 from __future__ import annotations
 
 import fcntl
+import os
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import closing, nullcontext
@@ -124,7 +126,7 @@ class BatchFile(Sequence[BatchRecord]):
 
     def _digest(self, item: Any) -> int:
         """32 bits of the program and the item's arguments; never 0."""
-        data = msgspec.json.encode((self._program, item), enc_hook=_kind, order="sorted")
+        data = msgspec.json.encode((self._program, item), enc_hook=_in_digest, order="sorted")
         return int.from_bytes(blake2b(data, digest_size=4).digest(), "little") or 1
 
     def close(self) -> None:
@@ -168,6 +170,7 @@ class BatchFile(Sequence[BatchRecord]):
 
 
 _START = b'{"index":'
+_ADDRESS = re.compile(" at 0x[0-9a-f]+", re.IGNORECASE)
 _DECODER = msgspec.json.Decoder(BatchRecord)
 
 
@@ -178,9 +181,17 @@ def _put(numbers: array[int], index: int, number: int) -> None:
     numbers[index] = number
 
 
-def _kind(value: Any) -> str:
-    """Returns what stands in a digest for a value that JSON does not have."""
-    return type(value).__qualname__
+def _in_digest(value: Any) -> Any:
+    """What stands in a digest for a value that JSON does not have: its content, as far as its text or fields show it.
+    It must be the same in each process, so there are no addresses in it."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    kind: Any = type(value)
+    if hasattr(kind, "model_dump_json"):  # a pydantic model
+        return value.model_dump()
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        return kind.__qualname__
+    return f"{kind.__qualname__} {_ADDRESS.sub('', str(value))}"
 
 
 def run_to_file(

@@ -7,10 +7,11 @@ import resource
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
 
 import banyan as bn
@@ -97,6 +98,40 @@ def test_other_items_are_refused(mock: bn.Mock, tmp_path: Path) -> None:
     item.run_batch([{"x": 1}, {"x": 2}], checkpoint=path)
     with pytest.raises(bn.ConfigError, match=r"out.jsonl has a record of another item 1"):
         item.run_batch([{"x": 1}, {"x": 3}], checkpoint=path)
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int = 3
+    note: Any = None
+
+
+class Row:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"<Row {self.number} of {object.__repr__(self)}>"
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Path, lambda name: Person(name=name), lambda name: [Person(name=name, note=Plain())], lambda name: Row(ord(name))],
+    ids=["path", "pydantic", "nested", "repr"],
+)
+def test_other_objects_are_refused(make: Callable[[str], Any], mock: bn.Mock, tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State, x: Any, bound: Any) -> None: ...
+
+    path, bound = tmp_path / "out.jsonl", program.bind(bound=Plain())
+    bound.run_batch([{"x": make("b")}, {"x": make("c")}], checkpoint=path)
+    assert len(bound.run_batch([{"x": make(name)} for name in "bcd"], checkpoint=path)) == 3
+    with pytest.raises(bn.ConfigError, match="has a record of another item 0"):
+        bound.run_batch([{"x": make(name)} for name in "abc"], checkpoint=path)
 
 
 def test_fewer_items_are_refused(mock: bn.Mock, tmp_path: Path) -> None:
