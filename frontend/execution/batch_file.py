@@ -24,7 +24,7 @@ import msgspec
 from banyan.execution.batch import BatchRun, OnError, bar
 from banyan.execution.program_run import with_state
 from banyan.lang.state import State
-from banyan.runtime.errors import BanyanError, BatchError, ConfigError, RuntimeLost
+from banyan.runtime.errors import BadProgram, BanyanError, BatchError, ConfigError, RuntimeLost
 
 if TYPE_CHECKING:
     from banyan.execution.progress import Bar
@@ -53,7 +53,8 @@ class BatchFile(Sequence[BatchRecord]):
     """
 
     def __init__(self, path: str | Path, program: Any = None) -> None:
-        self.path, self._program = Path(path), program
+        self.path = Path(path)
+        self._program = msgspec.Raw(_digested(program))  # now, because the runs may change a bound argument
         try:
             self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,15 +86,24 @@ class BatchFile(Sequence[BatchRecord]):
                 _put(self._digests, record.index, record.item)
                 self._end += len(line)
 
-    def has(self, index: int, item: Any) -> bool:
-        """Whether the item had a record when the file was opened. Must be called in the order of the items.
+    def digest(self, item: Any) -> int:
+        """32 bits of the program and the item's arguments; 0 if JSON cannot hold them. Must be called before the run of
+        the item, which may change its arguments."""
+        try:
+            data = _digested((self._program, item))
+        except (ValueError, RecursionError):  # half of a surrogate pair; a list in itself
+            return 0
+        return int.from_bytes(blake2b(data, digest_size=4).digest(), "little") or 1
+
+    def has(self, index: int, digest: int) -> bool:
+        """Whether an item had a record when the file was opened. Must be called in the order of the items.
         ConfigError: the record belongs to other arguments, or to another program."""
         if index >= len(self._digests):
             self._digests = array("I")  # no later item had one
             return False
         if not self._digests[index]:
             return False
-        if self._digests[index] != self._digest(item):
+        if self._digests[index] != digest:
             raise ConfigError(
                 f"{self.path} has a record of another item {index}, or of another program; "
                 "name another file as checkpoint"
@@ -108,11 +118,15 @@ class BatchFile(Sequence[BatchRecord]):
                 "name another file as checkpoint"
             )
 
-    def write(self, index: int, item: Any, state: State) -> None:
+    def write(self, index: int, digest: int, state: State) -> None:
         """Add the record of an item that has finished. OSError: the file cannot grow; then no part of the record is in
-        it."""
+        it. BadProgram: the item has no digest."""
+        if not digest:
+            raise BadProgram(
+                f"item {index} cannot be told from others: it has half of a surrogate pair, or holds itself"
+            )
         values = {name: state[name] for name in state._values}
-        record = BatchRecord(index, self._digest(item), values, state.ret_value)
+        record = BatchRecord(index, digest, values, state.ret_value)
         line = memoryview(msgspec.json.encode(record, enc_hook=str) + b"\n")
         end = self._end + len(line)
         try:
@@ -123,11 +137,6 @@ class BatchFile(Sequence[BatchRecord]):
             raise OSError(e.errno, e.strerror, str(self.path)) from e
         self._end = end
         self._n_done += 1
-
-    def _digest(self, item: Any) -> int:
-        """32 bits of the program and the item's arguments; never 0."""
-        data = msgspec.json.encode((self._program, item), enc_hook=_in_digest, order="sorted")
-        return int.from_bytes(blake2b(data, digest_size=4).digest(), "little") or 1
 
     def close(self) -> None:
         """Close the file for writing. Its records can still be read."""
@@ -181,6 +190,11 @@ def _put(numbers: array[int], index: int, number: int) -> None:
     numbers[index] = number
 
 
+def _digested(value: Any) -> bytes:
+    """The JSON text of which digests are made."""
+    return msgspec.json.encode(value, enc_hook=_in_digest, order="sorted")
+
+
 def _in_digest(value: Any) -> Any:
     """What stands in a digest for a value that JSON does not have: its content, as far as its text or fields show it.
     It must be the same in each process, so there are no addresses in it."""
@@ -215,13 +229,15 @@ def run_to_file(
         if total is not None:
             file.check_number(total)
         numbers = count()
-        left = ((i, item) for item, i in zip(items, numbers, strict=False) if not file.has(i, item))
+        digested = ((i, item, file.digest(item)) for item, i in zip(items, numbers, strict=False))
+        left = ((i, (item, digest)) for i, item, digest in digested if not file.has(i, digest))
         while chunk := dict(islice(left, CHUNK)):
-            for state in start(arrange(chunk), False, shown).results("return", ordered=False):
+            arguments = arrange({i: item for i, (item, _) in chunk.items()})
+            for state in start(arguments, False, shown).results("return", ordered=False):
                 assert state.index is not None
                 if (error := state.error()) is None:
                     try:
-                        file.write(state.index, chunk[state.index], state)
+                        file.write(state.index, chunk[state.index][1], state)
                         continue
                     except (BanyanError, ValueError, RecursionError) as e:
                         # a variable of a branch that failed or was dropped; half of a surrogate pair; a list in itself

@@ -134,6 +134,34 @@ def test_other_objects_are_refused(make: Callable[[str], Any], mock: bn.Mock, tm
         bound.run_batch([{"x": make(name)} for name in "abc"], checkpoint=path)
 
 
+def test_bodies_may_change_their_arguments(mock: bn.Mock, tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State, messages: list[str], done: list[str]) -> None:
+        messages.append("more")
+        done.append(messages[0])
+        s += messages[0] + bn.gen("x")
+
+    path = tmp_path / "out.jsonl"
+    for n in (2, 3):
+        items = [{"messages": [f"{i}"]} for i in range(n)]
+        assert len(program.bind(done=[]).run_batch(items, checkpoint=path)) == n
+    assert len(mock.submits) == 3
+
+
+def test_items_that_json_does_not_have_are_errors(mock: bn.Mock, tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State, x: Any) -> int:
+        return s.index
+
+    path, endless = tmp_path / "out.jsonl", list[Any]()
+    endless.append(endless)
+    items = [{"x": x} for x in (1, "\ud800", endless, 2)]
+    with pytest.raises(bn.BatchError, match=r"2 items failed.*item [12] cannot be told from others") as e:
+        program.run_batch(items, checkpoint=path)
+    assert set(e.value.errors) == {1, 2}
+    assert [r.ret_value for r in e.value.results] == [0, 3]
+
+
 def test_fewer_items_are_refused(mock: bn.Mock, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     item.run_batch(rows(5), checkpoint=path)
@@ -318,7 +346,7 @@ def test_records_of_passed_items_take_no_memory(tmp_path: Path) -> None:
     try:
         file = BatchFile(path)
         before = tracemalloc.get_traced_memory()[0]
-        assert not file.has(50_000, ())
+        assert not file.has(50_000, file.digest(()))
         assert before - tracemalloc.get_traced_memory()[0] > 190_000
     finally:
         tracemalloc.stop()
