@@ -23,6 +23,7 @@ import msgspec
 
 from banyan.execution.batch import BatchRun, OnError, bar
 from banyan.execution.program_run import with_state
+from banyan.lang.json_types import plain
 from banyan.lang.state import State
 from banyan.runtime.errors import BadProgram, BanyanError, BatchError, ConfigError, RuntimeLost
 
@@ -37,7 +38,8 @@ MAX_ERRORS = 100
 
 
 class BatchRecord(msgspec.Struct):
-    """A finished item of a batch. values: the state's variables and ret_value, as JSON has them."""
+    """A finished item of a batch. values: the state's variables and ret_value, as JSON has them; what JSON
+    does not have is written as text, except for pydantic models."""
 
     index: Annotated[int, msgspec.Meta(ge=0)]
     item: Annotated[int, msgspec.Meta(gt=0, lt=1 << 32)]  # a digest of the program and the item's arguments
@@ -127,7 +129,7 @@ class BatchFile(Sequence[BatchRecord]):
             )
         values = {name: state[name] for name in state._values}
         record = BatchRecord(index, digest, values, state.ret_value)
-        line = memoryview(msgspec.json.encode(record, enc_hook=str) + b"\n")
+        line = memoryview(msgspec.json.encode(record, enc_hook=plain) + b"\n")
         end = self._end + len(line)
         try:
             while line:

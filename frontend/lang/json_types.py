@@ -358,3 +358,8 @@ def _check_pairs(pairs: list[tuple[str, Any]]) -> None:
         if key in seen:
             raise ValueError(f"the key {key!r} occurs twice in one object")
         seen.add(key)
+
+
+def plain(value: Any) -> Any:
+    """For a value that msgspec does not know, one that it can write: a pydantic model as an object, others as text."""
+    return value.model_dump(mode="json") if hasattr(type(value), "model_dump_json") else str(value)

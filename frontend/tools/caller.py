@@ -24,6 +24,7 @@ from banyan.execution.program_record import ProgramRecord
 from banyan.execution.run_trace import TimeSpan
 from banyan.execution.thread_pool import ThreadPool
 from banyan.lang import fstring
+from banyan.lang.json_types import plain
 from banyan.runtime.errors import ToolError
 from banyan.runtime.protocol import wire
 from banyan.tools.checks import ServerCallback
@@ -240,15 +241,10 @@ def _text(value: Any) -> str:
     """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON."""
     if hasattr(value, "model_dump_json"):  # a pydantic model
         return str(value.model_dump_json())
-    plain = msgspec.to_builtins(value, enc_hook=_plain)
-    text = plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
+    builtins = msgspec.to_builtins(value, enc_hook=plain)
+    text = builtins if isinstance(builtins, str) else msgspec.json.encode(builtins).decode()
     fstring.refuse(text, "the result holds an expression, such as a gen; a tool gives text")
     return text
-
-
-def _plain(value: Any) -> Any:
-    """A value inside a tool's result that msgspec does not know: a pydantic model as an object, others as text."""
-    return value.model_dump(mode="json") if hasattr(value, "model_dump_json") else str(value)
 
 
 def _reason(error: BaseException) -> str:

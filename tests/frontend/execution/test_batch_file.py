@@ -201,6 +201,19 @@ def test_values_that_json_does_not_have_are_errors_of_their_item(mock: bn.Mock, 
     assert [r.ret_value for r in e.value.results] == [1, 1 << 70, 2]
 
 
+def test_pydantic_objects_are_written_with_their_fields(tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State) -> list[Person]:
+        s += bn.gen("x", type=Person)
+        s["person"] = s.value("x")
+        return [s.value("x")]
+
+    backend = bn.Mock('{"name":"Ann","age":4}')
+    (record,) = program.run_batch([{}], checkpoint=tmp_path / "out.jsonl", backend=backend)
+    person = {"name": "Ann", "age": 4, "note": None}
+    assert (record.ret_value, record.values["person"]) == ([person], person)
+
+
 def test_variable_without_a_value_is_an_error_of_its_item(tmp_path: Path) -> None:
     @bn.function
     def program(s: bn.State, x: int) -> None:
