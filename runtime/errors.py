@@ -226,6 +226,13 @@ def from_code(code: str, message: str, **where: Any) -> BanyanError:
     return BanyanError(f"{message} (code {code!r})")
 
 
+def is_limit_of_run(error: BanyanError) -> bool:
+    """Whether a timeout or budget of a run or batch ran out, not one of a gen. Read from the message, which is all that
+    a peer sends besides the code."""
+    is_limit = isinstance(error, DeadlineExceeded | BudgetExceeded)
+    return is_limit and error.message.startswith(("the run's", "the batch's"))
+
+
 def describe_surrogate(error: UnicodeEncodeError) -> str:
     """The lone surrogate at which a text could not be encoded, and the text around it."""
     text, at = error.object, error.start

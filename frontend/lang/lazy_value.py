@@ -236,13 +236,21 @@ class JoinedValues:
             try:
                 found.append(get(value))
             except errors.ProgramError as e:
-                if isinstance(e, errors.Cancelled | errors.DeadlineExceeded | errors.BudgetExceeded):
-                    raise  # these concern the whole program, not a branch
+                if isinstance(e, errors.Cancelled) or _ended_program(value, e):
+                    raise
                 error = fork_error(i, e)
                 if not self.collects:
                     raise error from e
                 found.append(error)
         return found
+
+
+def _ended_program(value: Any, error: errors.ProgramError) -> bool:
+    """Whether an error of `value` is that of a limit that ended the whole program, not only a branch."""
+    if not isinstance(error, errors.DeadlineExceeded | errors.BudgetExceeded):
+        return False
+    ref = value.ref if isinstance(value, ReasoningText) else value
+    return (isinstance(ref, LazyValue) and ref.record.failure is not None) or errors.is_limit_of_run(error)
 
 
 # The functions below take what a variable holds: a LazyValue, a ReasoningText, JoinedValues or an object of the user.

@@ -115,8 +115,9 @@ def test_gen_timeout_fails_only_its_state() -> None:
         assert forks[1]["c"] == "quick"
 
     state = program.run(backend=backend)
-    with pytest.raises(bn.DeadlineExceeded, match=r"the gen's timeout of 0\.1 s ran out") as raised:
+    with pytest.raises(bn.ForkError, match=r"branch 0 failed: the gen's timeout of 0\.1 s ran out") as raised:
         state["b"]
+    assert isinstance(raised.value.__cause__, bn.DeadlineExceeded)
     assert (raised.value.gen, raised.value.prompt_tail) == ("a", "<|im_start|>assistant\n")
 
 

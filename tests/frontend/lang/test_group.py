@@ -319,6 +319,41 @@ def test_collected_error_and_dropped_branch_do_not_fail_the_parent() -> None:
     two_branches.run(drops=True, backend=bn.Mock("slow", latency=0.2)).sync()
 
 
+@pytest.mark.parametrize(("timeout", "budget"), [(0.05, None), (None, 5)])
+def test_branch_that_exceeds_its_own_limit_is_a_failed_branch(timeout: float | None, budget: int | None) -> None:
+    @bn.function
+    def program(s: bn.State, on_error: Any) -> None:
+        inner = s.fork(1)
+        forks = inner[0].fork(2)
+        forks += lambda i: f"{i}" + bn.gen("g", timeout=timeout if i else None, budget=budget if i else None)
+        forks.join(on_error=on_error)
+        inner.join(on_error=on_error)
+
+    def answer(prompt: str, name: str) -> wire.Sample:
+        return wire.Sample("fine", "stop", n_tokens=9)
+
+    backend = bn.Mock(answer, latency=lambda call: 30.0 if timeout and call.prompt.endswith("1") else 0.0)
+    ((first, second),) = program.run("collect", backend=backend)["g"]
+    assert first == "fine"
+    assert isinstance(second, bn.ForkError)
+    assert isinstance(second.__cause__, bn.DeadlineExceeded if timeout else bn.BudgetExceeded)
+    with pytest.raises(
+        bn.ForkError, match=r"branch 1 failed: the gen's (timeout of 0\.05 s|budget of 5 tokens) ran out"
+    ):
+        program.run("raise", backend=backend)["g"]
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0.05}, {"budget": 5}])
+@pytest.mark.parametrize("on_error", ["raise", "collect"])
+def test_limit_of_the_run_is_not_an_error_of_a_branch(options: dict[str, Any], on_error: str) -> None:
+    def latency(call: Any) -> float:
+        return 30.0 if call.prompt.endswith("1") else 0.0
+
+    backend = bn.Mock(wire.Sample("fine", "stop", n_tokens=9), latency=latency)
+    with pytest.raises(bn.DeadlineExceeded if "timeout" in options else bn.BudgetExceeded, match=r"^the run's"):
+        two_branches.run(on_error, backend=backend, **options)["g"]
+
+
 def test_parent_is_done_after_its_joined_branches() -> None:
     state = two_branches.run(backend=bn.Mock("late", latency=0.3))
     state.sync()
