@@ -14,7 +14,7 @@ from banyan.execution.feed import Feed
 from banyan.lang.expr import Expression, GenExpr, Leaf, leaves
 from banyan.lang.lazy_value import LazyValue, fork_error, read_object
 from banyan.lang.state_base import OnError, StateBase, check_on_error
-from banyan.runtime.errors import BadProgram, BanyanError, Unsupported
+from banyan.runtime.errors import BadOutput, BadProgram, BanyanError, ForkError, Unsupported
 from banyan.runtime.future import when_all_done
 
 P = TypeVar("P", bound=StateBase)
@@ -66,10 +66,14 @@ class BranchChoice(Generic[P]):
         error = _failure(self._states[i])
         if error is None:
             return False
+        self._fail(i, error)
+        return True
+
+    def _fail(self, i: int, error: BanyanError) -> None:
+        """Take note that branch `i` failed. ForkError: on_error is "raise"."""
         self._errors[i] = error
         if self._on_error == "raise":
             raise fork_error(i, error)
-        return True
 
     def _keep(self, winners: Sequence[int], n: int) -> list[P]:
         """Drop all branches but `winners`, and return the winners. ForkError: there are fewer than `n` winners."""
@@ -130,11 +134,16 @@ class Ballot(BranchChoice[P]):
     def add(self, i: int) -> bool:
         self._n_left -= 1
         if not self.has_failed(i):
-            value = self._key(read_object(self._states[i]._stored(self._name)))
-            branches = next((branches for other, branches in self._votes if other == value), None)
-            if branches is None:
-                self._votes.append((value, branches := []))
-            branches.append(i)
+            try:
+                vote = read_object(self._states[i]._stored(self._name))
+            except (BadOutput, ForkError) as e:  # ForkError: of a joined variable
+                self._fail(i, e)
+            else:
+                value = self._key(vote)
+                branches = next((branches for other, branches in self._votes if other == value), None)
+                if branches is None:
+                    self._votes.append((value, branches := []))
+                branches.append(i)
         first, second, *_ = (*sorted((len(branches) for _, branches in self._votes), reverse=True), 0, 0)
         return first > second + self._n_left
 

@@ -239,6 +239,33 @@ def test_failed_branches_have_no_vote(run: Any, echo: Any, branches: Any) -> Non
     run(body, bn.Mock(echo))
 
 
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_invalid_values_have_no_vote(is_joined: bool, run: Any, echo: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(3)
+        for branch, text in zip(forks, ("zz", "4", "4"), strict=True):
+            inner = branch.fork(1) if is_joined else branch
+            inner += f"#{text}" + bn.gen("x", type=int)
+            if is_joined:
+                inner.join()
+        with pytest.raises(bn.ForkError, match=r"branch 0 failed: .*'zz'") as e:
+            forks.vote("x")
+        assert e.value.index == 0
+        assert forks.vote("x", on_error="collect") is forks[1]
+
+    run(body, bn.Mock(echo))
+
+
+def test_invalid_values_have_no_vote_in_async_programs(run_loop: Any, echo: Any) -> None:
+    @bn.function
+    async def program(s: bn.AsyncState) -> int:
+        forks = s.fork(3)
+        forks += ["#zz" + bn.gen("x", type=int), *["#4" + bn.gen("x", type=int)] * 2]
+        return await (await forks.vote("x", on_error="collect")).value("x")
+
+    assert run_loop(program.run_async(backend=bn.Mock(echo))).ret_value == 4
+
+
 @examples(10, 50, given(values=st.lists(st.sampled_from("abc"), min_size=1, max_size=8), random=st.randoms()))
 def test_ballot_equals_counting_for_any_finish_order(
     values: list[str], random: Random, run: Any, echo: Any, branches: Any
