@@ -42,7 +42,7 @@ class LimitedRecord(Protocol):
 
 class TokenBudget:
     """Counts the output tokens of a run, or of all runs of a batch. The tokens of a gen are counted when the gen is
-    done. Once they exceed the budget, all runs that were added are stopped with BudgetExceeded."""
+    done. Once they exceed the budget, all runs that were added and still run are stopped with BudgetExceeded."""
 
     def __init__(self, scope: str, budget: int) -> None:
         """scope: "run" or "batch", for the error message."""
@@ -52,20 +52,22 @@ class TokenBudget:
 
     def add_record(self, record: LimitedRecord) -> None:
         """Count the gens of `record` from now on."""
-        record.counters.append(self._count)
+        record.counters.append(partial(self._count, weakref.ref(record)))
         self._records.add(record)
-        self._check()
+        self._check(record)
 
-    def _count(self, future: ValueFuture[wire.Value]) -> None:
+    def _count(self, record: weakref.ref[LimitedRecord], future: ValueFuture[wire.Value]) -> None:
         if future.exception() is None:
             with self._lock:
                 self._spent += future.result().usage.generated
-            self._check()
+            self._check(record())
 
-    def _check(self) -> None:
+    def _check(self, last: LimitedRecord | None) -> None:
+        """last: the run that was added or spent tokens last. It exceeds the budget even if it has settled by now."""
         if self._spent > self._budget:
             for record in list(self._records):
-                record.stop(BudgetExceeded.of(self._scope, self._budget))
+                if record is last or not record.is_settled:
+                    record.stop(BudgetExceeded.of(self._scope, self._budget))
 
 
 class BatchLimits:

@@ -327,6 +327,13 @@ def test_batch_budget_fails_later_items() -> None:
             item.run_batch([(1,)], backend=backend, **invalid)  # type: ignore[call-overload]
 
 
+def test_batch_budget_leaves_finished_items_readable() -> None:
+    backend = bn.Mock(wire.Sample("xxxxxx", "stop", n_tokens=6))
+    states = item.run_batch([(i,) for i in range(3)], backend=backend, budget=10, concurrency=1, on_error="return")
+    assert [type(state.error()) for state in states] == [type(None), bn.BudgetExceeded, bn.BudgetExceeded]
+    assert states[0].text() == "0xxxxxx"
+
+
 def test_invalid_options_are_refused(mock: bn.Mock) -> None:
     with pytest.raises(bn.BadProgram):
         item.run_batch([(1,)] * 3, min_tokens=9, max_new_tokens=3)
