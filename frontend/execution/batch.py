@@ -11,7 +11,7 @@ from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from banyan.execution.program_run import ProgramRun, with_state
+from banyan.execution.program_run import ProgramRun, unread_error, with_state
 from banyan.execution.run_limits import GRACE, BatchLimits
 from banyan.lang.state import State
 from banyan.runtime.errors import BatchError, DeadlineExceeded, RuntimeLost
@@ -91,7 +91,7 @@ class BatchRun:
             n_yielded = 0
             for i, state in self._as_finished():
                 if self._bar is not None:
-                    self._bar.end(failed=state._record.has_failed)
+                    self._bar.end(failed=unread_error(state) is not None)
                 finished[i] = state
                 while (i := n_yielded if ordered else i) in finished:
                     state = finished.pop(i)

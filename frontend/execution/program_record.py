@@ -104,13 +104,6 @@ class ProgramRecord:
         """The futures of all values, in the order in which they were recorded."""
         return [self.program.future(ref) for ref in range(self.n_refs)]
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the body raised, the program was stopped, or a finished value failed. Does not wait."""
-        if self.error is not None or self.failure is not None:
-            return True
-        return any(future.done() and future.exception() is not None for future in self.futures)
-
     def new_handle(self, parent: StateHandle | None = None) -> StateHandle:
         return StateHandle(next(self._state_numbers), self._dropped, parent)
 

@@ -114,6 +114,15 @@ def with_state(error: E, state: StateBase) -> E:
     return error
 
 
+def unread_error(state: State) -> BaseException | None:
+    """`state.error()`, for a caller that shows the error to nobody: if no reader receives it later, it is logged."""
+    error_flag = state._record.error_flag
+    was_seen = error_flag.is_seen
+    error = state.error()
+    error_flag.is_seen = was_seen
+    return error
+
+
 async def finished(run: ProgramRun[Any]) -> AsyncState:
     """Run the body, an `async def` in this task and a `def` on a thread, and wait for its values. Raises the first
     error."""

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Self
 
 from banyan.execution.events import Events
-from banyan.execution.program_run import ProgramRun, read_only_view, start_on_thread
+from banyan.execution.program_run import ProgramRun, read_only_view, start_on_thread, unread_error
 from banyan.lang.async_state import AsyncState
 from banyan.lang.program import Program
 from banyan.lang.state import State
@@ -98,14 +98,6 @@ def _start_task(run: ProgramRun[AsyncState]) -> Awaitable[None]:
 
 def _end_events(run: ProgramRun[Any]) -> None:
     state: State = run.state._view(State)
-    error_flag = run.record.error_flag
-
-    def get_error() -> BaseException | None:
-        was_seen = error_flag.is_seen
-        error = state.error()
-        error_flag.is_seen = was_seen  # the events only store the error; no reader has received it yet
-        return error
-
     assert run.record.events is not None
     # Wait also for values of reads, which may be recorded after the last gen: `state.error` would block on them.
-    run.record.when_settled(partial(run.record.events.end, get_error))
+    run.record.when_settled(partial(run.record.events.end, partial(unread_error, state)))

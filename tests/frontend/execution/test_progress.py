@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import re
 from collections.abc import Callable
@@ -139,6 +140,29 @@ def test_every_style_of_batch_shows_a_progress_bar(
     assert "90% cached" in captured.err
     assert "1 failed" in captured.err
     assert captured.out == ""
+
+
+def test_dropped_branches_are_not_shown_as_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += lambda i: f"{i}" + bn.gen("a")
+        s.adopt(forks.first())
+
+    backend = bn.Mock("x", latency=lambda call: 30.0 if call.prompt.endswith("1") else 0.0)
+    states = program.run_batch([()] * 3, backend=backend, progress_bar=True)
+    assert [state.error() for state in states] == [None] * 3
+    err = capsys.readouterr().err
+    assert "3/3" in err
+    assert "failed" not in err
+
+
+def test_unread_failures_are_logged_in_spite_of_the_bar(caplog: pytest.LogCaptureFixture) -> None:
+    for state in item.run_batch(WORDS, backend=CostlyMock(), progress_bar=True, on_error="return"):
+        assert not state._record.error_flag.is_seen
+    del state
+    gc.collect()
+    assert "program item failed, and nobody looked" in caplog.text
 
 
 def test_progress_bar_is_off_by_default(capsys: pytest.CaptureFixture[str]) -> None:
