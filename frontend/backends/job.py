@@ -90,6 +90,11 @@ class LocalPrompt(Prompt):
         assert not isinstance(part, wire.Ref | wire.Arg)
         self.pieces.append(part)
 
+    @property
+    def turn_stops(self) -> tuple[str, ...]:
+        """The strings with which a model ends the open turn; () outside of turns."""
+        return self._chat.stop if self._chat is not None and self.role is not None else ()
+
     def append_output(self, outcome: GenOutcome) -> None:
         self.pieces.append(Output(outcome.text))
 
@@ -173,6 +178,13 @@ class Job(Attempt):
     def text(self) -> str:
         """The prompt as text, with the markers of the backend around its turns."""
         return self.prompt.text
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings of a gen, and those with which a model of text ends its turn."""
+        assert isinstance(self.op, wire.Gen)
+        own = self.op.sampling.stop
+        return (*own, *(stop for stop in self.prompt.turn_stops if stop not in own))
 
     def start(self) -> None:
         try:

@@ -132,11 +132,10 @@ class Mock:
             if sample.text not in op.choices:
                 raise ValueError(f"{sample.text!r} is not among the choices: {', '.join(op.choices)}")
             return GenOutcome((sample,))
-        stops = (*op.sampling.stop, *(self.welcome.chat.stop if self.welcome.chat and job.prompt.role else ()))
         answers: list[Any] = [self.answer(call.prompt, call.name) for _ in range(op.sampling.n)]
         if op.tools is not None and isinstance(answers[0], Mapping | tuple):
             return GenOutcome((wire.Sample("", "stop"),), calls=_calls(answers[0], job.round))
-        samples = tuple(_sample(answer, stops, op.sampling.stop_regex) for answer in answers)
+        samples = tuple(_sample(answer, job.stops, op.sampling.stop_regex) for answer in answers)
         return GenOutcome(samples, wire.TokenUsage(generated=sum(sample.n_tokens for sample in samples)))
 
     def answer(self, prompt: str, name: str) -> Answer:

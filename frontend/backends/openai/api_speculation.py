@@ -68,7 +68,7 @@ class ApiSpeculation:
             return None
         is_continued, rest = ahead.text.startswith(begun), ahead.text.removeprefix(begun)
         if is_continued and rest and ahead.sampling == _shared(job.op.sampling):
-            found = self._cut(job.op, rest, ahead.is_complete)
+            found = self._cut(job, rest, ahead.is_complete)
             if found is not None:
                 return found
         if self._is_whole_turn:
@@ -99,7 +99,7 @@ class ApiSpeculation:
                 break
         if mismatch and not text.startswith(begun):
             raise BadOutput(f"{mismatch} (it was asked {n_tries} times)")
-        found = self._cut(op, text[len(begun) :], is_complete, is_requested=True)
+        found = self._cut(job, text[len(begun) :], is_complete, is_requested=True)
         assert found is not None
         return found._replace(usage=usage)
 
@@ -110,10 +110,11 @@ class ApiSpeculation:
         messages, begun = turns(job.prompt.pieces)
         return messages, begun or ""
 
-    def _cut(self, op: wire.Gen, rest: str, is_complete: bool, is_requested: bool = False) -> GenOutcome | None:
+    def _cut(self, job: Job, rest: str, is_complete: bool, is_requested: bool = False) -> GenOutcome | None:
         """The start of `rest`, up to the first stop string of the gen, as its outcome. None: `rest` ends before that,
         so that the gen needs a request."""
-        text, stop = _up_to(op.sampling.stop, rest)
+        assert isinstance(job.op, wire.Gen)
+        text, stop = _up_to(job.op.sampling.stop if self._kind == "chat" else job.stops, rest)
         reason: wire.FinishReason = "stop" if stop or is_complete else "length"
         if reason == "length" and not is_requested and not self._is_whole_turn:
             return None

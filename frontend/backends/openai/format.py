@@ -21,6 +21,9 @@ Kind = Literal["chat", "completion"]
 # Fields of Sampling that the API has too. Defaults are not sent: reasoning models refuse even those.
 SAME = {"temperature", "top_p", "frequency_penalty", "presence_penalty", "n", "seed", "stop", "logit_bias"}
 
+MAX_STOPS = 4
+"""Most stop strings that OpenAI's API takes."""
+
 # Option that only some servers have -> what to use on the others.
 EXTENSIONS = {
     "top_k": "top_p",
@@ -81,6 +84,14 @@ def gen_request(job: Job, kind: Kind, extensions: Collection[str], max_tokens_as
     assert isinstance(job.op, wire.Gen)
     sampling = job.op.sampling
     request = joined(prompt(job, kind, extensions), options(sampling))
+    if kind == "completion" and job.stops != sampling.stop:  # a chat API ends turns itself
+        if len(job.stops) > MAX_STOPS:
+            end = job.prompt.turn_stops[0]
+            raise Unsupported(
+                f"stop: OpenAI's API takes {MAX_STOPS} strings, and {end!r} ends the turn; give fewer, or, if this "
+                f"server takes more, put {end!r} among them"
+            )
+        request["stop"] = list(job.stops)
     if sampling.max_tokens < 1:
         refuse("max_tokens=0", kind)
     request["max_tokens" if kind == "completion" else max_tokens_as] = sampling.max_tokens

@@ -52,6 +52,20 @@ def completion_api(
     return answer
 
 
+def test_completion_model_ends_a_turn_at_its_marker(serve: Any, fake: ModuleType) -> None:
+    """Also where the text goes on with the next turn, which the model should not write."""
+    text = " Ada\nJob: pilot<|im_end|>\n<|im_start|>user\nWho?\n"
+    api, backend = serve(completion_api(fake, lambda prompt: text), is_chat_model=False, chat_template="chatml")
+
+    @bn.function(num_api_spec_tokens=64)
+    def program(s: bn.State) -> None:
+        s += bn.user("Hi") + bn.assistant("Name:" + bn.gen("name", stop="\n") + "\nJob:" + bn.gen("job", stop="\n"))
+
+    state = program.run(backend=backend)
+    assert (state["name"], state["job"]) == (" Ada", " pilot")
+    assert len(api.bodies) == 1
+
+
 def test_turn_with_several_gens_is_one_chat_request(serve: Any, fake: ModuleType) -> None:
     api, backend = serve(lambda path, body: fake.chat(CARD))
     state = card.run(backend=backend, temperature=0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -269,14 +270,14 @@ def test_completion_is_streamed(serve: Any, fake: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "prompt"),
+    ("template", "prompt", "stop"),
     [
-        ("chatml", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"),
-        ({"user": ("U:", "\n"), "assistant": ("A:", "</s>")}, "U:hi\nA:"),
+        ("chatml", "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"),
+        ({"user": ("U:", "\n"), "assistant": ("A:", "</s>")}, "U:hi\nA:", "</s>"),
     ],
 )
 def test_turns_need_a_chat_template_on_a_completion_model(
-    serve: Any, fake: ModuleType, template: Any, prompt: str
+    serve: Any, fake: ModuleType, template: Any, prompt: str, stop: str
 ) -> None:
     @bn.function
     def program(s: bn.State) -> None:
@@ -285,6 +286,12 @@ def test_turns_need_a_chat_template_on_a_completion_model(
     api, backend = serve(lambda path, body: fake.completion("x"), is_chat_model=False, chat_template=template)
     assert program.run(backend=backend)["a"] == "x"
     assert api.bodies[0]["prompt"] == prompt
+    assert api.bodies[0]["stop"] == [stop]
+    for own, sent in (("x", ["x", stop]), (["a", stop, "b", "c", "d"], ["a", stop, "b", "c", "d"])):
+        program.run(stop=own, backend=backend)["a"]
+        assert api.bodies[-1]["stop"] == sent
+    with pytest.raises(bn.Unsupported, match=f"stop: .* takes 4 strings, and {re.escape(repr(stop))} ends the turn"):
+        program.run(stop=["a", "b", "c", "d"], backend=backend)["a"]
     _, without = serve(lambda path, body: fake.completion("x"), is_chat_model=False)
     with pytest.raises(bn.BadProgram, match="no chat template"):
         program.run(backend=without)["a"]
