@@ -106,9 +106,11 @@ def messages(items: Transcript, chat: ChatMarkers | None) -> list[dict[str, Any]
             text = "".join(content or ()).lstrip()
             turns.append({"role": item.role, "content": _with_images(text, images) if images else text})
             content, images = None, []
+        elif content is None:
+            continue  # outside of turns
         elif isinstance(item, ImageExpr):
             images.append(item)
-        elif content is not None:
+        else:
             if isinstance(item, LazyValue) and item.caller is not None:
                 item.wait()
                 for text, calls in item.caller.rounds:

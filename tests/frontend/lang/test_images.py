@@ -52,6 +52,16 @@ def test_text_only_model_refuses_images_before_sending(mock: bn.Mock) -> None:
     assert mock.submits == []
 
 
+def test_image_outside_of_turns_is_in_no_message(mock: bn.Mock) -> None:
+    mock.welcome, mock.refuses = replace(mock.welcome, images=True), frozenset()
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.image(encoded("png")) + bn.user("hi")
+
+    assert program.run().messages() == [{"role": "user", "content": "hi"}]
+
+
 def test_image_model_gets_the_bytes_in_place(mock: bn.Mock) -> None:
     mock.welcome, mock.refuses = replace(mock.welcome, images=True), frozenset()
     state = describe.run()
