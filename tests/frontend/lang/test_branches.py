@@ -338,6 +338,20 @@ def test_beam_ranks_by_logprob_without_a_key(run: Any) -> None:
     assert all(call.op.sampling.logprobs for call in mock.calls)
 
 
+def test_beam_ranks_a_branch_without_output(run: Any) -> None:
+    answers = iter(["plan", "", "a"])
+
+    def script(prompt: str, name: str) -> wire.Sample:
+        logprobs = (wire.TokenLogprob(0, "a", -1.0),)
+        return wire.Sample(text := next(answers), "stop", n_tokens=len(text), logprobs=logprobs if text == "a" else ())
+
+    def body(s: bn.State) -> None:
+        s += bn.gen("plan")
+        assert [branch["x"] for branch in s.beam(2, bn.gen("x"))] == ["", "a"]
+
+    run(body, bn.Mock(script))
+
+
 def test_invalid_beams_are_refused(run: Any) -> None:
     def body(s: bn.State) -> None:
         for invalid in ({"k": 0}, {"depth": 0}, {"width": 0}):
