@@ -27,7 +27,7 @@ class OrderedMock:
 
     def _latency(self, call: Any) -> float:
         i = int(call.prompt.rsplit("#", 1)[-1].strip("!"))
-        return 0.03 * (1 + self._order.index(i)) if i in self._order else 600.0
+        return 0.1 * (1 + self._order.index(i)) if i in self._order else 600.0
 
 
 def dropped(mock: bn.Mock) -> set[int]:
