@@ -294,7 +294,8 @@ class Server:
             while not self.is_stopping:
                 timeout = self.timers.wait(max(0.0, next_heartbeat - time.monotonic()))
                 is_busy = self.work or self.replicas.is_busy or self._gone
-                ready = dict(self._poller.poll(0 if is_busy else int(1000 * timeout) + 1))
+                poller = self._poller
+                ready = dict(poller.poll(0 if is_busy else int(1000 * timeout) + 1))
                 self.work.start_slice()
                 if self.hosts is not None:
                     self._listen_to_hosts(self.hosts, ready)
@@ -303,8 +304,10 @@ class Server:
                         start = self.times.clock()
                         replica.link.receive(partial(self._handle_report, replica), self.work.is_late)
                         self.times.since("report", start)
-                    if replica.link.life in ready:
+                    if replica.link.life in ready and self._poller is poller:
                         self._engine_died(replica)
+                    if self._poller is not poller:  # engines were started or ended: `ready` may name what they closed
+                        break
                 if any(source in ready for source in self.listeners.sockets):
                     self._receive()
                 if self._gone:

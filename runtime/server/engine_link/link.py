@@ -211,7 +211,7 @@ class EngineConnection:
         self, handle: Callable[[wire.EngineReport], Iterable[None]], is_late: Callable[[], bool] = lambda: False
     ) -> None:
         """Do the steps of `handle` for each report that has arrived: at least one step, until the time slice is over.
-        If steps are left, `is_busy` is True. If a report is invalid, the engine is killed."""
+        If steps are left, `is_busy` is True. If a report is invalid or cannot be read, the engine is killed."""
         while True:
             try:
                 for _ in self._steps:
@@ -233,6 +233,7 @@ class EngineConnection:
                 traceback.print_exc()
                 self._bad_report = f"it sent an invalid report: {e!r}"
                 self._kill()
+                return  # a socket that fails once may fail without end; the next call drops what else has arrived
 
     def _start_sending(self, ready: wire.Ready) -> None:
         self.ready = ready

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+import traceback
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
@@ -22,8 +24,10 @@ from banyan.runtime.errors import BadProgram
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server import worker
 from forms import in_short, short_form
+from waits import wait_until
 
 Serve = Callable[..., launch.ServerProcess]
+FAKE = Path(__file__).parent / "fake_engine.py"
 GEN = (wire.Append(0, ("a",)), wire.Gen(0, 0, wire.Sampling(max_tokens=3)))
 
 
@@ -360,3 +364,45 @@ def test_log_option_sets_the_verbosity(
     assert max(map(len, logs["debug"].splitlines())) < 300, "names are cut"
     assert "Submit" not in logs["info"]
     assert "Submit" in logs["debug"]
+
+
+@pytest.mark.parametrize("event", ["report", "death"])
+def test_round_ends_if_handling_an_engine_removes_a_later_one(
+    fake_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """The loop read from the closed socket of the removed engine without end, or started another in its place."""
+    monkeypatch.setattr(traceback, "print_exc", lambda: pytest.fail(traceback.format_exc()))
+    options = config.make(model=str(fake_model()), socket=str(tmp_path / "private" / "s"), replicas=2)
+    server = worker.Server(options, None, None, False, (sys.executable, str(FAKE)))
+    first, second = server.replicas
+
+    def lose_both() -> None:
+        if not (first.route.is_ready and second.route.is_ready):
+            server.timers.call(0.02, lose_both)
+            return
+        first.route.kv = second.route.kv = wire.KVFormat(1, b"", "cpu", "float32", "auto", 16, 1, 1, 2, 4096, False)
+        pulls = server.requests.routes.pulls
+        assert pulls.start(wire.Run(0, bytes(4 * 64)), second.route, first.route, 0, 64, 60.0) is not None
+        server.replicas.drain("1", errors.append)
+        assert not server.replicas.drained, "the pull is not over"
+        os.kill(first.link.pid, signal.SIGKILL)
+        if event == "report":
+            second.link.send(wire.Ping())
+        else:
+            os.kill(second.link.pid, signal.SIGKILL)
+        source: Any = second.link.socket if event == "report" else second.link.life
+        poller = zmq.Poller()
+        for one in (first.link.life, source):
+            poller.register(one, zmq.POLLIN)
+        wait_until(lambda: len(poller.poll(0)) == 2, "what the next round finds")
+        server._call_soon(end)
+
+    def end() -> None:
+        assert list(server.replicas) == [first]
+        assert (first.link.n_starts, second.link.n_starts) == (2, 1)
+        server.stop()
+
+    errors: list[str] = []
+    server.timers.call(0.0, lose_both)
+    server.run()
+    assert errors == [""]

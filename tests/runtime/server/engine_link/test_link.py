@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
 import zmq
 
 from banyan.runtime import config
@@ -34,4 +35,25 @@ def test_reports_that_came_together_are_handled_one_by_one_if_it_is_late(tmp_pat
             assert (len(handled), link.is_busy) == (number + 1, True)
         wait_until(lambda: receive(False) or len(handled) == 4, "the last report")
         assert not link.is_busy
+    context.destroy(linger=0)
+
+
+def test_socket_that_cannot_be_read_does_not_hold_the_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    context: Any = zmq.Context()
+    tmp_path.chmod(0o700)
+    with closing(EngineLink(context, config.make(), tmp_path / "s", ("true",))) as link:
+        n_read = 0
+
+        def read() -> bytes:
+            nonlocal n_read
+            n_read += 1
+            if n_read > 9:
+                pytest.fail("it is read without end")
+            raise zmq.ZMQError(zmq.ENOTSOCK)
+
+        link._next = read
+        link.receive(lambda report: ())
+        assert n_read == 1
+        assert "it sent an invalid report" in link.death().how
+    assert "ZMQError" in capsys.readouterr().err
     context.destroy(linger=0)
