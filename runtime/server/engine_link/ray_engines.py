@@ -24,8 +24,9 @@ LAUNCHER = (sys.executable, "-m", "banyan.runtime.server.engine_link.ray_launche
 
 class LauncherOptions(msgspec.Struct, frozen=True):
     """What the launcher needs. ray: the address of the cluster. port: the port of the server's socket for engines. key:
-    the secret key with which engines join. own: options of config.OWN. n: number of engines to start. command: the
-    command that starts an engine; (): the one that `banyan engine` uses."""
+    the file with the secret key with which engines join; the key itself must not be on a command line. own: options of
+    config.OWN. n: number of engines to start. command: the command that starts an engine; (): the one that
+    `banyan engine` uses."""
 
     ray: str
     port: int
@@ -63,7 +64,7 @@ class RayEngines:
         own = {name: getattr(self._theirs, name) for name in configs.OWN} | {"model": model}
         options = LauncherOptions(
             self._theirs.ray, configs.tcp(address)[1], tcp_auth.public_key(str(self._server_key)).decode(),
-            self._key.read_text(), own, self._theirs.replicas, command,
+            str(self._key), own, self._theirs.replicas, command,
         )  # fmt: skip
         adds, self._adds = os.pipe()
         try:

@@ -62,7 +62,7 @@ class Launcher:
     """The engines on the cluster."""
 
     def __init__(self, options: LauncherOptions) -> None:
-        self._options = options
+        self._key = Path(options.key).read_text()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(address=options.ray, log_to_driver=True, logging_level="ERROR")
         server = f"tcp://{ray.util.get_node_ip_address()}:{options.port}"
@@ -83,7 +83,7 @@ class Launcher:
             num_gpus=self._bundle.get("GPU", 0),
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
         ).remote()  # fmt: skip
-        self._engines.append(PlacedEngine(group, actor, actor.run.remote(self._host, self._options.key)))
+        self._engines.append(PlacedEngine(group, actor, actor.run.remote(self._host, self._key)))
 
     def look(self) -> None:
         """Replace engines that have ended."""
