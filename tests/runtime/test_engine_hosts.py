@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -345,10 +346,18 @@ def test_server_that_cannot_take_hosts_says_why(hosts: Hosts, change: dict[str, 
 class TwoServers:
     """Two servers, and hosts of engines that both use."""
 
-    def __init__(self, hosts: Hosts, n: int, options: dict[str, Any] | None = None, **rule: Any) -> None:
-        """options: those in which the second server differs."""
+    def __init__(
+        self,
+        hosts: Hosts,
+        n: int,
+        options: dict[str, Any] | None = None,
+        second: Callable[[], launch.ServerProcess] | None = None,
+        **rule: Any,
+    ) -> None:
+        """options: those in which the second server differs. second: starts the second server."""
         self._hosts = hosts
-        self.servers = [hosts._serve(options=hosts.options | more, **rule) for more in ({}, options or {})]
+        self.servers = [hosts._serve(options=hosts.options, **rule)]
+        self.servers.append(second() if second else hosts._serve(options=hosts.options | (options or {}), **rule))
         hosts.address, self.other = (server.report[-1].split()[3].rstrip(",") for server in self.servers)
         hosts.hosts = [hosts.host(also=self.other) for _ in range(n)]
 
@@ -367,6 +376,24 @@ class TwoServers:
     def pids(self, k: int) -> list[int]:
         self._hosts.c = self.clients[k]
         return [engine["pid"] for engine in self._hosts.engines().values()]
+
+    def go_on_without_one(self) -> str:
+        """Wait until the host of the only engine says that a server cannot use it, and check that the other server goes
+        on. Returns what the host has said."""
+        (host,) = self._hosts.hosts
+        said = ""
+        while "cannot use this engine" not in said:
+            line = host.stdout.readline()  # type: ignore[union-attr]
+            assert line, said
+            said += line
+            assert said.count("uses engine") < 9, said
+        refused = said.rpartition("the server at ")[2].split()[0]
+        c = client.connect(self.servers[refused == self._hosts.address].socket, 60)
+        self._hosts._stack.callback(c.close)
+        self._hosts.c = c
+        assert text(self._hosts.submit()) == OUTPUT, "the other server goes on"
+        assert host.poll() is None
+        return said
 
 
 def test_servers_that_share_engines_lose_nothing_when_an_engine_a_host_or_a_server_dies(
@@ -415,19 +442,46 @@ def test_request_that_kills_a_shared_engine_is_given_up_and_no_request_of_anothe
 
 def test_server_with_other_options_cannot_share_the_engine(hosts: Hosts) -> None:
     both = TwoServers(hosts, 1, {"page": 32}, say={"count": OUTPUT})
-    (host,) = hosts.hosts
-    said = ""
-    while "cannot use this engine" not in said:
-        line = host.stdout.readline()  # type: ignore[union-attr]
-        assert line, said
-        said += line
+    said = both.go_on_without_one()
     assert "its host shares it with other servers, but its engines must have page=" in said
-    refused = said.rpartition("the server at ")[2].split()[0]
-    c = client.connect(both.servers[refused == hosts.address].socket, 60)
-    hosts._stack.callback(c.close)
-    hosts.c = c
-    assert text(hosts.submit()) == OUTPUT, "the other server goes on"
-    assert host.poll() is None
+
+
+def test_server_with_another_tokenizer_cannot_share_the_engine(
+    hosts: Hosts, tiny: Any, tmp_path: Path, boot: tuple[str, ...]
+) -> None:
+    """The host learned it only after it had said that the engine was ready, so the server asked again and again."""
+
+    def second() -> launch.ServerProcess:
+        tiny.make_tokenizer(tmp_path / "model", tiny.VOCAB - 9)
+        server = launch.start(config.make(model=str(tmp_path / "model"), **hosts.options), 30.0, boot)
+        hosts._stack.callback(server.close)
+        return server
+
+    said = TwoServers(hosts, 1, second=second, say={"count": OUTPUT}).go_on_without_one()
+    assert "its model has another tokenizer than that of the other servers" in said
+    assert said.count("uses engine") == 1
+
+
+def test_refusal_of_a_tokenizer_blames_no_request_and_lasts_as_long_as_the_engine(hosts: Hosts) -> None:
+    host = EngineHost([("tcp://127.0.0.1:1", "key")] * 2, hosts.key, {}, print)
+    sent: list[Any] = []
+    first, second = host._servers
+    second.send = sent.append  # type: ignore[method-assign]
+    engine: Any = SimpleNamespace(pid=7, socket=SimpleNamespace(send=lambda *_: None), close=lambda: None)
+    try:
+        assert host._shared is not None
+        host._engine, first.config, second.config = engine, host._config, host._config
+        first.number, second.number = 0, 1
+        for server, spelling in ((first, b"a"), (second, b"b")):
+            host._pass_command(server, wire.encode(wire.SetVocabulary(spelling, bytes(4), b"", b"", b"", b"")))
+        host._use_engine(second, host._config, engine, host._shared)
+        assert [(type(one), one.is_blameless) for one in sent] == [(wire.EngineEnded, True), (wire.EngineEnded, False)]
+        assert "another tokenizer" in sent[1].how
+        engine.pid = 8
+        host._use_engine(second, host._config, engine, host._shared)
+        assert sent[2:] == [wire.EngineStarted(8)]
+    finally:
+        host.close()
 
 
 def test_weights_of_a_shared_engine_stay(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:

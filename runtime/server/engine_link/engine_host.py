@@ -63,6 +63,7 @@ class JoinedServer:
     number    of the connection; see SharedEngine
     sockets   the connection; None: there is none at the moment
     config    the options with which it uses the engine; None: it does not use it now
+    refusal   (pid of an engine, why this server cannot use it): found only after it had begun to
     deadline  if it does not use the engine: when it must have asked for one; without a connection, when the host tries
               to connect again
     """
@@ -73,6 +74,7 @@ class JoinedServer:
         self.sockets: Sockets | None = None
         self.deadline = 0.0
         self.config: Config | None = None
+        self.refusal = (-1, "")
         self.said = ""  # the last reason why there is no connection
 
     def send(self, message: wire.Wire) -> None:
@@ -221,6 +223,7 @@ class EngineHost:
 
     def _disconnect(self, server: JoinedServer) -> None:
         self._release(server)
+        server.refusal = (-1, "")  # who comes back may be another server
         server.close()
         if not self._users:
             self._end_engine()
@@ -267,7 +270,9 @@ class EngineHost:
         try:
             self._command_engine(self._shared.take(server.number, data))
         except NotShared as e:
-            self._refuse(server, str(e))
+            assert self._engine is not None
+            server.refusal = self._engine.pid, str(e)
+            self._refuse(server, str(e), is_blameless=True)  # its requests did nothing
 
     def _command_engine(self, commands: Iterable[bytes]) -> None:
         for data in commands:
@@ -300,6 +305,10 @@ class EngineHost:
 
     def _use_engine(self, server: JoinedServer, config: Config, engine: EngineProcess, shared: SharedEngine) -> None:
         """Let a server use the present engine."""
+        pid, why = server.refusal
+        if pid == engine.pid:  # before Ready: else each start would count as one that succeeded
+            self._refuse(server, why)
+            return
         for option in configs.OF_ENGINES:
             if (its := getattr(config, option)) != (ours := getattr(self._config, option)):
                 self._refuse(server, f"its engines must have {option}={its!r}, and this one has {ours!r}")
@@ -317,10 +326,10 @@ class EngineHost:
         except NotShared as e:
             self._refuse(server, str(e))
 
-    def _refuse(self, server: JoinedServer, why: str) -> None:
+    def _refuse(self, server: JoinedServer, why: str, is_blameless: bool = False) -> None:
         """Tell a server that it cannot use the engine together with the other servers."""
         self._release(server)
-        server.send(wire.EngineEnded(f"its host shares it with other servers, but {why}"))
+        server.send(wire.EngineEnded(f"its host shares it with other servers, but {why}", is_blameless))
 
     # ---- from the engine to servers --------------------------------------------------------------------------------
 
