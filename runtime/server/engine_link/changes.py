@@ -152,6 +152,7 @@ class EngineChanges:
 
         def restart(replica: ReplicaProcess, model: str) -> None:
             replica.link.model = model
+            self._questions.fail(replica.name, f"engine {replica.name} gets other weights")
             replica.link.start()
             self._on_sockets()
             self._questions.reload_adapters(replica)

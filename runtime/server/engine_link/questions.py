@@ -208,9 +208,10 @@ class Questions:
         self._send(client, wire.Answer(id=ask.id, ok=found is body, body=found))
 
     def fail(self, name: str, why: str) -> None:
-        """Called when an engine has died. Answer the questions that no other engine will answer with the error
-        `why`."""
+        """Called when an engine has died or is replaced. Answer the questions that no other engine will answer with the
+        error `why`."""
         for number, question in list(self._open.items()):
+            question.answers.pop(name, None)  # it has gone with the engine, and another one may take the name
             if name not in question.waiting:
                 continue
             question.waiting.remove(name)
