@@ -89,7 +89,9 @@ class Metrics:
         """Take new counters of the engine and the server: the answer to Ask("stats")."""
         replicas = counters["replicas"]
         for name, before in self._counters.get("replicas", {}).items():
-            if name not in replicas or replicas[name]["starts"] != before["starts"]:
+            row = replicas.get(name)
+            # without counters: it has died and no other has started yet
+            if row is None or not row["engine"] or row["starts"] != before["starts"]:
                 for counter, n in before["engine"].items():
                     self._previous[counter] = self._previous.get(counter, 0) + n
         self._counters = counters

@@ -73,6 +73,19 @@ def test_engine_that_ended_is_still_counted(metrics: Metrics) -> None:
     assert samples['banyan_replica_running{replica="b"}'] == 20
 
 
+def test_counts_of_an_engine_that_died_while_it_was_asked_are_kept(metrics: Metrics) -> None:
+    """The totals fell by what the dead engine had counted: its row was empty before its `starts` rose."""
+    totals = []
+    for starts, steps in ((1, 90), (1, None), (2, 5), (2, 6)):
+        rows = {"0": {"starts": 1, "engine": {"steps": 110}}, "1": {"starts": starts, "engine": {}}}
+        if steps is not None:
+            rows["1"]["engine"] = {"steps": steps}
+        total = {"steps": 110 + (steps or 0)}
+        metrics.update({"engine": total, "cache": {}, "server": {}, "replicas": rows})
+        totals.append(read_metrics(metrics.port)["banyan_steps_total"])
+    assert totals == [200, 200, 205, 206]
+
+
 def test_drafts_batches_and_goodput_are_exported(metrics: Metrics) -> None:
     server = {"engine_starts": 1, "slo_requests": 5, "slo_good_requests": 4, "slo_tokens": 50, "slo_good_tokens": 45,
               "slo_programs": 2, "slo_good_programs": 1}  # fmt: skip
