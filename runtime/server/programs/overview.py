@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Generator, Iterable
-from datetime import datetime
 from heapq import nlargest
 from itertools import islice
 from typing import Any
@@ -74,7 +73,7 @@ def _described(program: RunningProgram) -> dict[str, Any]:
         {"state": state, "name": name, "line": line, "kind": kind, "usage": usage}
         for state, name, line, kind, usage in program.ended_gens
     ]
-    seconds = (datetime.now() - program.started).total_seconds()
+    seconds = time.time() - program.started.timestamp()
     return {
         "serial": program.serial,
         "name": program.name,

@@ -89,7 +89,8 @@ class Observer:
 
     def program_ended(self, program: RunningProgram, error: BanyanError | None) -> None:
         """Record a program that ended. error: its error, if it failed."""
-        seconds = max(0.0, (program.last - program.started).total_seconds())
+        # The difference of two local times would jump with the clocks.
+        seconds = max(0.0, program.last.timestamp() - program.started.timestamp())
         if error is None:
             self.goodput.program(seconds)
         if self.metrics is not None:

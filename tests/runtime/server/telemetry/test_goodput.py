@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -72,6 +73,22 @@ def test_program_time_ends_at_its_last_gen() -> None:
     observer.generated(program, wire.Gen(0, 0), BanyanError("m"))
     observer.program_ended(program, None)
     assert (observer.goodput.counts["programs"], observer.goodput.counts["good_programs"]) == (2, 1)
+
+
+def test_program_time_does_not_jump_with_the_clocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that ran when daylight saving time began counted as one of an hour more."""
+    observer = Observer(config.make(slo="program=10s"), "m", contextlib.ExitStack())
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        started, last = (datetime.fromtimestamp(1743296399 + seconds) for seconds in (0, 2))
+        assert (started.hour, last.hour) == (1, 3)
+        program: Any = SimpleNamespace(started=started, last=last)
+        observer.program_ended(program, None)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert observer.goodput.counts["good_programs"] == 1
 
 
 def test_levels_are_independent() -> None:
