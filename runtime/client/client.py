@@ -423,8 +423,8 @@ class _ClientLoop:
             while time.monotonic() < end and not all(program.is_over for program in programs):
                 try:
                     return attempt()
-                except BanyanError as e:
-                    last_error = e.message
+                except Exception as e:  # for example too many open files: nobody may wait for a thread that has ended
+                    last_error = e.message if isinstance(e, BanyanError) else repr(e)
                     time.sleep(_RECONNECT_PAUSE)
             text = f"{why}, and did not come back within {RECONNECT_TIMEOUT:g} s ({last_error})"
             for program in programs:

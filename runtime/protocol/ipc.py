@@ -139,9 +139,10 @@ def connect(context: Context, path: Path) -> tuple[Socket, Socket]:
             f"there is no socket at {path}; start a server with `banyan serve --socket {path}`, or run without one"
         ) from None
     except ConnectionRefusedError as e:
-        if stat.S_ISSOCK(path.stat().st_mode):
-            raise ConnectFailed(f"the server of {path} is gone; start it again, or run without one") from e
-        raise ConnectFailed(f"{path} is a file, not a socket") from e
+        with contextlib.suppress(FileNotFoundError):  # a server that starts has just removed it
+            if not stat.S_ISSOCK(path.stat().st_mode):
+                raise ConnectFailed(f"{path} is a file, not a socket") from e
+        raise ConnectFailed(f"the server of {path} is gone; start it again, or run without one") from e
     except PermissionError as e:
         raise ConnectFailed(f"{path} belongs to another user; only the user who started a server may use it") from e
     except OSError as e:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -311,6 +312,40 @@ def test_lost_server_raises_after_the_reconnect_timeout(
     wait_for_tokens(server, 5)
     kill(server)
     with pytest.raises(RuntimeLost, match="did not come back within 1 s"):
+        program.future(0).result(30)
+
+
+@pytest.mark.parametrize("comes_back", in_short([False], [False, True]))
+def test_unexpected_error_of_a_reconnect_is_one_attempt_that_failed(
+    restart: Start,
+    connect: Any,
+    resume_engines: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    comes_back: bool,
+) -> None:
+    """The thread ended, and the program waited without end."""
+    server = restart()
+    program = submit_durable(connect(server), wire.Append(0, ("one",)), wire.Gen(0, 0, GREEDY))
+    wait_for_tokens(server, 5)
+    make, n_failed = client.Client, 0
+
+    def fail(*arguments: Any) -> client.Client:
+        nonlocal n_failed
+        n_failed += 1
+        if comes_back and n_failed > 2:
+            return make(*arguments)
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(client, "Client", fail)
+    if comes_back:
+        resume_engines()
+        kill(server)
+        restart()
+        assert text(program, 0) == TWOS
+        return
+    monkeypatch.setattr(client, "RECONNECT_TIMEOUT", 1.0)
+    kill(server)
+    with pytest.raises(RuntimeLost, match=r"did not come back within 1 s \(OSError.*too many open files"):
         program.future(0).result(30)
 
 
