@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread
@@ -325,6 +327,42 @@ def test_host_does_not_wait_for_a_server_that_is_gone(hosts: Hosts) -> None:
         joined.close()
     finally:
         context.destroy(0)
+
+
+def test_host_that_cannot_start_an_engine_now_joins_again(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended for good when a name could not be resolved, or the machine had no process left."""
+    server = hosts._serve(options=hosts.options, say={"count": OUTPUT})
+    address = server.report[-1].split()[3].rstrip(",")
+    own_address, n_asked = tcp_auth.own_address, 0
+
+    def fail_once(of: str) -> str:
+        nonlocal n_asked
+        n_asked += 1
+        if n_asked == 1:
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return own_address(of)
+
+    monkeypatch.setattr(tcp_auth, "own_address", fail_once)
+    monkeypatch.setattr(engine_host, "RETRY", 0.1)
+    lines: list[str] = []
+    alive, end = os.pipe()
+    keys = [(address, str(hosts.server_key))]
+    host = EngineHost(keys, hosts.key, {}, lines.append, [sys.executable, str(FAKE)], alive)
+    threads = ThreadPoolExecutor()
+    runs = threads.submit(host.run)
+    try:
+        hosts.c = client.connect(server.socket, 20)
+        hosts._stack.callback(hosts.c.close)
+        wait_until(lambda: hosts.states() == ["ready"], "the engine", alive=lambda: not runs.done(), seen=lambda: lines)
+        assert text(hosts.submit()) == OUTPUT
+        assert any("no answer" in line and "trying every" in line for line in lines)
+    finally:
+        os.close(end)
+        with pytest.raises(EOFError):
+            runs.result(30)
+        threads.shutdown()
+        host.close()
+        os.close(alive)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,8 @@ class EngineHost:
                 raise
             except wire.UNREADABLE as e:
                 raise _Broken(f"the server at {server.address} sent an invalid message: {e}") from e
+            except OSError as e:  # for example, no process can be started now, or a name cannot be resolved
+                raise _Broken(f"the engine for the server at {server.address} cannot be started: {e}") from e
         elif server.config is None and time.monotonic() > server.deadline:
             raise _Broken(f"the server at {server.address} does not answer; is {server.key} its key?")
 
