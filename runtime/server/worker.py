@@ -167,7 +167,7 @@ class Server:
             self.hosts = EngineHosts(at, lambda line: self._call_soon(partial(self._log, "quiet", line)))
             undo.callback(self.hosts.close)
         n_here = 0 if self.ray is not None else self.config.replicas
-        self.replicas = Replicas(self._start_engine, n_here, None if n_here else self._remote_link())
+        self.replicas = Replicas(self._start_engine, n_here, None if n_here else self._remote_link(), self._call_soon)
         undo.callback(self.replicas.close)
         if self.ray is not None and self.hosts is not None:
             command = () if engine == launch.ENGINE else tuple(engine)

@@ -16,6 +16,7 @@ import pytest
 
 import banyan as bn
 from banyan.cli import cluster
+from banyan.runtime import launch
 from banyan.runtime.client import client
 from banyan.runtime.errors import BanyanError, Quarantined
 from banyan.runtime.protocol import wire
@@ -120,6 +121,28 @@ def test_adapter_is_loaded_by_all_engines_and_by_those_that_come_later(join: Joi
     assert c.ask("info")["adapters"] == ["poems"]
     c.ask("unload_adapter", name="poems")
     assert c.ask("info")["adapters"] == []
+
+
+def test_server_serves_others_while_a_drained_engine_ends(join: Join) -> None:
+    """The loop waited for the end of the process, up to 5 s."""
+    c = join(say={"count": OUTPUT}, end_seconds=3, options=TWO)
+    pid = engines(c)["0"]["pid"]
+    with ThreadPoolExecutor() as threads:
+        drained = threads.submit(c.ask, "drain", 60, name="0")
+        wait_until(lambda: list(engines(c)) == ["1"], "the drain")
+        assert text(submit(c, "count")) == OUTPUT
+        os.kill(pid, 0)  # it has not ended
+        assert not drained.done()
+        drained.result(60)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_engines_end_together_with_their_server(serve: Callable[..., launch.ServerProcess]) -> None:
+    """One after the other, they took longer than the server's parent waits."""
+    server = serve(end_seconds=3, options={"replicas": 2})
+    server.close()
+    assert server.process.returncode == 0
 
 
 def test_command_shows_drains_and_adds_engines(join: Join, capsys: pytest.CaptureFixture[str]) -> None:

@@ -170,7 +170,7 @@ class EngineConnection:
         """Tell an engine on another machine that it is not needed any more, or that it cannot be used."""
 
     def refuse(self) -> None:
-        """Send no commands to the engine that has just reported that it is ready."""
+        """Send no commands to the engine, from now on."""
         self.ready = None
 
     def close(self) -> None:

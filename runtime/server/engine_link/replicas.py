@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.protocol import wire
@@ -55,13 +57,18 @@ class Replicas:
 
     start: start(name, is_first) starts an engine on this machine. is_first: True for the engines that start with the
     server, False for those added later. n: number of engines to start now. late: the connection for an engine that will
-    join from another machine.
+    join from another machine. call_soon: makes a call on the loop, from any thread.
     """
 
     def __init__(
-        self, start: Callable[[str, bool], EngineConnection], n: int, late: EngineConnection | None = None
+        self,
+        start: Callable[[str, bool], EngineConnection],
+        n: int,
+        late: EngineConnection | None,
+        call_soon: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._start = start
+        self._start, self._call_soon = start, call_soon
+        self._ending: list[threading.Thread] = []
         self._replicas: list[ReplicaProcess] = []
         self._n_made = self._n_starts_before = 0
         self.model = ""
@@ -137,17 +144,31 @@ class Replicas:
         return [one for one in empty if not one.is_rolled]
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
-        """End an engine for good. Its requests start again elsewhere."""
+        """End an engine for good. Its requests start again elsewhere. `then` is called once its process has ended."""
         self._replicas = [one for one in self._replicas if one is not replica]
         self._n_starts_before += replica.link.n_starts
         replica.link.dismiss(error)
-        replica.link.close()
+        replica.link.refuse()
         self._requests.remove_engine(replica.route)
-        replica.settle(error)
+        self._end(replica, lambda: self._call_soon(partial(replica.settle, error)))
+
+    def _end(self, replica: ReplicaProcess, then: Callable[[], None]) -> None:
+        """Close the connection of an engine that is used no more. On a thread, because a process may take seconds to
+        end. then: called on that thread."""
+
+        def end() -> None:
+            replica.link.close()
+            then()
+
+        self._ending = [*filter(threading.Thread.is_alive, self._ending), threading.Thread(target=end)]
+        self._ending[-1].start()
 
     def close(self) -> None:
+        """End all engines, at the same time."""
         for replica in self._replicas:
-            replica.link.close()
+            self._end(replica, lambda: None)
+        for thread in self._ending:
+            thread.join()
 
     @property
     def ready(self) -> wire.Ready | None:

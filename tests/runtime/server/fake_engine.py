@@ -4,10 +4,11 @@
 
 The process reads its options from the file `fake.json` in the model directory:
     {"say": {"end of a prompt": "output"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
-     "fail": ["code", "message"], "is_late": false, "step_ms": 0, "pause": 0, "context": 512, "weights": ""}
+     "fail": ["code", "message"], "is_late": false, "step_ms": 0, "pause": 0, "context": 512, "weights": "",
+     "end_seconds": 0}
 It dies, hangs, or sends an invalid report in a step with a prompt that contains the text; with "once", only in the
 first. With "is_late", what it sends arrives after its process has ended. With "pause", each process generates for that
-many steps, then waits for a file `go` in that directory.
+many steps, then waits for a file `go` in that directory. With "end_seconds", it takes that long to end.
 """
 
 from __future__ import annotations
@@ -192,6 +193,7 @@ def main() -> None:
             engine.burst = 0 if is_paused else 1
             events = dict(poller.poll(5 if is_paused else 0 if busy else None))
             if args.alive_fd in events:
+                time.sleep(options.get("end_seconds", 0))
                 return
             while socket in events and socket.poll(0):
                 engine.take(decoders.decode_command(socket.recv()))
