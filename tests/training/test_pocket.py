@@ -9,6 +9,7 @@ import re
 import string
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -439,7 +440,7 @@ def test_pools_are_the_same_if_processes_make_them(raw):
 def test_a_run_ends_after_its_time(raw, tmp_path, monkeypatch):
     recipe = dataclasses.replace(train.RECIPES["pocket"], shape=TINY, n_steps=1, seconds=3.0)
     seconds = itertools.count()  # one passes with each look at the clock
-    monkeypatch.setattr(train.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(train, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     assert len(list(train.Run(recipe, raw, tmp_path / "timed").steps())) == 2
     assert recipe.rate(10**6, 0.75) == pytest.approx(0.5)
     assert recipe.rate(10**6, 1.1) == 0
