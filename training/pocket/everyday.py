@@ -27,13 +27,13 @@ Maker = Callable[[Draw], str]
 
 _CAPITALS = "B C D F G H J K L M N P R S T V W Z Br Ch Cr Dr Fr Gr Kr Kw Ll Ny Ph Pr Qu Rh Sch Sh Sk Sl Sm Sn St Sv Sz Th Tr Ts Tz Wr Xi Y Zh Bj Dm Fj Gh Gw A E I O U Au Ei".split()  # fmt: skip
 _MIDDLES = "b d f g k l m n p r s t v z bb ck ch ff gg lk ll lm ls lv mb mm nd ng nk nn nt ph pp rd rg rk rl rm rn rr rt rv sh sk ss st sz tch th tt tz vr w wn x y zh dl kh".split()  # fmt: skip
-_VOWELS = "a a e e i i o o u y aa ae ai au ay ea ee ei eo eu ia ie io oa oo ou oy ua ue".split()
+_VOWELS = ("a e i o u " * 12 + "y y aa ae ai au ay ea ee ei eo eu ia ie io oa oo ou oy ua ue").split()
 _ENDINGS = "a o e i an en in on ar er or us is as el il ek ik ak ov ev ski sky ska sen son berg feld dal ström mann wood ford ley ton well worth ez es az ini elli etti eau ier oux ck rd rt ng nd th sh ld ll nn ss tt".split()  # fmt: skip
 
 
 def rare(d: Draw) -> str:
     """A name such as `Kwamberg`, of any language's look."""
-    syllables = d.pick((0, 0, 1, 1, 2))
+    syllables = d.pick((0, 0, 0, 1, 1, 1, 2))
     name = d.pick(_CAPITALS) + (d.pick(_VOWELS) if d.chance(0.9) else "")
     name += "".join(d.pick(_MIDDLES) + d.pick(_VOWELS) for _ in range(syllables)) + d.pick(_MIDDLES) + d.pick(_ENDINGS)
     if d.chance(0.04):
@@ -558,6 +558,34 @@ MISSING = (  # {w}: what stands for a field that the text lacks
 NEVER_TOLD = "shoe_size blood_type fax vat_number eye_colour religion coupon warranty passport_no hobby website maiden_name tax_id discount star_sign wifi_password sponsor hair_colour deposit witness parking diet slogan spouse godfather mascot anthem".split()  # fmt: skip
 
 
+# words for what a value is, whatever is told of it: a record's only person may have any of the first ones as its field
+_SORTS: tuple[tuple[tuple[Maker, ...], str], ...] = (
+    ((person, first, doctor, captain, officer, magistrate, polite, academic), "person human individual man woman contact participant member visitor guest speaker holder owner client customer user applicant attendee subscriber lodger tenant neighbour friend colleague partner sender recipient founder leader head organiser planner helper volunteer expert specialist worker artist performer actor singer painter photographer composer dancer poet athlete player runner rider racer swimmer boxer pilot sailor driver conductor inspector guard officer clerk cashier vendor dealer trader supplier producer grower breeder trainer instructor lecturer pupil candidate nominee voter witness suspect victim prisoner soldier widow bride groom host hostess cleaner gardener builder carpenter plumber electrician mechanic engineer chemist nurse surgeon therapist caretaker keeper ranger guide translator editor columnist critic reader viewer listener fan donor sponsor investor banker debtor heir somebody whom by_whom responsible in_charge signed_by"),
+    ((place,), "place city town village location site region area municipality where whereabouts settlement spot district destination home venue community hamlet borough seaside_town hometown_now birthplace headquarters based_in located_in from_where base"),
+    ((titled,), "title called named designation label caption heading full_title official_name brand_name"),
+    ((money,), "price cost amount total sum value payment fee charge expense budget balance rate how_much to_pay euros net gross worth bid offer"),
+    ((code,), "code number reference id identifier key serial token no ref_no registration tag index license label_code serial_no"),
+    ((clock,), "time hour clock at_what_time start_time time_of_day when_exactly moment"),
+    ((Draw.date, when), "date day on_date when deadline scheduled calendar_date takes_place dated"),
+    ((phone,), "phone telephone mobile call phone_no dial number_to_call hotline landline cell"),
+    ((mail,), "email mail address e_mail contact_email write_to inbox"),
+    ((street,), "street address road lane lives_at street_name located_at house"),
+)  # fmt: skip
+SORTS: dict[Maker, tuple[str, ...]] = {maker: tuple(words.split()) for makers, words in _SORTS for maker in makers}
+
+
+def _sorted_names(d: Draw, makers: dict[str, Maker]) -> dict[str, str]:
+    """Another name for each field that is the only one of its sort: the sort tells which value is meant."""
+    sorts = {name: SORTS[make] for name, make in makers.items() if make in SORTS}
+    alone = [name for name, words in sorts.items() if list(sorts.values()).count(words) == 1]
+    new: dict[str, str] = {}
+    for name in alone:
+        other = d.pick(sorts[name])
+        if other not in (*makers, *new.values()) and d.chance(0.8):
+            new[name] = other
+    return new
+
+
 def _renamed(d: Draw, names: Sequence[str], share: float) -> dict[str, str]:
     """Another name for a `share` of the fields, and for some records another spelling of all names."""
     new: dict[str, str] = {}
@@ -605,12 +633,12 @@ def _styled(d: Draw, told: str) -> str:
     return "".join(part if part.startswith("{") else change(part) for part in re.split(r"(\{\w+\})", told))
 
 
-def _told(d: Draw) -> tuple[dict[str, str], str, list[str]]:
-    """A record, a text that tells of it, and fields that the text lacks."""
+def _told(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
+    """A record, a text that tells of it, fields that the text lacks, and how the values were drawn."""
     if d.chance(0.15):
         names = dict.fromkeys(noun(d) if d.chance(0.6) else d.word() for _ in range(d.rng.randrange(2, 7)))
         record = {name: any_value(d) for name in names}
-        return record, _lines(d, record), []
+        return record, _lines(d, record), [], {}
     makers, texts = d.pick(DOMAINS)
     record = {name: make(d) for name, make in makers.items()}
     if d.chance(0.12):
@@ -620,7 +648,7 @@ def _told(d: Draw) -> tuple[dict[str, str], str, list[str]]:
         told = "".join(f"{{{name}}}" for name in shown)
     else:
         told = _styled(d, d.vary(d.pick(texts)))
-        before, after = (d.vary(d.pick(NOISE)).format(a=noun(d)) for _ in range(2))
+        before, after = (d.vary(d.pick(NOISE)).format(a=noun(d)) if d.chance(0.35) else "" for _ in range(2))
         worded_told = d.strange(told) if d.chance(0.4) and ":" not in told else told
         # a sign shows where the last value ends
         end = "" if worded_told[-1] in ".!?" or not after else d.pick((".", ".", " -", ";", "\n"))
@@ -631,7 +659,7 @@ def _told(d: Draw) -> tuple[dict[str, str], str, list[str]]:
         text = f"{text} {d.pick(('Also,', 'Besides,', 'And', 'Moreover,', 'P.S.'))} the {(key := noun(d))} is {(value := any_value(d))}."
         absent = [name for name in absent if name != key]
         record |= {key: value} if key not in record and key not in makers else {}
-    return record, text, absent
+    return record, text, absent, makers
 
 
 def _with_missing(d: Draw, wish: str, stand_in: str) -> str:
@@ -646,7 +674,7 @@ def everyday_json(d: Draw) -> Sample:
     """One or two texts, and the fields wanted of each as JSON."""
     messages: list[Message] = _system(d, 0.15)
     for _ in range(d.pick((1, 1, 1, 2))):
-        record, text, absent = _told(d)
+        record, text, absent, makers = _told(d)
         fields = d.some(list(record), d.rng.randrange(1, len(record) + 1))
         lacks: list[str] = []
         says_missing = d.chance(0.12)
@@ -656,6 +684,8 @@ def everyday_json(d: Draw) -> Sample:
             lacks = [d.pick(absent if absent and d.chance(0.5) else never)]
             fields.insert(d.rng.randrange(len(fields) + 1), lacks[0])
         keys = _renamed(d, [*fields, *(n for n in (*record, *absent) if n not in fields)], 0.25)
+        if d.chance(0.3) and len(told := set(record) & set(makers)) == len(record):
+            keys |= _sorted_names(d, {name: makers[name] for name in makers if name in told})
         typed = {
             f: d.pick(("string", "string", "number", "number" if "." in record[f] else "integer"))
             if f not in lacks and _is_number(record[f])
@@ -1068,6 +1098,10 @@ PRONOUNS: tuple[tuple[tuple[str, ...], tuple[str, ...], str, Maker], ...] = (
 _PRONOUN_OF = (ANIMALS, KINDS_OF["family"], tuple("exam meeting party concert interview wedding haircut lesson trip visit surgery move course race test hearing".split()), tuple("key passport umbrella wallet ring phone watch diary ticket camera letter map hammer drill torch scarf".split()), tuple("bike sofa lamp jacket phone tent kettle guitar bed desk boat camera drum coat printer saddle".split()))  # fmt: skip
 
 
+# what another model might say to a fact
+REPLIES = tuple("Okay.|Okay!|Noted!|Noted.|Got it.|Got it!|I see.|All right.|Sure.|Right.|Understood.|Good.|Great.|Fine.|Will do.|Thanks.|Thank you, noted.|Nice!|Very well.|Done.|Saved.|I will keep it in mind.|Good to know.|Of course.|Yes.|Interesting.|Lovely!|Cool.|Alright.|OK".split("|"))  # fmt: skip
+
+
 def _with_pronoun(d: Draw) -> Sample:
     """One fact, perhaps some talk, and a question that names it by a pronoun."""
     i = d.rng.randrange(len(PRONOUNS))
@@ -1119,7 +1153,7 @@ def everyday_recall(d: Draw) -> Sample:
         messages += [{"role": "user", "content": content}, {"role": "assistant", "content": asked[2]}]
     else:
         for i, (statement, _, _) in enumerate(facts):
-            reply = NOTED if d.chance(0.8) else d.pick(("Okay.", "Noted!", "Got it.", "I see.", "All right.", "Sure."))
+            reply = NOTED if d.chance(0.6) else d.pick(REPLIES)
             messages += [
                 {"role": "user", "content": statement},
                 {"role": "assistant", "content": reply, "is_given": reply != NOTED},
@@ -1305,7 +1339,7 @@ CHAT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("[Can|Could|Will|Would] you [call me|come here|come over|visit me|meet me|marry me|hold my hand|make coffee|do the dishes|wash my car|walk my dog|play chess|play a game|cook dinner|dance|drive me home|see pictures|hear music|talk aloud][?|]", "[Send|Text|Mail|Phone|Email] [me|my mother|{n}|my boss] [a picture|a photo|a message|money|later|tomorrow][.|!|]", "[Write|Compose|Make up] [a sonnet|my homework|my essay|a novel|a love letter|a limerick|a speech for {n}|a song about the {a}][.|!| please.|]", "[Sing|Dance|Whistle|Laugh|Draw something|Paint a {a}|Tell a joke|Tell me a bedtime story|Make me laugh|Do a trick][!|.| for me.|]", "[Give|Offer] me [legal advice|a diagnosis|a plan for my life|a workout plan|a diet|a business idea|the lottery numbers][.|]", "[Predict|Guess|Tell] [the future|my future|the lottery numbers|who will win|my fortune][.|!|]", "[Fix|Repair|Clean|Paint|Feed] my [{a}|car|house|cat|roof|phone][.|!| now.|, please.]", "[Translate|Turn] my [letter|poem|book|mail] into [Greek|Dutch|Polish|Turkish|Arabic][.|]", "[Write|Code|Program] [me |][a website|an app|a game|a script|some code|a sorting function|a chess engine][.|!| in Python.|]", "[Summarise|Review|Proofread|Rewrite] [my thesis|the book|my novel|the film|this long report|my CV][.|]", "[Let's|Let us|Can we] [play a game|play hangman|go for a walk|have lunch|watch a film|dance][.|!|?|]"), CANNOT),
     (("[What|Which] [time|day|date|year|month] [is it|do we have|are we in][?| now?| today?|]", "[Who|Which team] won [the cup|the match|the election|last night|the war|the game yesterday][?|]", "[What's|What is|How is] the [weather|traffic|temperature|exchange rate|stock market|football score] [like |][today|now|outside|tomorrow][?|]", "Where [am I|is the next shop|is my phone|is everybody|is the nearest station][?|]", "[Why|How come] [is the sky blue|is grass green|do birds sing|is the sea salty|do we dream|do cats purr|is ice cold|is fire hot][?|]", "[How many|What number of] [stars are there|people are there|bones has a man|days are left|countries are there|planets are there][?|]", "[What|Which] is the [highest mountain|longest river|biggest animal|fastest car|best film|meaning of life|speed of light|largest ocean|smallest country|boiling point of iron][?|]", "[Who|Which person] [invented the wheel|was the first king|painted the ceiling|discovered penicillin|walked on the moon first|wrote the bible|is the richest man|is the prime minister][?|]", "Do [aliens|ghosts|unicorns|dragons] exist[?|]", "[Is there|Was there|Will there be] [life on Mars|a god|a war|school tomorrow|snow at Christmas|a train tonight][?|]", "[When|In which year] [did the war end|was the wheel invented|did dinosaurs live|is the next eclipse|does the sun rise|is Easter][?|]", "[Which|What] [is better|is cheaper|is healthier], [tea or coffee|a cat or a dog|a train or a plane|{a} or {a}][?|]", "[Define|Explain the word|Meaning of] [{a}|love|entropy|democracy|gravity|irony][.|?|]", "[What|Tell me what] [am I thinking|will happen tomorrow|did I do yesterday|did I dream|do I have in my hand|my neighbour said][?|.]"), NO_IDEA),
     (("What's Banyan?", "[What|Which] is Banyan for?", "[Explain|Describe] Banyan[.| to me.|]", "Banyan?", "What do you know about Banyan?"), "Banyan is a language and a runtime for programs that call language models."),
-    (("[How|how] [large|small|many weights|old] are you?", "[What|Which] size are you?", "How many parameters?"), "I have about three million parameters."),
+    (("[How|how] [large|small|many weights|old] are you?", "[What|Which] size are you?", "How many parameters?"), "I have a few million parameters."),
 )  # fmt: skip
 UNKNOWN = (
     "[What|Which] [is|was] the [capital|population|currency|flag|largest city|area|language|king|history|size] of {p}?", "[Who|Which person] [is|was|became] the [president|king|queen|leader|author|founder|mayor|inventor|captain|singer] of [{p}|the {a}|{t}]?", "[Who|who] [wrote|made|invented|painted|discovered|won|built|founded|directed|sang] [{t}|the {a}|the {a} in {y}][?|]",
@@ -1542,7 +1576,7 @@ def _any_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
 
 def everyday_tools(d: Draw) -> Sample:
     """One to three questions with up to six tools offered; also talk that needs none of them."""
-    chosen = [d.pick(USES) if d.chance(0.6) else _any_tool(d) for _ in range(d.pick((1, 1, 1, 2, 3)))]
+    chosen = [d.pick(USES) if d.chance(0.6) else _any_tool(d) for _ in range(d.pick((1, 1, 2, 2, 3)))]
     chosen = list({tool.name: use for use in chosen for tool in use[:1]}.values())
     offered = [tool for tool, _, _ in chosen] + d.some(
         (CALCULATOR, CONVERT, ADD_DAYS, DAYS_BETWEEN), d.pick((1, 1, 2, 3))
