@@ -93,7 +93,8 @@ def test_requests_and_contexts_that_fit() -> None:
 
 @pytest.mark.parametrize(("max_running", "kv_dtype"), [(4, "auto"), (5, "int8")])
 def test_fit_is_int8_where_dtype_holds_too_few_contexts(max_running: int, kv_dtype: str) -> None:
-    options = {"kv_memory": str(4 * 2048 * 4096), "max_running": max_running, "device": "cpu"}
+    four_contexts = 4 * 2048 * bn.size("pocket", "1GB", device="cpu").kv_token_bytes
+    options = {"kv_memory": str(four_contexts), "max_running": max_running, "device": "cpu"}
     assert bn.size("pocket", "1GB", kv_dtype="fit", **options) == bn.size("pocket", "1GB", kv_dtype=kv_dtype, **options)
 
 
