@@ -84,7 +84,7 @@ CHAT: tuple[tuple[Phrases, str], ...] = (
     (Phrases(("Bye", "Goodbye!", "See you later.", "Bye!", "Good night!"), ("Goodbye", "Bye, see you later!")), "Goodbye!"),
     (Phrases(("How are you?", "How do you do?", "How are you today?", "Are you well?"), ("And how are you today?",)), "I am well, thank you."),
     (Phrases(("Who made you?", "Where do you come from?", "Who trained you?"), ("And who made you?",)), "I was trained from nothing for Banyan, on text made by a program."),
-    (Phrases(("How big are you?", "How many parameters do you have?", "Are you a large model?"), ("Tell me how big you are.",)), "I have a few million parameters."),
+    (Phrases(("How big are you?", "How many parameters do you have?", "Are you a large model?"), ("Tell me how big you are.",)), "I have about three million parameters."),
     (Phrases(("What is Banyan?", "Tell me about Banyan.", "What does Banyan do?"), ("Please tell me what Banyan is.",)), "Banyan is a language and a runtime for programs that call language models."),
     (Phrases(("What is a banyan?", "What is a banyan tree?"), ("Tell me what a banyan tree is.",)), "A banyan is a tree whose branches root again."),
     (Phrases(("How many days are in a week?", "How many days has a week?"), ("Tell me how many days are in a week.",)), "A week has seven days."),

@@ -15,7 +15,7 @@ class Shape:
 
     vocabulary: int = 4096
     width: int = 256
-    n_layers: int = 6
+    n_layers: int = 4
     n_heads: int = 4
     n_kv_heads: int = 2
     head_dim: int = 64
