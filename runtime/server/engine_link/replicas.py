@@ -144,7 +144,7 @@ class Replicas:
         return [one for one in empty if not one.is_rolled]
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
-        """End an engine for good. Its requests start again elsewhere. `then` is called once its process has ended."""
+        """End an engine for good. Its requests start again elsewhere. Settles `replica` once its process has ended."""
         self._replicas = [one for one in self._replicas if one is not replica]
         self._n_starts_before += replica.link.n_starts
         replica.link.dismiss(error)
