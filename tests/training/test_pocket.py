@@ -34,6 +34,7 @@ from pocket import (
     transcripts,
     words,
 )
+from pocket.muon import Muon
 from pocket.net import DRAFT, MAIN, BlockAttention, Net, Shape
 from pocket.words import BAD, GOOD, TOPICS, Draw, Phrases
 
@@ -455,6 +456,23 @@ def test_exported_model_equals_the_trained_one(raw, tmp_path):
     torch.testing.assert_close(loaded.logits(loaded(ids)), expected, atol=1e-4, rtol=1e-4)
 
 
+def test_muon_in_batches_equals_torchs():
+    generator = torch.Generator().manual_seed(1)
+    shapes = (24, 16), (16, 24), (24, 16), (16, 16)
+    ours, theirs = ([torch.ones(shape, requires_grad=True) for shape in shapes] for _ in range(2))
+    options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9}
+    optimisers = Muon(ours, **options), torch.optim.Muon(theirs, **options)
+    for _ in range(3):
+        for ours_one, theirs_one in zip(ours, theirs, strict=True):
+            ours_one.grad = torch.randn(ours_one.shape, generator=generator)
+            theirs_one.grad = ours_one.grad.clone()
+        for optimiser in optimisers:
+            optimiser.step()
+    for ours_one, theirs_one in zip(ours, theirs, strict=True):
+        assert (theirs_one - 1).abs().max() > 0.01
+        torch.testing.assert_close(ours_one, theirs_one, atol=1e-3, rtol=0)
+
+
 @pytest.mark.parametrize("length", [1, 37, 128, 300])
 def test_attention_for_training_and_its_gradient_equal_torchs(length):
     generator = torch.Generator().manual_seed(length)
@@ -468,14 +486,18 @@ def test_attention_for_training_and_its_gradient_equal_torchs(length):
     torch.testing.assert_close(*gradients)
 
 
-def test_layers_that_are_added_change_nothing_at_first(raw, tmp_path):
+@pytest.mark.parametrize(
+    "larger", [{"n_layers": 5}, {"feed_forward": 72}, {"n_layers": 3, "feed_forward": 72}], ids=str
+)
+def test_a_model_that_grows_computes_the_same_at_first(raw, tmp_path, larger):
     net = Net(TINY, 1)
     torch.nn.init.normal_(net.model.layers[1].mlp.down_proj.weight, generator=torch.Generator().manual_seed(1))
     train.export(net.bfloat16(), raw, tmp_path)
     ids = torch.arange(40)[None]
-    stored, grown = (train.load(tmp_path, dataclasses.replace(TINY, n_layers=n)) for n in (2, 5))
+    stored, grown = (train.load(tmp_path, dataclasses.replace(TINY, **more)) for more in ({}, larger))
     torch.testing.assert_close(grown(ids), stored(ids))
-    assert torch.equal(grown.model.layers[4].mlp.down_proj.weight, stored.model.layers[1].mlp.down_proj.weight)
+    last = [net.model.layers[-1].mlp.down_proj.weight[:, : TINY.feed_forward] for net in (grown, stored)]
+    assert torch.equal(*last)
 
 
 def test_shipped_files_have_their_shapes_and_size():

@@ -2,12 +2,13 @@
 
 import itertools
 import multiprocessing
+import os
 import random
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -19,7 +20,7 @@ from pocket.data import FIRST_MIXTURE, MIXTURE, stream
 from pocket.tokenizer import ADDED, SPECIAL
 
 BATCH_TOKENS = 2_048
-POOL_TOKENS, POOL_BATCHES = 65_536, 8  # of a pool, at least
+POOL_TOKENS, POOL_BATCHES = 65_536, 16  # of a pool, at least
 N_FIRST_BATCHES = 384  # are drawn from FIRST_MIXTURE, in whole pools
 COPY_SHARE = 0.05  # share of a pool's tokens
 SWAPPED = ("json", "everyday_json", "everyday_recall", "everyday_reading")
@@ -182,12 +183,18 @@ def pools(make: Callable[[int], list[Batch]], first: int, n_processes: int = 0) 
     if not n_processes:
         yield from map(make, itertools.count(first))
         return
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # inherited: each process would have a thread for each core
     processes = ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn"))
-    ahead: deque[Future[list[Batch]]] = deque()
+    ahead: deque[Future[list[tuple[Any, Any]]]] = deque()
     try:
         for pool in itertools.count(first):
-            ahead.append(processes.submit(make, pool))
+            ahead.append(processes.submit(_arrays, make, pool))
             if len(ahead) > 2 * n_processes:
-                yield ahead.popleft().result()
+                yield [Batch(*map(torch.from_numpy, arrays)) for arrays in ahead.popleft().result()]
     finally:
         processes.shutdown(cancel_futures=True)
+
+
+def _arrays(make: Callable[[int], list[Batch]], pool: int) -> list[tuple[Any, Any]]:
+    """The batches of a pool as arrays. Tensors between processes would each take a file descriptor."""
+    return [(batch.ids.numpy(), batch.chosen.numpy()) for batch in make(pool)]

@@ -34,6 +34,7 @@ from banyan.runtime.model.pocket import path
 from pocket import feed, score, tokenizer
 from pocket.chat import END, PAD
 from pocket.data import FAMILIES, samples
+from pocket.muon import Muon
 from pocket.net import DRAFT, MAIN, Net, Shape
 
 SEED = 2024
@@ -114,7 +115,7 @@ class Run:
         hidden = [p for n, p in self.net.named_parameters() if p.ndim == 2 and "embed" not in n]
         others = [p for n, p in self.net.named_parameters() if p.ndim == 1 or "embed" in n]
         self.optimisers: list[torch.optim.Optimizer] = [
-            torch.optim.Muon(hidden, lr=recipe.muon_rate, weight_decay=recipe.weight_decay, momentum=0.95),
+            Muon(hidden, lr=recipe.muon_rate, weight_decay=recipe.weight_decay, momentum=0.95),
             torch.optim.AdamW(others, lr=recipe.adam_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
         ]
         self.rates = [recipe.muon_rate, recipe.adam_rate]
@@ -165,19 +166,22 @@ class Run:
                 yield ready[i], *((pool, i + 1) if i + 1 < len(ready) else (pool + 1, 0))
             index = 0
 
-    def steps(self) -> Iterator[float]:
-        """Runs the remaining steps; yields the mean loss of each step in nats, over this rank's batches."""
+    def steps(self) -> Iterator[Tensor]:
+        """Runs the remaining steps; yields the mean loss of each step in nats, over this rank's batches.
+
+        The loss is a tensor on the device: to read it waits for the GPU, which then has nothing to do.
+        """
         started = time.monotonic()
         with contextlib.closing(self._batches()) as source:
             while (done := self._done(started)) < 1 and not self.is_stopped:
-                total, n = 0.0, 0
+                total, n = torch.zeros((), device=self.device), 0
                 for _ in range(self.recipe.n_batches):
                     batch, self.pool, self.index = next(source)
                     n += int(batch.chosen.sum())
                     self.n_tokens += batch.ids.numel()
                     loss = self._loss(batch)
                     loss.backward()
-                    total += loss.item()
+                    total += loss.detach()
                 self._update(n, self.recipe.rate(self.step, done))
                 self.step += 1
                 yield total / n
@@ -190,10 +194,15 @@ class Run:
 
     def _loss(self, batch: feed.Batch) -> Tensor:
         """The sum of the cross entropy at the chosen positions."""
-        ids, chosen = batch.ids.to(self.device), batch.chosen.to(self.device)
+        places = F.pad(batch.chosen, (0, 1)).flatten().nonzero()[:, 0]  # here, as its size is not known on a GPU
+        ids, places, targets = map(self._move, (batch.ids, places, batch.ids.flatten()[places + 1]))
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
-            hidden = self.net(ids)[:, :-1][chosen]
-            return self._nll(hidden, self.net.model.embed_tokens.weight, ids[:, 1:][chosen])
+            hidden = self.net(ids).flatten(0, 1).index_select(0, places)
+            return self._nll(hidden, self.net.model.embed_tokens.weight, targets)
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        """The tensor on the device; a GPU reads it when it comes to it."""
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     @staticmethod
     def _nll(hidden: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
@@ -203,9 +212,7 @@ class Run:
         """One optimiser step, of the learning rates times the factor. Every `MEAN_EVERY` steps the ranks take the mean
         of their weights, and stop if one must."""
         parameters = list(self.net.parameters())
-        for p in parameters:
-            assert p.grad is not None
-            p.grad /= n
+        torch._foreach_div_([p.grad for p in parameters if p.grad is not None], n)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimiser, rate in zip(self.optimisers, self.rates, strict=True):
             for group in optimiser.param_groups:
@@ -215,7 +222,7 @@ class Run:
             p.grad = None
         with torch.no_grad():
             if self.step % MEAN_EVERY == MEAN_EVERY - 1:
-                stop = torch.tensor([float(self.must_stop)], device=self.device)
+                stop = torch.tensor([float(self.must_stop)])
                 self.ranks.mean([*parameters, stop])
                 self.is_stopped = bool(stop > 0)
             torch._foreach_lerp_(self.average, parameters, 1 - self.recipe.average)
@@ -241,24 +248,24 @@ def export(net: Net, tok: Tokenizer, folder: Path) -> None:
 
 
 def load(folder: Path, shape: Shape) -> Net:
-    """Loads an exported folder in float32. If the shape has more layers, the others are put between those of the folder
-    and add nothing at first, so the net computes the same."""
-    net, tensors = Net(shape, 0), load_file(folder / "model.safetensors")
-    n_stored = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
-    grows = n_stored < shape.n_layers
-    if grows:
+    """Loads an exported folder in float32. If the shape has more layers, the new ones are put between those stored;
+    they and a wider feed-forward add nothing at first, so the net computes the same."""
+    net, stored = Net(shape, 0), load_file(folder / "model.safetensors")
+    n_stored = 1 + max(int(name.split(".")[2]) for name in stored if name.startswith("model.layers."))
+    if n_stored < shape.n_layers:
         for layer in net.model.layers:
             nn.init.zeros_(layer.self_attn.o_proj.weight)
             nn.init.zeros_(layer.mlp.down_proj.weight)
-        tensors = {_spread(name, n_stored, shape.n_layers): tensor for name, tensor in tensors.items()}
-    net.load_state_dict(tensors, strict=not grows)
+    tensors = net.state_dict()
+    for name, tensor in stored.items():
+        tensors[_spread(name, n_stored, shape.n_layers)][tuple(map(slice, tensor.shape))] = tensor
     return net
 
 
 def _spread(name: str, n_stored: int, n_layers: int) -> str:
     """The name of a stored tensor in a net of more layers: the first and the last layer stay the first and the last."""
     parts = name.split(".")
-    if parts[1] == "layers":
+    if parts[1] == "layers" and n_stored > 1:
         parts[2] = str(int(parts[2]) * (n_layers - 1) // (n_stored - 1))
     return ".".join(parts)
 
@@ -305,12 +312,14 @@ def train(
 
     started, before, losses = time.monotonic(), run.n_tokens, []
     for loss in run.steps():
-        assert math.isfinite(loss), f"step {run.step}: loss is {loss}"
         losses.append(loss)
-        if run.step % LOG_EVERY == 0 and ranks.rank == 0:
+        if run.step % LOG_EVERY == 0:
+            mean = float(torch.stack(losses).mean())
+            assert math.isfinite(mean), f"step {run.step}: loss is {mean}"
             speed = (run.n_tokens - before) / (time.monotonic() - started)
             place = f"{name} step {run.step} tokens {run.n_tokens / 1e6:.2f}M"
-            print(f"{place} loss {sum(losses) / len(losses):.4f} {speed:.0f} tokens/s", flush=True)
+            if ranks.rank == 0:
+                print(f"{place} loss {mean:.4f} {speed:.0f} tokens/s", flush=True)
             started, before, losses = time.monotonic(), run.n_tokens, []
         if run.step % SAVE_EVERY == 0:
             keep()
