@@ -88,9 +88,8 @@ MAX_LOGGED_NAME = 100
 """Most characters of a client's name for itself that the log shows."""
 
 PING = wire.encode(wire.Ping())
-ACKNOWLEDGE = wire.encode(wire.Acknowledge(0))[:-1]
-CANCEL = wire.encode(wire.Cancel(0, 0))[:-2]
-"""The first bytes of an encoded Acknowledge or Cancel: all but its numbers."""
+ACKNOWLEDGE, CANCEL = (wire.encode(one).partition(b"\0")[0] for one in (wire.Acknowledge(0), wire.Cancel(0, 0)))
+"""The first bytes of an encoded Acknowledge or Cancel: all that come before the number of its program."""
 
 LEAVE_TIMEOUT = 1.0
 """Seconds in which the last messages of a client that left are received, at most."""
