@@ -13,7 +13,20 @@ import re
 from collections.abc import Callable, Sequence
 
 from pocket.chat import Message, Sample, Target
-from pocket.subjects import GROUPS, INTENTS, KINDRED, KINDS_OF, NAMES_OF, NOUNS, PARTS, SAID, SENTENCES, SUBJECTS
+from pocket.subjects import (
+    CLAUSES,
+    GROUPS,
+    INTENTS,
+    KINDRED,
+    KINDS_OF,
+    NAMES_OF,
+    NOUNS,
+    OFTEN,
+    PARTS,
+    SAID,
+    SENTENCES,
+    SUBJECTS,
+)
 from pocket.tools import ADD_DAYS, CALCULATOR, CONVERT, DAYS_BETWEEN, FUNCTIONS, Function, Tool, run
 from pocket.transcripts import UNITS
 from pocket.words import ANIMALS, COLOURS, DAYS, JOBS, Draw
@@ -772,17 +785,29 @@ def _system(d: Draw, share: float) -> list[Message]:
 FUNCTION_WORDS = "the a my our this that is was are were has have had not no and or but if in on at to of for with by from it they we you I he she when after before why how what still again now then so too very all two three".split()  # fmt: skip
 
 
-def _text_of(d: Draw, words: Sequence[str], parts: tuple[Sequence[str], ...] = ()) -> str:
-    """A sentence about a subject: a template, or its words among words that say little."""
+def _close(text: str) -> str:
+    """Without spaces that an empty choice left before a sign."""
+    return text.strip().replace(" .", ".").replace(" !", "!").replace(" ,", ",")
+
+
+def _text_of(d: Draw, words: Sequence[str], parts: tuple[Sequence[str], ...], name: str, others: set[str]) -> str:
+    """A sentence about a subject: a template, or its words among words that say little, none of them of `others`."""
     way = d.rng.random()
-    if way < 0.45 and parts and min(map(len, parts)) > 1:
+    text = ""
+    if name in CLAUSES and d.chance(0.45):
+        text = _close(d.vary(d.pick(CLAUSES[name])).format(n=first(d)) + d.pick((".", "", ".", "!")))
+        text = "" if others.intersection(re.findall("[a-z]+", text.lower())) else text
+    if text:
+        pass
+    elif way < 0.45 and parts and min(map(len, parts)) > 1:
         nouns, verbs, adjectives = parts
         (a, b), (v, w), (j, h) = d.some(nouns, 2), d.some(verbs, 2), d.some(adjectives, 2)
         text = d.vary(d.pick(SENTENCES)).format(a=a, b=b, v=v, w=w, j=j, h=h, n=first(d))
     elif way < 0.8:
         a, b, c = d.some(words, 3)
+        other = b if d.chance(0.7) else noun(d)
         text = d.vary(d.pick(SAID)).format(
-            a=a, b=b if d.chance(0.7) else noun(d), c=c if d.chance(0.5) else d.word(), n=first(d)
+            a=a, b=b if other in others else other, c=c if d.chance(0.5) else d.word(), n=first(d)
         )
     else:
         n = d.rng.randrange(1, 4)
@@ -800,7 +825,7 @@ def _text_of(d: Draw, words: Sequence[str], parts: tuple[Sequence[str], ...] = (
 
 
 def _intent_text(d: Draw, ways: Sequence[str]) -> str:
-    text = d.vary(d.pick(ways)).format(a=_plain(d), b=_plain(d), n=first(d))
+    text = _close(d.vary(d.pick(ways)).format(a=_plain(d), b=_plain(d), n=first(d)))
     return casual(d, text) if d.chance(0.2) else text
 
 
@@ -818,27 +843,27 @@ def _apart(d: Draw, n: int) -> list[str]:
     return names
 
 
+_WORDS_OF = {name: {*SUBJECTS[name], *(word for part in PARTS[name] for word in part)} for name in SUBJECTS}
+
+
 def _makers(d: Draw, n: int) -> tuple[list[list[str]], list[Callable[[], str]]]:
     """What may stand for each of n classes as its label, and what makes a text of it."""
     kind = d.rng.random()
-    if kind < 0.12:
+    if kind < 0.1:
         names = _apart(d, n)
         return [[name, *NAMES_OF[name]] for name in names], [
             lambda ways=INTENTS[name]: _intent_text(d, ways)  # type: ignore[misc]
             for name in names
         ]
-    if kind < 0.34:
-        group = d.pick(GROUPS)
+    if kind < 0.41:
+        group = d.pick(GROUPS) if kind < 0.33 else d.pick(OFTEN)
         keys = d.some(tuple(group), min(n, len(group)))
         return [key.split("|") for key in keys], [
             lambda ways=group[key]: _intent_text(d, ways)  # type: ignore[misc]
             for key in keys
         ]
-    names = d.some(("joy", "anger"), 2) if kind < 0.4 else d.some(tuple(SUBJECTS), n)
-    shared = [
-        {word for other in names if other != name for word in (*SUBJECTS[other], *(w for p in PARTS[other] for w in p))}
-        for name in names
-    ]
+    names = d.some(("joy", "anger"), 2) if kind < 0.45 else d.some(tuple(CLAUSES if d.chance(0.4) else SUBJECTS), n)
+    shared = [set().union(*(_WORDS_OF[other] for other in names if other != name)) for name in names]
     own = [[word for word in SUBJECTS[name] if word not in others] for name, others in zip(names, shared, strict=True)]
     parts = [
         tuple([word for word in part if word not in others] for part in PARTS[name])
@@ -847,8 +872,8 @@ def _makers(d: Draw, n: int) -> tuple[list[list[str]], list[Callable[[], str]]]:
     if any(len(words) < 4 for words in own):
         return _makers(d, n)
     return [[name, *NAMES_OF[name]] for name in names], [
-        lambda w=words, p=part: _text_of(d, w, p)  # type: ignore[misc]
-        for words, part in zip(own, parts, strict=True)
+        lambda w=words, p=part, n=name, o=other: _text_of(d, w, p, n, o)  # type: ignore[misc]
+        for words, part, name, other in zip(own, parts, names, shared, strict=True)
     ]
 
 
@@ -860,7 +885,11 @@ def _labels(d: Draw, options: Sequence[Sequence[str]]) -> list[str]:
         others = [{n for o in options if o is not mine for n in o} for mine in options]
         if not any(label in names for label, names in zip(labels, others, strict=True)):
             return labels
-    labels = [noun(d) for _ in options] if way > 0.85 else d.distinct("label", len(options))
+    if 0.65 < way < 0.75:  # signs and codes
+        marks = d.pick(MARKS)
+        if len(marks) >= len(options):
+            return d.some(marks, len(options))
+    labels = [noun(d) for _ in options] if way > 0.88 else d.distinct("label", len(options))
     return labels if len(set(labels)) == len(options) else d.distinct("label", len(options))
 
 
@@ -875,19 +904,58 @@ LEADS = ("", "", "", "[Label|Sort|Tag|Mark|Classify] [the texts|each line|the la
     "[Decide|Tell|Say|State] [which|what] [class|group|kind|label|tag|category] [each text|every line|the last one] [is|belongs to|has][.|:]", "[Here are|These are|Below are] [some|a few|labelled|sorted] [examples|texts|lines|cases][.|:]", "[Assign|Give|Put] [one|exactly one] of [these|the] [labels|tags|categories|classes][:|,] {l}[.|]", "[Categories|Options|Possible labels|Allowed answers|Choices|Groups]: {l}[.|]", "[Sort|Route|File|Send] [each|every] [mail|ticket|message|request] [to|into|under] [one of |]{l}[.|]", "[Is it|Is this|Is the text] {l}?", "[Answer|Reply|Respond] with [the label|one word|the class] only[.|:]", "[Pick|Use|Take] one: {l}", "[Follow|Use|Go by] the [examples|pattern|samples][.|:]", "[What|Which] [label|tag|class|topic|category|type] [comes next|is next|fits the last text|does the last one get]?", "[Text classification|Sorting task|Labelling|Classifier|Few-shot task][:|.]", "[We|I] [sort|label|file] [our|my] [mails|notes|tickets|reviews] [like this|as follows|so][:|.]", "[You are|Act as|Be] a [classifier|sorter|labeller|mail sorter][.|: {l}.]", "[Detect|Recognise|Predict|Determine|Identify] the [label|mood|intent|topic|kind] [of each text|of the text|][.|:]",
 )  # fmt: skip
 
+MARKS = tuple(tuple(row.split()) for row in ("1 2 3 4 5 6 7 8 9", "0 1", "A B C D E F G H", "a b c d e f", "X Y Z", "I II III IV V VI", "L1 L2 L3 L4 L5", "+ - ? ! *", "☀ ☂ ★ ♥ ☎ ✂", "🙂 🚗 🌳 🍎 🐶 ⚽", "red green blue yellow black white", "alpha beta gamma delta epsilon", "100 200 300 400 500", "class_a class_b class_c class_d", "<1> <2> <3> <4>", "north south east west", "left right up down", "foo bar baz qux", "T-01 T-02 T-03 T-04", "one two three four five six"))  # fmt: skip
+_OF_TEXT = "Text Sentence Question Ticket Comment Note Message Input Item Post Email Report Case Example Phrase Request Title Chat Query Content Document Utterance Statement Excerpt Snippet Fragment Body Words Quote Remark Letter SMS Feedback Voice Caller Guest|A caller said|Someone asks|He writes|We got|Today's mail|This came in|What they said|The client says|Read".split("|")  # fmt: skip
+_OF_TEXT = (*_OF_TEXT[0].split(), *_OF_TEXT[1:])
+_OF_LABEL = "Label Topic Kind Queue Tag Type Category Group Folder Team Section Mood Intent Output Answer Result Verdict Code Mark Field Stamp Desk Drawer Heading Theme Decision Target Choice Route Shelf Sort|Belongs to|Passed on to|I call this|So it is|Stored in|Handled by|Sent to|That makes it|Best fit|This one is".split("|")  # fmt: skip
+_OF_LABEL = (*_OF_LABEL[0].split(), *_OF_LABEL[1:])
+_QUOTES = (("'", "'"), ("«", "»"), ("“", "”"), ("`", "`"), ("<t>", "</t>"), ("[", "]"), ("(", ")"), ("**", "**"), ("{", "}"), ("''", "''"), ("<<", ">>"), ("_", "_"), ("", ""), ("", ""), ("", ""))  # fmt: skip
+_BETWEEN = (",", ",", ";", "\t", " |", " ->", " -->", " :", " -", " /", " #", " →", " ::", ":", " is", " as", " means", " goes to", " =", " >", "..", " //", "|", " class=")  # fmt: skip
+_STARTS = ("", "", "", "", "-- ", "* ", "> ", "# ", "+ ", "• ", "| ", "row: ", "@ ")
+_FIXED = (('{"text": "', '", "label": "', '"}\n'), ('{"input": "', '", "output": "', '"}\n'), ("| ", " |", " |\n"), ("<doc>", "</doc><tag>", "</tag>\n"), ('("', '", "', '"),\n'), ("text=", ";label=", "\n"))  # fmt: skip
+
+_TIGHT = {before for before, between, _ in _FIXED if between[-1] in '">='}
+
+
+def _form(d: Draw) -> tuple[str, str, str]:
+    """What stands before a text, between it and its label, and after the label."""
+    way = d.rng.random()
+    if way < 0.35:
+        return d.pick(FORMS)
+    if way < 0.42:
+        return d.pick(_FIXED)
+    opening, closing = d.pick(_QUOTES)
+    if way < 0.7:
+        return (
+            d.pick(_STARTS) + opening,
+            closing + d.pick(_BETWEEN).rstrip(" "),
+            d.pick(("\n", "\n", "\n", "\n\n", ";\n")),
+        )
+    a, b = d.pick(_OF_TEXT), d.pick(_OF_LABEL)
+    if d.chance(0.2):
+        a, b = (a.lower(), b.lower()) if d.chance(0.5) else (a.upper(), b.upper())
+    is_sign, line = d.pick((":", ":", ":", ":", " =", " -", " >", "")), d.pick(("\n", "\n", "\n", " | ", " / ", ". "))
+    after = d.pick(("\n\n", "\n\n", "\n\n", "\n---\n", "\n##\n")) if line == "\n" else "\n"
+    return f"{a}{is_sign or ':'} {opening}", f"{closing}{line}{b}{is_sign or ':'}", after
+
 
 def everyday_few_shot(d: Draw) -> Sample:
     """Two to six examples of each label, or a table of many rows; then texts of the same subjects."""
-    n = d.pick((2, 2, 2, 3, 3, 4))
+    n = d.pick((2, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6, 7))
     names, makers = _makers(d, n)
     labels = _labels(d, names)
     if d.chance(0.15):
         labels = [label.upper() if d.chance(0.2) else label.capitalize() for label in labels]
     k = d.pick((2, 3, 3, 4, 4, 5, 6)) if d.chance(0.9) else d.pick((8, 12))
+    if n > 4:
+        k = min(k, 3)
     order = [i for i in range(len(names)) for _ in range(k)]
+    if d.chance(0.3) and k > 2:  # not as many of each
+        order = [i for i in range(len(names)) for _ in range(d.rng.randrange(1, k + 1))]
     d.rng.shuffle(order)
-    before, between, after = d.pick(FORMS)
-    gap = "" if between[-1] in ",\t\n;<" and d.chance(0.7) else " "
+    before, between, after = _form(d)
+    is_tight = before in _TIGHT or (between[-1] in ",\t\n;<" and d.chance(0.7))
+    gap = "" if is_tight else " "
     seen: set[int] = set()
     parts: list[str] = []
     for i in order:
@@ -1472,7 +1540,7 @@ USES: tuple[tuple[Tool, tuple[str, ...], dict[str, Maker]], ...] = (
     (Tool("log_workout", "Logs a training.", {"sport": "string", "minutes": "integer"}), ("[I did|Did|Log|Just finished] {minutes} minutes of {sport}[.|]", "[Log|Save|Add] {sport}, {minutes} min[.|]", "{sport} for {minutes} minutes today[.|, log it]", "Today: {minutes} mins of {sport}"), {"sport": SPORTS, "minutes": whole(5, 240)}),
     (Tool("crop_price", "Market price of a crop", {"crop": "string"}), ("[What|How much] [do|does|is] {crop} [cost|sell for|go for][ now| today|]?", "[Price|Market price] of {crop}[?|]", "[Is it|Should I] [time to |]sell {crop}?", "{crop} price[?|]"), {"crop": CROPS}),
     (Tool("soil_moisture", "Moisture of the soil of a field", {"field": "string"}), ("[Is|Was] field {field} [dry|wet|too dry]?", "[How wet|How dry|How moist] is field {field}?", "[Moisture|Soil] [of|in] field {field}[?|]", "Does field {field} need water?"), {"field": code}),
-    (Tool("wild_animal", "Facts about an animal.", {"animal": "string"}), ("[What|Where] does a {animal} [eat|live|sleep]?", "[Facts|Something|Tell me] about the {animal}[.|, please|]", "How [long|big|old] [is|does] a {animal} [get|live|]?", "[Is|Can] a {animal} [dangerous|rare|swim]?"), {"animal": WILD}),
+    (Tool("wild_animal", "Facts about an animal.", {"animal": "string"}), ("[What|Where] does a {animal} [eat|live|sleep]?", "[Facts|Something|Tell me] about the {animal}[.|, please|]", "How [long|old|big] does a {animal} [get|grow]?", "[Is a {animal} dangerous|Is a {animal} rare|Can a {animal} swim]?"), {"animal": WILD}),
     (Tool("element", "Data of a chemical element", {"symbol": "string"}), ("[What|Which element] is {symbol}?", "[Mass|Number|Weight|Melting point] of {symbol}[?|]", "[Tell me about|Data on|Look up] {symbol}[.|]", "At what temperature does {symbol} melt?"), {"symbol": GASES}),
     (Tool("moon_phase", "Phase of the moon on a date", {"date": "string"}), ("[Is|Was] it full moon on {date}?", "[Moon|Phase|What moon] [on|of|at] {date}[?|]", "How [does|will|did] the moon look on {date}?", "Moon phase {date}"), {"date": Draw.date}),
     (Tool("case_status", "State of a court case.", {"case_no": "string"}), ("[What|Any news] about case {case_no}?", "[Status|State] of [case |]{case_no}[?|]", "[Has|Was] case {case_no} [been |][decided|closed|heard]?", "Look up [court file|case] {case_no}[.|]", "[Re|Ref] {case_no}: where do we stand?"), {"case_no": code}),
@@ -1511,11 +1579,11 @@ QUESTIONS = (  # for tools of any name
     "[Regarding|About|As for|Concerning] {x}: {v} the {a}[.|, please.]", "[Kindly|Now|Next|Then|Also] {v} the {a} [of|for|with] {x}[.|]", "[Have|Has] [the|a] {a} [for|of] {x} [been done|come|changed][?|]", "[When|Where|How] is the {a} [of|for] {x}[?|]", "[Let's|Let us|We should|You must|Go and] {v} [the|a] {a} [for|with|of] {x}[.|!]", "{f} {x}", "[run|do|try] {f}: {x}", "({a}) {x}", "NEED {a} {x}", "[What do we know|Anything] about the {a} [of|for] {x}?", "[The|A] {a} [for|of] {x} [is missing|is needed|please][.|]", "[Curious|Wondering]: {a} of {x}?",
 )  # fmt: skip
 EXPRESSIONS: dict[str, tuple[str, ...]] = {
-    "{a}*{b}": ("{b} [packs|crates|tins|bottles|rolls] [of|at|for] {a} [each|apiece|a piece]. [Total|How much|All in all|What do I pay][?|]", "[A|One] {i} [goes for|sells at|is priced at|comes to] {a}[.|;] {n} [takes|wants|needs|gets] {b}[.|;] [what is the bill|how much in total|total cost|what must {n} pay][?|]", "[A car|A train|{n}|A bike|The bus] [drives|goes|travels|covers] {a} [km|miles] [an hour|each day|per hour|a day]. [How far|What distance] [in|after] {b} [hours|days|h][?|]", "[Rent|Petrol|Lunch|The gym|My phone] [costs|is] {a} [a month|a week|a day|per month]. [How much is that|What do I pay|Cost] [for|in|over] {b} [months|weeks|days][?|]", "[The|A|My] [room|garden|field|wall|floor] is {a} [by|x|times] {b} [metres|m|feet], [what is the area|what area is that|how big is it][?|]", "{b} [rows|shelves|tables|teams] [with|of] {a} [seats|books|people|{i}s] [each|in each|per row] [make|makes|gives|is] how many[?|]", "[{b} hours|{b} days] at {a} [an hour|a day|per hour|per day][, what do I earn|: pay|, how much do I get|. My pay][?|]", "{a} [each|apiece], {b} of them[, total|: total|. Total][?|]", "[product|the product] of {a} and {b}[?|]", "[Each|Every] [child|guest|pupil|player] [gets|needs|eats|receives] {a} {i}s. [There are|With] {b} [of them|children|guests|pupils][.|,] how many {i}s [is that|do we need|altogether][?|]", "can u do {a} [times|x|*] {b}[ pls| for me|]", "[Work out|Solve|Figure out|Do] {a} [times|x|*|multiplied by] {b}[.|!|]", "{a} multiplied {b} times over[?| is what?]", "[A dozen|Twelve|Some]? No, I need {b} {i}s, {a} [each|apiece][.|,] what does that [cost|make][?|]", "{n} [saves|spends|pays|reads|swims] {a} every [day|week|month]. [How much|How many] [is it|will it be|are that] [after|in] {b} [days|weeks|months]?", "Price {a}, quantity {b}, total?", "[what's|whats|What is|how much is|calc|compute] {a} [times|x|*|multiplied by|by] {b}[?|]", "{a} [times|x|*] {b}[?| =| = ?|]", "[One|A|Each] {i} [costs|is] {a}[ euros| dollars|], [what|how much] [do I pay for|are|will be] {b}[ of them|][?|]", "I [buy|bought|ordered|take] {b} {i}s [at|for] {a} [each|apiece|per piece|a piece][.|,] [how much is it|what does it cost|what's the total|what do I owe][?|]", "[There are|We have|I see] {b} [boxes|bags|rows|shelves|trays] [of|with] {a} {i}s[ each|]. How many [is that|{i}s are there|in all|together][?|]", "{n} [works|reads|runs|earns|sells] {a} [a day|every day|per week|each time], how much [in|after|over] {b} [days|weeks|times][?|]", "[Multiply|Take] {a} [by|times] {b}[.|, please|]", "[A|One|Every] [box|bag|tray|pack] [has|holds] {a} {i}s[,| and] [I need|we bought|there are] {b}. How many {i}s[ in all|]?", "If [I|we|you] [get|order|sell] {b} {i}s for {a} each, [what's|what is|how much is] [the total|it|that][?|]"),
+    "{a}*{b}": ("{a} {i}s [to|in|per|for] [a|each|every] [crate|bus|box|bag|team|class|shelf|lorry], {b} [of them|such|in all|of those][.|,|:] [how many|total|count|sum][?|]", "[We|They|I] [order|have|fill|need|load] {b} [crates|buses|boxes|bags|vans|jars|trays], [each|every one|one] [holds|has|takes|seats|carries] {a}[ {i}s|][.|,|;] [how many|what is that|total|how many {i}s] [in all|altogether|together|][?|]", "{b} [nights|lessons|shifts|trips|turns|visits] [of|at|with] {a} [hours|minutes|km|euros] [each|][.|,|:] [how many [hours|minutes|km|euros]|total|all told][?|]", "{b} [packs|crates|tins|bottles|rolls] [of|at|for] {a} [each|apiece|a piece]. [Total|How much|All in all|What do I pay][?|]", "[A|One] {i} [goes for|sells at|is priced at|comes to] {a}[.|;] {n} [takes|wants|needs|gets] {b}[.|;] [what is the bill|how much in total|total cost|what must {n} pay][?|]", "[A car|A train|{n}|A bike|The bus] [drives|goes|travels|covers] {a} [km|miles] [an hour|each day|per hour|a day]. [How far|What distance] [in|after] {b} [hours|days|h][?|]", "[Rent|Petrol|Lunch|The gym|My phone] [costs|is] {a} [a month|a week|a day|per month]. [How much is that|What do I pay|Cost] [for|in|over] {b} [months|weeks|days][?|]", "[The|A|My] [room|garden|field|wall|floor] is {a} [by|x|times] {b} [metres|m|feet], [what is the area|what area is that|how big is it][?|]", "{b} [rows|shelves|tables|teams] [with|of] {a} [seats|books|people|{i}s] [each|in each|per row] [make|makes|gives|is] how many[?|]", "[{b} hours|{b} days] at {a} [an hour|a day|per hour|per day][, what do I earn|: pay|, how much do I get|. My pay][?|]", "{a} [each|apiece], {b} of them[, total|: total|. Total][?|]", "[product|the product] of {a} and {b}[?|]", "[Each|Every] [child|guest|pupil|player] [gets|needs|eats|receives] {a} {i}s. [There are|With] {b} [of them|children|guests|pupils][.|,] how many {i}s [is that|do we need|altogether][?|]", "can u do {a} [times|x|*] {b}[ pls| for me|]", "[Work out|Solve|Figure out|Do] {a} [times|x|*|multiplied by] {b}[.|!|]", "{a} multiplied {b} times over[?| is what?]", "[A dozen|Twelve|Some]? No, I need {b} {i}s, {a} [each|apiece][.|,] what does that [cost|make][?|]", "{n} [saves|spends|pays|reads|swims] {a} every [day|week|month]. [How much|How many] [is it|will it be|are that] [after|in] {b} [days|weeks|months]?", "Price {a}, quantity {b}, total?", "[what's|whats|What is|how much is|calc|compute] {a} [times|x|*|multiplied by|by] {b}[?|]", "{a} [times|x|*] {b}[?| =| = ?|]", "[One|A|Each] {i} [costs|is] {a}[ euros| dollars|], [what|how much] [do I pay for|are|will be] {b}[ of them|][?|]", "I [buy|bought|ordered|take] {b} {i}s [at|for] {a} [each|apiece|per piece|a piece][.|,] [how much is it|what does it cost|what's the total|what do I owe][?|]", "[There are|We have|I see] {b} [boxes|bags|rows|shelves|trays] [of|with] {a} {i}s[ each|]. How many [is that|{i}s are there|in all|together][?|]", "{n} [works|reads|runs|earns|sells] {a} [a day|every day|per week|each time], how much [in|after|over] {b} [days|weeks|times][?|]", "[Multiply|Take] {a} [by|times] {b}[.|, please|]", "[A|One|Every] [box|bag|tray|pack] [has|holds] {a} {i}s[,| and] [I need|we bought|there are] {b}. How many {i}s[ in all|]?", "If [I|we|you] [get|order|sell] {b} {i}s for {a} each, [what's|what is|how much is] [the total|it|that][?|]"),
     "{a}+{b}": ("{a} [plus|+|and] {b} [is|makes|gives|equals] [what|how much][?|]", "[Shoes|The bag|Bread|A ticket|The book] [for|at|costs] {a}[,|;] [a hat|a belt|milk|a drink|a pen] [for|at|costs] {b}[.|,|;] [altogether|in total|sum|what do I pay|how much is it all][?|]", "{n} is {a} [years old|] and [I am|her brother is|his sister is|the teacher is] {b} years older. How old [am I|is the brother|is that|is the other one][?|]", "[I|We|{n}] [had|owned|found|started with] {a} {i}s and [got|bought|found|received] {b} more[.|,] how many [now|in total|are there|do I have][?|]", "[First|Morning|Day one|Leg one]: {a}[ km| miles|]. [Then|Evening|Day two|Leg two]: {b}[ km| miles|]. [Total|Sum|Together][?|]", "[the sum|sum|total] of {a} and {b}[?|]", "{a} [boys|men|adults|cats] and {b} [girls|women|children|dogs], how many [all told|in all|altogether|together][?|]", "[The meal|Dinner|Lunch|The taxi] was {a} and I [tip|add|leave] {b}[.|,] what do I pay[ in all|][?|]", "[My account|The pot|Our budget] holds {a}[.|;|,] {b} [comes in|is added|gets paid in][.|,] [new balance|how much now|what is in it][?|]", "[Add up|Count together|Total up|Put together] {a} and {b}[.|]", "{b} more than {a}[?| is what?| is how much?]", "[What|How much] do {a} and {b} [make|give|come to][?|]", "[Increase|Raise] {a} by {b}[.|]", "can u add {a} and {b}[ pls|]", "It was {a} degrees and [rose|went up|climbed] by {b}[.|,] how [warm|hot] [is it|now][?|]", "{n} weighed {a} kg and [gained|put on] {b}[.|;] what [now|does {n} weigh now][?|]", "[what's|whats|What is|how much is|sum] {a} [plus|+|and|added to] {b}[?|]", "{a} [plus|+|and] {b}[?| =| = ?| together]", "[I|We|{n}] [walked|cycled|ran|read|sold|ate] {a} [on Monday|first|yesterday|in May] and {b} [on Friday|then|today|in June]. [How much|How many|What] [in all|altogether|is the total|is that][?|]", "[The {i}|My {i}] [costs|is] {a} and [the {j}|my {j}] [costs|is] {b}[,|.] [what's|what is|how much is] [the total|the sum|both|it together][?|]", "[Add|Sum] {a} [and|to|plus] {b}[.|, please|]", "{a} {i}s and {b} {j}s, how many [things|in all|together]?"),
-    "{a}-{b}": ("[How much|What] is left [of|from] {a} [after|when I take|if I spend] {b}[?|]", "[The tank|The box|Our shop|The bus] [had|held|has] {a}[ {i}s| litres|] and {b} [went out|are gone|leaked|were sold|left][.|,] [how much|how many|what] remain[s|][?|]", "[The|A] {i} was {a} and is now {b} cheaper[.|,|:] [new price|what does it cost|how much is it][?|]", "{n} is {a} years old[.|,] how old [was|had] {n} [been |]{b} years ago[?|]", "[I pay|I paid|I hand over|I give them] {a} for something that costs {b}[.|,] [how much change|what change do I get|my change][?|]", "[Difference|the difference|difference] between {a} and {b}[?|]", "[The way|The trip|Our hike] is {a} km, we [did|walked|have done] {b}[.|,] [how far is left|how much more|what is left][?|]", "[Lower|Reduce|Decrease|Cut] {a} by {b}[.|]", "{b} less than {a}[?| is?| is what?]", "[Deduct|Remove|Take away] {b} from {a}[.|]", "[We need|I need|The goal is] {a} and [we have|I have|already got] {b}[.|,] [how many are missing|how much is missing|what is missing|what do we still need][?|]", "Of {a} [pupils|guests|players|people], {b} [are ill|went home|said no|did not come][.|,] [who is left|how many came|how many are left][?|]", "[Coupon|Voucher|Discount] of {b} on {a}[.|,] what do I pay[?|]", "{a}[,| and] then {b} off[, what remains|: rest|][?|]", "{n} weighed {a} and lost {b} kilos. [What now|New weight|What does {n} weigh]?", "It was {a} degrees and [fell|dropped|went down] by {b}[.|,] what is it [now|tonight][?|]", "can u take {b} from {a}[ pls|]", "[what's|whats|What is|how much is] {a} [minus|-|less|take away] {b}[?|]", "{a} [minus|-|less] {b}[?| =|]", "I [had|got|own] {a} [euros|{i}s|dollars] and [lost|gave away|paid|used|ate|sold] {b}[.|,] [what|how much|how many] [is left|do I have now|remains|are left][?|]", "[Subtract|Take] {b} from {a}[.|, please|]", "[From|Of|Out of] {a} {i}s {b} are [gone|broken|sold|mine]. How many [are left|remain|stay]?", "What is {a} if I take {b} [off|away]?", "By how much is {a} more than {b}?"),
+    "{a}-{b}": ("[which number|what] [lies|is] {b} [below|under] {a}?", "{b} [fewer|lower|smaller|below|under] {a} [is|gives|makes] what?", "{n} has {b} [{i}s|points|euros] [less|fewer] than {m}, who has {a}. [What|How many] does {n} have?", "{a} [euros|dollars|coins] in my [purse|pocket|wallet], {b} [spent|gone|paid out][.|,] [rest|what have I got|what can I still spend][?|]", "[How much|What] is left [of|from] {a} [after|when I take|if I spend] {b}[?|]", "[The tank|The box|Our shop|The bus] [had|held|has] {a}[ {i}s| litres|] and {b} [went out|are gone|leaked|were sold|left][.|,] [how much|how many|what] remain[s|][?|]", "[The|A] {i} was {a} and is now {b} cheaper[.|,|:] [new price|what does it cost|how much is it][?|]", "{n} is {a} years old[.|,] how old [was|had] {n} [been |]{b} years ago[?|]", "[I pay|I paid|I hand over|I give them] {a} for something that costs {b}[.|,] [how much change|what change do I get|my change][?|]", "[Difference|the difference|difference] between {a} and {b}[?|]", "[The way|The trip|Our hike] is {a} km, we [did|walked|have done] {b}[.|,] [how far is left|how much more|what is left][?|]", "[Lower|Reduce|Decrease|Cut] {a} by {b}[.|]", "{b} less than {a}[?| is?| is what?]", "[Deduct|Remove|Take away] {b} from {a}[.|]", "[We need|I need|The goal is] {a} and [we have|I have|already got] {b}[.|,] [how many are missing|how much is missing|what is missing|what do we still need][?|]", "Of {a} [pupils|guests|players|people], {b} [are ill|went home|said no|did not come][.|,] [who is left|how many came|how many are left][?|]", "[Coupon|Voucher|Discount] of {b} on {a}[.|,] what do I pay[?|]", "{a}[,| and] then {b} off[, what remains|: rest|][?|]", "{n} weighed {a} and lost {b} kilos. [What now|New weight|What does {n} weigh]?", "It was {a} degrees and [fell|dropped|went down] by {b}[.|,] what is it [now|tonight][?|]", "can u take {b} from {a}[ pls|]", "[what's|whats|What is|how much is] {a} [minus|-|less|take away] {b}[?|]", "{a} [minus|-|less] {b}[?| =|]", "I [had|got|own] {a} [euros|{i}s|dollars] and [lost|gave away|paid|used|ate|sold] {b}[.|,] [what|how much|how many] [is left|do I have now|remains|are left][?|]", "[Subtract|Take] {b} from {a}[.|, please|]", "[From|Of|Out of] {a} {i}s {b} are [gone|broken|sold|mine]. How many [are left|remain|stay]?", "What is {a} if I take {b} [off|away]?", "By how much is {a} more than {b}?"),
     "{a}/{b}": ("{a} [{i}s|sweets|coins|cards] [for|among|between] {b} [kids|children|players|people][.|,] [how many each|how many does everyone get|each gets][?|]", "{b} [tickets|{i}s|bottles|litres] [cost|costs|are|came to] {a}[.|,] [price of one|what does one cost|how much is one|and one][?|]", "[I|{n}|We] [drove|ran|travelled|cycled] {a} km in {b} hours[.|,] [what speed|how fast|average speed|km per hour][?|]", "[It|The job|The book|The wall] takes {a} [hours|pages|bricks] and [we do|I manage] {b} [a day|per day|each day][.|,] [how many days|how long][?|]", "[Cut|Saw|Divide] [a rope|a plank|a pipe] of {a} [m|cm|feet] into {b} [equal |]pieces[.|,] [how long is each|length of one|each piece][?|]", "[the quotient|quotient] of {a} and {b}[?|]", "[What|How much] is {a} [shared|split] [among|between|by] {b}[ people|][?|]", "{n} earns {a} in {b} [months|weeks|days|hours][.|,] how much [per month|a week|is that for one|each][?|]", "[{i}s|Eggs|Pens] come [in boxes of|by the] {b}[.|,] how many boxes [for|hold|make] {a}[?|]", "A [loan|debt|bill] of {a}, paid in {b} [parts|instalments|rates][.|,] how much is [each|one][?|]", "How many times [does|goes] {b} [go |fit |]in[to|] {a}[?|]", "[Average|Mean] per [day|week|head]: {a} over {b}[?|]", "can u divide {a} by {b}[ pls|]", "{a} [by|over|through] {b}[?| please|]", "[We|Us] {b} [friends|flatmates] owe {a} [together|in rent|for gas][.|,] what is [my|one] share[?|]", "[what's|whats|What is|how much is] {a} [divided by|over|/|split by] {b}[?|]", "{a} [divided by|/|over] {b}[?| =|]", "[We are|They are|There are] {b} [people|friends|guests] and [pay|share|split] {a}[ euros|]. [What|How much] does each [pay|get][?|]", "[Split|Share|Divide] {a} [euros |{i}s |][between|among|by|into|with] {b}[ people| parts|][.|, please|]", "{b} of us share {a} {i}s, how many [each|for one|per person]?", "[The|A] [bill|dinner|taxi] [was|is|costs] {a} and {b} [of us|people|friends] share it[.|,] how much [each|per head|for everyone]?"),
-    "{a}*{b}/100": ("[How much|What] is a {b}[%| percent| per cent] [tip|tax|fee|share|discount] on {a}[?|]", "[VAT|Tax|Commission|Interest] of {b}[%| percent] on {a}[?| is how much?|, how much?]", "{b}[%| percent] [tip|discount|off|tax] on {a}[: how much|, how much is that|][?|]", "[Of|Out of] {a} [people|voters|pupils|{i}s], {b}[%| percent] [are late|said yes|passed|are red][.|,] how many [is that|are they][?|]", "[My bank|The bank|A fund] pays {b}[%| percent] on {a}[.|,] [how much interest|what do I get|interest][?|]", "[what's|whats|calc|compute] {b} [pct|percent|%] of {a}[?|]", "[Take|Give me|I want] {b}[%| percent] of {a}[.|, please|]", "The [bill|dinner] is {a}[,|.] [I tip|we tip|tip is] {b}[%| percent][.|,] how much [tip|is the tip][?|]", "{n} gets {b}[%| percent] of [the|a] {a} [prize|profit|win][.|,] [how much is it|how much|what does {n} get][?|]", "[From|In] {a} grams of cheese, {b}[%| percent] is fat[.|,] how many grams[?|]", "[what's|whats|What is|how much is] {b}[%| percent| per cent] of {a}[?|]", "{b}[%| percent] of {a}[?| =|]", "[The tip|My share|The tax|Rent] is {b}[%| percent] of {a}[,|.] how much is [that|it][?|]", "[Work out|Find|Get] {b}[%| percent] [of|from] {a}[.|]", "{n} [pays|saves|gets] {b}[%| percent] of {a}, how much?"),
+    "{a}*{b}/100": ("[Of|From] {a} [take|give me|I get|we keep] {b}[%| percent][.|, how much is it?|]", "[How much|What] is a {b}[%| percent| per cent] [tip|tax|fee|share|discount] on {a}[?|]", "[VAT|Tax|Commission|Interest] of {b}[%| percent] on {a}[?| is how much?|, how much?]", "{b}[%| percent] [tip|discount|off|tax] on {a}[: how much|, how much is that|][?|]", "[Of|Out of] {a} [people|voters|pupils|{i}s], {b}[%| percent] [are late|said yes|passed|are red][.|,] how many [is that|are they][?|]", "[My bank|The bank|A fund] pays {b}[%| percent] on {a}[.|,] [how much interest|what do I get|interest][?|]", "[what's|whats|calc|compute] {b} [pct|percent|%] of {a}[?|]", "[Take|Give me|I want] {b}[%| percent] of {a}[.|, please|]", "The [bill|dinner] is {a}[,|.] [I tip|we tip|tip is] {b}[%| percent][.|,] how much [tip|is the tip][?|]", "{n} gets {b}[%| percent] of [the|a] {a} [prize|profit|win][.|,] [how much is it|how much|what does {n} get][?|]", "[From|In] {a} grams of cheese, {b}[%| percent] is fat[.|,] how many grams[?|]", "[what's|whats|What is|how much is] {b}[%| percent| per cent] of {a}[?|]", "{b}[%| percent] of {a}[?| =|]", "[The tip|My share|The tax|Rent] is {b}[%| percent] of {a}[,|.] how much is [that|it][?|]", "[Work out|Find|Get] {b}[%| percent] [of|from] {a}[.|]", "{n} [pays|saves|gets] {b}[%| percent] of {a}, how much?"),
     "({a}+{b})*{c}": ("[the sum|Sum] of {a} and {b}[,| is] [times|multiplied by|taken times] {c}[?|]", "[A {i}|Soup|A ticket] is {a} and [a {j}|bread|a drink] {b}[.|,|;] [we take|I buy|they want] {c} of both[.|,] [total|how much|what is it][?|]", "{n} runs {a} km in the morning and {b} km at night, {c} days long. [How far|Total|How many km][?|]", "bracket {a} plus {b} bracket times {c}[?|]", "{c} [people|guests|kids] each pay {a} for entry and {b} for food[.|,] [total|how much in all][?|]", "[({a} + {b}) * {c}|({a}+{b})*{c}][?| =|]", "[what's|What is|Solve|Compute|Evaluate|Calculate] [({a} + {b}) * {c}|({a}+{b})*{c}][?|.|]", "[Add|Sum] {a} and {b}, then [times|multiply by|multiply with] {c}[.|]"),
     "{a}*{b}+{c}": ("{b} {i}s [at|for] {a} [each|apiece] [plus|and] {c} [shipping|postage|delivery|for the bag|tax][.|,|:] [total|how much|what do I pay|all in][?|]", "[The taxi|A plumber|The hall] [takes|costs|charges] {a} [an hour|a km|per hour] [plus|and] a fee of {c}[.|,] [what do|how much are] {b} [hours|km] [cost|][?|]", "[Multiply|Take] {a} [by|times] {b} [and add|and then add|, add] {c}[.|]", "I save {a} a [week|month] for {b} [weeks|months] and [already have|got a gift of|find] {c}[.|,] [how much is it|what do I have][ then|][?|]", "[{a} * {b} + {c}|{a}*{b}+{c}][?| =|]", "[what's|What is|Solve|Compute|Evaluate] {a} [times|*] {b} plus {c}[?|]", "I [buy|bought] {b} {i}s at {a} [each|apiece] and a {j} for {c}[.|,] [what's|what is] [the total|it all together][?|]"),
     "{a}+{b}+{c}": ("{a} + {b} + {c}[?| =|]", "[what's|whats|What is|how much is|Add|Sum|Total of] {a}, {b} and {c}[ together| added up|][?|]", "[A {i}|Bread|Lunch] {a}, [a {j}|milk|dinner] {b}, [a pen|eggs|a snack] {c}[.|,|:] [total|sum|altogether|what do I pay][?|]", "{a} [plus|and] {b} [plus|and] {c}[?|]", "[I|We|{n}] [walked|sold|read|drove|earned] {a} [on Monday|first|in May], {b} [on Tuesday|next|in June] and {c} [on Friday|last|in July][.|,] [how much in all|total|what is it together][?|]", "{a} red, {b} blue and {c} green {i}s. How many [in all|altogether]?"),
@@ -1526,6 +1594,13 @@ EXPRESSIONS: dict[str, tuple[str, ...]] = {
     "{a}-{b}-{c}": ("[From|Out of] {a} take {b} and [then |]{c}[.|: what is left?|]", "{a} [minus|less|take away] {b} [minus|less|and take away|and minus] {c}[?|]", "[{n}|I|We] had {a} {i}s, [lost|gave away|sold|ate] {b} and [broke|threw out|lent] {c}[.|,] [how many now|what remains|how many are left][?|]", "[Budget|Pay|Wage] {a}, [rent|food] {b}, [gas|phone|bus] {c}[.|,|:] [rest|what is left|left over][?|]", "The {i} was {a}, [went down|fell] by {b}, then by {c} more[.|,] price now[?|]", "{a} - {b} - {c}[?| =|]", "I had {a}, spent {b} and then {c}. [What is left|How much do I have]?"),
 }  # fmt: skip
 CONVERTS = ("[convert|Convert|conversion|Conversion:] {v} {f} [to|into|in|->|=] {t}[.|?|]", "{v} {f} = [? {t}|how many {t}?|x {t}]", "{v} {f} -> {t}", "[pls|plz|please] [convert|change|give] {v} {f} [to|in|into] {t}", "[How much|What] [is that|would that be] in {t}: {v} {f}[?|]", "[The recipe|My book|The sign|The label|The map|The manual] says {v} {f}[,|.|;] [but I need|what is it in|I only know|how much is that in] {t}[?|.]", "{n} [walked|ran|bought|drank|lifted|cut|waited|carried] {v} {f}[.|,] [in {t}|how many {t}|how many {t} is that|give it in {t}][?|]", "[Express|State|Write|Put|Say|Show] {v} {f} [in|as] {t}[.|, please|]", "[I only understand|I think in|We use|Here we use|Give me|I want it in] {t}[.|,|;] [what is|how much is|so] {v} {f}[?|]", "[If|When] [it is|I have|something is|you have] {v} {f}, [what is it in|how many is that in|then in] {t}[?|]", "[There are|It takes|It was|It is|That makes] {v} {f}[.|,|;] [and in|how many|in] {t}[?|]", "[Is|So is] {v} {f} [much|a lot|far|long] in {t}?", "{t} [from|for|of|in] {v} {f}[?|]", "[number|the number|amount] of {t} in {v} {f}[?|]", "[Can|Could|Would] [you|u] [give|tell|show] me {v} {f} in {t}[ please|][?|]", "[American|British|European|My] friends [say|use|want] {t}[.|;|,] [I have|we have|it is] {v} {f}[.|, help.|]", "[Quick|Fast|Short] [one|question|check]: {v} {f} [in|to] {t}[?|]", "[Measure|Length|Amount|Value]: {v} {f}. [Wanted|Needed|Target|Unit]: {t}[.|]", "I [typed|wrote|measured|ordered|read|got] {v} {f}, [but they want|they ask for|it should be in|make it] {t}[.|]", "HOW MANY {t} IN {v} {f}[?|??]", "[what|What] does {v} {f} [come to|make|equal|amount to|give] in {t}[?|]", "[what's|whats|What is|how much is] {v} {f} in {t}[?|]", "{v} {f} [in|to|as|into] {t}[?|]", "[My {i}|The {i}|It|{n}] [weighs|is|has|needs|measures|runs|takes] {v} {f}[,|.] [what is that|how much is that|how many is it|and] in {t}[?|]", "[I need|I have|We got|They want] {v} {f} [in|as|to] {t}[.|]", "How many {t} [are|in|make|is|would] {v} {f}[?| be?|]", "[Change|Turn|Make|Convert] {v} {f} [into|to] {t}[.|, please|]", "How [far|long|heavy|hot|much] is {v} {f} in {t}[?|]", "[Is|Are] {v} {f} [many|a lot of|how many] {t}?", "{v} {f} [would be|makes|equals] how many {t}?")  # fmt: skip
+UNITS_SAID = {
+    "km": "kilometres|kilometers|kms|Km", "m": "metres|meters|metre", "cm": "centimetres|centimeters|cms", "miles": "mile|mi", "feet": "ft|foot", "inches": "inch|in.",
+    "yards": "yard|yd", "kg": "kilos|kilograms|kgs|kilo", "grams": "g|gram|gr", "pounds": "lbs|lb|pound", "ounces": "oz|ounce", "litres": "liters|litre|l|L", "gallons": "gallon|gal",
+    "pints": "pint|pt", "cups": "cup", "seconds": "secs|sec|s|second", "minutes": "mins|min|minute", "hours": "hrs|hour|h|hr", "days": "day", "weeks": "week|wks",
+    "Celsius": "degrees Celsius|C|centigrade|°C", "Fahrenheit": "degrees Fahrenheit|F|°F",
+}  # fmt: skip
+MEANT = ("{u}, sorry, {t}", "{u}, no, {t}", "{t} (not {u})", "{t}, not {u}", "{u} - or rather {t}", "{u}, I meant to say {t}", "{u}... {t}, that is")  # fmt: skip
 LATERS = (
     ("[Add|Plus|Put] {k} days [to|onto|on] {d}[.|, please|]", "{d} + {k} [days|d][?| =|]", "[Today is|It is|It's|We have|We write] {d}[.|,|;] [what date is it|which date will it be|what is the date|what's the date] in {k} days[?|]", "{k} days [on|later|onwards] from {d}[?|, which day?|, date?]", "[The {i}|My order|The visa|The milk|A voucher] [came|arrived|starts|was made|was issued] on {d} and [lasts|is good for|keeps for|holds for] {k} days[.|,|;] [until when|when is it over|last day|when does it run out][?|]", "[Pay|Return|Reply|Answer] within {k} days of {d}[.|,|:] [deadline|by when|what is the last date|date][?|]", "[We leave|I leave|The trip starts|They fly|Holiday begins] [on |]{d} [for|and stay] {k} days[.|,] [when are we back|return date|when do we come home|end date][?|]", "[Start|Begin|From|Day zero] {d}, [length|duration|takes|plus] {k} days[.|,|:] [end|finish|ends when|end date][?|]", "[The baby|The egg|The chick|The seed] [is due|hatches|comes|sprouts] {k} days after {d}[.|,] [when|which date][?|]", "[If|When] [the trial|the project|the race|my cure] [starts|begins] {d}, [what|which] date is {k} days [later|on|after][?|]", "Warranty: {k} days from {d}[. Ends when?|, until?|. End?|]", "[Count|Go|Move|Jump] {k} days [forward|ahead|on] from {d}[.|]", "what date [is it|comes|do we get] {k} days after {d}[?|]", "[The exam|Next check|Next dose|Next visit] is {k} days after {d}[.|,] [so when|on which date|date please][?|]", "[Remind me|Meet|Call] {k} days after {d}[.|,] [which date is that|that is][?|]", "{d}, {k} days later[?|]", "[What|Which] [date|day] [is|comes|will be] {k} days [after|from|past|on from] {d}[?|]", "{d} plus {k} days[?|]", "[It starts|My course starts|I begin|We begin] [on|at] {d} and [takes|lasts|needs] {k} days[.|,] when [does it end|is it over|am I done|do we finish][?|]", "My {i} [from|of] {d} is valid [for |]{k} days[.|,] [until when|when does it end|when does it expire][?|]", "[In {k} days from|{k} days after] {d}[, which date is it|: which date][?|]", "[Bill|Order] of {d}, due in {k} days. [When|Which date] is that?"),
     ("[Subtract|Take|Minus] {k} days from {d}[.|, please|]", "{d} - {k} [days|d][?| =|]", "[Today is|It is|It's|We have] {d}[.|,|;] [what date was it|which date was|what was the date] {k} days ago[?|]", "{k} days [earlier than|prior to|previous to|ahead of] {d}[?|, which date?|]", "[It|The party|Our exam|The wedding|The flight] is on {d} and [I must book|tickets open|we must start|bookings open] {k} days [before|earlier|in advance][.|,] [when|which date|when is that][?|]", "[The|My] {i} [ends|expired|arrived|was back] on {d} after {k} days[.|,] [when did it start|start date|when did it begin][?|]", "[Go back|Move back|Step back|Rewind] {k} days from {d}[.|]", "what [day|date] was {k} days before {d}[?|]", "[Deadline|Exam|Delivery|Due date]: {d}. [Start|Order|Begin|Send] {k} days [before|earlier][.|:|,] [date|when][?|]", "[It has been|It is] {k} days [now|already], today is {d}[.|,|;] when did it [start|begin][?|]", "{d}, {k} days earlier[?|]", "[The letter|The fine|This bill] is {k} days old on {d}[.|,] [when was it written|which date does it bear|when was it sent][?|]", "Notice must be given {k} days before {d}[.|,] [by when|latest date][?|]", "[What|Which] [date|day] [was|is|came] {k} days [before|ahead of|prior to] {d}[?|]", "{d} minus {k} days[?|]", "{k} days before {d}[?|, which date is it?|]", "[It|The {i}] was [due|here|sent|paid] {k} days before {d}[.|,] [when was it|what day was it|which date is that][?|]", "[Go|Count] {k} days back from {d}[.|]"),
@@ -1568,17 +1643,291 @@ def _any_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
         tool,
         tuple(
             q.replace("{v}", verb.lower()).replace("{a}", aspect).replace("{f}", tool.name).replace("{x}", x)
-            for q in QUESTIONS
+            for q in d.some(QUESTIONS, 4)
         ),
         makers,
     )
 
 
+# what may be asked about a thing of a kind, without its name being said; a tool's name and description are put together
+_KINDS: dict[str, tuple[Maker, str]] = {
+    "person": (person, "person name who employee member user full_name someone individual staff_member"),
+    "place": (place, "place city town where location region destination"),
+    "product": (thing, "product item article thing object model"),
+    "title": (titled, "title work name which"),
+    "company": (lambda d: titled(d) if d.chance(0.5) else rare(d), "company firm organisation business name"),
+    "device": (code, "device id unit machine serial asset"),
+    "animal": (WILD, "animal species creature kind"),
+    "sport": (SPORTS, "sport discipline game"),
+}
+ASPECTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # names of the aspect, kind, questions
+    ("height body_height", "person", ("How tall is {x}?", "[Is|Isn't] {x} [tall|short]?", "[How many|What] [cm|feet] [does {x} measure|is {x}]?")),
+    ("boss manager supervisor", "person", ("[Who|To whom] does {x} report[ to|]?", "[Who|Which person] is {x}'s boss?", "Who [leads|is above|gives orders to] {x}?", "whose team is {x} in?")),
+    ("spouse partner", "person", ("Who is {x} married to?", "[Is|Was] {x} [married|single]?", "[Name of|Who is] {x}'s [husband or wife|better half][?|]")),
+    ("job profession occupation", "person", ("What [does {x} do|line of work is {x} in]?", "[What|Which] job does {x} have?", "{x} works as what?", "How does {x} [make money|pay the rent]?")),
+    ("desk seat room office_number", "person", ("Where does {x} sit?", "[In which room|Where] [can I see|do I find|is] {x}?", "I'm [meeting|looking for] {x}, which [door|floor|room]?", "[Find me|Take me to] {x}[.|!]")),
+    ("nationality passport_country", "person", ("Where does {x} come from?", "[Is {x} French or German|Which passport does {x} have|Which country is {x} from]?")),
+    ("blood_group blood_type", "person", ("[Is {x} A or B|Who can give blood to {x}|Which blood does {x} have]?", "{x} needs [blood|a transfusion], [which|what] type?")),
+    ("holidays_left leave_balance", "person", ("How many [days off|holidays|free days] [does {x} still have|are left for {x}]?", "Can {x} [still take|go on] holiday?", "{x} wants [a week|two days] off, [is there enough left|are there days left]?")),
+    ("shift duty_roster", "person", ("When does {x} [work|start|come in]?", "Is {x} [on duty|at work|in tonight|on early or late]?", "[Morning or night|Which hours] for {x}[?|]")),
+    ("debt owed_amount", "person", ("How much does {x} [owe us|still have to pay]?", "[Has|Did] {x} [paid|settle] everything?", "What is [still open|unpaid] [from|for] {x}?")),
+    ("language tongue spoken_language", "place", ("What do [people|they] speak in {x}?", "[Can I speak|Will they understand] English in {x}?", "I'm off to {x}, [which|what] language do I need?")),
+    ("currency money_used", "place", ("What [do you|do they|can I] pay with in {x}?", "[Which|What] coins [do I need|are used] in {x}?", "Do they [take|use] euros in {x}?")),
+    ("mayor head_of_town", "place", ("Who [runs|governs|is in charge of] {x}?", "[Who was elected|Who won the vote] in {x}?", "[Who do I write to|Who signs] in the town hall of {x}?")),
+    ("altitude elevation", "place", ("How [high|far above the sea] is {x}?", "[How many|What] metres up is {x}?", "Is {x} in the [hills|mountains]?")),
+    ("area_size surface", "place", ("How [big|large] is {x}?", "How many square km has {x}?", "Is {x} [bigger than|as big as] London?")),
+    ("postcode zip_code", "place", ("[A letter|A parcel] to {x}, [which|what] digits go on it?", "What do I write before {x} on an envelope?", "[zip|postcode] {x}[?|]")),
+    ("sights attractions things_to_do", "place", ("What [should|can|must] [I|we] see in {x}?", "[One day|A weekend] in {x}, [what to do|any tips]?", "Is {x} worth [a visit|a trip]?", "[bored|stuck] in {x}, [ideas|help]?")),
+    ("airport nearest_airport", "place", ("Where do [I|we] land [for|near] {x}?", "[Which|What] airport is [close to|best for] {x}?", "Flying to {x}, where do I get off?")),
+    ("sunset dusk", "place", ("When does it get dark in {x}?", "[How long|Till when] is it light in {x}?", "When does the sun go down in {x}?")),
+    ("tide high_water", "place", ("When can I [swim|sail|dock] at {x}?", "[Is the water|Is the sea] [high|low] at {x}?", "[ebb or flood|high or low water] in {x}?")),
+    ("air_quality pollution smog", "place", ("Is the air [clean|bad|good] in {x}?", "Can I [jog|breathe|run outside] in {x} [today|]?", "How [dirty|clean] is it in {x}?")),
+    ("price cost list_price", "product", ("[How much|What] [is|are|for] [a|the|one] {x}?", "[What does|How much does] [a|the] {x} [cost|go for|sell at]?", "Is the {x} [cheap|expensive|on sale]?", "[Can I afford|What do you want for] the {x}?")),
+    ("weight mass", "product", ("How heavy is [a|the] {x}?", "How many [kilos|grams|kg] [is|has] the {x}?", "Can I [lift|carry] the {x}?", "[Put|Weigh] the {x} [on the scale|][.|]")),
+    ("colour shade paint", "product", ("[Is the {x} red or blue|What does the {x} look like|Which colour has the {x}]?", "[Which|What] shade [does|will] the {x} [come in|be]?")),
+    ("maker producer brand", "product", ("Who [makes|builds|produced|sells] the {x}?", "[Which|What] [company|firm|brand] is behind the {x}?", "The {x} comes from which [firm|factory]?")),
+    ("warranty guarantee", "product", ("[My|The] {x} broke, [is it covered|will you repair it for free]?", "How long is the {x} [covered|protected]?", "Do I [get my money back|have to pay] if the {x} fails?")),
+    ("dimensions measures", "product", ("How [big|long|wide] is the {x}?", "Will the {x} fit [in my car|through the door|on the shelf]?", "[Width|Length|Height] of the {x}[?|]")),
+    ("ingredients contents composition", "product", ("What is [in|inside] the {x}?", "[Is there|Are there] [nuts|milk|sugar] in the {x}?", "What's the {x} made of?", "Can I eat the {x} with an allergy?")),
+    ("shelf aisle location_in_store", "product", ("Where [is|do I find|can I get|do you keep] the {x}?", "[Which|What] [shelf|aisle|corner] [has|for] the {x}?", "I can't find the {x}[.|!]")),
+    ("delivery_time lead_time", "product", ("When [could I have|will I get|can you bring] the {x}?", "How long [do I wait|does it take] for the {x}?", "[Order|Buy] the {x} today, here when?")),
+    ("author writer written_by", "title", ("Who wrote {x}?", "By whom is {x}?", "Whose book is {x}?", "Which [writer|novelist] [made|is behind] {x}?")),
+    ("release_year published", "title", ("When did {x} [come out|appear]?", "[How old is|Since when is there] {x}?", "[Is|Was] {x} [new|from this century]?")),
+    ("running_time duration", "title", ("How long [is|does] {x}[ last|]?", "[How many minutes|How many hours] [is|takes] {x}?", "When is {x} over if I start now?")),
+    ("rating stars review", "title", ("Is {x} [any good|worth it|worth seeing]?", "[Did people|Did critics] like {x}?", "Should I [watch|read] {x}?", "How [good|bad] is {x}?")),
+    ("chief_executive ceo head", "company", ("Who [runs|leads|is in charge at|is the boss of] {x}?", "[Whose hands|What hands] is {x} in?", "Who [speaks for|signs for] {x}?")),
+    ("headquarters head_office seat", "company", ("Where is {x} based?", "[In which|In what] city [sits|is] {x}?", "[Where do I visit|Where are the offices of] {x}?")),
+    ("workforce headcount", "company", ("How many [people|employees] [work at|has|does] {x}[ have|]?", "[Is|How] {x} [a big firm|big]?", "What size is {x}?")),
+    ("turnover revenue yearly_sales", "company", ("How much [money does {x} make|did {x} sell|does {x} take] [a year|last year|]?", "[Is|Was] {x} doing [well|badly]?", "[How rich is|What did we hear of the business of] {x}?")),
+    ("rival competitor", "company", ("Who competes with {x}?", "[Who are|Whom should] {x} [up against|fear]?", "[Which firms fight|Who challenges] {x}?")),
+    ("battery_level charge", "device", ("Does {x} [need charging|need power|have juice]?", "[How full is|How long will] {x}[ last|]?", "[Shall I|Must I] plug {x} in?")),
+    ("firmware software_version", "device", ("Is {x} up to date?", "What [runs|is installed] on {x}?", "Does {x} need an update?")),
+    ("last_service maintenance", "device", ("When was {x} [checked|looked after|repaired|oiled]?", "[Is|Was] {x} [due|serviced]?", "Who [last touched|repaired] {x}?")),
+    ("position whereabouts_now", "device", ("Where is [machine|unit|our tablet|scooter] {x}?", "[Find|Locate|Track down] {x}[.|!|, please]", "{x} [was stolen|is lost][.|!]", "Has anyone seen {x}?")),
+    ("lifespan life_span", "animal", ("How [long|many years] does a {x} live?", "[How old|What age] can a {x} [get|reach]?", "Is a {x} old at ten?")),
+    ("diet feed food", "animal", ("What does a {x} eat?", "[What do I give|How do I feed] a hungry {x}?", "[Is a {x} a hunter|Does a {x} like meat|Do I leave nuts for the {x}]?")),
+    ("rules how_to_play", "sport", ("How do you [play|win at|score in] {x}?", "[What is not allowed|What counts] in {x}?", "I [never|want to] try {x}, explain it.", "[New to|Teach me] {x}[.|!]")),
+    ("champion title_holder", "sport", ("Who is [best|the best|on top] in {x}?", "[Who won|Who rules] {x} [this year|last year|]?", "Name the king of {x}.")),
+    ("gear equipment", "sport", ("What do I need for {x}?", "[What to|What must I] [wear|buy|bring] for {x}?", "I start {x} on Monday, what do I [pack|buy]?")),
+)  # fmt: skip
+DESCRIBED = ("The {a} of a {k}", "[Returns|Gives|Gets|Finds|Tells|Shows|Reports] the {a} of [a|one|the] {k}", "{a} of a {k}", "[Look up|Get|Find|Query|Check|Fetch] [a|the] {k}'s {a}", "[For a|Given a] {k}: the {a}", "{a} [look-up|data|info] for [a|any|one] {k}", "[Ask|Use this] for the {a} of a {k}", "[Says|Knows] what the {a} of a {k} is")  # fmt: skip
+DOING = "get fetch find show read look_up tell query check give api list see".split()
+# what is done with one thing: what the tool is called, its description, its parameter, its value, how it is asked for
+# (with ~: so shortly that it must be the only tool)
+DEEDS: tuple[tuple[str, tuple[str, ...], str, Maker, tuple[str, ...]], ...] = (
+    ("radio tune_in station_on start_radio", ("Tunes the radio to a station", "Switches to a radio station", "Radio of a station"), "station channel broadcaster which", titled, ("~{x}[!|.| please|, please!]", "~[I want|Let's have|Give me|We'd like] [to listen to |]{x}[.|!]", "[Turn|Switch] [to|over to] {x}[.|!]", "[In the mood for|Time for|How about] {x}[.|!|?]", "[Louder|No silence], [I want|let me hear] {x}.")),
+    ("stream_film watch cinema_mode movie_start", ("Streams a film", "Shows a movie on the television", "Starts a film"), "film movie title what", titled, ("[Let's|I'd like to|Can we|We want to] [watch|see|look at] {x}[.|?|!]", "[Show|Start|Run] {x} [tonight|now|for us|][.|!]", "{x} [tonight|on the big screen|on the sofa][, please|.|!]", "[Movie night|Popcorn]: {x}", "~[Is|Have we got] {x} [there|]?")),
+    ("music hear jukebox dj sound_of", ("Music of a band or a singer", "Starts songs of a musician", "Plays the songs of a band"), "band singer musician group performer who", person, ("~[Some|A bit of|A little|Only] {x}[, please|.|!]", "[I'm in the mood|I feel like dancing|Time] for {x}[.|!]", "[Let me|I want to|Can we] [listen to|hear] {x}[.|?|!]", "[Turn on|Start|Switch on] {x}[!|.| now]", "~{x}[!| again!|, loud!]", "~[More|Nothing but] {x}[!|.]")),
+    ("music hear jukebox dj sound_of", ("Music of a band or a singer", "Starts songs of a musician", "Plays the songs of a band"), "band singer musician group performer who", titled, ("~[Some|A bit of|A little|Only] {x}[, please|.|!]", "[I'm in the mood|I feel like dancing|Time] for {x}[.|!]", "[Let me|I want to|Can we] [listen to|hear] {x}[.|?|!]", "[Turn on|Start|Switch on] {x}[!|.| now]", "~{x}[!| again!|, loud!]", "~[More|Nothing but] {x}[!|.]")),
+    ("read_aloud audiobook story_time", ("Reads a book aloud", "Starts an audiobook", "Tells a story"), "book story volume text", titled, ("[Read|Tell] [me|us|the kids] {x}[.|!|, please]", "{x} [for the kids|as a bedtime story|from chapter one][.|]", "[We'd like|I want] to hear {x}[.|]", "[Go on|Continue] with {x}[.|]")),
+    ("open_app launcher start_program", ("Opens an app on the phone", "Launches a program", "Starts an application"), "app program application software", titled, ("[Open|Start|Launch|Run] {x}[.|, please|]", "~I [need|want] {x} [on my screen|now|][.|]", "[Bring up|Get me into] {x}[.|]", "Where is {x}? [Open it.|Show it.]")),
+    ("brew barista make_drink drink_bot", ("Makes a drink", "Brews a hot or cold drink", "Pours a drink"), "drink beverage what order", DRINKS, ("[A|One|Another] {x}[, please|!|.]", "[I'm thirsty|I'm tired|It's hot], [a|one] {x}[.|!]", "[Make|Bring|Pour|Get] me [a|some] {x}[.|!]", "[I'd like|I could do with|Fancy] [a|some] {x}[.|]", "What about [a|some] {x}[?|]")),
+    ("eat_tonight kitchen_order cook_for_me", ("Cooks a meal", "Orders a meal from the kitchen", "Has a dish made"), "meal dish food choice", DISHES, ("I'm [hungry|starving], [let's have|make me|I want] {x}[.|!]", "[We|I] feel like {x}[ tonight|][.|]", "{x} [for dinner|for two|, and fast][!|.]", "[Could|Can] the kitchen [make|do] {x}?", "[Tonight|Lunch]: {x}")),
+    ("scene mood_lights ambience", ("Sets the light scene of the home", "Changes the mood of the lights", "Light colour of the room"), "colour scene hue light", lambda d: d.mixed(COLOURS), ("[Make|Turn] [it|everything|the room] {x}[.|!]", "[I like|I want|Give us] {x} light[.|]", "{x}[, please|] [for the party|tonight]", "[Light|Lamps]: {x}")),
+    ("go_to drive_me navigator steer", ("Drives the car to a place", "Starts navigation to an address", "Takes the driver somewhere"), "goal target_address destination whereto", street, ("[Take|Drive|Bring] [me|us] to {x}[.|!|, please]", "[How do I get|What's the way] to {x}?", "[We're late|I have to be] at {x}[!|.]", "~{x}[, quick!|, please|]", "[To|Off to] {x}[!|.]")),
+    ("dial_up ring_up connect_call", ("Telephones a person", "Starts a call with somebody", "Connects a call"), "callee whom other_party", person, ("[Ring|Phone] {x}[.|!|, please]", "I [must|want to] [talk|speak] to {x}[.|]", "[Is|Get me] {x} [on the line|on the phone][?|.]", "[Put me through|Connect me] to {x}[.|]")),
+    ("mute_user block_person silence", ("Mutes a user", "Blocks messages of a person", "Hides what a user writes"), "user account sender who", person, ("I can't [stand|hear] {x} any more[.|!]", "[No more|Stop] [messages|news] from {x}[.|!]", "[Make|Keep] {x} [quiet|silent][.|]", "{x} [bothers me|writes too much][.|, do something.]")),
+    ("door_unlock gate_open open_up", ("Opens a gate", "Unlocks an entrance", "Lets people in through a door"), "gate entrance door which_door", code, ("[Let me|Let us] in at {x}[.|!|, please]", "[I'm standing|We wait|The driver is] at {x}[.|, open up.]", "[Buzz|Open] {x}[.|!]", "[Somebody|The post] is at {x}[.|]")),
+    ("wake getting_up morning_bell", ("Rings a bell at a time in the morning", "Makes noise at a given time", "A bell to get up by"), "time hour moment clock", clock, ("[Wake me|Get me up|Get me out of bed] at {x}[.|!|, please]", "I [sleep|want to sleep|stay in bed] until {x}[.|]", "[My train leaves early|Early day], {x}[ please|].", "[Up|Awake] at {x}[.|!]", "[Don't|Do not] let me sleep past {x}[.|!]")),
+    ("ask_manual faq guidebook look_in_rules", ("Searches the company rules", "Looks for a subject in the manual", "Finds a page of the guide"), "subject query keyword about term", phrase, ("What [do|are] the rules [say |]on {x}?", "[Where|Which page] [is|explains] {x}[ explained|]?", "[Is|Are] {x} [allowed|covered|mentioned]?", "[Look|Read|Check] [up |]{x} [in the manual|in the rules][.|]", "I have a question on {x}[.|]", "[Find|Show] me [the part|the page] on {x}[.|]")),
+    ("notify page_doctor get_help_from", ("Pages a member of the staff", "Calls a member of staff to the desk", "Sends for somebody"), "staff who person whom", person, ("We need {x} [here|at the desk|in room 4][.|!]", "~[Get|Fetch|Find] {x}[, quick|!|.]", "[Could|Can] {x} come [here|down|over]?", "{x} [is wanted|to the front desk][.|!]")),
+    ("follow watch_symbol add_favourite", ("Follows a club", "News of a team", "Latest about a club"), "club team side which", TEAMS, ("[Did|How did] {x} [win|play|do]?", "[Go|Come on], {x}[!|!!]", "[Anything|What is] [new|going on] [at|with] {x}?", "I'm a fan of {x}[.|, what did I miss?]")),
+    ("cash_out atm withdraw", ("Pays out cash", "Takes money out of the account", "Withdraws money"), "amount sum how_much money", money, ("I need {x} [in cash|in notes|euros][.|]", "[Give|Hand] me {x}[.|, please]", "[Can I have|Take out] {x} [dollars|euros|][?|.]", "{x} [cash|in small notes][, please|]")),
+    ("pick_up fetch_bag locker_open", ("Opens a locker", "Gives out what is in a locker", "Hands over a stored bag"), "locker ticket token ref", code, ("My [bag|coat|stuff] is in {x}[.|]", "[Open|Unlock] {x}[.|, please]", "I'd like to [pick up|get back] {x}[.|]", "[Ticket|Tag] {x}[, here is mine|][.|]")),
+    ("pollen rain_check outlook", ("Outlook of the sky for a place", "Says if it stays dry somewhere", "Rain and sun in a town"), "place town spot where", place, ("[Do I|Shall we] [take a coat|bring boots|wear shorts] in {x}?", "[Sun|Snow|Rain|Wind] in {x}[?|]", "Is it [dry|sunny|nice out|cold|foggy] in {x}[ now|]?", "Can we [picnic|hike|barbecue] in {x}?", "How's the sky [over|in] {x}?")),
+)  # fmt: skip
+# two things of one kind with different parts: what moves, from where, to where
+MOVES: tuple[tuple[str, tuple[str, ...], str, Maker, str, Maker], ...] = (
+    ("transfer move_money wire", ("Moves money between accounts", "Transfers a sum from one account to another"), "amount sum", money, "account", phone),
+    ("currency cash_swap money_change bureau", ("What a sum is in another money", "Turns a sum of one currency into another", "Changes cash"), "sum value money", whole(2, 9999), "currency", lambda d: "".join(d.pick("ABCDEFGHIJKLMNOPRSTUVXZ") for _ in range(3))),
+    ("translate interpreter say_in", ("Translates a word from one language to another", "Says a word in another language"), "word text", noun, "language", TONGUES),
+    ("ship_goods move_stock carry", ("Moves goods between stores", "Brings an article from one depot to another"), "goods article", thing, "store", place),
+    ("fare ticket_cost ride", ("Price of a ticket between two stations", "Fare for a class of ticket from one stop to another"), "ticket_class class", one("first, second, child, senior, student, economy, business"), "station", place),
+    ("reassign hand_over pass_on", ("Hands a task from one person to another", "Gives a file to somebody else"), "task file ref", code, "person", person),
+    ("unit_price recalc resize", ("Turns a size of one country into another's", "Converts a shoe size"), "size number", whole(30, 50), "country", place),
+    ("move_file copy_to rename_path", ("Moves a file to another folder", "Copies a file between folders"), "file name", slug, "folder", noun),
+)  # fmt: skip
+ROLES = (("from", "to"), ("source", "goal"), ("origin", "destination"), ("src", "dst"), ("start", "end"), ("old", "new"), ("from_{k}", "to_{k}"), ("{k}_from", "{k}_to"), ("giver", "taker"), ("first_{k}", "second_{k}"), ("fromX", "toX"), ("have", "want"))  # fmt: skip
+MOVED = ("{m} from {s} to {t}[.|, please|]", "[Move|Bring|Send|Take|Change|Put|Turn] {m} from {s} [to|into] {t}[.|, please|]", "[Move|Bring|Send|Change|Turn] {m} [to|into] {t} from {s}[.|]", "{m}: {s} to {t}[?|.|]", "{m} {s} -> {t}", "{m}, {s} > {t}", "[It is|I have|There is] {m} [at|in|with] {s}[,|;] [I need it|it should be|make it] [in|at|with] {t}[.|]", "to {t}, {m}, [out of|from] {s}[.|]", "{m} {s} [to|into] {t}[?|, please|]", "From {s} to {t}: {m}[.|]", "[What|How much] is {m} [{s} in {t}|from {s} to {t}]?", "[I want|I'd like|We need] {m} [to|in] {t}, [now|so far] it is {s}[.|]")  # fmt: skip
+MONEYS = (
+    "[How many|How much] {t} [is|are|for|do I get for|will I have for] {m} {s}?",
+    "{m} {s} [makes|buys|is] how [much|many] {t}?",
+    "{m} {s} [in|into|to|as] {t}[?|.|, please|]",
+    "[I have|She has|They pay me|My wallet holds|The bill is] {m} {s}[.|,|;] [how much is that in|make that|in|and in] {t}[?|]",
+    "{t} for {m} {s}[?|, please|]",
+    "[Give me|I need] {t} for {m} {s}[.|]",
+    "[It costs|The price is] {m} {s}, [I only have|I think in|I want to pay in] {t}[.|]",
+    "[Swap|Trade|Turn] {m} {s} [into|for|to] {t}[.|, please|]",
+    "{s} {m} -> {t}",
+    "{m} {s}: {t}?",
+)
+_PAIRS = {("start", "end"), ("from_city", "to_city"), ("from_currency", "to_currency"), ("base", "quote")}
+_NEUTRAL_FIRST, _NEUTRAL_LAST = "get do run api my the tool svc req handle new ask".split(), "tool api v2 service fn request helper bot 2 now action cmd".split()  # fmt: skip
+_DULL = frozenset("with from into that some what this for and are one its the has how many somebody someone something another".split())  # fmt: skip
+JOINED: tuple[Callable[[Sequence[str]], str], ...] = (
+    "_".join, "_".join, "_".join, "_".join, "-".join, ".".join, "".join, lambda words: _camel("_".join(words)),
+)  # fmt: skip
+Use = tuple[Tool, tuple[str, ...], dict[str, Maker], dict[str, str]]
+
+
+def _sentence(d: Draw, text: str) -> str:
+    return text[0].upper() + text[1:] + d.pick((".", "", ""))
+
+
+def _aspect_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
+    """A tool that tells one thing of a kind, with questions that mostly do not name it."""
+    names, kind, ways = d.pick(ASPECTS)
+    aspect = d.pick(names.split())
+    make, parameters = _KINDS[kind]
+    form = d.pick(("{a}", "{k}_{a}", "{v}_{a}", "{v}_{k}_{a}", "{a}_of_{k}", "{a}_{k}"))
+    words = form.format(a=aspect, k=kind, v=d.pick(DOING)).split("_")
+    about = d.vary(d.pick(DESCRIBED)).format(a=aspect.replace("_", " "), k=kind).replace("a animal", "an animal")
+    return Tool(d.pick(JOINED)(words), _sentence(d, about), {d.pick(parameters.split()): "string"}), ways, {"x": make}
+
+
+def _deed_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
+    """A tool that does something with one thing, asked for in few words."""
+    names, about, parameters, make, ways = d.pick(DEEDS)
+    name = d.pick(JOINED)(d.pick(names.split()).split("_"))
+    kind = "number" if make is money else "string"
+    return Tool(name, _sentence(d, d.pick(about)), {d.pick(parameters.split()): kind}), ways, {"x": make}
+
+
+def _move_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
+    """A tool that moves or changes something from one thing to another of its kind."""
+    names, about, moved, make, kind, ends = d.pick(MOVES)
+    source, target = (role.format(k=kind).replace("X", kind.capitalize()) for role in d.pick(ROLES))
+    sort = "number" if make is money else "integer" if kind in ("currency", "country") else "string"
+    parameters = {d.pick(moved.split()): sort, source: "string", target: "string"}
+    name = d.pick(JOINED)(d.pick(names.split()).split("_"))
+    ways = MONEYS if kind == "currency" and d.chance(0.7) else MOVED
+    return Tool(name, _sentence(d, d.pick(about)), parameters), ways, {"m": make, "s": ends, "t": ends}
+
+
+# what is booked or looked for, with what may be said of it in any order: names, type, values, parts of a question
+BOOKED = "court boat hall sauna guide bike tent desk lane lesson massage haircut studio limousine babysitter band piano projector van booth box pitch cabin ticket seat stall cruise tour class dinner room horse sledge cottage bus camera suit costume cake caterer clown photographer".split()  # fmt: skip
+BOOKING = (("book", "Books", "[Book|Get|Reserve|I'd like|We want|I need|Could we have|Can I get]"), ("reserve", "Reserves", "[Reserve|Keep|Save|Please keep|We need|I want|Can you reserve]"), ("rent", "Rents", "[Rent|Hire|I'd like to rent|We want to hire|Can I rent|Get me]"), ("order", "Orders", "[Order|Send for|I'd like|Please order|We want|Have them send]"), ("find", "Finds", "[Find|Look for|Search|Is there|Do you know|I'm looking for|Show me|Any chance of]"), ("request", "Requests", "[Request|Ask for|Apply for|I need|We'd like|Put in for]"))  # fmt: skip
+SLOTS: tuple[tuple[str, str, Maker, tuple[str, ...]], ...] = (
+    ("venue house shop firm provider by", "string", titled, ("at {x}", "from {x}", "with {x}", "at {x}")),
+    ("people persons head_count how_many group group_size size_of_party", "integer", whole(2, 30), ("for {x}", "for {x} people", "{x} of us", "we are {x}", "a party of {x}", "{x} heads", "for {x} adults")),
+    ("time hour clock start at from_time", "string", clock, ("at {x}", "from {x}", "around {x}", "{x} sharp", "starting {x}", "{x}")),
+    ("date day on when on_date", "string", Draw.date, ("on {x}", "for {x}", "{x}", "the day is {x}")),
+    ("name under holder booked_for contact_person customer", "string", person, ("under {x}", "in the name of {x}", "name: {x}", "my name is {x}", "it is for {x}")),
+    ("budget limit max_price maximum spend", "number", money, ("up to {x} euros", "max {x}", "not over {x}", "budget {x}", "under {x} dollars", "for less than {x}")),
+    ("voucher code member_no card_no reference", "string", code, ("voucher {x}", "with code {x}", "member {x}", "card {x}", "reference {x}")),
+    ("city town place area nearby", "string", place, ("in {x}", "near {x}", "around {x}", "in {x}")),
+    ("hours duration length how_long", "integer", whole(2, 48), ("for {x} hours", "{x} hours", "{x} hours long", "lasting {x} hours")),
+    ("colour shade", "string", lambda d: d.mixed(COLOURS), ("in {x}", "{x} if possible", "colour {x}", "a {x} one")),
+)  # fmt: skip
+
+
+def _slot_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
+    """A tool that books or finds something, with one to four details that are told in any order."""
+    (verb, does, asks), thing = d.pick(BOOKING), d.pick(BOOKED)
+    chosen = d.some(SLOTS, d.pick((1, 2, 2, 3, 3, 4)))
+    names = [d.pick(words.split()) for words, *_ in chosen]
+    ways = []
+    for _ in range(3):
+        parts = [d.pick(said).replace("{x}", f"{{{n}}}") for n, (_, _, _, said) in zip(names, chosen, strict=True)]
+        lead = f"{asks} [a|one|a {d.pick(('nice', 'big', 'small'))}] {thing}"
+        if d.chance(0.15):
+            lead = f"[{thing.capitalize()}|{thing}:|One {thing}]"
+        d.rng.shuffle(parts)
+        text = lead
+        if d.chance(0.2) and not parts[0].startswith("{"):
+            text = f"{parts[0][0].upper()}{parts.pop(0)[1:]}, {lead}"
+        for part in parts:
+            text += (" " if d.chance(0.5) and part[:3] not in ("we ", "my ", "the", "it ") else ", ") + part
+        ways.append(text + "[.|?|, please.|!|]")
+    about = d.pick(
+        (
+            f"{does} a {thing}",
+            f"{verb} a {thing}",
+            f"{thing} {verb}ing".replace("eing", "ing"),
+            f"{does} one {thing} for a customer",
+        )
+    )
+    form = d.pick(("{v}_{t}", "{t}_{v}", "{v}_a_{t}", "{t}", "{v}_{t}_now", "new_{t}", "{t}s"))
+    name = d.pick(JOINED)(form.format(v=verb, t=thing).split("_"))
+    kinds = {n: kind for n, (_, kind, _, _) in zip(names, chosen, strict=True)}
+    return (
+        Tool(name, _sentence(d, about), kinds),
+        tuple(ways),
+        {n: make for n, (_, _, make, _) in zip(names, chosen, strict=True)},
+    )
+
+
+_SHORT = {id(ways) for *_, ways in DEEDS}
+
+
+def _told_apart(uses: Sequence[Use]) -> list[Use]:
+    """Those of `uses` whose questions tell which of them is meant."""
+    kept: list[Use] = []
+    for use in uses:
+        clash = any(
+            use[1] is other[1]
+            or use[0].name == other[0].name
+            or use[0].description.rstrip(".").lower() == other[0].description.rstrip(".").lower()
+            or ({id(use[1]), id(other[1])} & _SHORT and {*use[2].values()} & {*other[2].values()})
+            for other in kept
+        )
+        if not clash and use[0].name not in FUNCTIONS:
+            kept.append(use)
+    return [
+        (tool, tuple(way.lstrip("~") for way in ways if len(kept) == 1 or way[0] != "~"), makers, names)
+        for tool, ways, makers, names in kept
+    ]
+
+
+def _other_name(d: Draw, tool: Tool) -> str:
+    """Another name for a tool: with more words, of the words of its description, or one that says nothing."""
+    words = re.findall("[A-Z]?[a-z]+", tool.name)
+    way = d.rng.random()
+    if way < 0.35:
+        words = [d.pick(_NEUTRAL_FIRST), *words] if d.chance(0.5) else [*words, d.pick(_NEUTRAL_LAST)]
+    elif way < 0.7:
+        said = [w for w in re.findall("[a-z]{3,}", tool.description.lower()) if w not in _DULL]
+        words = sorted(d.some(said, min(len(said), d.pick((1, 2, 2, 3)))), key=said.index) or words
+    elif way < 0.85:
+        words = [d.word() if d.chance(0.6) else noun(d).replace(" ", "_")]
+        words += [d.pick((d.word(), str(d.number(1, 99)), "tool"))] if d.chance(0.4) else []
+    return d.pick(JOINED)([word.lower() for word in words])
+
+
+def _common_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
+    return d.pick(USES)
+
+
+def _as_offered(d: Draw, make: Callable[[Draw], tuple[Tool, tuple[str, ...], dict[str, Maker]]]) -> Use:
+    """A tool under other names, its parameters in any order: names must be copied from the list of tools."""
+    use = make(d)
+    tool, ways, makers = use
+    names = dict(zip(makers, tool.parameters, strict=True))  # of the question's fields -> of the parameters
+    if make is _common_tool and d.chance(0.6):
+        names |= _sorted_names(d, makers)
+        if "amount" not in makers and "total" not in makers:  # a number of something else keeps its name
+            names |= {field: field for field, make in makers.items() if make is money}
+        for pair in _PAIRS & {tuple(makers)[i : i + 2] for i in range(len(makers) - 1)}:
+            names |= zip(pair, d.pick(ROLES[:5]), strict=True)
+        spelling = d.pick(SPELLINGS[:4]) if d.chance(0.15) else str
+        names = {field: spelling(name) for field, name in names.items()}
+        if len(set(names.values())) < len(names):
+            names = {name: name for name in makers}
+    kinds = dict(zip(makers, tool.parameters.values(), strict=True))
+    order = d.some(tuple(makers), len(makers)) if d.chance(0.4) else list(makers)
+    name = _other_name(d, tool) if d.chance(0.5) else tool.name
+    return Tool(name, tool.description, {names[f]: kinds[f] for f in order}), ways, makers, {f: names[f] for f in order}
+
+
 def everyday_tools(d: Draw) -> Sample:
     """One to three questions with up to six tools offered; also talk that needs none of them."""
-    chosen = [d.pick(USES) if d.chance(0.6) else _any_tool(d) for _ in range(d.pick((1, 1, 2, 2, 3)))]
-    chosen = list({tool.name: use for use in chosen for tool in use[:1]}.values())
-    offered = [tool for tool, _, _ in chosen] + d.some(
+    makes = d.rng.choices(
+        (_common_tool, _any_tool, _aspect_tool, _deed_tool, _move_tool, _slot_tool),
+        (34, 19, 15, 13, 7, 12),
+        k=d.pick((1, 2, 2, 3, 3, 4)),
+    )
+    chosen = _told_apart([_as_offered(d, make) for make in makes])
+    offered = [tool for tool, *_ in chosen] + d.some(
         (CALCULATOR, CONVERT, ADD_DAYS, DAYS_BETWEEN), d.pick((1, 1, 2, 3))
     )
     d.rng.shuffle(offered)
@@ -1587,7 +1936,7 @@ def everyday_tools(d: Draw) -> Sample:
     answers: list[str] = []
     for _ in range(d.pick((1, 2, 2, 3, 4))):
         kinds = (
-            ["use"] * 4
+            ["use"] * 9
             + ["sum"] * 4 * (CALCULATOR in offered)
             + ["convert"] * 2 * (CONVERT in offered)
             + ["date"] * 2 * (ADD_DAYS in offered)
@@ -1596,10 +1945,19 @@ def everyday_tools(d: Draw) -> Sample:
         kind = d.pick(kinds)
         arguments: dict[str, object]
         if kind == "use":
-            tool, ways, makers = d.pick(chosen)
+            tool, ways, makers, names = d.pick(chosen)
             fields = {name: make(d) for name, make in makers.items()}
-            arguments = {name: _number(v) if tool.parameters[name] != "string" else v for name, v in fields.items()}
-            said, name = worded(d, *ways, **fields, a=noun(d)), tool.name
+            if {"s", "t"} <= fields.keys() and fields["s"] == fields["t"]:
+                fields["t"] = d.word().capitalize()
+            arguments = {
+                name: fields[f] if tool.parameters[name] == "string" else _number(fields[f])
+                for f, name in names.items()
+            }
+            name = tool.name
+            if len(fields) > 2:  # without made-up words: they tell the details apart
+                said = casual(d, d.vary(d.pick(ways))).format(**fields, a=noun(d))
+            else:
+                said = worded(d, *ways, **fields, a=noun(d))
             result = (
                 any_value(d)
                 if d.chance(0.6)
@@ -1610,14 +1968,19 @@ def everyday_tools(d: Draw) -> Sample:
             form = d.pick(tuple(EXPRESSIONS))
             values = {"a": d.value(), "b": str(d.amount()) if d.chance(0.8) else d.value(), "c": d.value()}
             i = noun(d) if d.chance(0.5) else d.item()  # without made-up words: a verb tells plus from minus
-            said = casual(d, d.vary(d.pick(EXPRESSIONS[form]))).format(**values, i=i, j=d.item(), n=first(d))
+            said = casual(d, d.vary(d.pick(EXPRESSIONS[form]))).format(
+                **values, i=i, j=d.item(), n=first(d), m=first(d)
+            )
             name, arguments = "calculator", {"expression": form.format(**values)}
             result = run(name, arguments, functions)
             wanted = f"The answer is {result}."
         elif kind == "convert":
             f, t = d.pick(UNITS)
             v = d.value()
-            said = worded(d, *CONVERTS, v=v, f=f, t=t, i=d.item(), n=first(d))
+            spoken = [d.pick(UNITS_SAID[unit].split("|")) if d.chance(0.35) else unit for unit in (f, t)]
+            if d.chance(0.1):  # first another unit, then the one that is meant
+                spoken[1] = d.pick(MEANT).format(t=spoken[1], u=d.pick([u for u in UNITS_SAID if u not in (f, t)]))
+            said = worded(d, *CONVERTS, v=v, f=spoken[0], t=spoken[1], i=d.item(), n=first(d))
             name, arguments = "convert", {"value": _number(v), "from_unit": f, "to_unit": t}
             result = run(name, arguments, functions)
             wanted = f"{v} {f} is {result} {t}."
