@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
+from pocket import clauses
 from pocket.chat import Message, Sample, Target
 from pocket.subjects import (
     CLAUSES,
@@ -29,7 +30,7 @@ from pocket.subjects import (
 )
 from pocket.tools import ADD_DAYS, CALCULATOR, CONVERT, DAYS_BETWEEN, FUNCTIONS, Function, Tool, run
 from pocket.transcripts import UNITS
-from pocket.words import ANIMALS, COLOURS, DAYS, JOBS, Draw
+from pocket.words import ANIMALS, COLOURS, DAYS, EVENTS, JOBS, Draw
 
 NO_IDEA = "I do not know that. I only know what you tell me."
 CANNOT = "I cannot do that. I am a very small model."
@@ -73,6 +74,8 @@ def person(d: Draw) -> str:
     if d.chance(0.12):
         return first(d)
     middle = f" {d.pick('ABCDEFGHJKLMNPRSTW')}." if d.chance(0.05) else ""
+    if d.chance(0.06):
+        return f"{d.pick(clauses.HONORIFICS)} {f'{first(d)} {rare(d)}' if d.chance(0.3) else rare(d)}"
     last = f"{rare(d)}-{rare(d)}" if d.chance(0.03) else rare(d)
     return f"{first(d)}{middle} {last}" if d.chance(0.7) else d.full_name()
 
@@ -94,8 +97,20 @@ def thing(d: Draw) -> str:
 
 def titled(d: Draw) -> str:
     """A name of several words, such as `The Salt Drenalo`."""
+    if d.chance(0.4):
+        return _name_of(d, clauses.TITLES if d.chance(0.6) else clauses.FIRMS)
     words = [(noun(d) if d.chance(0.7) else rare(d)).capitalize() for _ in range(d.pick((1, 2, 2, 3)))]
     return " ".join([*(["The"] if d.chance(0.3) else []), *words])
+
+
+def _name_of(d: Draw, forms: Sequence[str]) -> str:
+    n, n2 = (d.pick(NOUNS).capitalize() for _ in range(2))
+    a, b = (rare(d) if d.chance(0.6) else d.word().capitalize() for _ in range(2))
+    return d.pick(forms).format(a=a, b=b, n=n, n2=n2)
+
+
+def firm(d: Draw) -> str:
+    return _name_of(d, clauses.FIRMS)
 
 
 def phrase(d: Draw) -> str:
@@ -127,7 +142,7 @@ def phone(d: Draw) -> str:
 
 
 def street(d: Draw) -> str:
-    name = f"{rare(d)} {d.pick(('Street', 'Road', 'Avenue', 'Square', 'Drive', 'Gate', 'Hill', 'Way'))}"
+    name = f"{rare(d) if d.chance(0.5) else noun(d).capitalize()} {d.pick(clauses.STREETS)}"
     return f"{d.number(1, 199)} {name}" if d.chance(0.5) else name
 
 
@@ -187,8 +202,8 @@ def ranked(titles: str) -> Maker:
 
 
 def sized(units: str, low: int, high: int) -> Maker:
-    """A number with its unit, written as one word or with a space as in `units`."""
-    listed = units.split(",")
+    """A number with its unit in one word; of `units` with a space only those that belong to the number."""
+    listed = [u for u in units.split(",") if " " not in u or u.endswith("illion")] or [""]
     return lambda d: f"{d.number(low, high) if d.chance(0.8) else d.decimal()}{d.pick(listed)}"
 
 
@@ -665,7 +680,8 @@ def _told(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
         worded_told = d.strange(told) if d.chance(0.4) and ":" not in told else told
         # a sign shows where the last value ends
         end = "" if worded_told[-1] in ".!?" or not after else d.pick((".", ".", " -", ";", "\n"))
-        text = " ".join(filter(None, (before, worded_told.format(**record) + end, after)))
+        worded_told, shown = _shown(d, worded_told, record, makers) if d.chance(0.5) else (worded_told, record)
+        text = " ".join(filter(None, (before, worded_told.format(**shown) + end, after)))
     absent = [name for name in record if f"{{{name}}}" not in told]
     record = {name: value for name, value in record.items() if name not in absent}
     if d.chance(0.12):  # a field may have any name that stands for it
@@ -673,6 +689,133 @@ def _told(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
         absent = [name for name in absent if name != key]
         record |= {key: value} if key not in record and key not in makers else {}
     return record, text, absent, makers
+
+
+# makers of the values that `clauses` names
+_DRAWN: dict[str, Maker] = {
+    "person": person, "first": first, "pet": pet, "place": place, "titled": titled, "firm": firm, "thing": thing, "rare": rare, "code": code, "clock": clock, "date": Draw.date, "when": when,
+    "phone": phone, "mail": mail, "street": street, "money": money, "score": score, "seat": seat, "year": year, "age": whole(2, 99), "small": whole(1, 30), "count": whole(2, 9999), "months": whole(3, 60), "height": whole(90, 210), "heat": whole(80, 260),
+    "job": lambda d: d.mixed(JOBS), "tongue": TONGUES, "hobby": HOBBIES, "colour": kind_of("colour"), "material": kind_of("material"), "genre": GENRES, "dish": DISHES, "food": FOODS, "ill": ILLS, "doctor": doctor, "drug": DRUGS, "state": STATES, "weekday": lambda d: d.pick(DAYS),
+    "event": lambda d: d.mixed(EVENTS) if d.chance(0.6) else titled(d), "gate": lambda d: f"{d.pick('ABCDEFG')}{d.rng.randrange(1, 60)}" if d.chance(0.6) else str(d.rng.randrange(1, 60)), "zip": lambda d: d.digits(5),
+    "team": lambda d: f"{d.pick(NOUNS).capitalize()}s" if d.chance(0.5) else TEAMS(d),
+}  # fmt: skip
+_BARE = ("street", "phone", "mail", "clock", "date", "code", "when", "seat")  # sorts that show without a label
+
+
+def _keys(d: Draw, sets: Sequence[Sequence[str]]) -> list[str]:
+    """A different name for each field."""
+    chosen: list[str] = []
+    for names in sets:
+        chosen.append(d.pick([name for name in names if name not in chosen] or [f"{names[0]}_{len(chosen)}"]))
+    return chosen
+
+
+def _sentence(d: Draw, group: clauses.Group, facets: Sequence[tuple[str, clauses.Facet]]) -> str:
+    """A template that tells of `{s}` and of each facet under its key."""
+
+    def say(ways: Sequence[str], key: str) -> str:
+        return d.vary(d.pick(ways)).replace("{unit}", "{v}#").replace("{v}", f"{{{key}}}")
+
+    facets = d.some(facets, len(facets))
+    kind = d.rng.random()
+    if kind < 0.22:
+        comma = d.pick((", ", ", ", ", ", "; ", " - ", " / ", ". ", "\n", " | ", "\n"))
+        parts = ["{s}"]
+        for key, facet in facets:
+            is_bare = (facet.maker in _BARE and d.chance(0.6)) or (facet.maker == "place" and d.chance(0.3))
+            label = d.pick(facet.labels) + d.pick((": ", " ", " ", ": ", "=") if len(facet.labels) < 9 else (": ",))
+            parts.append(say(("{v}",), key) if is_bare else say((f"{label}{{v}}",), key))
+        if d.chance(0.3):
+            d.rng.shuffle(parts)
+            parts = [d.pick((f"{d.pick(group.keys)}: {{s}}".capitalize(), "{s}")) if p == "{s}" else p for p in parts]
+        return comma.join(parts) + d.pick(("", ".", ""))
+    n_posts = min(len(facets), d.pick((0, 0, 1, 1, 2, 3)))
+    posts = [(key, facet) for key, facet in facets[:n_posts] if facet.posts]
+    rest = [pair for pair in facets if pair not in posts] or [posts.pop()]
+    beside = ""
+    for key, facet in posts:
+        post = say(facet.posts, key)
+        beside += post if post.startswith(",") else f" {post}"
+    subject = d.vary(d.pick(group.subjects))
+    front = ""
+    if len(rest) > 1 and rest[-1][1].fronts and d.chance(0.4):
+        key, facet = rest.pop()
+        front = say(facet.fronts, key)
+        front += " " if front.endswith(":") else d.pick((", ", ", ", " "))
+        subject = subject if subject[0] in "{\"'" or subject[:2] in ("I ", "I'") else subject[0].lower() + subject[1:]
+    said = [say(facet.predicates, key) for key, facet in rest]
+    pronoun = d.vary(d.pick(group.pronouns))
+    told = said[0]
+    for i, predicate in enumerate(said[1:], 2):
+        is_last = i == len(said)
+        told += d.pick((f". {pronoun} ", f". {pronoun} ", f"; {pronoun.lower() if pronoun != 'I' else 'I'} ", " and " if is_last else ", ", ", and " if is_last else ", ", " but ", "; ")) + predicate  # fmt: skip
+    told = f"{front}{subject.replace('{s}', '{s}' + beside)} {told}{d.pick(('.', '.', '.', '!', ''))}"
+    return re.sub(r",+ *([.,;:!?\"'])", r"\1", told)
+
+
+def _composed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
+    """As `_told`, but of clauses."""
+    if d.chance(0.25):
+        pair = d.pick(clauses.PAIRS)
+        other = [
+            facet for facet in clauses.ENDINGS if facet.maker[:2] != {"date": "wh"}.get(pair.maker, pair.maker)[:2]
+        ]
+        extra = d.some(other, d.pick((0, 1, 1, 2, 3)))
+        names = _keys(d, (*pair.keys, *(facet.keys for facet in extra)))
+        kinds = [pair.maker, pair.maker, *(facet.maker for facet in extra)]
+        told = d.vary(d.pick(pair.statements))
+        template = told.replace("{a}", f"{{{names[0]}}}").replace("{b}", f"{{{names[1]}}}").replace("{n}", _plain(d))
+        template = template[0].upper() + template[1:] if template[0] != "{" and d.chance(0.8) else template
+        for key, facet in zip(names[2:], extra, strict=True):
+            post = d.vary(d.pick(facet.posts)).replace("{unit}", "{v}#").replace("{v}", f"{{{key}}}")
+            template += post if post.startswith(",") else f" {post}"
+        template = re.sub(r",+ *([.,;:!?])", r"\1", template).rstrip(",") + d.pick((".", ".", "!", ""))
+        absent = [facet.keys[0] for facet in other if facet not in extra]
+    else:
+        group = d.pick(clauses.GROUPED) if d.chance(0.8) else clauses.GROUPED[0]
+        facets = d.some(group.facets, d.pick((1, 2, 2, 3, 3, 4, 5)))
+        names = _keys(d, (group.keys, *(facet.keys for facet in facets)))
+        kinds = [group.maker, *(facet.maker for facet in facets)]
+        template = _sentence(d, group, list(zip(names[1:], facets, strict=True))).replace("{s}", f"{{{names[0]}}}")
+        absent = [facet.keys[0] for facet in group.facets if facet not in facets]
+    makers = {name: _DRAWN[kind] for name, kind in zip(names, kinds, strict=True)}
+    record = {name: make(d) for name, make in makers.items()}
+    before, after = (d.vary(d.pick(NOISE)).format(a=noun(d)) if d.chance(0.25) else "" for _ in range(2))
+    end = "" if not after or template[-1] in ".!?" else "."
+    template, shown = _shown(d, template, record, makers)
+    template = d.strange(template) if len(kinds) > 2 and kinds[0] != kinds[1] and d.chance(0.3) else template
+    text = " ".join(filter(None, (before, template.format(**shown) + end, after)))
+    return record, text, [name for name in absent if name not in record], makers
+
+
+_UNGROUPED = frozenset("year released since founded built published painted elected crowned died enlisted discovered completed card badge zip zip_code postcode post_code locker".split())  # fmt: skip
+
+
+def _shown(d: Draw, template: str, record: dict[str, str], makers: dict[str, Maker]) -> tuple[str, dict[str, str]]:
+    """A template and values as people write them: with a sign or the word of a currency, commas in numbers, titles in
+    quotes, and what someone is before the name. `{key}#` marks where a currency belongs.
+    """
+    shown = dict(record)
+    for name, make in makers.items():
+        field = f"{{{name}}}"
+        if make is money:
+            way = d.rng.random()
+            bare = re.compile(re.escape(field) + r"(?! ?#| ?[\w%€$£])")
+            marked = f"{field} {field}#"
+            word = d.pick(clauses.CURRENCIES) if d.chance(0.85) else f"{d.word()}s"
+            if (marked in template and way < 0.75) or (marked not in template and way < 0.2 and bare.search(template)):
+                template = template.replace(marked, f"{field} {word}") if marked in template else bare.sub(f"{field} {word}", template)  # fmt: skip
+            elif marked in template or (way < 0.35 and bare.search(template)):
+                sign = d.pick(clauses.SIGNS) + d.pick(("", "", " "))
+                template = template.replace(marked, f"{sign}{field}") if marked in template else bare.sub(f"{sign}{field}", template)  # fmt: skip
+        elif make in (person, first) and d.chance(0.1):
+            template = template.replace(field, f"{d.pick(clauses.CALLED)} {field}")
+        elif make in (titled, firm) and f'"{field}' not in template and f"'{field}" not in template and d.chance(0.2):
+            quote = d.pick(('"{0}"', '"{0}"', "'{0}'", "“{0}”", "*{0}*", "«{0}»"))
+            template = template.replace(field, quote.format(field))
+        if name not in _UNGROUPED and make not in (year, phone, code) and len(shown[name]) in (4, 5) and shown[name].isdigit() and shown[name][0] != "0" and d.chance(0.3):  # fmt: skip
+            shown[name] = f"{int(shown[name]):,}"
+    return template, shown
 
 
 def _with_missing(d: Draw, wish: str, stand_in: str) -> str:
@@ -687,17 +830,18 @@ def everyday_json(d: Draw) -> Sample:
     """One or two texts, and the fields wanted of each as JSON."""
     messages: list[Message] = _system(d, 0.15)
     for _ in range(d.pick((1, 1, 1, 2))):
-        record, text, absent, makers = _told(d)
+        is_composed = d.chance(0.4)
+        record, text, absent, makers = _composed(d) if is_composed else _told(d)
         fields = d.some(list(record), d.rng.randrange(1, len(record) + 1))
         lacks: list[str] = []
         says_missing = d.chance(0.12)
         if says_missing and d.chance(0.6):
             words = {part for name in record for part in name.split("_")}
             never = [n for n in NEVER_TOLD if not words & set(n.split("_")) and n.replace("_", " ") not in text.lower()]
-            lacks = [d.pick(absent if absent and d.chance(0.5) else never)]
+            lacks = [d.pick(absent if absent and (is_composed or d.chance(0.5)) else never)]
             fields.insert(d.rng.randrange(len(fields) + 1), lacks[0])
         keys = _renamed(d, [*fields, *(n for n in (*record, *absent) if n not in fields)], 0.25)
-        if d.chance(0.3) and len(told := set(record) & set(makers)) == len(record):
+        if d.chance(0.3) and not (is_composed and lacks) and len(told := set(record) & set(makers)) == len(record):
             keys |= _sorted_names(d, {name: makers[name] for name in makers if name in told})
         typed = {
             f: d.pick(("string", "string", "number", "number" if "." in record[f] else "integer"))
@@ -1086,9 +1230,9 @@ SORTED_ASKED: tuple[tuple[Maker, tuple[str, ...]], ...] = (
 )  # fmt: skip
 # what is told of me, what is asked, what is answered
 TOLD: tuple[tuple[tuple[str, ...], tuple[str, ...], str, Maker], ...] = (
-    (("I am {v}.", "I'm {v}.", "My name is {v}.", "It's me, {v}.", "I'm called {v}[ by all|].", "[Hi|Hello|Hey|Good day][,|!] [I am|I'm|my name is] {v}[.|!|]", "The name is {v}.", "[They|People|Friends] call me {v}.", "{v} is my name.", "Just call me {v}."), ("What is my name?", "Who am I?", "What's my name[ again|]?", "[Do you know|Can you say|Tell me] [who I am|my name][?|]", "What [am I|do they] call[ed|] [me|]?", "My name?", "Do you remember [my name|me|who I am]?", "How am I called?"), "Your name is {v}.", first),
-    (("I live in {v}.", "I'm [living|staying|at home] in {v}.", "I come from {v}.", "I [was born|started|went to school] in {v}.", "I moved to {v}.", "My family is from {v}.", "I am from {v}.", "Home for me is {v}.", "I'm from {v}."), ("Where do I live?", "Where [do I come|did I say I am|am I] from?", "[Which|What] [city|town|place] [am I from|do I live in|is mine|did I tell you]?", "Where was I born?", "Where's my home?", "Where did I move?"), "You live in {v}.", place),
-    (("I work as a {v}.", "I'm a {v}.", "I am a {v} by [trade|training].", "I earn my money as a {v}.", "My work is that of a {v}.", "They pay me as a {v}.", "I've worked as a {v} [all my life|since May]."), ("What do I do[ for work| all day|]?", "What's my job?", "What [work|job] do I do?", "How do I earn my money?", "As what do I work?", "What am I[ by trade|]?"), "You are a {v}.", lambda d: d.mixed(JOBS)),
+    (("I am {v}.", "I'm {v}.", "My name is {v}.", "It's me, {v}.", "I'm called {v}[ by all|].", "[Hi|Hello|Hey|Good day][,|!] [I am|I'm|my name is] {v}[.|!|]", "The name is {v}.", "[They|People|Friends] call me {v}.", "{v} is my name.", "Just call me {v}.", "I go by {v}.", "People know me as {v}.", "{v} here.", "You are talking to {v}.", "I was [named|christened] {v}[ after my grandmother|].", "My parents chose {v} for me.", "[Signed|Yours|Greetings], {v}", "The person [writing|typing] is {v}.", "On my badge it says {v}.", "Everyone knows me, I am {v}."), ("What is my name?", "Who am I?", "What's my name[ again|]?", "[Do you know|Can you say|Tell me] [who I am|my name][?|]", "What [am I|do they] call[ed|] [me|]?", "My name?", "Do you remember [my name|me|who I am]?", "How am I called?", "Who is [writing|talking] to you?", "By what name do you know me?", "How should you address me?", "[What|Which] name did I give you?", "Say my name.", "[What|Which] name is mine?", "What is on my badge?", "Who are you talking to?", "What do people know me as?", "[Any idea|Can you tell|Guess] who I am?", "whats my name"), "Your name is {v}.", first),
+    (("I live in {v}.", "I'm [living|staying|at home] in {v}.", "I come from {v}.", "I [was born|started|went to school] in {v}.", "I moved to {v}.", "My family is from {v}.", "I am from {v}.", "Home for me is {v}.", "I'm from {v}.", "I spent my childhood in {v}.", "My roots are in {v}.", "I have a flat in {v}.", "{v} is where I live.", "You find me in {v}.", "We settled in {v}.", "I call {v} home."), ("Where do I live?", "Where [do I come|did I say I am|am I] from?", "[Which|What] [city|town|place] [am I from|do I live in|is mine|did I tell you]?", "Where was I born?", "Where's my home?", "Where did I move?", "Where are my roots?", "Where do you find me?", "[What|Which] place do I call home?", "Where did we settle?", "Where did I spend my childhood?", "Where is my flat?", "In which [town|city] am I at home?"), "You live in {v}.", place),
+    (("I work as a {v}.", "I'm a {v}.", "I am a {v} by [trade|training].", "I earn my money as a {v}.", "My work is that of a {v}.", "They pay me as a {v}.", "I've worked as a {v} [all my life|since May].", "[By day|At work|In real life] I am a {v}.", "They hired me as a {v}.", "I trained to be a {v}.", "My occupation is {v}.", "I am employed as a {v}.", "A {v}, that is what I am.", "Like my father I became a {v}.", "{v} is my trade."), ("What do I do[ for work| all day|]?", "What's my job?", "What [work|job] do I do?", "How do I earn my money?", "As what do I work?", "What am I[ by trade|]?", "What's my line of work?", "[What is |]my occupation?", "What is my trade?", "What did I train to be?", "As what did they hire me?", "What do I earn my bread with?", "What did I become?", "what kind of work do i do"), "You are a {v}.", lambda d: d.mixed(JOBS)),
     (("I love {v}.", "I like {v} [best|most|a lot].", "Nothing is better than {v}.", "I am fond of {v}."), ("What do I [like|love]?", "What [do I like best|am I fond of]?", "Which thing do I love?"), "You like {v}.", noun),
     (("I hate {v}.", "I can't stand {v}.", "I do not like {v}.", "I can not eat {v}.", "I [must|have to] avoid {v}[, it makes me ill|]."), ("What do I [hate|avoid]?", "What can't I [stand|eat|have]?", "What must I avoid?", "What makes me ill?"), "You avoid {v}.", noun),
     (("I'm [leaving|flying|coming back|travelling] on {v}.", "I [leave|fly|start|come back] on {v}."), ("When do I [leave|fly|start|come back]?", "[On which day|When] am I [leaving|flying|coming back]?"), "It is on {v}.", lambda d: d.pick(DAYS) if d.chance(0.5) else d.date()),
@@ -1118,6 +1262,7 @@ TOLD: tuple[tuple[tuple[str, ...], tuple[str, ...], str, Maker], ...] = (
     (("I am working on {v}.", "My project is called {v}.", "I lead a project named {v}.", "We call our project {v}.", "The project I work on is {v}.", "I was put on project {v}.", "{v} is the project that keeps me busy.", "I spend my days on project {v}."), ("What [project |]am I working on?", "What is my project called?", "[Which|What] project do I lead?", "What keeps me busy?", "What do we call our project?", "Name my project.", "project name?", "On which project was I put?"), "You work on {v}.", titled),
     (("My flight leaves at {v}.", "I fly at {v}.", "The plane takes off at {v}.", "My plane goes at {v}.", "Take-off is at {v}.", "I must be on the plane at {v}.", "We take off at {v}.", "plane: {v}"), ("When does my [flight leave|plane go]?", "At what time does the plane take off?", "When do we take off?", "What time is take-off?", "At what time do I fly?", "plane when?", "What time must I be on the plane?", "When is my plane?"), "Your plane leaves at {v}.", clock),
     (("The meeting with {f} is at {v}.", "I meet {f} at {v}.", "{f} comes at {v}.", "{f} will be here at {v}.", "At {v} I talk to {f}.", "{f} expects me at {v}.", "I must see {f} at {v}.", "{f}, {v}, do not let me forget."), ("When does {f} come?", "At what time do I meet {f}?", "When is {f} here?", "What time is the meeting with {f}?", "When do I talk to {f}?", "When does {f} expect me?", "{f} when?", "When must I see {f}?"), "{f} comes at {v}.", clock),
+    (("I travel with {v}[ tomorrow|].", "They put me on {v}.", "My ticket is for {v}.", "I take {v} home.", "I will catch {v}.", "We go with {v}.", "{v} takes me home.", "I have a place on {v}.", "I got the last seat on {v}."), ("Which connection do I take?", "What do I travel with?", "[Which|What] [plane|train|bus] is mine?", "What did they put me on?", "Which number is on my ticket?", "What do I catch?", "On what do I have a place?", "With what do I go home?", "What takes me home?", "my connection?", "[What|Which] [connection|service] was it[ again|]?"), "You travel with {v}.", code),
     (("I owe {f} {v}.", "{f} lent me {v}.", "I borrowed {v} from {f}.", "I must pay {f} back {v}.", "{f} gets {v} back from me.", "My debt to {f} is {v}.", "I still have to give {f} {v}.", "{v} is what I owe {f}."), ("How much do I owe {f}?", "What did {f} lend me?", "How much did I borrow from {f}?", "What must I pay back to {f}?", "What is my debt to {f}?", "How much does {f} get back?", "owe {f}?", "What do I still have to give {f}?"), "You owe {f} {v}.", money),
     (("I own a {v}.", "I keep a {v}[ as a pet|].", "We got a {v} [from the shelter|last week].", "There is a {v} in my home.", "I adopted a {v}.", "My pet is a {v}.", "A {v} lives with me.", "I share my sofa with a {v}."), ("[What|Which] animal do I [have|own|keep]?", "What pet do I have?", "What kind of pet lives with me?", "What did I adopt?", "[What|Which] animal lives with me?", "pet?", "What sort of animal is my pet?", "With what animal do I share my sofa?"), "You have a {v}.", kind_of("pettype")),
     (("The password for the {n} is {v}.", "You open the {n} with {v}.", "To unlock the {n} type {v}.", "{n} password: {v}", "The {n} needs the password {v}.", "I set the {n} password to {v}.", "{v} unlocks the {n}.", "The secret word for the {n} is {v}."), ("What's the password [for|of] the {n}?", "What unlocks the {n}?", "How do I [open|unlock] the {n}?", "[Which|What] password does the {n} need?", "{n} password?", "What do I type to unlock the {n}?", "To what did I set the {n} password?", "What is the secret word for the {n}?"), "The {n} password is {v}.", code),
@@ -1170,6 +1315,65 @@ _PRONOUN_OF = (ANIMALS, KINDS_OF["family"], tuple("exam meeting party concert in
 REPLIES = tuple("Okay.|Okay!|Noted!|Noted.|Got it.|Got it!|I see.|All right.|Sure.|Right.|Understood.|Good.|Great.|Fine.|Will do.|Thanks.|Thank you, noted.|Nice!|Very well.|Done.|Saved.|I will keep it in mind.|Good to know.|Of course.|Yes.|Interesting.|Lovely!|Cool.|Alright.|OK".split("|"))  # fmt: skip
 
 
+# what may stand before or after a fact, before or after a question, and what takes a fact back
+BEFORE_FACT = "Hello! |Hey, |Okay so |Well, |Oh, |Right, |Just to let you know, |First of all, |One more thing: |Also, |By the way, |For the record, |A small note: |Fun fact: |Good morning. |And |Listen, |Before I forget: |Hm, |Let me think. |To start with, |Yes, |No, wait: ".split(
+    "|"
+)
+AFTER_FACT = ", nice to be back.| by the way.|, if that helps.|, just so you know.|, okay?|, as you may guess.|, you see.|, I think.|. Please note it.|. That is important.|. Keep it in mind.| :)|!|!!|...|. Thanks for noting.|, believe it or not.|. I am so happy!|. What a day.|, as ever.".split(
+    "|"
+)
+BEFORE_QUESTION = "Sorry, |Okay, |Hmm, |Right, |Now, |Tell me, |One question: |Wait, |Oh, |And |Well, |Please, |Hey, |Next: |Listen, |I wonder, |Be honest: |Back to me: |Hang on, ".split(
+    "|"
+)
+AFTER_QUESTION = " Thanks.| Please.| I forgot.| Do you remember?| I need it now.| Just checking.| It matters.| Tell me.| Quick!| I am not sure any more.| You should know.".split(
+    "|"
+)
+TAKEN_BACK = (
+    "[Correction|Update|Sorry, I meant|Change of plan]: my {r} is {v}[ now|].",
+    "[Actually|No, wait|Oops|Scratch that|Hold on|My mistake], my {r} is {v}, not {o}.",
+    "My {r} [has changed|is new|is a different one now]: {v}.",
+    "[Forget|Never mind|Drop] {o}, my {r} is {v}[ now|].",
+    "My {r} is no longer {o}[.|;|,] it is {v}[ now|].",
+    "It is not {o} any more: my {r} is {v}.",
+    "I [changed|mixed up] my {r}[.|;] it is {v}.",
+)
+# facts of others, told apart from mine by their owner
+OF_OTHERS = (
+    "{n}'s {r} is {v}.",
+    "The {r} of {n} is {v}.",
+    "{n} has a {r}[:|, it is|,] {v}.",
+    "[And|Also,] {n} told me {n}'s {r} is {v}.",
+    "{n}: {r} {v}",
+    "{v} is {n}'s {r}.",
+    "As for {n}, the {r} is {v}.",
+    "[My friend|My colleague|My cousin] {n}'s {r} is {v}.",
+    '{n} says: "My {r} is {v}."',
+)
+ASKED_OF_OTHERS = (
+    "[What|Which] is {n}'s {r}?",
+    "[What's|Tell me|Say] {n}'s {r}[?|.]",
+    "[And|So] the {r} of {n}?",
+    "Do you [know|remember] {n}'s {r}?",
+    "{n}'s {r}?",
+    "[What|Which] {r} does {n} have?",
+    "[What|Which] [is|was] the {r} of {n}?",
+    "What did I say about the {r} of {n}?",
+)
+
+
+def _wrapped(d: Draw, text: str, before: Sequence[str], after: Sequence[str]) -> str:
+    """A fact or a question with some words before or after it."""
+    if d.chance(0.5):
+        start = text[0].lower() if text[1:2].islower() and text.split()[0] in _OPENERS else text[0]
+        return f"{d.pick(before)}{start}{text[1:]}"
+    if after is AFTER_FACT and text[-1] in ".!":
+        return text[:-1] + d.pick(after)
+    return text + d.pick(after) if text[-1] in ".!?" else text
+
+
+_OPENERS = frozenset("My The This That We Our It There What Which Who Where When How Do Does Did Can Could Tell Say Name Remind In On At".split())  # fmt: skip
+
+
 def _with_pronoun(d: Draw) -> Sample:
     """One fact, perhaps some talk, and a question that names it by a pronoun."""
     i = d.rng.randrange(len(PRONOUNS))
@@ -1197,7 +1401,12 @@ def everyday_recall(d: Draw) -> Sample:
     d.rng.shuffle(relations)
     used: list[tuple[str, ...]] = []  # the questions of what was told of me
     for _ in range(d.pick((1, 1, 2, 2, 3, 4, 6))):
-        if d.chance(0.45) and (free := [told for told in TOLD if not _is_near(told[1], used, facts)]):
+        if facts and d.chance(0.1) and not any("'s " in answer for _, _, answer in facts):  # of someone else
+            r, make = d.pick([(r, make) for r, make in BELONGINGS if f"Your {r} is" in str(facts)] or [relations.pop()])
+            n, v = first(d), make(d)
+            statement, question = (worded(d, *ways, r=r, v=v, n=n) for ways in (OF_OTHERS, ASKED_OF_OTHERS))
+            facts.append((statement, question, f"{n}'s {r} is {v}."))
+        elif d.chance(0.45) and (free := [told for told in TOLD if not _is_near(told[1], used, facts)]):
             statements, questions, answer, make = d.pick(free)
             used.append(questions)
             relations = [r for r in relations if not _WORDS[r[0]] & _words(questions)]
@@ -1211,7 +1420,19 @@ def everyday_recall(d: Draw) -> Sample:
             ways: tuple[str, ...] = STATED if make in (first, pet, person, titled) else STATED[:8]
             ways = ALSO_STATED if d.chance(0.35) else ways
             fitting = dict(SORTED_ASKED).get(make, ()) if d.chance(0.4) else ()
-            facts.append((worded(d, *ways, r=r, v=v), worded(d, *(fitting or ASKED_FOR), r=r), f"Your {r} is {v}."))
+            statement = worded(d, *ways, r=r, v=v)
+            if d.chance(0.07) and "?" not in statement:  # taken back
+                o, v = v, make(d)
+                statement += ("\n" if statement[-1] not in ".!" else " ") + worded(d, *TAKEN_BACK, r=r, v=v, o=o)
+            facts.append((statement, worded(d, *(fitting or ASKED_FOR), r=r), f"Your {r} is {v}."))
+    facts = [
+        (
+            _wrapped(d, statement, BEFORE_FACT, AFTER_FACT) if d.chance(0.25) else statement,
+            _wrapped(d, question, BEFORE_QUESTION, AFTER_QUESTION) if d.chance(0.2) else question,
+            answer,
+        )
+        for statement, question, answer in facts
+    ]
     messages: list[Message] = _system(d, 0.2)
     form = d.rng.random()
     asked = d.pick(facts)
@@ -1226,8 +1447,12 @@ def everyday_recall(d: Draw) -> Sample:
                 {"role": "user", "content": statement},
                 {"role": "assistant", "content": reply, "is_given": reply != NOTED},
             ]
-            for _ in range(d.pick((0, 0, 0, 0, 0, 0, 1, 1, 2)) if is_short else d.pick((1, 2, 2, 3))):
-                _say(d, messages)
+            for _ in range(d.pick((0, 0, 0, 0, 0, 1, 1, 2)) if is_short else d.pick((1, 2, 2, 3))):
+                if d.chance(0.3):  # a short word and another's answer
+                    content = casual(d, d.vary(d.pick(_ACKS)))
+                    messages += [{"role": "user", "content": content}, {"role": "assistant", "content": d.pick(REPLIES), "is_given": True}]  # fmt: skip
+                else:
+                    _say(d, messages)
             if d.chance(0.15):
                 _, question, answer = d.pick(facts[: i + 1])
                 messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -1237,6 +1462,7 @@ def everyday_recall(d: Draw) -> Sample:
         if d.chance(0.25):  # what was not told
             r = relations.pop()[0]
             question, answer = worded(d, *ASKED_FOR, r=r), NO_IDEA
+            question = _wrapped(d, question, BEFORE_QUESTION, AFTER_QUESTION) if d.chance(0.2) else question
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return Sample("everyday_recall", tuple(messages))
 
@@ -1314,10 +1540,72 @@ PAGES = (
 )  # fmt: skip
 
 
+def _deeds(d: Draw, n: int) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Sentences of who did what, when and where, with questions; the verb and the thing tell the deeds apart."""
+    people = list(dict.fromkeys(first(d) if d.chance(0.7) else person(d) for _ in range(3 * n + 3)))
+    things = list(dict.fromkeys((_plain(d) if d.chance(0.7) else noun(d)) if d.chance(0.85) else d.word() for _ in range(2 * n + 2)))  # fmt: skip
+    roles = [role for role in d.some(ROLES, 12) if role not in ("guide", "director")]
+    same = d.pick(clauses.VERBS) if d.chance(0.4) else None
+    deeds: list[tuple[str, list[tuple[str, str]]]] = []
+    used: set[str] = set()
+    while len(deeds) < n and len(people) > 3 and len(things) > 1:
+        a, i, way = people.pop(), things.pop(), d.rng.random()
+        if way < 0.15:
+            holders = {roles.pop(): person for person in (a, people.pop(), *([people.pop()] if d.chance(0.3) else []))}
+            (r1, p1), *others = holders.items()
+            told = f"The {r1} is {p1}" + "".join(d.pick((f", the {r} is {p}", f" and the {r} is {p}", f", the {r} {p}", f"; {p} is the {r}")) for r, p in others)  # fmt: skip
+            asked = [(q.replace("{r}", r), p) for r, p in holders.items() for q in ("Who is the {r}[ here|]?", "[What is|Give|Tell me] the name of the {r}.", "[Which|What] person is the {r}?", "[And|So] who is the {r}?", "the {r}?", "How is the {r} called?", "Who works as the {r}?")]  # fmt: skip
+            asked += [(f"What is {p}[ by trade|]?", r) for r, p in holders.items()]
+        elif way < 0.24:
+            k, unit = d.value(), d.pick(clauses.CURRENCIES)
+            told = d.pick((f"{i.capitalize()}s [are|cost] {k} {unit}[ each|]", f"[A|One|Each] {i} [is|costs] {k} {unit}", f"You [get|can buy] a {i} for {k} {unit}", f"The {i} [is|goes] for {k} {unit}"))  # fmt: skip
+            asked = [(q, k) for q in (f"How much is [a|one|the] {i}?", f"What must I pay for a {i}?", f"[Say|Give|What is] the price of [a|the] {i}[.|?]", f"[What|How much] do {i}s cost?", f"How [dear|expensive] is a {i}?", f"What does one {i} cost?")]  # fmt: skip
+        elif way < 0.44:
+            base, third, past, part = d.pick(clauses.GIFTS)
+            b = people.pop()
+            is_past = d.chance(0.75)
+            done, do = (past, "did") if is_past else (third, "does")
+            told = d.pick((f"{a} {done} the {i} to {b}", f"{a} {done} {b} the {i}", f"The {i} {'was' if is_past else 'is'} {part} to {b} by {a}"))  # fmt: skip
+            asked = [(f"Who {done} the {i}[ to {b}|]?", a), (f"To whom {do} {a} {base} the {i}?", b), (f"Who {do} {a} {base} the {i} to?", b), (f"What {do} {a} {base} to {b}?", i), (f"By whom was the {i} {part}?", a), (f"Who was the {i} {part} to?", b)]  # fmt: skip
+            if base not in clauses.KEEPS:
+                asked += [(q, b) for q in (f"Who has the {i}[ now|]?", f"Who [got|holds|received] the {i}?", f"With whom is the {i}[ now|]?", f"Where is the {i} now, with whom?")]  # fmt: skip
+        else:
+            verbs = same or d.pick(clauses.VERBS)
+            base, third, past, part = d.pick(verbs)
+            if d.chance(0.12) and not same:
+                word = d.word()
+                base, third, past, part = word, f"{word}s", f"{word}ed", f"{word}ed"
+                verbs = ((base, third, past, part),)
+            if not same and base in used:
+                continue
+            used |= {verb[0] for verb in verbs}
+            is_past = d.chance(0.6)
+            done, do = (past, "did") if is_past else (third, "does")
+            tail = d.pick((None, None, *clauses.TAILS))
+            fields = {"d": d.pick(DAYS), "p": place(d), "t": clock(d), "k": d.value(), "s": street(d), "b": people.pop(), "y": year(d), "unit": d.pick(clauses.CURRENCIES)}  # fmt: skip
+            where = ""
+            asked = []
+            if tail:
+                ways, asks = clauses.TAILS[tail]
+                where = " " + d.pick(ways.split(";")).format(**fields)
+                fits = [q for q in asks.split(";") if "{vn}" not in q or is_past]
+                asked = [(q.replace("[do]", do).replace("{a}", a).replace("{v}", base).replace("{i}", i).replace("{vn}", part), fields[tail]) for q in fits] * 2  # fmt: skip
+            told = d.pick((f"{a} {done} the {i}{where}", f"{a} {done} the {i}{where}", f"The {i} {'was' if is_past else 'is'} {part} by {a}{where}", f"{where[1].upper()}{where[2:]}, {a} {done} the {i}" if tail in ("d", "y") else f"{a} {done} the {i}{where}", f"It {'was' if is_past else 'is'} {a} who {done} the {i}{where}"))  # fmt: skip
+            other = d.pick(verbs) if d.chance(0.4) else (base, third, past, part)
+            asks_done = other[2] if is_past else other[1]
+            asked += [(q, a) for q in (f"Who {asks_done} the {i}?", f"Who {asks_done} the {i}?", f"[Which|What] person {asks_done} the {i}?", f"[Name|Tell me] who {asks_done} the {i}.", f"By whom {'was' if is_past else 'is'} the {i} {other[3]}?", f"Who is it [that|who] {asks_done} the {i}?", f"the one who {asks_done} the {i}?")]  # fmt: skip
+            asked += [(f"What {do} {a} {base}?", i), (f"[What|Which] thing {do} {a} {other[0]}?", i)]
+        deeds.append((d.vary(told) + d.pick((".", ".", ".", "!", ";" if len(deeds) < n - 1 else ".")), asked))
+    return deeds
+
+
 def everyday_reading(d: Draw) -> Sample:
     """Two to six sentences about people and things, then questions whose answer is a span of them."""
     facts = []
-    for sentence, questions in d.some(SCENES, d.rng.randrange(2, 6)):
+    deeds = _deeds(d, d.rng.randrange(2, 6)) if d.chance(0.6) else []
+    for told, asked in deeds:
+        facts.append((told, [(casual(d, d.vary(question)) if d.chance(0.5) else d.vary(question), answer) for question, answer in asked]))  # fmt: skip
+    for sentence, questions in d.some(SCENES, d.rng.randrange(2, 6) if not deeds else d.pick((0, 0, 0, 1))):
         fields = {
             "a": first(d) if d.chance(0.6) else person(d),
             "b": first(d),
@@ -1369,14 +1657,14 @@ def everyday_reading(d: Draw) -> Sample:
 # --- chat ----------------------------------------------------------------------------------------------------------------
 
 CHAT: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("[hi|hello|hey|hiya|howdy|hallo|hei][ there| you| friend| again| model| Banyan| all| everybody| mate| {n}|][!|.|!!|, {n} here.|]", "[good|Good] [day|morning to you|evening to all|afternoon][!|.|, {n}!|]", "[Is|are] [anybody|someone|you] [here|there|home|awake][?|]", "[Welcome|Hello], little model", "[Hello hello|hi hi|Hey hey|Salut|Ahoy][!|]", "[Hey|Hi][,|] [are you there|is someone there|got a minute|can we talk|I'm back|it's me][?|.|]"), HELLO),
-    (("[thanks|thank you|thanks a bunch|tysm|thx a lot|many thanks|thank u|merci|thanks mate|I thank you][!|.| for your help.| for all.| for the {a}.|, {n}.|]", "[That|This] [was|is] [very helpful|useful|kind of you|a great help][.|, thanks.|, thank you!]", "[Perfect|Wonderful|Nice|Excellent|Awesome|Lovely|Super], [thanks|thank you][!|.|]", "[How kind of you|You are kind|I am grateful|You helped me a lot|That helped me][!|.|]", "[cheers|Cheers][!|, mate.|, bye.|]"), "You are welcome."),
-    (("[bye|goodbye|bye for now|bye then|farewell|see ya|see you|see you tomorrow|later|so long|ciao|take care|good night][!|.| model| {n}|, all|]", "[I am|I'm] [off|leaving|going|out][ now| then|][.|, bye.|, see you.|]", "[I must|I should|I have to] [leave|be off|run|sleep|stop][ now|][.|, bye.|!|]", "[We are done|That was all|I'm finished|Nothing more][.| for now.|, bye.|]", "[Until|See you] [next time|next week|soon|on Monday][!|.|]"), "Goodbye!"),
-    (("[who|what] [are|r] you[ exactly| then| really|][?|]", "[what|What] [should I call you|are you called|kind of model are you|sort of thing are you|model is this][?|]", "[Are|are] you [a person|a machine|real|an AI|a bot|a computer|alive|GPT|a big model|Claude|Siri|a man or a woman|a language model][?|]", "[Tell me|Say something] about yourself[.|]", "[Introduce|Describe] yourself[.|]", "[Do you have a name|Have you got a name|Your name][?|]", "[Whom|Who] am I [speaking|talking|writing] [to|with][?|]", "[Is|Am I speaking with] [this|it] a [machine|person|bot|program][?|]"), "I am the Banyan pocket model, a very small language model."),
-    (("[what|What] [do you do|are you for|can I do here|can I use you for|do you know how to do|are you able to do|tasks can you do|is your job|is your purpose][?|]", "[How|how] [do you work|can I use you|do I use this|does this work|may you help me][?|]", "[Can|can] you help[ me| us|][?| with something?|]", "[Help me|I need help|I need some help|Help!|Please help]", "[Which|What] [questions|tasks|things] [do you answer|can you do|are you good at|do you understand|should I ask][?|]", "[What|Which] are your [abilities|features|tasks|talents|limits][?|]", "[Show|Tell] me what you [do|know|are made for][.|]"), "I can call tools, extract JSON, label texts, answer from a text and remember what you tell me."),
-    (("[how|How] [are you|are things|is it going|do you feel|is everything|goes it|was your day|have you been|are we today][ today| now| there|, {n}|][?|]", "[How's|how's] [it going|everything|your day|work|it][?|]", "[Are you|You] [fine|ok|okay|happy|good|feeling well][?| today?|]", "[what's|What is] [new|going on|happening|the news][?|]", "[All well|Everything okay|Doing well][?|]", "[I'm fine|I am good|I feel great], [and you|how about you|you][?|]"), "I am well, thank you."),
+    (("[hi|hello|hey|hiya|howdy|hallo|hei][ there| you| friend| again| model| Banyan| all| everybody| mate| {n}|][!|.|!!|, {n} here.|]", "[good|Good] [day|morning to you|evening to all|afternoon][!|.|, {n}!|]", "[Is|are] [anybody|someone|you] [here|there|home|awake][?|]", "[Welcome|Hello], little model", "[Hello hello|hi hi|Hey hey|Salut|Ahoy][!|]", "[Hey|Hi][,|] [are you there|is someone there|got a minute|can we talk|I'm back|it's me][?|.|]", "[A|My] [hearty|warm|friendly|big] [hello|hi|greeting][!|.| to you.|]", "[I|We] [greet you|say hello|come in peace][!|.|]", "[Morning|Evening|Day|Noon greetings][,|] [all|friend|dear bot|sunshine][!|.|]", "[Hello|Hey], [trying this out|testing you|just looking around|can I come in][!|.|?|]"), HELLO),
+    (("[thanks|thank you|thanks a bunch|tysm|thx a lot|many thanks|thank u|merci|thanks mate|I thank you][!|.| for your help.| for all.| for the {a}.|, {n}.|]", "[That|This] [was|is] [very helpful|useful|kind of you|a great help][.|, thanks.|, thank you!]", "[Perfect|Wonderful|Nice|Excellent|Awesome|Lovely|Super], [thanks|thank you][!|.|]", "[How kind of you|You are kind|I am grateful|You helped me a lot|That helped me][!|.|]", "[cheers|Cheers][!|, mate.|, bye.|]", "[You made|That made|This makes] my [day|life easier|work easy][!|.|]", "[Just|Exactly] what I [needed|wanted|was after][.|, thanks.|, thank you!]", "[That|This] [solves it|clears it up|answers it|will do nicely], [thanks|thank you][.|!|]"), "You are welcome."),
+    (("[bye|goodbye|bye for now|bye then|farewell|see ya|see you|see you tomorrow|later|so long|ciao|take care|good night][!|.| model| {n}|, all|]", "[I am|I'm] [off|leaving|going|out][ now| then|][.|, bye.|, see you.|]", "[I must|I should|I have to] [leave|be off|run|sleep|stop][ now|][.|, bye.|!|]", "[We are done|That was all|I'm finished|Nothing more][.| for now.|, bye.|]", "[Until|See you] [next time|next week|soon|on Monday][!|.|]", "[I|We|I really] [must|should|ought to|need to|had best] [head off|head out|head home|be on my way|hit the road|catch my bus|start cooking|get back to work|pick up the kids|turn in|call it a day|wrap up][ now| soon|][.|!|]", "[Well|Okay|Right|So|Alright], [time to leave|I am leaving|I will head off|back to work|off to bed|I should be going][.|!|]", "[Time|It is time] to [go|leave|sleep|say goodbye|head home][.|!|]", "[Off|Away] I go[!|.|]", "[Catch|Meet] you [later|tomorrow|around][!|.|]", "[Signing|Logging|Checking|Clocking] off[.|!|]"), "Goodbye!"),
+    (("[who|what] [are|r] you[ exactly| then| really|][?|]", "[what|What] [should I call you|are you called|kind of model are you|sort of thing are you|model is this][?|]", "[Are|are] you [a person|a machine|real|an AI|a bot|a computer|alive|GPT|a big model|Claude|Siri|a man or a woman|a language model][?|]", "[Tell me|Say something] about yourself[.|]", "[Introduce|Describe] yourself[.|]", "[Do you have a name|Have you got a name|Your name][?|]", "[Whom|Who] am I [speaking|talking|writing] [to|with][?|]", "[Is|Am I speaking with] [this|it] a [machine|person|bot|program][?|]", "[Am I|Are we] [chatting|in contact|connected] with a [human being|computer program|machine|real person][?|]", "[Did|Do] I [reach|get] [a person|a machine|a program][?|]", "[Which|What] [kind of |]AI [is this|is it|runs here][?|]", "[Is it|Is this] [Siri|Alexa|Gemini|Claude|Copilot|a big model|a bot] [I talk to|answering|here][?|]", "[Person|Human|Man] or [machine|bot|program][?|]", "[Who|What] is [on the line|on the other side|answering me|behind this][?|]"), "I am the Banyan pocket model, a very small language model."),
+    (("[what|What] [do you do|are you for|can I do here|can I use you for|do you know how to do|are you able to do|tasks can you do|is your job|is your purpose][?|]", "[How|how] [do you work|can I use you|do I use this|does this work|may you help me][?|]", "[Can|can] you help[ me| us|][?| with something?|]", "[Help me|I need help|I need some help|Help!|Please help]", "[Which|What] [questions|tasks|things] [do you answer|can you do|are you good at|do you understand|should I ask][?|]", "[What|Which] are your [abilities|features|tasks|talents|limits][?|]", "[Show|Tell] me what you [do|know|are made for][.|]", "[I need|I am looking for|I'd like|We want] [assistance|support|some guidance|somebody to help][.| please.|]", "[I am|I'm] [stuck|lost here|at a loss][.|, help!|]", "[How|Where] do [I|we] [start|begin][?| here?|]", "[What's|What is] [possible|on offer|your strong side|this good for][?| here?|]", "[List|Name|Describe] [your tasks|what you offer|your uses|what I may ask for][.|]"), "I can call tools, extract JSON, label texts, answer from a text and remember what you tell me."),
+    (("[how|How] [are you|are things|is it going|do you feel|is everything|goes it|was your day|have you been|are we today][ today| now| there|, {n}|][?|]", "[How's|how's] [it going|everything|your day|work|it][?|]", "[Are you|You] [fine|ok|okay|happy|good|feeling well][?| today?|]", "[what's|What is] [new|going on|happening|the news][?|]", "[All well|Everything okay|Doing well][?|]", "[I'm fine|I am good|I feel great], [and you|how about you|you][?|]", "[What's|whats|How's] [cooking|cracking|shaking|the mood|the vibe|it hanging][?|]", "[How|how] [is|goes|was] [the day|your evening|business|the morning] [so far|treating you|over there][?|]", "[You|Are you|Everything|All] [alright|in order|under control|in good shape|as it should be][ today| there|][?|]", "[How|how] [are|r] [we|you|things] [doing|holding up|getting on|coming along][?| today?|]"), "I am well, thank you."),
     (("[That|This|It|Your answer] [is|was|seems|looks] [false|bad|not true|not what I asked|nonsense|a mistake|incorrect|no good][.|!|]", "[You are|You're|u r] [wrong|dumb|bad|silly|no use|an idiot|useless|mistaken|terrible|awful][.|!|]", "[No|no][,|!|.] [wrong|that is false|not that|I said something else|try again|incorrect][.|!|]", "[Wrong|False|Bad answer|Rubbish|Try again|That makes no sense|You made a mistake][!|.|]"), "I am sorry. I make mistakes."),
-    (("[You are|You're|u r] [good|nice|smart|the best|clever|sweet|kind|awesome|amazing|wonderful|helpful][.|!|, really.|]", "[Bravo|Very good|Excellent answer|Great answer|Impressive|Good bot|That is right|Correct|Good answer|Wow|Fantastic][!|.|]", "[I like|I love] [you|it|that|your answer][.|!|]", "[You did|You do] [well|a good job|fine][.|!|]"), "Thank you, I am glad."),
+    (("[You are|You're|u r] [good|nice|smart|the best|clever|sweet|kind|awesome|amazing|wonderful|helpful][.|!|, really.|]", "[Bravo|Very good|Excellent answer|Great answer|Impressive|Good bot|That is right|Correct|Good answer|Wow|Fantastic][!|.|]", "[I like|I love] [you|it|that|your answer][.|!|]", "[You did|You do] [well|a good job|fine][.|!|]", "[nice|good|great|fine|excellent|super|solid|decent] [one|stuff|thinking|show|effort|try|result][!|.|, {n}.|]", "[You|You really] [do|did] [great|very well|fine|nicely][.|!|]", "[Keep it up|Top marks|Full marks|Ten out of ten|I am a fan|Clever thing|Thumbs up][!|.|]"), "Thank you, I am glad."),
     (("[Glad|Happy|Good|Lovely|Great|Nice] to [see|know|find|talk to] you[!|.|, {n}.|]", "[A pleasure|It is a pleasure|How nice] to [meet|know] you[.|!|]", "[I am|I'm] [glad|happy] [we met|to know you|to meet you][.|!|]"), "Nice to meet you too."),
     (("[okay|Okay|OK|fine|Fine|good|Good|sure|Sure|right|Right|yes|Yes|alright|all right|great|Great|got it|I see|nice|Nice|understood|hm|aha|yep|k|wow][.|!|, then.|]",), "All right."),
     (("[sorry|Sorry|My mistake|Excuse me|Pardon|I am sorry|oops][.|!| about that.|]",), "No problem."),
@@ -1409,6 +1697,8 @@ CHAT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("What's Banyan?", "[What|Which] is Banyan for?", "[Explain|Describe] Banyan[.| to me.|]", "Banyan?", "What do you know about Banyan?"), "Banyan is a language and a runtime for programs that call language models."),
     (("[How|how] [large|small|many weights|old] are you?", "[What|Which] size are you?", "How many parameters?"), "I have about three million parameters."),
 )  # fmt: skip
+_ACKS = tuple(phrase for phrases, answer in CHAT if answer == "All right." for phrase in phrases)
+UNTOLD = ("Did I [ever |]tell you my {r}?", "Have I mentioned my {r}?", "[Is|Was] my {r} known to you?", "Got my {r}?", "[You|Do you] have my {r} [on file|saved|written down]?", "[Where|Who|What] might my {r} be?", "Guess my {r}.", "I bet you know my {r}.", "[Have|Do] you [got|have] [a note of|any record of] my {r}?", "[Any|Some] [clue|hint|thought] what my {r} is?")  # fmt: skip
 UNKNOWN = (
     "[What|Which] [is|was] the [capital|population|currency|flag|largest city|area|language|king|history|size] of {p}?", "[Who|Which person] [is|was|became] the [president|king|queen|leader|author|founder|mayor|inventor|captain|singer] of [{p}|the {a}|{t}]?", "[Who|who] [wrote|made|invented|painted|discovered|won|built|founded|directed|sang] [{t}|the {a}|the {a} in {y}][?|]",
     "[When|In which year] [was|did|is] {n} [born|die|married|king]?", "When [did|was] the {a} [begin|end|start|invented|built|found]?", "[How|how] [tall|high|old|big|far|deep|heavy|long|fast] is [{n}|{p}|the {a}|Mount {p}|the {p} tower][?|]", "[What|what] is [a |the |][{a}|{w}|{a} {a2}][?|]", "[What|what] [are|causes|makes|does] [{a}s|{a}|{w} mean|the {a}][?|]",
@@ -1436,17 +1726,17 @@ def _say(d: Draw, messages: list[Message], *, is_told: bool = True) -> None:
         "t": titled(d),
         "y": str(d.rng.randrange(1200, 2040)),
     }
-    if kind < 0.55:
-        phrases, answer = d.pick(CHAT)
+    if kind < (0.55 if is_told else 0.5):
+        phrases, answer = d.pick(CHAT) if d.chance(0.6) else d.pick(CHAT[:10])
         said = casual(d, d.vary(d.pick(phrases))).format(**fields)
-    elif kind < 0.75:
+    elif kind < (0.75 if is_told else 0.68):
         said, answer = worded(d, *UNKNOWN, **fields), NO_IDEA
-    elif kind < 0.9 or is_told:
+    elif kind < 0.83 or is_told:
         said, answer = casual(d, d.vary(d.pick(REQUESTS))).format(**fields), CANNOT
     elif d.chance(0.5):
         said, answer = worded(d, *d.pick(TOLD)[1], **fields), NO_IDEA
     else:
-        said, answer = worded(d, *ASKED_FOR, r=d.pick(BELONGINGS)[0]), NO_IDEA
+        said, answer = worded(d, *(ASKED_FOR if d.chance(0.6) else UNTOLD), r=d.pick(BELONGINGS)[0]), NO_IDEA
     if d.chance(0.1):
         said = (
             f"{d.pick(('Hello!', 'Hi,', 'Okay,', 'Well,', 'Thanks!', 'So,'))} {said}"
@@ -2012,4 +2302,4 @@ def wording() -> str:
     ]
     relations = [relation for relation, _ in BELONGINGS]
     said = [text for phrases, answer in CHAT for text in (*phrases, answer)]
-    return f"{records} {WISHES} {MISSING} {ALIASES} {NEVER_TOLD} {NOISE} {GAPS} {facts} {relations} {STATED} {ASKED_FOR} {SCENES} {PAGES} {said} {NOTED} {NO_IDEA} {CANNOT}"
+    return f"{records} {WISHES} {MISSING} {ALIASES} {NEVER_TOLD} {NOISE} {GAPS} {facts} {relations} {STATED} {ASKED_FOR} {BEFORE_FACT} {AFTER_FACT} {BEFORE_QUESTION} {AFTER_QUESTION} {TAKEN_BACK} {OF_OTHERS} {ASKED_OF_OTHERS} {clauses.wording()} {SCENES} {PAGES} {said} {NOTED} {NO_IDEA} {CANNOT}"
