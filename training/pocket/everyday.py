@@ -598,6 +598,9 @@ _SORTS: tuple[tuple[tuple[Maker, ...], str], ...] = (
     ((phone,), "phone telephone mobile call phone_no dial number_to_call hotline landline cell"),
     ((mail,), "email mail address e_mail contact_email write_to inbox"),
     ((street,), "street address road lane lives_at street_name located_at house"),
+    ((firm,), "company firm business supplier vendor employer biller organisation sponsor shop seller brand manufacturer publisher agency partner"),
+    ((DISHES,), "dish meal food recipe what menu_item plate cooked"), ((ILLS,), "illness disease sickness problem ailment complaint finding condition trouble health_issue"),
+    ((score,), "score result final_score outcome ended_as standing"), ((seat,), "seat place chair seat_no sits_in spot"),
 )  # fmt: skip
 SORTS: dict[Maker, tuple[str, ...]] = {maker: tuple(words.split()) for makers, words in _SORTS for maker in makers}
 
@@ -753,9 +756,33 @@ def _sentence(d: Draw, group: clauses.Group, facets: Sequence[tuple[str, clauses
     return re.sub(r",+ *([.,;:!?\"'])", r"\1", told)
 
 
+def _of_a_kind(d: Draw) -> tuple[list[str], list[str], str, list[str]]:
+    """Fields of one sort, told apart by the word beside the value: who has which part, how many there are of what."""
+    is_who = d.chance(0.5)
+    n = d.pick((2, 2, 3, 3, 4))
+    words = d.some(ROLES, 8) if is_who else list(dict.fromkeys(_plain(d) if d.chance(0.7) else d.word() for _ in range(9)))  # fmt: skip
+    chosen = words[:n]
+    if is_who:
+        form = d.pick(("the {r} is {v}", "{v} is the {r}", "{r}: {v}", "{v} ({r})", "{v} as {r}", "{r} {v}", "the {r} was {v}", "{v}, the {r}", "{v} [works|serves|came] as {r}", "with {v} as {r}", "{v}, our {r}"))  # fmt: skip
+        names, kinds = chosen, ["person"] * n
+    else:
+        form = d.pick(("{v} {r}s", "{v} {r}s", "{v} {r}s", "{v} x {r}", "{r}s: {v}", "{v} of the {r}s", "{r} ({v})", "{r} x{v}", "{v} {j} {r}s", "{v}-{r}"))  # fmt: skip
+        names = [f"{r}s" for r in chosen] if d.chance(0.6) else [d.pick((f"{r}_count", f"n_{r}s", f"{r}s", r, f"number_of_{r}s")) for r in chosen]  # fmt: skip
+        names, kinds = [name.replace(" ", "_") for name in names], ["count"] * n
+    parts = [d.vary(form).replace("{r}", r).replace("{v}", f"{{{key}}}").replace("{j}", d.pick(("new", "old", "red", "big", "used", "fine"))) for r, key in zip(chosen, names, strict=True)]  # fmt: skip
+    lead = d.vary(d.pick(("", "", "[We have|There are|They sent|I see|I ordered|The list:|The box holds|On board:] " if not is_who else "[In our team|At the play|On stage|Today], ")))  # fmt: skip
+    comma = d.pick((", ", ", ", "; ", ". ", "\n", " / ")) if ", " not in form else d.pick(("; ", "\n", " / "))
+    template = lead + (comma.join(parts) if d.chance(0.6) or ", " in form else f"{', '.join(parts[:-1])} and {parts[-1]}") + d.pick((".", ".", "!", ""))  # fmt: skip
+    template = template[0].upper() + template[1:] if template[0] != "{" and d.chance(0.8) else template
+    return names, kinds, template, [w for w in words[n:] if f"{w}s" not in template and w not in template]
+
+
 def _composed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
     """As `_told`, but of clauses."""
-    if d.chance(0.25):
+    way = d.rng.random()
+    if way < 0.14:
+        names, kinds, template, absent = _of_a_kind(d)
+    elif way < 0.35:
         pair = d.pick(clauses.PAIRS)
         other = [
             facet for facet in clauses.ENDINGS if facet.maker[:2] != {"date": "wh"}.get(pair.maker, pair.maker)[:2]
@@ -809,7 +836,8 @@ def _shown(d: Draw, template: str, record: dict[str, str], makers: dict[str, Mak
                 sign = d.pick(clauses.SIGNS) + d.pick(("", "", " "))
                 template = template.replace(marked, f"{sign}{field}") if marked in template else bare.sub(f"{sign}{field}", template)  # fmt: skip
         elif make in (person, first) and d.chance(0.1):
-            template = template.replace(field, f"{d.pick(clauses.CALLED)} {field}")
+            called = d.pick(clauses.CALLED)
+            template = template if called.lower() in template.lower() else template.replace(field, f"{called} {field}")
         elif make in (titled, firm) and f'"{field}' not in template and f"'{field}" not in template and d.chance(0.2):
             quote = d.pick(('"{0}"', '"{0}"', "'{0}'", "“{0}”", "*{0}*", "«{0}»"))
             template = template.replace(field, quote.format(field))
@@ -830,7 +858,7 @@ def everyday_json(d: Draw) -> Sample:
     """One or two texts, and the fields wanted of each as JSON."""
     messages: list[Message] = _system(d, 0.15)
     for _ in range(d.pick((1, 1, 1, 2))):
-        is_composed = d.chance(0.4)
+        is_composed = d.chance(0.5)
         record, text, absent, makers = _composed(d) if is_composed else _told(d)
         fields = d.some(list(record), d.rng.randrange(1, len(record) + 1))
         lacks: list[str] = []
@@ -841,7 +869,7 @@ def everyday_json(d: Draw) -> Sample:
             lacks = [d.pick(absent if absent and (is_composed or d.chance(0.5)) else never)]
             fields.insert(d.rng.randrange(len(fields) + 1), lacks[0])
         keys = _renamed(d, [*fields, *(n for n in (*record, *absent) if n not in fields)], 0.25)
-        if d.chance(0.3) and not (is_composed and lacks) and len(told := set(record) & set(makers)) == len(record):
+        if d.chance(0.4) and not (is_composed and lacks) and len(told := set(record) & set(makers)) == len(record):
             keys |= _sorted_names(d, {name: makers[name] for name in makers if name in told})
         typed = {
             f: d.pick(("string", "string", "number", "number" if "." in record[f] else "integer"))
@@ -1536,7 +1564,7 @@ PAGES = (
     "{p}\n{q}", "{q}\n{p}", "{p} {q}", "Passage: {p}\nQuestion: {q}", "Passage: {p}\n\nQuery: {q}", "[Note|Facts|Story|Information|Article]: {p}\n[Question|Query|Q]: {q}[|\nAnswer:]", "[Here is|This is] [a note|a story|the text|some text]: {p}\n[Question|Tell me]: {q}",
     "[Use|Read|Look at|Take] [this|the] [text|note|story][.|:] {p}\n{q}", "[Text|Context|Source]: {p}\n[Q|Question]: {q}[\nA:|\nAnswer:|]", "{q}\n[Text|Context|Note|Source]: {p}", "[Question|Q]: {q}\n[Text|Passage]: {p}", "\"{p}\"\n\n{q}", "[According to|From] [this|the text]: {p}\n\n{q}",
     "[Read|Study|Consider] the [following|passage|notice|message] [and answer|then answer][.|:]\n{p}\n{q}", "[Email|Mail|Letter]: {p}\n\n{q}", "[Notice|Announcement|Memo|Bulletin]: {p}\n{q}", "### [Text|Context|Passage]\n{p}\n\n### Question\n{q}", "<text>{p}</text>\n{q}", "<doc>\n{p}\n</doc>\n\n{q}", "[I have|We got] [a note|this message|this text]: {p} [My question|Question|Now]: {q}", "[Given|Knowing] [that|this|the text]: {p} {q}", "'{p}' {q}", "```\n{p}\n```\n{q}", "---\n{p}\n---\n{q}", "CONTEXT: {p}\nQUESTION: {q}", "[Help me understand|Explain] this[ text|]: {p}\n{q}", "{q} [Here is|This is] [what I know|the text|the note]: {p}", "{q}\n\n\"{p}\"", "{q}\n---\n{p}",
-    "[Answer|Reply] from the [text|passage|note] [only|below][.|:]\n\n{p}\n\n{q}", "[Story|News|Report|Diary|Log] [of today|]: {p} {q}", "[My friend|My boss|Somebody] [wrote|told me|says]: {p} {q}", "[Facts|Known|Given]:\n{p}\n[Asked|Unknown|Wanted]:\n{q}", "P: {p}\nQ: {q}\nA:", "[Text|Passage] 1\n\n{p}\n\n[Task|Exercise] 1: {q}", "{p}\n\n[Based on this|From the above|Given the above|With this in mind]: {q}", "[Background|Info]: {p}\n\n[User question|My question|The question]: {q}", "[Look|See|Note]: {p} - {q}", "[Paragraph|Snippet|Extract|Source]:\n{p}\n\n[Question|Query]:\n{q}\n\n[Answer|Short answer]:", "[Please|Kindly] [answer|tell me] [in one word|shortly|]: {q}\n{p}", "[Quiz|Test|Reading test][.|:] {p} {q}", "\n{p}\n\n{q}\n",
+    "[Answer|Reply] from the [text|passage|note] [only|below][.|:]\n\n{p}\n\n{q}", "[Story|News|Report|Diary|Log] [of today|]: {p} {q}", "[My friend|My boss|Somebody] [wrote|told me|says]: {p} {q}", "[Facts|Known|Given]:\n{p}\n[Asked|Unknown|Wanted]:\n{q}", "P: {p}\nQ: {q}\nA:", "[Text|Passage] 1\n\n{p}\n\n[Task|Exercise] 1: {q}", "{p}\n\n[Based on this|From the above|Given the above|With this in mind]: {q}", "[Background|Info]: {p}\n\n[User question|My question|The question]: {q}", "[Look|See|Note]: {p} - {q}", "[Paragraph|Snippet|Extract|Source]:\n{p}\n\n[Question|Query]:\n{q}\n\n[Answer|Short answer]:", "[Please|Kindly] [answer|tell me] [in one word|shortly|]: {q}\n{p}", "[Quiz|Test|Reading test][.|:] {p} {q}", "{p}\n\n{q}\n",
 )  # fmt: skip
 
 
@@ -1556,11 +1584,24 @@ def _deeds(d: Draw, n: int) -> list[tuple[str, list[tuple[str, str]]]]:
             told = f"The {r1} is {p1}" + "".join(d.pick((f", the {r} is {p}", f" and the {r} is {p}", f", the {r} {p}", f"; {p} is the {r}")) for r, p in others)  # fmt: skip
             asked = [(q.replace("{r}", r), p) for r, p in holders.items() for q in ("Who is the {r}[ here|]?", "[What is|Give|Tell me] the name of the {r}.", "[Which|What] person is the {r}?", "[And|So] who is the {r}?", "the {r}?", "How is the {r} called?", "Who works as the {r}?")]  # fmt: skip
             asked += [(f"What is {p}[ by trade|]?", r) for r, p in holders.items()]
-        elif way < 0.24:
+        elif way < 0.19:
+            p, t = place(d), clock(d)
+            verb = d.pick(("open", "start", "begin", "close", "end", "depart", "leave", "stop"))
+            told = d.pick((f"The {i} in {p} {verb}s at {t}", f"At {t} the {i} in {p} {verb}s", f"In {p}, the {i} {verb}s at {t}", f"The {p} {i} {verb}s at {t}"))  # fmt: skip
+            asked = [(f"[When|At what time] does the {i} {verb}?", t), (f"What time does the {i} {verb}?", t), (f"Where is the {i}?", p), (f"In [which|what] [city|town|place] is the {i}?", p), (f"[Which|What] [city|town|place] has the {i}?", p), (f"What {verb}s at {t}?", i)]  # fmt: skip
+        elif way < 0.23:
+            p = place(d)
+            live = d.pick(("live", "work", "stay", "study"))
+            base, third, past, _ = d.pick(d.pick(clauses.VERBS))
+            if base in used or same:
+                continue
+            told = f"{a}, who {live}s in {p}, {past} the {i}".replace("studys", "studies")
+            asked = [(f"Where does {a} {live}?", p), (f"In [which|what] [city|town] does {a} {live}?", p), (f"Who {past} the {i}?", a), (f"What did {a} {base}?", i), (f"Who {live}s in {p}?".replace("studys", "studies"), a)]  # fmt: skip
+        elif way < 0.31:
             k, unit = d.value(), d.pick(clauses.CURRENCIES)
             told = d.pick((f"{i.capitalize()}s [are|cost] {k} {unit}[ each|]", f"[A|One|Each] {i} [is|costs] {k} {unit}", f"You [get|can buy] a {i} for {k} {unit}", f"The {i} [is|goes] for {k} {unit}"))  # fmt: skip
             asked = [(q, k) for q in (f"How much is [a|one|the] {i}?", f"What must I pay for a {i}?", f"[Say|Give|What is] the price of [a|the] {i}[.|?]", f"[What|How much] do {i}s cost?", f"How [dear|expensive] is a {i}?", f"What does one {i} cost?")]  # fmt: skip
-        elif way < 0.44:
+        elif way < 0.48:
             base, third, past, part = d.pick(clauses.GIFTS)
             b = people.pop()
             is_past = d.chance(0.75)
