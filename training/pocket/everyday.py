@@ -697,7 +697,7 @@ def _told(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
 # makers of the values that `clauses` names
 _DRAWN: dict[str, Maker] = {
     "person": person, "first": first, "pet": pet, "place": place, "titled": titled, "firm": firm, "thing": thing, "rare": rare, "code": code, "clock": clock, "date": Draw.date, "when": when,
-    "phone": phone, "mail": mail, "street": street, "money": money, "score": score, "seat": seat, "year": year, "age": whole(2, 99), "small": whole(1, 30), "count": whole(2, 9999), "months": whole(3, 60), "height": whole(90, 210), "heat": whole(80, 260),
+    "phone": phone, "mail": mail, "street": street, "money": money, "score": score, "seat": seat, "year": year, "age": whole(2, 99), "small": whole(1, 30), "count": lambda d: str(d.amount()), "months": whole(3, 60), "height": whole(90, 210), "heat": whole(80, 260),
     "job": lambda d: d.mixed(JOBS), "tongue": TONGUES, "hobby": HOBBIES, "colour": kind_of("colour"), "material": kind_of("material"), "genre": GENRES, "dish": DISHES, "food": FOODS, "ill": ILLS, "doctor": doctor, "drug": DRUGS, "state": STATES, "weekday": lambda d: d.pick(DAYS),
     "event": lambda d: d.mixed(EVENTS) if d.chance(0.6) else titled(d), "gate": lambda d: f"{d.pick('ABCDEFG')}{d.rng.randrange(1, 60)}" if d.chance(0.6) else str(d.rng.randrange(1, 60)), "zip": lambda d: d.digits(5),
     "team": lambda d: f"{d.pick(NOUNS).capitalize()}s" if d.chance(0.5) else TEAMS(d),
@@ -1320,7 +1320,7 @@ _WORDS = {relation: _words((relation,)) for relation, _ in BELONGINGS}
 
 
 def _is_near(
-    questions: tuple[str, ...], used: Sequence[tuple[str, ...]], facts: Sequence[tuple[str, str, str]]
+    questions: tuple[str, ...], used: Sequence[tuple[str, ...]], facts: Sequence[tuple[str, object, str]]
 ) -> bool:
     """Whether these questions could be taken for questions about what was told before."""
     told = frozenset(re.findall("[a-z]+", " ".join(a.lower() for _, _, a in facts if a.startswith("Your ")))) - _VAGUE
@@ -1389,6 +1389,10 @@ ASKED_OF_OTHERS = (
 )
 
 
+# other words for what was told, to ask for it
+SAME_AS = dict(pair.split("=") for pair in "puppy=dog;kitten=cat;mother=mum;father=dad;grandmother=granny;grandfather=grandpa;boss=superior;job=occupation;email=mail address;car=vehicle;doctor=physician;home town=native town;employer=company;deadline=due date;salary=pay;phone number=telephone number;wifi password=internet password;licence plate=car number;haircut=visit to the barber;hobby=pastime;school=place of learning;bank=money house;street=road;birthplace=place of birth;pony=horse;hen=chicken;neighbour=person next door;lawyer=attorney;coach=trainer;wife=spouse;husband=spouse;daughter=girl;son=boy;baby=youngest child;brother=sibling;best friend=closest friend;vet=animal doctor;dentist=tooth doctor;holiday destination=place to spend the holidays;favourite film=best-loved movie;favourite song=best-loved tune;favourite food=preferred food;favourite drink=preferred drink;favourite colour=preferred hue;favourite city=best-loved town;favourite sport=preferred sport;favourite book=best-loved book;booking=reservation;ticket=ticket number;seat=seat number;gate=boarding gate;pin=secret number;door code=code for the door;safe code=code of the safe;rent=cost of the flat;budget=spending limit;age=number of years;height=body height;shoe size=size in shoes;room number=number of the room;house number=number of the house;alarm=time to get up;bedtime=time for bed;interview=job talk;shift=start of work;appointment=agreed time;train=railway;bus=coach to town;flight=plane;exam date=day of the test;wedding day=marriage date;birthday=day of birth;start date=first day;moving date=day of the move;illness=disease;instrument=thing to play music on;native language=mother tongue;team=side;club=association;university=college;company=firm;newspaper=paper;ship=vessel;landlord=house owner;manager=head;colleague=workmate;roommate=flatmate;girlfriend=sweetheart;boyfriend=sweetheart;uncle=mother's brother;lunch=midday meal;breakfast=morning meal".split(";"))  # fmt: skip
+
+
 def _wrapped(d: Draw, text: str, before: Sequence[str], after: Sequence[str]) -> str:
     """A fact or a question with some words before or after it."""
     if d.chance(0.5):
@@ -1424,7 +1428,12 @@ def everyday_recall(d: Draw) -> Sample:
     """Facts of the user told in several turns, in one, or in the system message; and questions, some of what was not told."""
     if d.chance(0.1):
         return _with_pronoun(d)
-    facts: list[tuple[str, str, str]] = []  # statement, question, answer
+    facts: list[tuple[str, tuple[Sequence[str], dict[str, str]], str]] = []  # statement, questions with fields, answer
+
+    def ask(questions: Sequence[str], fields: dict[str, str]) -> str:
+        question = worded(d, *questions, **fields)
+        return _wrapped(d, question, BEFORE_QUESTION, AFTER_QUESTION) if d.chance(0.2) else question
+
     relations = list(BELONGINGS)
     d.rng.shuffle(relations)
     used: list[tuple[str, ...]] = []  # the questions of what was told of me
@@ -1432,14 +1441,14 @@ def everyday_recall(d: Draw) -> Sample:
         if facts and d.chance(0.1) and not any("'s " in answer for _, _, answer in facts):  # of someone else
             r, make = d.pick([(r, make) for r, make in BELONGINGS if f"Your {r} is" in str(facts)] or [relations.pop()])
             n, v = first(d), make(d)
-            statement, question = (worded(d, *ways, r=r, v=v, n=n) for ways in (OF_OTHERS, ASKED_OF_OTHERS))
-            facts.append((statement, question, f"{n}'s {r} is {v}."))
+            statement = worded(d, *OF_OTHERS, r=r, v=v, n=n)
+            facts.append((statement, (ASKED_OF_OTHERS, {"r": r, "n": n}), f"{n}'s {r} is {v}."))
         elif d.chance(0.45) and (free := [told for told in TOLD if not _is_near(told[1], used, facts)]):
             statements, questions, answer, make = d.pick(free)
             used.append(questions)
             relations = [r for r in relations if not _WORDS[r[0]] & _words(questions)]
             fields = {"v": make(d), "n": noun(d), "f": first(d)}
-            facts.append((worded(d, *statements, **fields), worded(d, *questions, **fields), answer.format(**fields)))
+            facts.append((worded(d, *statements, **fields), (questions, fields), answer.format(**fields)))
         else:
             r, make = relations.pop()
             if d.chance(0.2):
@@ -1452,21 +1461,26 @@ def everyday_recall(d: Draw) -> Sample:
             if d.chance(0.07) and "?" not in statement:  # taken back
                 o, v = v, make(d)
                 statement += ("\n" if statement[-1] not in ".!" else " ") + worded(d, *TAKEN_BACK, r=r, v=v, o=o)
-            facts.append((statement, worded(d, *(fitting or ASKED_FOR), r=r), f"Your {r} is {v}."))
+            named = SAME_AS.get(r, r) if d.chance(0.3) else r
+            told = " ".join(answer for _, _, answer in facts)
+            if named != r and (_words((named,)) & _words((told,)) or not _words((named,))):
+                named = r
+            relations = [other for other in relations if named == r or not _WORDS[other[0]] & _words((named,))]
+            facts.append((statement, (fitting or ASKED_FOR, {"r": named}), f"Your {r} is {v}."))
     facts = [
         (
             _wrapped(d, statement, BEFORE_FACT, AFTER_FACT) if d.chance(0.25) else statement,
-            _wrapped(d, question, BEFORE_QUESTION, AFTER_QUESTION) if d.chance(0.2) else question,
+            questions,
             answer,
         )
-        for statement, question, answer in facts
+        for statement, questions, answer in facts
     ]
     messages: list[Message] = _system(d, 0.2)
     form = d.rng.random()
     asked = d.pick(facts)
     is_short = len(facts) > 3 or d.chance(0.85)
     if form < 0.3:
-        content = f"{' '.join(statement for statement, _, _ in facts)} {asked[1]}"
+        content = f"{' '.join(statement for statement, _, _ in facts)} {ask(*asked[1])}"
         messages += [{"role": "user", "content": content}, {"role": "assistant", "content": asked[2]}]
     else:
         for i, (statement, _, _) in enumerate(facts):
@@ -1482,16 +1496,14 @@ def everyday_recall(d: Draw) -> Sample:
                 else:
                     _say(d, messages)
             if d.chance(0.15):
-                _, question, answer = d.pick(facts[: i + 1])
-                messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        messages += [{"role": "user", "content": asked[1]}, {"role": "assistant", "content": asked[2]}]
+                _, told_of, answer = d.pick(facts[: i + 1])
+                messages += [{"role": "user", "content": ask(*told_of)}, {"role": "assistant", "content": answer}]
+        messages += [{"role": "user", "content": ask(*asked[1])}, {"role": "assistant", "content": asked[2]}]
     for _ in range(d.pick((0, 1, 2, 3))):
-        _, question, answer = d.pick(facts)
+        _, told_of, answer = d.pick(facts)
         if d.chance(0.25):  # what was not told
-            r = relations.pop()[0]
-            question, answer = worded(d, *ASKED_FOR, r=r), NO_IDEA
-            question = _wrapped(d, question, BEFORE_QUESTION, AFTER_QUESTION) if d.chance(0.2) else question
-        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+            told_of, answer = (ASKED_FOR, {"r": relations.pop()[0]}), NO_IDEA
+        messages += [{"role": "user", "content": ask(*told_of)}, {"role": "assistant", "content": answer}]
     return Sample("everyday_recall", tuple(messages))
 
 
@@ -1703,7 +1715,7 @@ CHAT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("[bye|goodbye|bye for now|bye then|farewell|see ya|see you|see you tomorrow|later|so long|ciao|take care|good night][!|.| model| {n}|, all|]", "[I am|I'm] [off|leaving|going|out][ now| then|][.|, bye.|, see you.|]", "[I must|I should|I have to] [leave|be off|run|sleep|stop][ now|][.|, bye.|!|]", "[We are done|That was all|I'm finished|Nothing more][.| for now.|, bye.|]", "[Until|See you] [next time|next week|soon|on Monday][!|.|]", "[I|We|I really] [must|should|ought to|need to|had best] [head off|head out|head home|be on my way|hit the road|catch my bus|start cooking|get back to work|pick up the kids|turn in|call it a day|wrap up][ now| soon|][.|!|]", "[Well|Okay|Right|So|Alright], [time to leave|I am leaving|I will head off|back to work|off to bed|I should be going][.|!|]", "[Time|It is time] to [go|leave|sleep|say goodbye|head home][.|!|]", "[Off|Away] I go[!|.|]", "[Catch|Meet] you [later|tomorrow|around][!|.|]", "[Signing|Logging|Checking|Clocking] off[.|!|]"), "Goodbye!"),
     (("[who|what] [are|r] you[ exactly| then| really|][?|]", "[what|What] [should I call you|are you called|kind of model are you|sort of thing are you|model is this][?|]", "[Are|are] you [a person|a machine|real|an AI|a bot|a computer|alive|GPT|a big model|Claude|Siri|a man or a woman|a language model][?|]", "[Tell me|Say something] about yourself[.|]", "[Introduce|Describe] yourself[.|]", "[Do you have a name|Have you got a name|Your name][?|]", "[Whom|Who] am I [speaking|talking|writing] [to|with][?|]", "[Is|Am I speaking with] [this|it] a [machine|person|bot|program][?|]", "[Am I|Are we] [chatting|in contact|connected] with a [human being|computer program|machine|real person][?|]", "[Did|Do] I [reach|get] [a person|a machine|a program][?|]", "[Which|What] [kind of |]AI [is this|is it|runs here][?|]", "[Is it|Is this] [Siri|Alexa|Gemini|Claude|Copilot|a big model|a bot] [I talk to|answering|here][?|]", "[Person|Human|Man] or [machine|bot|program][?|]", "[Who|What] is [on the line|on the other side|answering me|behind this][?|]"), "I am the Banyan pocket model, a very small language model."),
     (("[what|What] [do you do|are you for|can I do here|can I use you for|do you know how to do|are you able to do|tasks can you do|is your job|is your purpose][?|]", "[How|how] [do you work|can I use you|do I use this|does this work|may you help me][?|]", "[Can|can] you help[ me| us|][?| with something?|]", "[Help me|I need help|I need some help|Help!|Please help]", "[Which|What] [questions|tasks|things] [do you answer|can you do|are you good at|do you understand|should I ask][?|]", "[What|Which] are your [abilities|features|tasks|talents|limits][?|]", "[Show|Tell] me what you [do|know|are made for][.|]", "[I need|I am looking for|I'd like|We want] [assistance|support|some guidance|somebody to help][.| please.|]", "[I am|I'm] [stuck|lost here|at a loss][.|, help!|]", "[How|Where] do [I|we] [start|begin][?| here?|]", "[What's|What is] [possible|on offer|your strong side|this good for][?| here?|]", "[List|Name|Describe] [your tasks|what you offer|your uses|what I may ask for][.|]"), "I can call tools, extract JSON, label texts, answer from a text and remember what you tell me."),
-    (("[how|How] [are you|are things|is it going|do you feel|is everything|goes it|was your day|have you been|are we today][ today| now| there|, {n}|][?|]", "[How's|how's] [it going|everything|your day|work|it][?|]", "[Are you|You] [fine|ok|okay|happy|good|feeling well][?| today?|]", "[what's|What is] [new|going on|happening|the news][?|]", "[All well|Everything okay|Doing well][?|]", "[I'm fine|I am good|I feel great], [and you|how about you|you][?|]", "[What's|whats|How's] [cooking|cracking|shaking|the mood|the vibe|it hanging][?|]", "[How|how] [is|goes|was] [the day|your evening|business|the morning] [so far|treating you|over there][?|]", "[You|Are you|Everything|All] [alright|in order|under control|in good shape|as it should be][ today| there|][?|]", "[How|how] [are|r] [we|you|things] [doing|holding up|getting on|coming along][?| today?|]"), "I am well, thank you."),
+    (("[how|How] [are you|are things|is it going|do you feel|is everything|goes it|was your day|have you been|are we today][ today| now| there|, {n}|][?|]", "[How's|how's] [it going|everything|your day|work|it][?|]", "[Are you|You] [fine|ok|okay|happy|good|feeling well][?| today?|]", "[what's|What is] [new|going on|happening|the news][?|]", "[All well|Everything okay|Doing well][?|]", "[I'm fine|I am good|I feel great], [and you|how about you|you][?|]", "[What's|whats|How's] [cooking|cracking|shaking|the mood|the vibe|it hanging][?|]", "[How|how] [is|goes|was] [the day|your evening|business|the morning] [so far|treating you|over there][?|]", "[Everything|All|Are things] [alright|in order|under control|in good shape|as it should be][ today| there|][?|]", "[You|Are you] [alright|in good shape|in good health|in a good mood][ today|][?|]", "[How|how] [are|r] [we|you|things] [doing|holding up|getting on|coming along][?| today?|]"), "I am well, thank you."),
     (("[That|This|It|Your answer] [is|was|seems|looks] [false|bad|not true|not what I asked|nonsense|a mistake|incorrect|no good][.|!|]", "[You are|You're|u r] [wrong|dumb|bad|silly|no use|an idiot|useless|mistaken|terrible|awful][.|!|]", "[No|no][,|!|.] [wrong|that is false|not that|I said something else|try again|incorrect][.|!|]", "[Wrong|False|Bad answer|Rubbish|Try again|That makes no sense|You made a mistake][!|.|]"), "I am sorry. I make mistakes."),
     (("[You are|You're|u r] [good|nice|smart|the best|clever|sweet|kind|awesome|amazing|wonderful|helpful][.|!|, really.|]", "[Bravo|Very good|Excellent answer|Great answer|Impressive|Good bot|That is right|Correct|Good answer|Wow|Fantastic][!|.|]", "[I like|I love] [you|it|that|your answer][.|!|]", "[You did|You do] [well|a good job|fine][.|!|]", "[nice|good|great|fine|excellent|super|solid|decent] [one|stuff|thinking|show|effort|try|result][!|.|, {n}.|]", "[You|You really] [do|did] [great|very well|fine|nicely][.|!|]", "[Keep it up|Top marks|Full marks|Ten out of ten|I am a fan|Clever thing|Thumbs up][!|.|]"), "Thank you, I am glad."),
     (("[Glad|Happy|Good|Lovely|Great|Nice] to [see|know|find|talk to] you[!|.|, {n}.|]", "[A pleasure|It is a pleasure|How nice] to [meet|know] you[.|!|]", "[I am|I'm] [glad|happy] [we met|to know you|to meet you][.|!|]"), "Nice to meet you too."),
@@ -2343,4 +2355,4 @@ def wording() -> str:
     ]
     relations = [relation for relation, _ in BELONGINGS]
     said = [text for phrases, answer in CHAT for text in (*phrases, answer)]
-    return f"{records} {WISHES} {MISSING} {ALIASES} {NEVER_TOLD} {NOISE} {GAPS} {facts} {relations} {STATED} {ASKED_FOR} {BEFORE_FACT} {AFTER_FACT} {BEFORE_QUESTION} {AFTER_QUESTION} {TAKEN_BACK} {OF_OTHERS} {ASKED_OF_OTHERS} {clauses.wording()} {SCENES} {PAGES} {said} {NOTED} {NO_IDEA} {CANNOT}"
+    return f"{records} {WISHES} {MISSING} {ALIASES} {NEVER_TOLD} {NOISE} {GAPS} {facts} {relations} {STATED} {ASKED_FOR} {BEFORE_FACT} {AFTER_FACT} {BEFORE_QUESTION} {AFTER_QUESTION} {TAKEN_BACK} {SAME_AS} {OF_OTHERS} {ASKED_OF_OTHERS} {clauses.wording()} {SCENES} {PAGES} {said} {NOTED} {NO_IDEA} {CANNOT}"
