@@ -1439,7 +1439,8 @@ def everyday_recall(d: Draw) -> Sample:
     used: list[tuple[str, ...]] = []  # the questions of what was told of me
     for _ in range(d.pick((1, 1, 2, 2, 3, 4, 6))):
         if facts and d.chance(0.1) and not any("'s " in answer for _, _, answer in facts):  # of someone else
-            r, make = d.pick([(r, make) for r, make in BELONGINGS if f"Your {r} is" in str(facts)] or [relations.pop()])
+            mine = {answer.removeprefix("Your ").split(" is ")[0] for _, _, answer in facts}
+            r, make = d.pick([own for own in BELONGINGS if own[0] in mine] or [relations.pop()])
             n, v = first(d), make(d)
             statement = worded(d, *OF_OTHERS, r=r, v=v, n=n)
             facts.append((statement, (ASKED_OF_OTHERS, {"r": r, "n": n}), f"{n}'s {r} is {v}."))
@@ -1462,10 +1463,11 @@ def everyday_recall(d: Draw) -> Sample:
                 o, v = v, make(d)
                 statement += ("\n" if statement[-1] not in ".!" else " ") + worded(d, *TAKEN_BACK, r=r, v=v, o=o)
             named = SAME_AS.get(r, r) if d.chance(0.3) else r
-            told = " ".join(answer for _, _, answer in facts)
-            if named != r and (_words((named,)) & _words((told,)) or not _words((named,))):
+            told = set(re.findall("[a-z]+", " ".join(answer for _, _, answer in facts).lower()))
+            if named != r and (_words((named,)) & told or not _words((named,))):
                 named = r
-            relations = [other for other in relations if named == r or not _WORDS[other[0]] & _words((named,))]
+            if named != r:
+                relations = [other for other in relations if not _WORDS[other[0]] & _words((named,))]
             facts.append((statement, (fitting or ASKED_FOR, {"r": named}), f"Your {r} is {v}."))
     facts = [
         (
