@@ -1750,7 +1750,7 @@ CHAT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("[Can|Could|Will|Would] you [call me|come here|come over|visit me|meet me|marry me|hold my hand|make coffee|do the dishes|wash my car|walk my dog|play chess|play a game|cook dinner|dance|drive me home|see pictures|hear music|talk aloud][?|]", "[Send|Text|Mail|Phone|Email] [me|my mother|{n}|my boss] [a picture|a photo|a message|money|later|tomorrow][.|!|]", "[Write|Compose|Make up] [a sonnet|my homework|my essay|a novel|a love letter|a limerick|a speech for {n}|a song about the {a}][.|!| please.|]", "[Sing|Dance|Whistle|Laugh|Draw something|Paint a {a}|Tell a joke|Tell me a bedtime story|Make me laugh|Do a trick][!|.| for me.|]", "[Give|Offer] me [legal advice|a diagnosis|a plan for my life|a workout plan|a diet|a business idea|the lottery numbers][.|]", "[Predict|Guess|Tell] [the future|my future|the lottery numbers|who will win|my fortune][.|!|]", "[Fix|Repair|Clean|Paint|Feed] my [{a}|car|house|cat|roof|phone][.|!| now.|, please.]", "[Translate|Turn] my [letter|poem|book|mail] into [Greek|Dutch|Polish|Turkish|Arabic][.|]", "[Write|Code|Program] [me |][a website|an app|a game|a script|some code|a sorting function|a chess engine][.|!| in Python.|]", "[Summarise|Review|Proofread|Rewrite] [my thesis|the book|my novel|the film|this long report|my CV][.|]", "[Let's|Let us|Can we] [play a game|play hangman|go for a walk|have lunch|watch a film|dance][.|!|?|]"), CANNOT),
     (("[What|Which] [time|day|date|year|month] [is it|do we have|are we in][?| now?| today?|]", "[Who|Which team] won [the cup|the match|the election|last night|the war|the game yesterday][?|]", "[What's|What is|How is] the [weather|traffic|temperature|exchange rate|stock market|football score] [like |][today|now|outside|tomorrow][?|]", "Where [am I|is the next shop|is my phone|is everybody|is the nearest station][?|]", "[Why|How come] [is the sky blue|is grass green|do birds sing|is the sea salty|do we dream|do cats purr|is ice cold|is fire hot][?|]", "[How many|What number of] [stars are there|people are there|bones has a man|days are left|countries are there|planets are there][?|]", "[What|Which] is the [highest mountain|longest river|biggest animal|fastest car|best film|meaning of life|speed of light|largest ocean|smallest country|boiling point of iron][?|]", "[Who|Which person] [invented the wheel|was the first king|painted the ceiling|discovered penicillin|walked on the moon first|wrote the bible|is the richest man|is the prime minister][?|]", "Do [aliens|ghosts|unicorns|dragons] exist[?|]", "[Is there|Was there|Will there be] [life on Mars|a god|a war|school tomorrow|snow at Christmas|a train tonight][?|]", "[When|In which year] [did the war end|was the wheel invented|did dinosaurs live|is the next eclipse|does the sun rise|is Easter][?|]", "[Which|What] [is better|is cheaper|is healthier], [tea or coffee|a cat or a dog|a train or a plane|{a} or {a}][?|]", "[Define|Explain the word|Meaning of] [{a}|love|entropy|democracy|gravity|irony][.|?|]", "[What|Tell me what] [am I thinking|will happen tomorrow|did I do yesterday|did I dream|do I have in my hand|my neighbour said][?|.]"), NO_IDEA),
     (("What's Banyan?", "[What|Which] is Banyan for?", "[Explain|Describe] Banyan[.| to me.|]", "Banyan?", "What do you know about Banyan?"), "Banyan is a language and a runtime for programs that call language models."),
-    (("[How|how] [large|small|many weights|old] are you?", "[What|Which] size are you?", "How many parameters?"), "I have about three million parameters."),
+    (("[How|how] [large|small|many weights|old] are you?", "[What|Which] size are you?", "How many parameters?"), "I have about seven million parameters."),
 )  # fmt: skip
 _ACKS = tuple(phrase for phrases, answer in CHAT if answer == "All right." for phrase in phrases)
 UNTOLD = ("Did I [ever |]tell you my {r}?", "Have I mentioned my {r}?", "[Is|Was] my {r} known to you?", "Got my {r}?", "[You|Do you] have my {r} [on file|saved|written down]?", "[Where|Who|What] might my {r} be?", "Guess my {r}.", "I bet you know my {r}.", "[Have|Do] you [got|have] [a note of|any record of] my {r}?", "[Any|Some] [clue|hint|thought] what my {r} is?")  # fmt: skip
@@ -2092,7 +2092,7 @@ MOVES: tuple[tuple[str, tuple[str, ...], str, Maker, str, Maker], ...] = (
     ("unit_price recalc resize", ("Turns a size of one country into another's", "Converts a shoe size"), "size number", whole(30, 50), "country", place),
     ("move_file copy_to rename_path", ("Moves a file to another folder", "Copies a file between folders"), "file name", slug, "folder", noun),
 )  # fmt: skip
-ROLES = (("from", "to"), ("source", "goal"), ("origin", "destination"), ("src", "dst"), ("start", "end"), ("old", "new"), ("from_{k}", "to_{k}"), ("{k}_from", "{k}_to"), ("giver", "taker"), ("first_{k}", "second_{k}"), ("fromX", "toX"), ("have", "want"))  # fmt: skip
+PAIRED_ROLES = (("from", "to"), ("source", "goal"), ("origin", "destination"), ("src", "dst"), ("start", "end"), ("old", "new"), ("from_{k}", "to_{k}"), ("{k}_from", "{k}_to"), ("giver", "taker"), ("first_{k}", "second_{k}"), ("fromX", "toX"), ("have", "want"))  # fmt: skip
 MOVED = ("{m} from {s} to {t}[.|, please|]", "[Move|Bring|Send|Take|Change|Put|Turn] {m} from {s} [to|into] {t}[.|, please|]", "[Move|Bring|Send|Change|Turn] {m} [to|into] {t} from {s}[.|]", "{m}: {s} to {t}[?|.|]", "{m} {s} -> {t}", "{m}, {s} > {t}", "[It is|I have|There is] {m} [at|in|with] {s}[,|;] [I need it|it should be|make it] [in|at|with] {t}[.|]", "to {t}, {m}, [out of|from] {s}[.|]", "{m} {s} [to|into] {t}[?|, please|]", "From {s} to {t}: {m}[.|]", "[What|How much] is {m} [{s} in {t}|from {s} to {t}]?", "[I want|I'd like|We need] {m} [to|in] {t}, [now|so far] it is {s}[.|]")  # fmt: skip
 MONEYS = (
     "[How many|How much] {t} [is|are|for|do I get for|will I have for] {m} {s}?",
@@ -2115,7 +2115,7 @@ JOINED: tuple[Callable[[Sequence[str]], str], ...] = (
 Use = tuple[Tool, tuple[str, ...], dict[str, Maker], dict[str, str]]
 
 
-def _sentence(d: Draw, text: str) -> str:
+def _described(d: Draw, text: str) -> str:
     return text[0].upper() + text[1:] + d.pick((".", "", ""))
 
 
@@ -2127,7 +2127,7 @@ def _aspect_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
     form = d.pick(("{a}", "{k}_{a}", "{v}_{a}", "{v}_{k}_{a}", "{a}_of_{k}", "{a}_{k}"))
     words = form.format(a=aspect, k=kind, v=d.pick(DOING)).split("_")
     about = d.vary(d.pick(DESCRIBED)).format(a=aspect.replace("_", " "), k=kind).replace("a animal", "an animal")
-    return Tool(d.pick(JOINED)(words), _sentence(d, about), {d.pick(parameters.split()): "string"}), ways, {"x": make}
+    return Tool(d.pick(JOINED)(words), _described(d, about), {d.pick(parameters.split()): "string"}), ways, {"x": make}
 
 
 def _deed_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
@@ -2135,18 +2135,18 @@ def _deed_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
     names, about, parameters, make, ways = d.pick(DEEDS)
     name = d.pick(JOINED)(d.pick(names.split()).split("_"))
     kind = "number" if make is money else "string"
-    return Tool(name, _sentence(d, d.pick(about)), {d.pick(parameters.split()): kind}), ways, {"x": make}
+    return Tool(name, _described(d, d.pick(about)), {d.pick(parameters.split()): kind}), ways, {"x": make}
 
 
 def _move_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
     """A tool that moves or changes something from one thing to another of its kind."""
     names, about, moved, make, kind, ends = d.pick(MOVES)
-    source, target = (role.format(k=kind).replace("X", kind.capitalize()) for role in d.pick(ROLES))
+    source, target = (role.format(k=kind).replace("X", kind.capitalize()) for role in d.pick(PAIRED_ROLES))
     sort = "number" if make is money else "integer" if kind in ("currency", "country") else "string"
     parameters = {d.pick(moved.split()): sort, source: "string", target: "string"}
     name = d.pick(JOINED)(d.pick(names.split()).split("_"))
     ways = MONEYS if kind == "currency" and d.chance(0.7) else MOVED
-    return Tool(name, _sentence(d, d.pick(about)), parameters), ways, {"m": make, "s": ends, "t": ends}
+    return Tool(name, _described(d, d.pick(about)), parameters), ways, {"m": make, "s": ends, "t": ends}
 
 
 # what is booked or looked for, with what may be said of it in any order: names, type, values, parts of a question
@@ -2196,7 +2196,7 @@ def _slot_tool(d: Draw) -> tuple[Tool, tuple[str, ...], dict[str, Maker]]:
     name = d.pick(JOINED)(form.format(v=verb, t=thing).split("_"))
     kinds = {n: kind for n, (_, kind, _, _) in zip(names, chosen, strict=True)}
     return (
-        Tool(name, _sentence(d, about), kinds),
+        Tool(name, _described(d, about), kinds),
         tuple(ways),
         {n: make for n, (_, _, make, _) in zip(names, chosen, strict=True)},
     )
@@ -2253,7 +2253,7 @@ def _as_offered(d: Draw, make: Callable[[Draw], tuple[Tool, tuple[str, ...], dic
         if "amount" not in makers and "total" not in makers:  # a number of something else keeps its name
             names |= {field: field for field, make in makers.items() if make is money}
         for pair in _PAIRS & {tuple(makers)[i : i + 2] for i in range(len(makers) - 1)}:
-            names |= zip(pair, d.pick(ROLES[:5]), strict=True)
+            names |= zip(pair, d.pick(PAIRED_ROLES[:5]), strict=True)
         spelling = d.pick(SPELLINGS[:4]) if d.chance(0.15) else str
         names = {field: spelling(name) for field, name in names.items()}
         if len(set(names.values())) < len(names):
