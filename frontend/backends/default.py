@@ -8,12 +8,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from banyan.backends.base import Backend
+from banyan.execution.source_line import warn
 from banyan.runtime.errors import BadProgram, ConfigError
 
 CURRENT: ContextVar[Backend | None] = ContextVar("banyan_backend", default=None)
 """The backend of the `using` block, or of the program whose body runs here and calls other programs."""
 
 _default: Backend | None = None
+_server: str | None = None
+"""The running server that `banyan run` was told to use; "": none; None: `banyan run` does not run this process."""
 
 
 def set_default_backend(backend: Backend | None) -> None:
@@ -21,6 +24,21 @@ def set_default_backend(backend: Backend | None) -> None:
     backend."""
     global _default
     _default = None if backend is None else _checked(backend)
+    if server := os.environ.get("BANYAN_SOCKET") if _server is None else _server:
+        from banyan.backends.runtime import Runtime  # here: what it imports is not needed otherwise
+
+        if isinstance(backend, Runtime):
+            warn(
+                f"the program starts a server of its own, so the one at {server} is not used; leave this "
+                "set_default_backend out"
+            )
+
+
+def set_default_of_command(backend: Backend, server: str) -> None:
+    """For `banyan run`: its default backend, and the running server that this connects to, "" if there is none."""
+    global _server
+    _server = server
+    set_default_backend(backend)
 
 
 @contextmanager

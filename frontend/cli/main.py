@@ -472,14 +472,14 @@ class _LazyBackend:
 
 def _run(options: argparse.Namespace) -> int:
     """Run the file as `python` would, with a default backend."""
-    import banyan
+    from banyan.backends.default import set_default_of_command
     from banyan.cli.batch import check_program_file
 
-    given(options)  # raises now, not at the first gen
+    server = _socket(given(options))  # raises now, not at the first gen
     check_program_file(options.program)
     with ExitStack() as stack:
         made: Any = _LazyBackend(lambda: stack.enter_context(backend(options)))
-        banyan.set_default_backend(made)
+        set_default_of_command(made, server)
         sys.argv = [options.program, *options.arguments]
         sys.path.insert(0, str(Path(options.program).absolute().parent))
         runpy.run_path(options.program, run_name="__main__")

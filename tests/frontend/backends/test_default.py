@@ -45,6 +45,19 @@ def test_environment_variable_names_the_socket(monkeypatch: pytest.MonkeyPatch, 
         program.run()
 
 
+def test_own_server_in_place_of_the_one_that_the_environment_names_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started = object.__new__(bn.Runtime)
+    bn.set_default_backend(started)  # no server is named
+    monkeypatch.setenv("BANYAN_SOCKET", "/there")
+    for other in (bn.Mock(), object.__new__(bn.RuntimeEndpoint), None):
+        bn.set_default_backend(other)
+    with pytest.warns(UserWarning, match="the one at /there is not used") as warned:
+        bn.set_default_backend(started)
+    assert [one.filename for one in warned] == [__file__]
+
+
 def test_flush_and_info_use_the_default() -> None:
     questions: list[Any] = []
 

@@ -478,6 +478,20 @@ def test_run_starts_no_runtime_for_a_program_that_needs_none(program: str, banya
     assert (done.returncode, done.stdout) == (0, "['nothing'] beside it\n")
 
 
+def test_run_warns_once_if_the_program_starts_a_server_in_place_of_the_named_one(
+    tmp_path: Path, banyan: Banyan
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import banyan as bn\nfor _ in range(2):\n    bn.set_default_backend(object.__new__(bn.Runtime))\n"
+    )
+    done = banyan("run", "--socket", "/there", str(program))
+    assert done.returncode == 0
+    assert done.stderr.count("the one at /there is not used") == 1
+    assert "program.py:3: UserWarning" in done.stderr
+    assert banyan("run", "--threads", "1", str(program)).stderr == ""
+
+
 def test_run_starts_one_runtime_for_the_threads_of_a_batch() -> None:
     made: list[Mock] = []
 
