@@ -15,7 +15,7 @@ import banyan
 from banyan.cli import main as cli
 from banyan.lang.expr import NOTHING
 from banyan.lang.sampling import RENAMED
-from banyan.runtime.config import Config
+from banyan.runtime.config import Config, HTTPConfig
 from banyan.runtime.protocol.limits import MESSAGE_LIMITS
 from banyan.runtime.protocol.wire import Sampling
 
@@ -241,11 +241,23 @@ def server_options() -> dict[str, tuple[Any, str]]:
     return {name: (default, typing.get_args(hints[name])[1]) for name, default in defaults.items()}
 
 
+def http_options() -> dict[str, tuple[Any, str]]:
+    """Flag of the HTTP process -> (default, help text)."""
+    hints = typing.get_type_hints(HTTPConfig, include_extras=True)
+    of_command = vars(cli._parser().parse_args(["serve"]))
+    return {
+        flag: (of_command[flag[2:].replace("-", "_")], typing.get_args(hints[name])[1])
+        for flag, name, _ in cli._HTTP_FLAGS
+    }
+
+
 def limits() -> Iterator[str]:
     """The options of a server, and the limits of messages."""
     yield "## Options of a server\n"
     yield "For `Runtime(...)` as keywords, and for `banyan serve` as flags: `--kv-memory 2GiB` is `kv_memory='2GiB'`.\n"
     yield from option_table(server_options())
+    yield "For `banyan serve` only: the options of its HTTP process ([http](http.md)).\n"
+    yield from option_table(http_options())
     yield "## Limits\n"
     yield "What one message may contain, on all servers. A program whose message contains more fails.\n"
     yield "| | at most |\n|---|---|"

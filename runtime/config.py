@@ -305,6 +305,8 @@ def make(**options: Any) -> Config:
 
 def unknown_option(name: str) -> str:
     """The message for an option that does not exist. It names the most similar one."""
+    if name.split("_")[0] == "http":
+        return f"there is no option {name!r} here; run `banyan serve --http 8000`, and connect to that server"
     fields = Config.__struct_fields__
     near = difflib.get_close_matches(name, fields, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else f"; the options are {', '.join(fields)}"

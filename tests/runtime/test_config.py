@@ -77,6 +77,9 @@ def test_unknown_option_is_refused_with_a_suggestion() -> None:
         make(zzz=1)
     with pytest.raises(ConfigError, match=r"'kv_memroy'; did you mean 'kv_memory'\?\nthere is no option 'zzz'"):
         make(kv_memroy="1GB", zzz=1)
+    for name in ("http", "http_keys"):
+        with pytest.raises(ConfigError, match=f"no option '{name}' here; run `banyan serve --http 8000`"):
+            make(**{name: 8000})
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"zzz": 1}', type=Config)
 
