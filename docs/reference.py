@@ -135,7 +135,7 @@ def _default(value: Any) -> Any:
         return value
     if value == NOTHING:
         return Shown("NOTHING")
-    return Shown(re.sub(r" at 0x\w+|<|>", "", getattr(value, "__name__", repr(value)))[:40])
+    return Shown(getattr(value, "__name__", "..."))
 
 
 def members(cls: type) -> Iterator[tuple[str, Any]]:

@@ -86,6 +86,10 @@ def test_reference_is_up_to_date(reference: ModuleType) -> None:
     assert reference.PAGE.read_text() == reference.page(), "run `python docs/reference.py`"
 
 
+def test_signature_shows_no_part_of_an_object(reference: ModuleType) -> None:
+    assert reference.signature("Mock", bn.Mock) == "Mock(script='', *, chat=..., latency=0.0, refuses=('image',))"
+
+
 def test_reference_has_every_public_name_once(reference: ModuleType) -> None:
     names = [name for names in reference.grouped().values() for name in names]
     assert sorted(names) == sorted(bn.__all__)
