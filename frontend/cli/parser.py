@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from banyan.cli.other_servers import hint as hint_of_other_servers
+
 EPILOG = "An error is one line on stderr. The exit status is 2 for a bad command line and 1 for a command that failed."
 
 
@@ -41,7 +43,9 @@ class Parser(argparse.ArgumentParser):
             options = [option for option in self._option_string_actions if option.startswith("--")]
             names = [word.partition("=")[0] for word in self._words if word.startswith("--")]
             for name in names:
-                if name not in options and (hint := suggestion(name, options)):
+                if name not in options and (instead := hint_of_other_servers(name, options)):
+                    message += instead
+                elif name not in options and (hint := suggestion(name, options)):
                     message += hint if name in message else f"; there is no {name}{hint}"
         self.exit(2, f"banyan: {message} (try: {self.prog} --help)\n")
 

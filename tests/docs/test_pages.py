@@ -16,6 +16,7 @@ from tiny_images import MODELS as IMAGE_MODELS
 
 import banyan as bn
 from banyan.cli import main
+from banyan.cli.other_servers import hint
 from banyan.runtime.config import Config
 from banyan.runtime.model.families import FAMILIES
 from banyan.runtime.server.telemetry.metrics import Metrics
@@ -230,6 +231,19 @@ def test_migration_page_has_every_name_of_sglang() -> None:
     assert set(SGLANG) <= set(bn.__all__)
     for method in METHODS:
         assert re.search(rf"[`.]{method}\b", page), method
+
+
+def test_migration_page_names_the_flags_that_the_command_names() -> None:
+    page = (ROOT / "docs/migrating-from-sglang.md").read_text().split("## Flags of the server", 1)[1].split("\n## ")[0]
+    commands = next(one.choices for one in main._parser()._actions if one.metavar == "COMMAND")
+    assert commands
+    known = {flag for action in commands["serve"]._actions for flag in action.option_strings}
+    rows = [re.findall(r"--[\w-]+", row) for row in re.findall(r"^\| *`--.*", page, re.MULTILINE)]
+    for flags in rows:
+        ours = [flag for flag in flags if flag in known] or ["out"]
+        hints = [hint(flag, known) for flag in flags if flag not in known]
+        assert hints
+        assert all(any(f" {one}" in text for one in ours) for text in hints), flags
 
 
 @pytest.mark.parametrize("page", PAGES)

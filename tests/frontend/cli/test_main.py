@@ -29,6 +29,7 @@ from banyan import Mock
 from banyan.cli import check as cli_check
 from banyan.cli import main as cli
 from banyan.cli import models
+from banyan.cli.other_servers import HERE, NOT_NEEDED, hint
 from banyan.runtime import launch
 from banyan.runtime.config import GROUPS, Config, make
 from banyan.runtime.errors import BanyanError
@@ -276,6 +277,41 @@ def test_usage_error_is_one_line_with_status_2(argv: list[str], words: str, capf
     assert err.startswith("banyan: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("serve --port 8000 --host=0.0.0.0", "--host=0.0.0.0; --port is --http here; --host is --http here"),
+        ("serve --tp-size 2", "--tp-size is --tp here"),
+        ("serve --mem-fraction-static 0.8", "--mem-fraction-static is --kv-memory here"),
+        ("chat --disable-radix-cache", "--disable-radix-cache is --no-cache here"),
+        ("run --quantization awq p.py", "--quantization is --weight-dtype here"),
+        ("serve --max-model-len 4096", "--max-model-len is --context here"),
+        ("serve --gpu-memory-utilization 0.9", "--gpu-memory-utilization is --kv-memory here"),
+        ("serve --served-model-name a", "leave --served-model-name out: the API has the hub id"),
+        ("serve --trust-remote-code", "leave --trust-remote-code out: it has no effect here"),
+        ("serve --pp-size 2", "leave --pp-size out: an engine is on one machine"),
+        ("serve --random-seed 1", "leave --random-seed out: each run has its own seed"),
+        ("serve --speculative-algorithm EAGLE", "--speculative-algorithm is --speculate here"),
+        ("chat --port 8000", "--port; leave --port out: it has no effect here"),
+        ("tree --socket x --tp-size 2", "unrecognized arguments: --tp-size 2 (try"),
+    ],
+)
+def test_flag_of_another_server_is_refused_with_the_one_here(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(line.split())
+    assert words in capsys.readouterr().err
+
+
+def test_each_flag_of_another_server_has_its_equivalent() -> None:
+    known = {flag for action in commands()["serve"]._actions for flag in action.option_strings}
+    for name in HERE | NOT_NEEDED:
+        flag = f"--{name.replace('_', '-')}"
+        assert flag not in known
+        assert hint(flag, known)
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--http-keys", "k"), ("--http-isolate", "user"), ("--http-cors", "*")])

@@ -1,0 +1,53 @@
+"""Flags of SGLang's and vLLM's servers that `banyan` has under another name, or does not need."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from banyan.sglang.server_options import NO_EFFECT, NOT_HERE, ONLY, RENAMED, TRANSLATED
+
+HERE: dict[str, str] = {
+    **{name: ours for name, (ours, _) in TRANSLATED.items()},
+    **RENAMED,
+    # The flags here are not the fields of Config.
+    "disable_radix_cache": "no_cache",
+    "lora_paths": "adapter",
+    # These have no effect where a command listens on no port.
+    "host": "http",
+    "port": "http",
+    "api_key": "http_keys",
+    "model_path": "model",
+    "dp": "replicas",
+    # vLLM's
+    "block_size": "page",
+    "no_enable_prefix_caching": "no_cache",
+    "lora_modules": "adapter",
+    "gpu_memory_utilization": "kv_memory",
+    "max_model_len": "context",
+    "scheduling_policy": "schedule",
+    "max_num_batched_tokens": "step_tokens",
+    "max_num_seqs": "max_running",
+    "tensor_parallel_size": "tp",
+    "data_parallel_size": "replicas",
+}
+"""Option of another server -> the flag here. The values may differ."""
+
+NOT_NEEDED: dict[str, str] = {
+    **dict.fromkeys(NO_EFFECT, "it has no effect here"),
+    **{name: why for name, (_, why) in ONLY.items()},
+    **NOT_HERE,
+    "enable_prefix_caching": "this is always so without --no-cache",
+    "served_model_name": "the API has the hub id as the model's name, or the last part of its path",
+}
+"""Option of another server -> why there is no such flag here."""
+
+
+def hint(flag: str, known: Collection[str]) -> str:
+    """ "; ..." with what to write in place of a flag of another server; "" if it is none, or if the command has no such
+    thing. known: the flags of the command."""
+    name = flag.removeprefix("--").replace("-", "_")
+    if (ours := "--" + HERE.get(name, "").replace("_", "-")) in known:
+        return f"; {flag} is {ours} here"
+    if name in NOT_NEEDED and "--model" in known:
+        return f"; leave {flag} out: {NOT_NEEDED[name]}"
+    return ""
