@@ -131,6 +131,10 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     Options are needed for a program that has a parameter with the name of an option, such as `n`: `run(n=2)` sets the
     parameter, `run(opts=Options(n=2))` the option.
+
+    temperature, top_p, top_k, min_p and repetition_penalty, if nobody gives them, are those of the model's
+    generation_config.json; where that has none, and with `sampling_defaults="openai"` on the server, the defaults below
+    apply.
     """
 
     retries: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] | None = None
