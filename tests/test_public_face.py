@@ -188,10 +188,13 @@ SIGNATURES = {
     "function": ["func", "num_api_spec_tokens"],
     "gen": [
         *[*GEN, "*max_new_tokens", "*schema", "*whitespace", "*order", "*repetition_penalty", "*logit_bias", "*seed"],
-        *["*adapter", "*timeout", "*budget", "*priority", "*deadline"],
+        *["*adapter", "*chat_template_kwargs", "*timeout", "*budget", "*priority", "*deadline"],
         *["*type", "*grammar", "*retries", "*tools", *LIMITS],
     ],
-    "select": ["name", "choices", "temperature", "choices_method", "*seed", "*timeout", "*adapter"],
+    "select": [
+        *["name", "choices", "temperature", "choices_method", "*seed", "*timeout", "*adapter"],
+        "*chat_template_kwargs",
+    ],
     "role": ["name", "expr"],
     "user": ["expr"],
     "image": ["expr"],

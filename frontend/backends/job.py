@@ -274,7 +274,7 @@ ALL = frozenset({
     *(NAMES.get(name, name) for name in wire.Sampling.__struct_fields__ if name != "constraint"),
     *("regex", "json_schema", "grammar", "whitespace", "order", "choices", "tools", "priority", "deadline", "stream"),
     *("adapter", "select", "token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"),
-    *("image", "raw", "roles"),
+    *("chat_template_kwargs", "image", "raw", "roles"),
 })  # fmt: skip
 """All names that `features` can yield."""
 
@@ -291,6 +291,8 @@ def features(job: Job) -> Iterator[str]:
     differ from their defaults, and the kinds of prompt pieces that are not text."""
     if job.op.adapter:
         yield "adapter"
+    if job.op.chat_template_kwargs:
+        yield "chat_template_kwargs"
     if isinstance(job.op, wire.Select):
         yield from ("select", job.op.method)
     else:

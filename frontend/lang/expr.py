@@ -116,6 +116,7 @@ class SelectExpr(_Node, frozen=True):
     timeout: float | None = None
     decide: Any = None
     adapter: str | None = None
+    chat_template_kwargs: str | None = None
 
 
 class Seq(_Node, frozen=True):
@@ -185,6 +186,7 @@ def gen(
     logit_bias: dict[int, float] | None = None,
     seed: int | None = None,
     adapter: str | None = None,
+    chat_template_kwargs: dict[str, Any] | str | None = None,
     timeout: float | None = None,
     budget: int | None = None,
     priority: int | None = None,
@@ -246,7 +248,7 @@ def _gen(name: str | None, asked: dict[str, Any]) -> GenExpr | SelectExpr:
             asked = {key: value for key, value in asked.items() if key not in _SPARE}
         options = {
             key: asked.pop(key)
-            for key in ("temperature", "choices_method", "seed", "timeout", "adapter")
+            for key in ("temperature", "choices_method", "seed", "timeout", "adapter", "chat_template_kwargs")
             if key in asked
         }
         if asked:
@@ -316,20 +318,24 @@ def select(
     seed: int | None = None,
     timeout: float | None = None,
     adapter: str | None = None,
+    chat_template_kwargs: dict[str, Any] | str | None = None,
 ) -> SelectExpr:
     """Append the choice with the highest score and store it in the variable `name`.
 
     temperature: if above 0, the choice is drawn from softmax(score / temperature), with `seed`. choices_method: how
     choices are scored: the name of a method, or your own ChoicesSamplingMethod. Your own method takes the decision, so
-    it cannot be combined with temperature and seed. timeout, adapter: as for `gen`.
+    it cannot be combined with temperature and seed. timeout, adapter, chat_template_kwargs: as for `gen`.
     """
     # raises if one is invalid
-    make(GenOptions, {"temperature": temperature, "seed": seed, "timeout": timeout, "adapter": adapter})
+    asked = {"temperature": temperature, "seed": seed, "timeout": timeout, "adapter": adapter}
+    kwargs: Any = make(GenOptions, asked | {"chat_template_kwargs": chat_template_kwargs}).chat_template_kwargs
     method, decide = checked_method(choices_method)
     if decide is not None and (temperature or seed is not None):
         raise BadProgram("a choices_method of your own decides by itself; leave out temperature and seed")
     name = None if name is None else checked_name(name)
-    return SelectExpr(checked_choices(choices), name, method, float(temperature or 0.0), seed, timeout, decide, adapter)
+    return SelectExpr(
+        *(checked_choices(choices), name, method, float(temperature or 0.0), seed, timeout, decide, adapter, kwargs)
+    )
 
 
 def raw(text: str) -> RawExpr:

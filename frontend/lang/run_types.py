@@ -53,6 +53,7 @@ class ItemOptions(TypedDict, total=False):
     top_logprobs_num: int | None
     return_text_in_logprobs: bool | None
     adapter: str | None
+    chat_template_kwargs: dict[str, Any] | str | None
     priority: int | None
     retries: int | None
     durable: bool | str
@@ -124,6 +125,8 @@ class RunCall(Protocol[Args, Out]):
     def __call__(self, *args: Any, return_text_in_logprobs: bool | None, **kwargs: Any) -> Out: ...
     @overload
     def __call__(self, *args: Any, adapter: str | None, **kwargs: Any) -> Out: ...
+    @overload
+    def __call__(self, *args: Any, chat_template_kwargs: dict[str, Any] | str | None, **kwargs: Any) -> Out: ...
     @overload
     def __call__(self, *args: Any, timeout: float | None, **kwargs: Any) -> Out: ...
     @overload

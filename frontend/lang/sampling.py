@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 from functools import lru_cache
 from operator import attrgetter
 from typing import Annotated, Any, TypeVar
@@ -14,7 +15,7 @@ from msgspec import Meta
 from banyan.lang.fstring import check_unicode
 from banyan.runtime.errors import BadProgram, Unsupported
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.limits import MAX_COUNT, MAX_NUMBER, MAX_PRIORITY
+from banyan.runtime.protocol.limits import MAX_COUNT, MAX_NUMBER, MAX_PRIORITY, MAX_TEMPLATE_KWARGS
 
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 
@@ -80,6 +81,10 @@ class GenOptions(
     """Include the text of each token with its log-probability."""
     adapter: wire.Name | None = None
     """The name of an adapter (LoRA) of the runtime, which computes the prompt and the output; "": the model alone."""
+    chat_template_kwargs: dict[str, Any] | str | None = None
+    """Variables for the model's chat template, such as {"enable_thinking": False}: a dict of JSON values, or its JSON
+    text, of at most 16,384 characters. The whole conversation is rendered with them. A template ignores those that it
+    does not read."""
     timeout: Annotated[float, Meta(gt=0.0)] | None = None
     """Seconds after which an unfinished value raises DeadlineExceeded. For a gen: counted from the time when all values
     before it are done. For a run: counted from its start, for its body and all its gens."""
@@ -109,6 +114,10 @@ class GenOptions(
                 for stop in stops:
                     check_unicode(stop)
                 msgspec.structs.force_setattr(self, name, stops)
+        if isinstance(self.chat_template_kwargs, dict):
+            msgspec.structs.force_setattr(self, "chat_template_kwargs", _as_json(self.chat_template_kwargs))
+        if len(self.chat_template_kwargs or "") > MAX_TEMPLATE_KWARGS:
+            raise ValueError(f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS} characters as JSON")
 
     def over(self, base: wire.Sampling) -> wire.Sampling:
         """`base`, overridden by the options that are set here, except `seed`: see `mix`."""
@@ -158,6 +167,15 @@ class Options(GenOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_
             raise Unsupported("durable: streamed text may be repeated after a restart; leave out stream=True")
         if self.stream and not self.use_thread:
             raise Unsupported("use_thread=False waits for the end, and stream=True returns at once; give one of them")
+
+
+def _as_json(kwargs: dict[str, Any]) -> str:
+    try:
+        text = json.dumps(kwargs, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as e:
+        raise ValueError(f"chat_template_kwargs must hold JSON values: {e}") from None
+    check_unicode(text)
+    return text
 
 
 @lru_cache(1024)

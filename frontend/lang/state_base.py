@@ -240,6 +240,7 @@ class StateBase:
             priority=options.priority,
             deadline=options.deadline or 0.0,
             adapter=self._adapter(options.adapter),
+            chat_template_kwargs=self._template_kwargs(options.chat_template_kwargs),
         )
 
     def _select_op(self, leaf: SelectExpr, ref: LazyValue, seed: int | None) -> wire.Select:
@@ -261,11 +262,17 @@ class StateBase:
             leaf.timeout or 0.0,
             self._adapter(leaf.adapter),
             client_decides=leaf.decide is not None,
+            chat_template_kwargs=self._template_kwargs(leaf.chat_template_kwargs),
         )
 
     def _adapter(self, name: str | None) -> str:
         """The adapter of a gen or select with the option `name`."""
         return (self._record.options.adapter if name is None else name) or ""
+
+    def _template_kwargs(self, own: Any) -> str:
+        """The variables for the chat template of a gen or select whose option is `own`, as JSON text."""
+        kwargs: Any = self._record.options.chat_template_kwargs if own is None else own  # never a dict; see GenOptions
+        return kwargs or ""
 
     def _lazy_values(self) -> list[LazyValue]:
         """The outputs and spliced values in the prompt of this state."""

@@ -12,7 +12,7 @@ from banyan.runtime.gateway.endpoint import HTTPRequest
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import AllowedTools, NamedTool, ToolChoice, ToolSpec
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.limits import MAX_NAME, MAX_SPEC, MAX_TOOLS
+from banyan.runtime.protocol.limits import MAX_NAME, MAX_SPEC, MAX_TEMPLATE_KWARGS, MAX_TOOLS
 from banyan.runtime.protocol.roles import ASSISTANT
 
 
@@ -66,6 +66,18 @@ def _spec(tool: ToolSpec, k: int) -> str:
         raise HTTPError(
             400, f"the tool takes {len(text)} characters; at most {MAX_SPEC} are allowed", param=f"tools[{k}]"
         )
+    return text
+
+
+def template_kwargs(chat: wire.ChatMarkers, given: dict[str, Any] | None, effort: str | None) -> str:
+    """The variables for the chat template: those that the request gives, and the effort of the reasoning if the
+    template reads it. "": none. Raises HTTPError."""
+    found = {"reasoning_effort": effort} if effort is not None and chat.reads_effort else {}
+    found |= given or {}
+    text = msgspec.json.encode(found).decode() if found else ""
+    if len(text) > MAX_TEMPLATE_KWARGS:
+        reason = f"chat_template_kwargs takes {len(text)} characters; at most {MAX_TEMPLATE_KWARGS} are allowed"
+        raise HTTPError(400, reason, param="chat_template_kwargs")
     return text
 
 

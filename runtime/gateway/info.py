@@ -97,13 +97,16 @@ async def _read(request: HTTPRequest, parts: tuple[wire.Part, ...]) -> wire.Valu
         return (await call.values())[0]
 
 
-async def count_tokens(request: HTTPRequest, parts: tuple[wire.Part, ...], tools: wire.Tools | None) -> int:
-    """How many tokens a prompt has. With tools, the server computes the prompt in order to count its tokens; the next
-    request then finds it in the cache."""
-    if tools is None:
+async def count_tokens(
+    request: HTTPRequest, parts: tuple[wire.Part, ...], tools: wire.Tools | None, kwargs: str = ""
+) -> int:
+    """How many tokens a prompt has. With tools or kwargs (wire.Gen.chat_template_kwargs), the server computes the
+    prompt in order to count its tokens; the next request then finds it in the cache."""
+    if tools is None and not kwargs:
         tokens = (await _read(request, parts)).tokens
         return len(tokens.ids) // 4 if tokens is not None else 0
-    ops = (wire.Append(0, parts), wire.Gen(0, 0, wire.Sampling(max_tokens=0), tools=tools))
+    gen = wire.Gen(0, 0, wire.Sampling(max_tokens=0), tools=tools, chat_template_kwargs=kwargs)
+    ops = (wire.Append(0, parts), gen)
     async with ModelCall.start(request.client, request.gateway.mailbox, ops, (0,), name="count") as call:
         return (await call.values())[0].usage.prompt
 

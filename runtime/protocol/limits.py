@@ -33,6 +33,7 @@ MAX_STOP_IDS = 1024
 MAX_BIASES = 4096
 MAX_TOOLS = 256
 MAX_SPEC = 1 << 16
+MAX_TEMPLATE_KWARGS = 1 << 14
 MAX_RESULTS = 1024
 MAX_NODES = 1 << 16
 MAX_IMAGES = 1 << 10
@@ -68,6 +69,7 @@ MESSAGE_LIMITS = (
     MessageLimit("logit_bias of a gen", MAX_BIASES, "ids"),
     MessageLimit("tools of a gen", MAX_TOOLS, "tools"),
     MessageLimit("JSON document of one tool", MAX_SPEC, "characters"),
+    MessageLimit("chat_template_kwargs of a gen or select, as JSON", MAX_TEMPLATE_KWARGS, "characters"),
     MessageLimit("characters of a state that is read", MAX_READ, "characters"),
     MessageLimit("images of a prompt", MAX_IMAGES, "images"),
     MessageLimit("an image", MAX_PIXELS, "pixels"),

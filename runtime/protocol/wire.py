@@ -43,6 +43,7 @@ from banyan.runtime.protocol.limits import (
     MAX_STOP,
     MAX_STOP_IDS,
     MAX_STOPS,
+    MAX_TEMPLATE_KWARGS,
     MAX_TOOLS,
 )
 
@@ -62,6 +63,7 @@ StopIds = Annotated[tuple[Int32, ...], Meta(max_length=MAX_STOP_IDS)]
 LogitBias = Annotated[dict[Int32, float], Meta(max_length=MAX_BIASES)]
 Numbers = Annotated[tuple[Number, ...], Meta(max_length=MAX_ITEMS)]
 Texts = Annotated[tuple[str, ...], Meta(max_length=MAX_ITEMS)]
+TemplateKwargs = Annotated[str, Meta(max_length=MAX_TEMPLATE_KWARGS)]
 ToolSpecs = Annotated[tuple[Annotated[str, Meta(max_length=MAX_SPEC)], ...], Meta(max_length=MAX_TOOLS)]
 
 
@@ -270,6 +272,9 @@ class Gen(Wire, frozen=True):
     """Overrides the program's deadline, in seconds from when its state reaches it; 0: the program's."""
     adapter: Name = ""
     """Name of the LoRA adapter to use; "": none. Different adapters never share KV."""
+    chat_template_kwargs: TemplateKwargs = ""
+    """A JSON object: variables for the chat template, such as {"enable_thinking": false}; "": none. The template
+    renders the whole conversation with them. BadProgram: one has the name of something that the server gives it."""
 
 
 ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized"]
@@ -278,7 +283,7 @@ ChoicesMethod = Literal["token_length_normalized", "greedy_token_selection", "un
 class Select(Wire, frozen=True):
     """Score each choice as the continuation of a state. The chosen one becomes value `ref` and part of the state.
     temperature 0 takes the best score; otherwise the choice is drawn from softmax(score / temperature) with `seed`.
-    name, line, timeout, adapter: as for Gen."""
+    name, line, timeout, adapter, chat_template_kwargs: as for Gen."""
 
     state: Number
     ref: Number
@@ -292,6 +297,7 @@ class Select(Wire, frozen=True):
     adapter: Name = ""
     client_decides: bool = False
     """The server sends the scores in a Called; the one text of the Results is the choice."""
+    chat_template_kwargs: TemplateKwargs = ""
 
 
 class Fork(Wire, frozen=True):
@@ -523,7 +529,8 @@ class ChatMarkers(Wire, frozen=True):
     """What the model's chat template writes around turns. roles: role -> (prefix, suffix). default_system: the system
     prompt that it adds if the first turn is not a system turn. stop: strings that end an assistant turn. calls: how it
     writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why. reasoning: how the model marks
-    its reasoning, if the template shows that it reasons."""
+    its reasoning, if the template shows that it reasons. reads_effort: whether the template reads a variable
+    `reasoning_effort`."""
 
     roles: dict[str, tuple[str, str]]
     default_system: str = ""
@@ -531,6 +538,7 @@ class ChatMarkers(Wire, frozen=True):
     calls: str = ""
     no_calls: str = ""
     reasoning: Reasoning | None = None
+    reads_effort: bool = False
 
 
 class Welcome(Wire, frozen=True):

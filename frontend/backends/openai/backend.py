@@ -89,9 +89,9 @@ class OpenAI:
     OpenAI's three completion models. chat_template: the markers around turns in the prompts of a completion model:
     "chatml", or a mapping of role -> (prefix, suffix); the suffix of the assistant is also a stop string of all gens in
     turns. is_azure: the arguments are those of `openai.AzureOpenAI`. extensions: options beyond OpenAI's that this
-    server has: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos, and prefix (the server
-    continues a turn of the assistant that has begun). All others are refused. max_in_flight: the most requests at a
-    time.
+    server has: top_k, min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos, chat_template_kwargs (of a
+    chat model), and prefix (the server continues a turn of the assistant that has begun). All others are refused.
+    max_in_flight: the most requests at a time.
 
     All requests run on one thread of the process. The client retries temporary failures (no connection, 408, 409, 429,
     5xx) max_retries times (2), with growing pauses or those that the server asks for. Other failures raise where the

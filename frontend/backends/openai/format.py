@@ -32,6 +32,7 @@ EXTENSIONS = {
     "min_tokens": "a prompt that asks for more",
     "stop_token_ids": "stop",
     "ignore_eos": "max_tokens alone",
+    "chat_template_kwargs": "a prompt that asks for it",
     "prefix": "@function(num_api_spec_tokens=...), which asks for the whole turn, or let the gen come first in it",
 }
 """Features that some servers add to OpenAI's API. prefix: the server continues an assistant's turn that has begun (as
@@ -139,18 +140,21 @@ def select_requests(job: Job, kind: Kind, extensions: Collection[str]) -> list[d
 def prompt(job: Job, kind: Kind, extensions: Collection[str]) -> dict[str, Any]:
     """The arguments that hold the prompt. Unsupported: the API has no form for a piece of the prompt."""
     if kind == "completion":
+        if job.op.chat_template_kwargs:
+            refuse("chat_template_kwargs", kind)
         return {"prompt": job.text}
     messages, begun = turns(job.prompt.pieces)
     if begun is None:
         refuse("gen", kind)
-    if not begun.strip():
-        return {"messages": messages}
-    if "prefix" not in extensions:
-        refuse("prefix", kind)
-    return {
-        "messages": [*messages, {"role": "assistant", "content": begun}],
-        "extra_body": {"continue_final_message": True, "add_generation_prompt": False},
-    }
+    extra: dict[str, Any] = {}
+    if job.op.chat_template_kwargs:
+        extra["chat_template_kwargs"] = msgspec.json.decode(job.op.chat_template_kwargs)
+    if begun.strip():
+        if "prefix" not in extensions:
+            refuse("prefix", kind)
+        messages.append({"role": "assistant", "content": begun})
+        extra |= {"continue_final_message": True, "add_generation_prompt": False}
+    return {"messages": messages} | ({"extra_body": extra} if extra else {})
 
 
 def joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

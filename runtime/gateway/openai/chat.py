@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, reasoning_end, tools_of
+from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, reasoning_end, template_kwargs, tools_of
 from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import IGNORED, ChatRequest
@@ -35,7 +35,8 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     if body.top_logprobs is not None and not body.logprobs:
         raise HTTPError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     call = _start(request, body, adapter)
-    headers = ignored(body, IGNORED)
+    reads_effort = chat_markers(request).reads_effort
+    headers = ignored(body, IGNORED if reads_effort else (*IGNORED, "reasoning_effort"))
     writer = ChatWriter(body)
     if body.stream:
         return EventReply(stream(call, writer), lambda e: event(e.openai()), headers)
@@ -60,7 +61,14 @@ def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:
     if not _goes_on(body):
         parts = (*parts, wire.BeginTurn(ASSISTANT))
     n = body.n or 1
-    gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=chat.reasoning, tools=tools, adapter=adapter)
+    gen = wire.Gen(
+        *(0, 0, sampling),
+        stream=bool(body.stream),
+        reasoning=chat.reasoning,
+        tools=tools,
+        adapter=adapter,
+        chat_template_kwargs=template_kwargs(chat, body.chat_template_kwargs, body.reasoning_effort),
+    )
     limits = limits_of(request, body.priority, body.cache_salt, body.prompt_cache_key, body.user)
     ops = (wire.Append(0, parts), *gens(gen, n))
     return ModelCall.start(

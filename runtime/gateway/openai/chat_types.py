@@ -181,6 +181,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     # Accepted without effect; a header of the response names them.
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -189,14 +191,13 @@ class ChatRequest(SamplingFields, kw_only=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
     verbosity: str | None = None
     prediction: dict[str, Any] | None = None
 
 
 IGNORED = (
     *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_retention", "prompt_cache_options"),
-    *("reasoning_effort", "verbosity", "prediction", "stream_options.include_obfuscation"),
+    *("verbosity", "prediction", "stream_options.include_obfuscation"),
     *("messages.name", "messages.content.image_url.detail"),
 )
 """Fields that are accepted, but have no effect here."""

@@ -15,7 +15,7 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
-from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
+from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, template_kwargs, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat import calls_of, logprobs_of
@@ -43,9 +43,8 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     if body.background and (body.stream or body.store is False):
         raise HTTPError(400, "background cannot be combined with stream or with store: false", param="background")
     run = ResponseRun(request, body, _previous(request, body), adapter)
-    headers = ignored(
-        body, RESPONSE_IGNORED if set(body.include or ()) <= {LOGPROBS} else (*RESPONSE_IGNORED, "include")
-    )
+    names = RESPONSE_IGNORED if set(body.include or ()) <= {LOGPROBS} else (*RESPONSE_IGNORED, "include")
+    headers = ignored(body, (*names, *_unread(request)))
     if body.stream:
         return EventReply(run.events(), run.failed, headers)
     if body.background:
@@ -54,6 +53,11 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     async for _ in run.events():
         pass
     return json_reply(run.payload, headers=headers)
+
+
+def _unread(request: HTTPRequest) -> tuple[str, ...]:
+    """The fields that the model's chat template does not read."""
+    return () if chat_markers(request).reads_effort else ("reasoning.effort",)
 
 
 def _previous(request: HTTPRequest, body: ResponsePrompt) -> StoredResponse | None:
@@ -77,10 +81,11 @@ async def count_input(request: HTTPRequest) -> Reply:
     await adapter_of(request, body.model)
     before = _previous(request, body)
     turns = [*_system(body), *(before.turns if before is not None else ()), *turns_of(body.input)]
-    parts = (*PromptWriter(chat_markers(request)).parts(turns), wire.BeginTurn(ASSISTANT))
+    chat = chat_markers(request)
+    parts = (*PromptWriter(chat).parts(turns), wire.BeginTurn(ASSISTANT))
     tools = tools_of(body.chat_tools(), body.chat_choice(), body.parallel_tool_calls)
-    n = await count_tokens(request, parts, tools)
-    headers = ignored(body, PROMPT_IGNORED)
+    n = await count_tokens(request, parts, tools, template_kwargs(chat, body.chat_template_kwargs, body.effort))
+    headers = ignored(body, (*PROMPT_IGNORED, *_unread(request)))
     return json_reply({"object": "response.input_tokens", "input_tokens": n}, headers=headers)
 
 
@@ -192,7 +197,12 @@ class ResponseRun:
         conversation.hold(parts)
         self._ref = next(conversation.refs)
         gen = wire.Gen(
-            stored.state, self._ref, sampling, stream=True, reasoning=chat.reasoning, tools=tools, adapter=self._adapter
+            *(stored.state, self._ref, sampling),
+            stream=True,
+            reasoning=chat.reasoning,
+            tools=tools,
+            adapter=self._adapter,
+            chat_template_kwargs=template_kwargs(chat, body.chat_template_kwargs, body.effort),
         )
         ops += [wire.Append(stored.state, (*parts, wire.BeginTurn(ASSISTANT))), gen]
         if limits is not None:

@@ -102,6 +102,16 @@ class ResponseStreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+class ReasoningOptions(Body):
+    """effort: given to a chat template that reads it. The other fields have no effect."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
+
+
 class ResponsePrompt(Body, kw_only=True):
     """The fields of a request for a response that decide its prompt; the body of POST /v1/responses/input_tokens."""
 
@@ -113,8 +123,9 @@ class ResponsePrompt(Body, kw_only=True):
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: ReasoningOptions | None = None
     # Accepted without effect; a header of the response names them.
-    reasoning: dict[str, Any] | None = None
     truncation: str | None = None
 
     def chat_tools(self) -> list[ToolSpec] | None:
@@ -131,6 +142,11 @@ class ResponsePrompt(Body, kw_only=True):
                 return AllowedTools(allowed_tools=AllowedToolList(mode=mode, tools=named))
             case choice:
                 return choice
+
+    @property
+    def effort(self) -> str | None:
+        """The effort of the reasoning, if it is given."""
+        return self.reasoning.effort if self.reasoning is not None else None
 
     def chat_format(self) -> TextFormat | JSONFormat | SchemaFormat | None:
         """The output format in the form of chat completions."""
@@ -159,7 +175,10 @@ class ResponseRequest(ResponsePrompt, kw_only=True):
     prompt_cache_options: dict[str, Any] | None = None
 
 
-PROMPT_IGNORED = ("reasoning", "truncation", "text.verbosity", "input.content.detail")
+PROMPT_IGNORED = (
+    *("truncation", "text.verbosity", "input.content.detail"),
+    *("reasoning.summary", "reasoning.generate_summary", "reasoning.context", "reasoning.mode"),
+)
 RESPONSE_IGNORED = (
     *PROMPT_IGNORED,
     *("safety_identifier", "service_tier", "max_tool_calls", "prompt_cache_retention", "prompt_cache_options"),

@@ -57,7 +57,7 @@ from banyan.runtime.server.text.prompt import (
     pack,
     unpack,
 )
-from banyan.runtime.server.text.reasoning_output import ReasoningOutput
+from banyan.runtime.server.text.reasoning_output import ReasoningOutput, ends_with
 from banyan.runtime.server.text.stop_patterns import Patterns
 from banyan.runtime.server.text.stop_strings import check_stops
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
@@ -270,6 +270,8 @@ class EngineAttempt(Attempt):
         """Check what only the server can check; the engine checks the rest of Sampling. Raises BanyanError."""
         self._adapter = self._generator.adapters.digest(self.op.adapter)
         check_seconds("timeout", self.op.timeout)
+        assert isinstance(self.prompt, PromptText)
+        self.prompt.kwargs = self.op.chat_template_kwargs
 
     def _encode(self) -> None:
         """Tokenise on a copy of the prompt, as that may be done on a thread."""
@@ -421,7 +423,22 @@ class GenAttempt(EngineAttempt):
         if (constraint := self._constraint()) is None:
             self._start_requests(None)
         else:
+            constraint = self._as_prompted(constraint)
             self._generator.check(constraint, self._program.scheduling.client, self._checked)
+
+    def _as_prompted(self, constraint: wire.ConstraintSpec) -> wire.ConstraintSpec:
+        """The constraint for an output that reasons, or not, by chat_template_kwargs. The client does not know what the
+        template writes for them, so it made the constraint for the template without them."""
+        assert isinstance(self.prompt, PromptText)
+        if (marks := self.op.reasoning) is None or not self.op.chat_template_kwargs:
+            return constraint
+        # An end mark that an answer mark follows may reach into the next message, so it says nothing.
+        if not marks.answer and ends_with(self.prompt.runs, marks.end):
+            after = tuple(trigger for trigger in constraint.after if trigger != marks.end)
+            return msgspec.structs.replace(constraint, after=after, since="")
+        if ends_with(self.prompt.runs, marks.start) and not constraint.after:
+            return msgspec.structs.replace(constraint, after=(marks.end + marks.answer,))
+        return constraint
 
     def _checked(self, constraint: wire.ConstraintSpec | BanyanError) -> None:
         if self.is_over:

@@ -41,6 +41,9 @@ CACHE_BYTES, ENTRY = 16 << 20, 512
 N_EXACT, N_LAST = 16, 4
 """`endings` renders all turns of a conversation of at most N_EXACT turns; of a longer one, the last N_LAST turns."""
 
+_GIVEN = ("messages", "add_generation_prompt", "tools", "documents", "strftime_now")
+"""The variables that each rendering has, besides the special tokens."""
+
 _SIGN = re.compile("\ue000[0-9]+\ue001")
 
 
@@ -111,13 +114,15 @@ class ChatTemplate:
         except (TemplateError, RecursionError) as e:
             raise BadModel(f"the model's chat template cannot be compiled: {e}") from e
         self._names = names
+        self._reads_effort = "reasoning_effort" in source
         self._uses_time = "strftime_now" in source
         self._reasoning = format_in(source)
         self._tools: list[Any] | None = None
-        self._n_tool_chars = 0
+        self._kwargs: dict[str, Any] = {}
+        self._n_given_chars = 0  # of the tools and the kwargs
         self._cache: BoundedCache[Any] = BoundedCache(CACHE_BYTES)
         self._serials = count()
-        self._serial = next(self._serials)  # keys of a template with tools differ from those of another
+        self._serial = next(self._serials)  # keys of a template with tools or kwargs differ from those of another
         self._in_parts = False
         self._in_parts = self._wants_parts()
         self._try_out()
@@ -127,33 +132,51 @@ class ChatTemplate:
         """The approximate bytes of cached markers and tool specs, and the most that they may take."""
         return self._cache.kept
 
-    def with_tools(self, specs: tuple[str, ...]) -> ChatTemplate:
-        """The same template for conversations with these tools (wire.Tools.specs)."""
-        if not specs:
+    def with_tools(self, specs: tuple[str, ...], kwargs: str = "") -> ChatTemplate:
+        """The same template for conversations with these tools (wire.Tools.specs) and variables
+        (wire.Gen.chat_template_kwargs). BadProgram: the variables are not valid."""
+        if not specs and not kwargs:
             return self
-        template: ChatTemplate | None = self._cache.get(specs)
+        template: ChatTemplate | None = self._cache.get((specs, kwargs))
         if template is None:
             template = copy.copy(self)
-            template._tools, template._n_tool_chars = [json.loads(spec) for spec in specs], sum(map(len, specs))
+            template._tools = [json.loads(spec) for spec in specs] or None
+            template._kwargs = self._variables(kwargs)
+            template._n_given_chars = sum(map(len, specs)) + len(kwargs)
             template._serial = next(self._serials)
             # the text, and the objects that json makes from it
-            self._cache.put(specs, template, 8 * sum(map(len, specs)))
+            self._cache.put((specs, kwargs), template, 8 * template._n_given_chars)
         return template
+
+    def _variables(self, kwargs: str) -> dict[str, Any]:
+        try:
+            found = json.loads(kwargs or "{}")
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise BadProgram(f"chat_template_kwargs must be a JSON object, not {kwargs[:80]!r}")
+        if taken := found.keys() & {*_GIVEN, *self._names, *self._template.globals}:
+            names = ", ".join(map(repr, sorted(taken)))
+            raise BadProgram(f"chat_template_kwargs cannot set {names}, which the server gives to the chat template")
+        return found
 
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
         """The conversation as text. prompt: with the beginning of an assistant turn at the end."""
         clock = now or datetime.now()
         turns = [m.as_dict(self._in_parts) for m in messages]
-        units = BASE + PER_CHARACTER * (self._n_tool_chars + sum(m.n_chars for m in messages))
+        units = BASE + PER_CHARACTER * (self._n_given_chars + sum(m.n_chars for m in messages))
         try:
             with budget(units + PER_MESSAGE * len(messages)):
                 return self._template.render(
-                    messages=turns,
-                    add_generation_prompt=prompt,
-                    tools=self._tools,
-                    documents=None,
-                    strftime_now=clock.strftime,
-                    **self._names,
+                    {
+                        "messages": turns,
+                        "add_generation_prompt": prompt,
+                        "tools": self._tools,
+                        "documents": None,
+                        "strftime_now": clock.strftime,
+                        **self._names,
+                        **self._kwargs,
+                    }
                 )
         except BudgetSpent as e:
             raise BadProgram(f"the model's chat template fails on these {len(messages)} turns: {e.message}") from e
@@ -329,7 +352,13 @@ class ChatTemplate:
                 break
         stop = assistant_end.strip()
         stops = (stop,) if stop else ()
-        return wire.ChatMarkers(roles=roles, default_system=default, stop=stops, reasoning=self._reasoning)
+        return wire.ChatMarkers(
+            roles=roles,
+            default_system=default,
+            stop=stops,
+            reasoning=self._reasoning,
+            reads_effort=self._reads_effort,
+        )
 
     def _try(
         self, roles: tuple[str | ChatMessage, ...], opening: str | None = None, now: datetime | None = None

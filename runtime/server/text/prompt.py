@@ -168,13 +168,14 @@ def unpack(ids: bytes) -> list[int]:
 class _Head(NamedTuple):
     """What is known about a prompt up to its last marker. Pieces after the last marker stand in the text as they are.
 
-    n_pieces, tools: the first n_pieces pieces, rendered with these tools. atoms: the `layout` of these pieces.
-    n_sealed: how many of the prompt's pieces (possibly more than n_pieces) have their tokens in its runs; 0: the runs
-    must be compared with the text.
+    n_pieces, tools, kwargs: the first n_pieces pieces, rendered with these tools and variables. atoms: the `layout` of
+    these pieces. n_sealed: how many of the prompt's pieces (possibly more than n_pieces) have their tokens in its runs;
+    0: the runs must be compared with the text.
     """
 
     n_pieces: int
     tools: tuple[str, ...]
+    kwargs: str
     atoms: list[Atom]
     n_sealed: int = 0
 
@@ -182,7 +183,8 @@ class _Head(NamedTuple):
 class PromptText(Prompt):
     """The prompt of a state: its pieces, and the runs of tokens that are known for them.
 
-    tools: the specs that the template is given; see wire.Tools. images: the server's Images; a str: why the model does
+    tools: the specs that the template is given; see wire.Tools. kwargs: its variables; see
+    wire.Gen.chat_template_kwargs. images: the server's Images; a str: why the model does
     not take images.
     """
 
@@ -197,6 +199,7 @@ class PromptText(Prompt):
         self.runs, self.role, self._tokenizer = runs, role, tokenizer
         self.n_inherited = len(self.pieces)
         self.tools: tuple[str, ...] = ()
+        self.kwargs = ""
         self._n_fixed = 0  # pieces up to the last marker; later pieces cannot change the text before it
         self._n_turns = self._n_gaps = 0  # for `work`; a turn may count as several
         self._n_chars = self._n_sealed_chars = 0  # in all pieces; in the pieces with runs
@@ -205,7 +208,8 @@ class PromptText(Prompt):
     def copy(self) -> PromptText:
         copied = PromptText(self.pieces, self.runs, self.role, self._tokenizer, self.images)
         copied.n_images, copied._n_sealed_images = self.n_images, self._n_sealed_images
-        copied.tools, copied._n_fixed, copied._head = self.tools, self._n_fixed, self._head
+        copied.tools, copied.kwargs = self.tools, self.kwargs
+        copied._n_fixed, copied._head = self._n_fixed, self._head
         copied._n_turns, copied._n_gaps = self._n_turns, self._n_gaps
         copied._n_chars, copied._n_sealed_chars = self._n_chars, self._n_sealed_chars
         return copied
@@ -223,6 +227,7 @@ class PromptText(Prompt):
         for piece in child.pieces[start:stop]:
             self.append(piece)
         self.tools = self.tools or child.tools
+        self.kwargs = self.kwargs or child.kwargs
 
     def append(self, piece: Piece) -> None:
         """Append a piece. BadProgram: it begins a turn inside a turn, or ends a turn where none is open."""
@@ -298,16 +303,17 @@ class PromptText(Prompt):
         n_sealed = 0 if self._head is None else self._head.n_sealed
         new = self._n_chars - self._n_sealed_chars + PIECE * (len(self.pieces) - n_sealed)
         new += IMAGE * (self.n_images - self._n_sealed_images)
-        is_laid_out = self._head is not None and self._head[:2] == (self._n_fixed, self.tools)
+        is_laid_out = self._head is not None and self._head[:3] == (self._n_fixed, self.tools, self.kwargs)
         if is_laid_out or not self._n_turns:
             return new
         return new + TURN * self._n_turns + GAP * self._n_gaps + self._n_chars // 16
 
     def prompt(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime) -> EncodedPrompt:
         """The prompt, as far as its runs are known. Forgets runs whose text the template has rewritten."""
-        if self._head is None or self._head[:2] != (self._n_fixed, self.tools):
-            atoms = layout(self.pieces[: self._n_fixed], tokenizer, template and template.with_tools(self.tools), now)
-            self._head = _Head(self._n_fixed, self.tools, self._with_rows(atoms))
+        if self._head is None or self._head[:3] != (self._n_fixed, self.tools, self.kwargs):
+            template = template and template.with_tools(self.tools, self.kwargs)
+            atoms = layout(self.pieces[: self._n_fixed], tokenizer, template, now)
+            self._head = _Head(self._n_fixed, self.tools, self.kwargs, self._with_rows(atoms))
         if self._head.n_sealed:
             return EncodedPrompt(self.runs, tuple(self._with_rows(_alone(self.pieces[self._head.n_sealed :]))))
         atoms = [*self._head.atoms, *self._with_rows(_alone(self.pieces[self._n_fixed :]))]
@@ -368,7 +374,7 @@ class PromptText(Prompt):
 
     def read(self, tokenizer: Tokenizer, template: ChatTemplate | None, now: datetime, start: int = 0) -> str:
         """The text from piece `start` on, markers included."""
-        template = template and template.with_tools(self.tools)
+        template = template and template.with_tools(self.tools, self.kwargs)
         rest, text = self.pieces[start:], ""
         kinds = [type(piece) for piece in self.pieces[:start]]
         if kinds.count(TurnStart) > kinds.count(TurnEnd):

@@ -13,17 +13,22 @@ from banyan.runtime.server.text.prompt import GeneratedText, Piece, TokenRun
 from banyan.runtime.server.text.tokenizer import TextSpan
 
 
+def ends_with(runs: Sequence[TokenRun], mark: str) -> bool:
+    """Whether a prompt ends with a mark, apart from white space."""
+    text = ""
+    for run in reversed(runs):
+        if len((text := run.text + text).rstrip()) >= len(mark):
+            break
+    return text.rstrip().endswith(mark)
+
+
 class ReasoningOutput:
     """Separates the reasoning from the outputs of one gen. runs: its prompt, which may already end with the start
     mark."""
 
     def __init__(self, marks: wire.Reasoning, runs: Sequence[TokenRun], listener: Listener | None = None) -> None:
         self._marks, self._listener = marks, listener
-        text = ""
-        for run in reversed(runs):
-            if len((text := run.text + text).rstrip()) >= len(marks.start):
-                break
-        self._is_open = text.rstrip().endswith(marks.start)
+        self._is_open = ends_with(runs, marks.start)
         self._stream = ReasoningParser(marks, self._is_open)
         self._last = StreamPiece("")  # the last piece, with all logprobs that the listener does not have yet
         self._n_passed = 0  # logprobs that the listener has

@@ -96,6 +96,25 @@ def test_extensions_are_sent_by_name(serve: Any, fake: ModuleType, option: str) 
     assert api.bodies[0][option] == (list(value) if isinstance(value, tuple) else value)
 
 
+@pytest.mark.parametrize("prefix", ["", "Well, "])
+def test_chat_template_kwargs_are_an_extension_of_chat_models(serve: Any, fake: ModuleType, prefix: str) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += bn.user("?") + bn.assistant(prefix + bn.gen("a"))
+
+    kwargs = {"enable_thinking": False}
+    extensions = ["chat_template_kwargs", "prefix"]
+    api, backend = serve(lambda path, body: fake.chat("x"), extensions=extensions)
+    assert program.run(backend=backend, chat_template_kwargs=kwargs)["a"] == "x"
+    assert api.bodies[0]["chat_template_kwargs"] == kwargs
+    assert api.bodies[0].get("continue_final_message", False) == bool(prefix)
+    for others in ({"extensions": ["prefix"]}, {"is_chat_model": False, "chat_template": "chatml"}):
+        api, backend = serve(lambda path, body: fake.chat("x"), **{"extensions": extensions} | others)
+        with pytest.raises(bn.Unsupported, match=r"^chat_template_kwargs: OpenAI's"):
+            program.run(backend=backend, chat_template_kwargs=kwargs)["a"]
+        assert api.bodies == []
+
+
 @bn.function
 def continued_turn(s: bn.State) -> None:
     s += bn.user("?") + bn.assistant("Well, " + bn.gen("a"))

@@ -113,13 +113,41 @@ def test_adapter_is_sent_with_gens_and_selects(mock: bn.Mock) -> None:
         program.run(backend=bn.Mock("x", refuses={"adapter"}), adapter="poems").sync()
 
 
+def test_chat_template_kwargs_are_sent_with_gens_and_selects(mock: bn.Mock) -> None:
+    own: Any = {"enable_thinking": False, "who": "é"}
+
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "Q" + bn.gen("a") + bn.gen("b", chat_template_kwargs=own) + bn.gen("c", chat_template_kwargs={})
+        s += bn.select("d", ["<d>"]) + bn.select("e", ["<e>"], chat_template_kwargs='{"x": 1}')
+        s += bn.gen("f", choices=["<f>"], chat_template_kwargs=own)
+
+    text = '{"enable_thinking": false, "who": "é"}'
+    program.run(backend=mock).sync()
+    program.run(backend=mock, chat_template_kwargs={"x": [None]}).sync()
+    asked = [call.op.chat_template_kwargs for call in mock.calls]
+    assert asked[:6] == ["", text, "{}", "", '{"x": 1}', text]
+    assert asked[6:] == ['{"x": [null]}', text, "{}", '{"x": [null]}', '{"x": 1}', text]
+    bn.compile(program).run(backend=mock, chat_template_kwargs={"x": [None]}).sync()
+    assert [call.op.chat_template_kwargs for call in mock.calls[12:]] == asked[6:]
+    program.bind(opts=bn.Options(chat_template_kwargs={"x": 2})).run(backend=mock, temperature=0).sync()
+    assert mock.calls[-6].op.chat_template_kwargs == '{"x": 2}'
+    for wrong in ({"x": object()}, {"x": float("nan")}, {"x": "y" * 20_000}, 3):
+        with pytest.raises(bn.BadProgram, match="chat_template_kwargs"):
+            bn.gen("a", chat_template_kwargs=wrong)  # type: ignore[arg-type]
+    with pytest.raises(bn.Unsupported, match=r"^chat_template_kwargs: "):
+        program.run(backend=bn.Mock("x", refuses={"chat_template_kwargs"})).sync()
+
+
 def test_every_gen_option_is_a_run_option() -> None:
     assert RUN_OPTIONS - {"stream", "backend", "use_thread", "retries", "durable"} == set(GenOptions.__struct_fields__)
     tested_here = {name for name, *_ in OPTIONS}
     # test_lazy_value.py, and below
     tested_in_meta_info = {"max_new_tokens", "top_logprobs_num", "return_text_in_logprobs", "logprob_start_len"}
     limits = {"timeout", "budget", "priority", "deadline"}  # test_run_limits.py, test_urgency.py
-    assert tested_here | tested_in_meta_info | limits | {"adapter"} == set(GenOptions.__struct_fields__)
+    assert tested_here | tested_in_meta_info | limits | {"adapter", "chat_template_kwargs"} == set(
+        GenOptions.__struct_fields__
+    )
 
 
 @pytest.mark.parametrize(

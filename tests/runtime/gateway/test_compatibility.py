@@ -421,9 +421,11 @@ SGLANG_TOOLS = "sglang function_call/test_openai_function_calling.py"
 CHOICE = "sglang function_call/test_tool_choice.py"
 
 
-@case(VLLM_TOOLS, "function_tool_use", differs=True)
-def thinking_is_no_field(server: Server) -> None:
-    refused(lambda: server.chat(extra_body={"chat_template_kwargs": {"enable_thinking": True}}), "chat_template_kwargs")
+@case(VLLM_TOOLS, "function_tool_use")
+def variables_of_the_chat_template(server: Server) -> None:
+    kwargs = {"chat_template_kwargs": {"enable_thinking": True}}
+    found = server.chat(tools=[WEATHER], tool_choice="required", max_tokens=60, extra_body=kwargs)
+    assert found.choices[0].message.tool_calls
 
 
 @case(VLLM_TOOLS, "no_args_tool_call")

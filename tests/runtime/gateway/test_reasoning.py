@@ -87,6 +87,77 @@ def test_logprobs_are_those_of_the_content(serve_once: Callable[..., launch.Serv
     assert "".join(one["token"] for one in choice["logprobs"]["content"]) == choice["message"]["content"] == "42"
 
 
+SWITCH = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+    "{% if reasoning_effort %}{{ reasoning_effort }}:{% endif %}{% endif %}"
+)
+SAY = {
+    OPEN: "<think>\nhmm so</think>\n\n42<|im_end|>",
+    "</think>\n\n": "43<|im_end|>",
+    "low:": "44<|im_end|>",
+}
+OFF: Any = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+def test_thinking_is_switched_off_and_effort_is_set(serve_once: Callable[..., launch.ServerProcess]) -> None:
+    server = serve_once(SWITCH, say=SAY)
+    with (
+        closing(launch.start_gateway(config.HTTPConfig(socket=str(server.socket), address="0"))) as gateway,
+        openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        model = client.models.list().data[0].id
+
+        def chat(**options: Any) -> tuple[str | None, str | None]:
+            asked: Any = {"model": model, "messages": QUESTION, "temperature": 0} | options
+            raw = client.chat.completions.with_raw_response.create(**asked)
+            assert "x-banyan-ignored" not in raw.headers
+            message: Any = raw.parse().choices[0].message
+            return message.content, getattr(message, "reasoning_content", None)
+
+        assert chat() == chat(extra_body={"chat_template_kwargs": {"enable_thinking": True}}) == ("42", "hmm so")
+        assert chat(extra_body=OFF) == ("43", None)
+        assert chat(reasoning_effort="low") == ("44", None)
+        assert chat(extra_body={"chat_template_kwargs": {"reasoning_effort": "low"}}) == ("44", None)
+        assert chat(extra_body={"chat_template_kwargs": {"unknown": [1, {"a": None}]}})[0] == "42", "as in vLLM"
+
+        first = client.responses.create(model=model, input="ask", extra_body=OFF)
+        assert first.output_text == "43"
+        second = client.responses.create(model=model, input="ask", previous_response_id=first.id)
+        assert second.output_text == "42", "the kwargs are those of one request"
+        raw = client.responses.with_raw_response.create(
+            model=model, input="ask", reasoning={"effort": "low", "summary": "auto"}
+        )
+        assert (raw.parse().output_text, raw.headers["x-banyan-ignored"]) == ("44", "reasoning.summary")
+        counts = [
+            client.responses.input_tokens.count(model=model, input="ask", extra_body=extra).input_tokens
+            for extra in ({}, OFF)
+        ]
+        assert counts[1] == first.usage.input_tokens > counts[0]  # type: ignore[union-attr]
+
+        wrong: tuple[tuple[Any, str], ...] = (
+            ({"messages": []}, "'messages', which the server gives"),
+            ({"add_generation_prompt": False}, "'add_generation_prompt'"),
+            ({"x": "y" * 20_000}, "at most 16384 are allowed"),
+            ([1], "Expected `object"),
+        )
+        for given, text in wrong:
+            with pytest.raises(openai.BadRequestError, match=text):
+                chat(extra_body={"chat_template_kwargs": given})
+
+
+def test_effort_is_ignored_by_a_template_that_does_not_read_it(url: str) -> None:
+    model = json.loads(post(url, "/v1/models", b"", method="GET")[1])["data"][0]["id"]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        chat = client.chat.completions.with_raw_response.create(
+            model=model, messages=QUESTION, reasoning_effort="low", extra_body=OFF
+        )
+        assert chat.headers["x-banyan-ignored"] == "reasoning_effort"
+        response = client.responses.with_raw_response.create(model=model, input="ask", reasoning={"effort": "low"})
+        assert response.headers["x-banyan-ignored"] == "reasoning.effort"
+
+
 def test_requests_fail_while_the_server_is_gone(serve: Callable[..., launch.ServerProcess]) -> None:
     server = serve(say={OPEN: "42"})
     with closing(launch.start_gateway(config.HTTPConfig(socket=str(server.socket), address="0"))) as gateway:

@@ -10,6 +10,7 @@ import pytest
 from banyan.runtime.errors import ConstraintUnsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, ConstraintSpec, Fork, Gen
+from banyan.runtime.server.text.chat_template import ChatTemplate
 
 SUBMITTED = ConstraintSpec("json_schema", '{"title": "n", "type": "integer"}')
 CHECKED = ConstraintSpec("json_schema", '{"type": "integer"}')
@@ -59,6 +60,32 @@ def test_verdict_after_cancel_is_ignored(bench: Any) -> None:
     b.programs.cancel(b"me", wire.Cancel(program=0, seq=1))
     b.checks[0][-1](CHECKED)
     assert b.engine.runs == []
+
+
+OPENING = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:"
+
+
+@pytest.mark.parametrize(
+    ("source", "after", "expected"),
+    [
+        ("<think>{% if off %}</think>{% endif %}\n{% endif %}", ("</think>",), ()),  # as Qwen3.5 and GLM have it
+        ("{% if off %}<think></think>{% endif %}{% endif %}", (), ()),
+        ("{% if off %}<think>{% else %}</think>{% endif %}{% endif %}", (), ("</think>",)),  # as DeepSeek V3.1 has it
+    ],
+)
+def test_constraint_applies_after_the_reasoning_that_kwargs_open_or_close(
+    bench: Any, source: str, after: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    spec = msgspec.structs.replace(SUBMITTED, after=after)
+    gen = Gen(0, 0, msgspec.structs.replace(CONSTRAINED, constraint=spec), reasoning=wire.Reasoning())
+    for kwargs, asked in (("", after), ('{"off": true}', expected)):
+        b = bench(template=ChatTemplate(OPENING + source, {}))
+        b.submit(
+            Append(0, (wire.BeginTurn("user"), "a", wire.EndTurn(), wire.BeginTurn("assistant"))),
+            msgspec.structs.replace(gen, chat_template_kwargs=kwargs),
+        )
+        constraint = b.engine.runs[0].sampling.constraint
+        assert constraint == msgspec.structs.replace(spec, after=asked)
 
 
 @pytest.mark.parametrize("limit", ["", "x"])

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from banyan.runtime.protocol import wire
-from banyan.runtime.protocol.wire import Append, BeginTurn, EndTurn, Gen, Raw, Read, Ref, Select
+from banyan.runtime.protocol.wire import Append, BeginTurn, EndTurn, Fork, Gen, Raw, Read, Ref, Select
 from banyan.runtime.server.text import stop_patterns
+from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.prompt import unpack
 from banyan.runtime.server.text.tokenizer import TextSpan, Tokenizer
 
@@ -294,6 +295,39 @@ def test_turn_without_a_chat_template_fails(bench: Any, greedy: Sampler, role: S
     b.submit(Append(0, role.user("hi")), Gen(0, 0, greedy()))
     assert b.failed(0).code == "bad_program"
     assert "no chat template" in b.failed(0).message
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}{% endif %}"
+)
+OFF = '{"enable_thinking": false}'
+
+
+def test_each_gen_and_select_renders_the_conversation_with_its_own_kwargs(
+    bench: Any, greedy: Sampler, role: SimpleNamespace
+) -> None:
+    b = bench({"</think>": "yes<|im_end|>"}, template=ChatTemplate(THINKING, {}))
+    plain = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    b.submit(Append(0, (*role.user("hi"), BeginTurn("assistant"))), Fork(0, (1, 2)))
+    b.submit(Gen(1, 0, greedy(), chat_template_kwargs=OFF), Read(1, 1))
+    b.run()
+    assert (b.prompts(), b.text(0)) == ([f"{plain}<think></think>"], "yes")
+    assert b.text(1) == f"{plain}<think></think>yes"
+    b.submit(Append(1, (EndTurn(), *role.user("so"), BeginTurn("assistant"))), Gen(1, 2, greedy(max_tokens=1)))
+    assert b.prompts()[-1] == f"{plain}yes<|im_end|>\n<|im_start|>user\nso<|im_end|>\n<|im_start|>assistant\n"
+    b.submit(Gen(2, 3, greedy(max_tokens=1)), Select(2, 4, ("a",), chat_template_kwargs=OFF))
+    b.run()
+    assert b.prompts()[-2] == plain
+    assert b.prompts()[-1].startswith(f"{plain}<think></think>")
+
+
+def test_wrong_kwargs_fail_the_gen(bench: Any, greedy: Sampler, role: SimpleNamespace) -> None:
+    b = bench()
+    b.submit(Append(0, role.user("hi")), Gen(0, 0, greedy(), chat_template_kwargs='{"messages": []}'))
+    assert b.failed(0).code == "bad_program"
+    assert "chat_template_kwargs cannot set 'messages'" in b.failed(0).message
 
 
 # ---- select --------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 from datetime import datetime
 from pathlib import Path
@@ -98,6 +99,50 @@ def test_template_is_sandboxed() -> None:
 def test_attributes_of_a_turn_are_its_keys_and_the_safe_methods_of_a_dict() -> None:
     source = "{% set m = messages[0] %}{{ m.content }}.{{ m.tool_calls }}.{{ m.keys() | list | length }}.{{ m.clear }}"
     assert ChatTemplate(source, {}).render([ChatMessage("user", "a")]) == "a..2."
+
+
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+"""As Qwen3 has it."""
+
+
+def test_kwargs_are_variables_of_the_template() -> None:
+    template = ChatTemplate(THINKING, {})
+    off = template.with_tools((), '{"enable_thinking": false, "unknown": [1]}')
+    opened, closed = "<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    for one, end in ((template, opened), (off, closed), (template.with_tools((), '{"enable_thinking": 1}'), opened)):
+        assert one.render([ChatMessage("user", "a")], prompt=True).endswith(f"a<|im_end|>\n{end}")
+        assert one.markers(("user",), "assistant") == ("<|im_start|>user\n", f"<|im_end|>\n{end}")
+    assert template.with_tools(()) is template
+    both = ChatTemplate("{{ tools | length }}{{ x }}", {}).with_tools(("{}",), '{"x": "y"}')
+    assert both.render([]) == "1y"
+
+
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "add_generation_prompt", "documents", "strftime_now", "bos_token", "raise_exception"]
+)
+def test_kwargs_cannot_replace_what_the_template_gets(name: str) -> None:
+    with pytest.raises(BadProgram, match=f"chat_template_kwargs cannot set '{name}', which the server gives"):
+        ChatTemplate(THINKING, SPECIAL_TOKENS).with_tools((), json.dumps({"enable_thinking": False, name: 1}))
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "{", "[" * 9999, '{"a": ' * 9999])
+def test_kwargs_must_be_an_object(text: str) -> None:
+    with pytest.raises(BadProgram, match="chat_template_kwargs must be a JSON object"):
+        ChatTemplate(THINKING, {}).with_tools((), text)
+
+
+def test_kwargs_may_have_any_names() -> None:
+    template = ChatTemplate("{{ x }}{{ self is defined }}", {})
+    assert template.with_tools((), '{"x": 1, "self": 2, "a b": 3}').render([]).startswith("1")
+
+
+def test_template_that_reads_the_effort_is_known() -> None:
+    assert ChatTemplate(THINKING + "{{ reasoning_effort }}", {}).chat_markers().reads_effort
+    assert not ChatTemplate(THINKING, {}).chat_markers().reads_effort
 
 
 def test_strftime_now_uses_the_given_time() -> None:
