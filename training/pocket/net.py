@@ -15,11 +15,11 @@ class Shape:
 
     vocabulary: int = 4096
     width: int = 256
-    n_layers: int = 4
+    n_layers: int = 8
     n_heads: int = 4
     n_kv_heads: int = 2
     head_dim: int = 64
-    feed_forward: int = 512
+    feed_forward: int = 768
     max_length: int = 2048
     rope_theta: float = 10000.0
     eps: float = 1e-5

@@ -140,7 +140,7 @@ def test_the_command_prints_the_same_figures(capsys: pytest.CaptureFixture[str])
     assert bn.Capacity(**json.loads(capsys.readouterr().out)) == planned
     assert main([*command, *options]) == 0
     shown = capsys.readouterr().out
-    assert "4 layers x 2 KV heads x (64 B of K + 4 B of scales + 64 B of V + 4 B of scales) = 1,088 B" in shown
+    assert "8 layers x 2 KV heads x (64 B of K + 4 B of scales + 64 B of V + 4 B of scales) = 2,176 B" in shown
 
 
 def test_the_command_plans_attention_sinks(capsys: pytest.CaptureFixture[str]) -> None:
