@@ -58,7 +58,9 @@ class Session:
         return data
 
     def send(self, data: bytes) -> None:
-        """Queue a message for the server."""
+        """Queue a message for the server. No effect once the session is closed."""
+        if self._socket.closed:
+            return
         with contextlib.suppress(zmq.Again):  # the server is gone, which the monitor reports
             self._socket.send(data, zmq.NOBLOCK)
         self._take()  # sending may consume the event of an arrival
@@ -66,10 +68,11 @@ class Session:
     def keep_alive(self) -> None:
         """Send heartbeats from now on. Banyan's own client sends them itself."""
         self.send(wire.encode(wire.Ping()))
-        self._timer = self._loop.call_later(ipc.HEARTBEAT, self.keep_alive)
+        if not self.is_over:
+            self._timer = self._loop.call_later(ipc.HEARTBEAT, self.keep_alive)
 
     async def messages(self) -> list[bytes]:
-        """Wait until messages arrive, and return all that have. []: the server is gone."""
+        """Wait until messages arrive, and return all that have. []: the server is gone, or too many waited."""
         while not (self._arrived or self.is_over):
             self._waiter = self._loop.create_future()
             await self._waiter
@@ -82,10 +85,14 @@ class Session:
             return
         is_gone = self._is_watched and ipc.drain(self._monitor)
         with contextlib.suppress(zmq.Again):
-            while True:
+            while self._n_waiting <= MAX_WAITING:
                 self._arrived.append(data := self._socket.recv(zmq.NOBLOCK))
                 self._n_waiting += len(data)
-        if is_gone or self._n_waiting > MAX_WAITING:
+        if self._n_waiting > MAX_WAITING:
+            self._arrived.clear()
+            self.close()  # now: its response, which waits for the client too, may end minutes later
+            self._wake()
+        elif is_gone:
             self.end()
         elif self._arrived:
             self._wake()
@@ -100,7 +107,9 @@ class Session:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Disconnect: the server ends the programs of the session."""
+        """Disconnect: the server ends the programs of the session. Idempotent."""
+        if self._socket.closed:
+            return
         for one in (self._socket, self._monitor):
             self._loop.remove_reader(one.fileno())
         self.is_over = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -9,21 +10,24 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client.client import Client, connect
 from banyan.runtime.client.program_futures import ProgramHandle
-from banyan.runtime.protocol import http_frames, wire
+from banyan.runtime.gateway.programs import sessions
+from banyan.runtime.protocol import http_frames, ipc, wire
 from raw_http import connect as connect_raw
 from raw_http import encode, status
 from raw_http import post as post_raw
-from waits import wait_until
+from waits import wait_until, wait_until_async
 from wire_fuzz import SURROGATE, ClientModel, Values
 from wire_fuzz import encode as pack_message
 
@@ -292,6 +296,36 @@ def test_hung_up_reader_frees_its_program(url: str, over_socket: bn.RuntimeEndpo
     response.fp.raw._sock.shutdown(socket.SHUT_RDWR)
     response.close()
     wait_until(lambda: "held" not in running(over_socket), "its end")
+
+
+def test_a_client_that_does_not_read_loses_its_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MAX_WAITING", 1000)
+
+    async def run() -> None:
+        with zmq.Context() as context:
+            server, lock = ipc.listen(context, tmp_path / "private" / "socket", 1 << 20)
+            session = sessions.Session(context, tmp_path / "private" / "socket", "")
+            session.send(b"hello")
+            await wait_until_async(lambda: server.poll(0), "the client")
+            client, _ = server.recv_multipart()
+
+            def is_lost() -> bool:
+                try:
+                    server.send_multipart([client, b"x" * 600])
+                except zmq.ZMQError as e:
+                    return e.errno == zmq.EHOSTUNREACH
+                return False
+
+            await wait_until_async(is_lost, "the end of its connection")
+            assert session.is_over
+            assert await session.messages() == []
+            session.send(b"more")
+            session.keep_alive()
+            session.close()
+            server.close()
+            lock.release()
+
+    asyncio.run(run())
 
 
 # ---- fuzzed requests -------------------------------------------------------------------------------------------------
