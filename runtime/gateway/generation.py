@@ -12,6 +12,7 @@ from banyan.runtime.gateway.endpoint import HTTPRequest
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.openai.chat_types import AllowedTools, NamedTool, ToolChoice, ToolSpec
 from banyan.runtime.protocol import wire
+from banyan.runtime.protocol.http_frames import MAX_BODY
 from banyan.runtime.protocol.limits import MAX_NAME, MAX_SPEC, MAX_TEMPLATE_KWARGS, MAX_TOOLS
 from banyan.runtime.protocol.roles import ASSISTANT
 
@@ -79,6 +80,20 @@ def template_kwargs(chat: wire.ChatMarkers, given: dict[str, Any] | None, effort
         reason = f"chat_template_kwargs takes {len(text)} characters; at most {MAX_TEMPLATE_KWARGS} are allowed"
         raise HTTPError(400, reason, param="chat_template_kwargs")
     return text
+
+
+def check_copies(gen: wire.Gen, n: int) -> None:
+    """Check that `n` outputs of `gen`, each sent with a copy of its options, take no more than a body may. HTTPError:
+    they take more."""
+    if n == 1:
+        return
+    try:
+        n_bytes = n * len(wire.encode(gen))
+    except (OverflowError, UnicodeEncodeError):
+        return  # the client refuses it, and says what is wrong
+    if n_bytes > MAX_BODY:
+        text = f"the options of {n} outputs take {n_bytes} bytes; {MAX_BODY} are the most. Ask for fewer at once"
+        raise HTTPError(400, text, param="n")
 
 
 def gens(gen: wire.Gen, n: int, child: int = 1) -> list[wire.Op]:

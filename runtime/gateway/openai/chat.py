@@ -10,7 +10,15 @@ from msgspec.structs import replace
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.generation import chat_markers, gens, limits_of, reasoning_end, template_kwargs, tools_of
+from banyan.runtime.gateway.generation import (
+    chat_markers,
+    check_copies,
+    gens,
+    limits_of,
+    reasoning_end,
+    template_kwargs,
+    tools_of,
+)
 from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import IGNORED, ChatRequest
@@ -69,6 +77,7 @@ def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:
         adapter=adapter,
         chat_template_kwargs=template_kwargs(chat, body.chat_template_kwargs, body.reasoning_effort),
     )
+    check_copies(gen, n)
     limits = limits_of(request, body.priority, body.cache_salt, body.prompt_cache_key, body.user)
     ops = (wire.Append(0, parts), *gens(gen, n))
     return ModelCall.start(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.generation import gens, limits_of
+from banyan.runtime.gateway.generation import check_copies, gens, limits_of
 from banyan.runtime.gateway.info import adapter_of
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import CompletionRequest, TokenId
@@ -57,13 +57,14 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
     n_prompts = len(prompts)
     ops: list[wire.Op] = [wire.Fork(0, tuple(range(1, n_prompts + 1)))] if n_prompts > 1 else []
     n_choices = n_prompts * n
+    gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), adapter=adapter)
+    check_copies(gen, n_choices)
     for k, parts in enumerate(prompts):
         state = k + 1 if n_prompts > 1 else 0
         ops.append(wire.Append(state, parts))
         if body.echo:
             ops.append(wire.Read(state, n_choices + k))
-        gen = wire.Gen(state, k * n, sampling, stream=bool(body.stream), adapter=adapter)
-        ops += gens(gen, n, n_prompts + 1 + k * n)
+        ops += gens(replace(gen, state=state, ref=k * n), n, n_prompts + 1 + k * n)
     limits = limits_of(request, body.priority, body.cache_salt, body.user)
     refs = range(n_choices + n_prompts * bool(body.echo))
     mailbox, is_stream = request.gateway.mailbox, bool(body.stream)

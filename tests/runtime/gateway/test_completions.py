@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import closing
 from typing import Any
 
 import openai
 import pytest
 
+from banyan.runtime import launch
+from banyan.runtime.client import client
+from banyan.runtime.gateway.endpoint import Handler, HTTPRequest
+from banyan.runtime.gateway.errors import HTTPError
+from banyan.runtime.gateway.gateway import Gateway
+from banyan.runtime.gateway.keys import Keys
+from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai import chat, completions
 from forms import in_short
 from raw_http import post
 
@@ -122,3 +132,25 @@ def test_fields_that_routers_fill_in_are_accepted_with_their_defaults(openai_cli
     for name, value in filled.items():
         with pytest.raises(openai.BadRequestError, match="must be"):
             create(openai_client, extra_body={name: not value})
+
+
+@pytest.mark.parametrize(
+    ("handle", "body"),
+    [
+        (completions.create, {"prompt": ["a"] * 1024, "n": 128, "stop": [f"{k:01024}" for k in range(64)]}),
+        (chat.create, {"messages": [{"role": "user", "content": "x"}], "n": 128, "regex": "a" * 300_000}),
+    ],
+)
+def test_options_are_not_copied_without_limit(
+    pocket: launch.ServerProcess, monkeypatch: pytest.MonkeyPatch, handle: Handler, body: Any
+) -> None:
+    def start(*_: Any, **__: Any) -> None:
+        raise AssertionError("a program that takes gigabytes")
+
+    monkeypatch.setattr(ModelCall, "start", start)
+    with closing(client.connect(pocket.socket)) as found, asyncio.Runner() as runner:
+        gateway = Gateway(found, Keys(), runner.get_loop())
+        data = json.dumps({"model": "pocket", **body}).encode()
+        with pytest.raises(HTTPError, match="outputs"):
+            runner.run(handle(HTTPRequest(gateway, "", found, {}, {}, b"", data)))  # type: ignore[arg-type]
+        gateway.sessions._context.term()
