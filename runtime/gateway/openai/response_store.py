@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
+
+import msgspec
 
 from banyan.runtime.client.client import Client
 from banyan.runtime.client.program_futures import ProgramHandle
@@ -27,7 +29,7 @@ SHARE = 0.25
 @dataclass
 class Conversation:
     """A program that later responses can continue. client: the connection to which the program belongs. states, refs:
-    the next free numbers. n_bytes: texts and images that the server keeps for it."""
+    the next free numbers. n_bytes: its turns, which the server keeps too."""
 
     client: Client
     program: ProgramHandle
@@ -35,18 +37,18 @@ class Conversation:
     refs: count[int] = field(default_factory=count)
     n_bytes: int = 0
 
-    def hold(self, parts: Iterable[wire.Part]) -> None:
-        """Count the parts of a prompt that is sent to the server."""
-        for part in parts:
-            if isinstance(part, str | wire.Image):
-                self.n_bytes += len(part.encode(errors="replace") if isinstance(part, str) else part.data)
+    def hold(self, turns: Sequence[ChatTurn]) -> None:
+        """Count turns that are sent to the server, or that the model wrote."""
+        self.n_bytes += len(msgspec.json.encode(turns))
 
 
 class StoredResponse:
-    """A response that may be retrieved or continued. turns: the conversation, including the response's output."""
+    """A response that may be retrieved or continued. turns: the conversation, including the response's output.
+    n_bytes: what the payload takes here."""
 
     def __init__(self, tenant: str, payload: dict[str, Any], turns: list[ChatTurn], instructions: str | None) -> None:
         self.tenant, self.payload, self.turns, self.instructions = tenant, payload, turns, instructions
+        self.n_bytes = 0
         self.conversation: Conversation | None = None
         self.state = 0
         """The number of the conversation's state that ends with this output."""
@@ -75,7 +77,7 @@ class ResponseStore:
 
     def put(self, stored: StoredResponse) -> None:
         """Keep a response. Drops the least recently used: of all tenants above MAX_STORED, and of this tenant while its
-        conversations take too much of what the server keeps for one client."""
+        conversations, or its payloads, take too much of what the server keeps for one client."""
         self._stored[stored.payload["id"]] = stored
         while len(self._stored) > MAX_STORED:
             self._drop(next(iter(self._stored.values())))
@@ -88,9 +90,12 @@ class ResponseStore:
             self._drop(one)
 
     def _held(self, tenant: str) -> int:
-        """The bytes of all conversations of a tenant."""
-        found = (one.conversation for one in self._stored.values() if one.tenant == tenant)
-        return sum({id(one): one.n_bytes for one in found if one is not None}.values())
+        """The bytes of all conversations of a tenant, or of all payloads if these are more."""
+        found = [one for one in self._stored.values() if one.tenant == tenant]
+        conversations = {
+            id(one.conversation): one.conversation.n_bytes for one in found if one.conversation is not None
+        }
+        return max(sum(conversations.values()), sum(one.n_bytes for one in found))
 
     def _drop(self, stored: StoredResponse) -> None:
         del self._stored[stored.payload["id"]]

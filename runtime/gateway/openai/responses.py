@@ -11,6 +11,8 @@ from itertools import count
 from typing import Any
 from urllib.parse import parse_qsl
 
+import msgspec
+
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
@@ -149,6 +151,7 @@ class ResponseRun:
         new = turns_of(body.input)
         turns = [*(before.turns if before is not None else ()), *new]
         self._stored = StoredResponse(request.tenant, self.payload, turns, body.instructions)
+        self._stored.n_bytes = len(request.body)  # the payload repeats most of it
         self._numbers = count()
         try:
             self._call = self._start(before, new)
@@ -186,15 +189,17 @@ class ResponseRun:
             stored.writer = before.writer.copy()
             end = (wire.EndTurn(),) if before.is_open else ()
             parts = (*end, *stored.writer.parts(new))
+            conversation.hold(new)
             ops = [wire.Fork(before.state, (stored.state,))]
         else:
             program = request.client.program("response")
             conversation = stored.conversation = Conversation(request.client, program)
             stored.writer = PromptWriter(chat)
-            parts = stored.writer.parts([*_system(body), *stored.turns])
+            turns = [*_system(body), *stored.turns]
+            parts = stored.writer.parts(turns)
+            conversation.hold(turns)
             limits = limits_of(request, None, None, body.prompt_cache_key, body.user)
             ops = []
-        conversation.hold(parts)
         self._ref = next(conversation.refs)
         gen = wire.Gen(
             *(stored.state, self._ref, sampling),
@@ -265,7 +270,6 @@ class ResponseRun:
             turn = ChatTurn(role=ASSISTANT, content=sample.text)
             assert stored.writer is not None
             assert stored.conversation is not None
-            stored.conversation.hold((sample.text,))
             for item in calls:
                 stored.writer.know(item["name"], item["call_id"])
             if calls:
@@ -276,6 +280,8 @@ class ResponseRun:
                     for item in calls
                 ]
             stored.turns.append(turn)
+            stored.conversation.hold([turn])
+            stored.n_bytes += len(msgspec.json.encode(self.payload["output"]))
             stored.is_open = not calls
             self._request.gateway.responses.put(stored)
             self._call.keeps_state = True

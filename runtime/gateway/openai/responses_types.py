@@ -32,6 +32,11 @@ from banyan.runtime.gateway.openai.chat_types import (
 )
 from banyan.runtime.protocol.roles import ASSISTANT
 
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+"""With the limits of OpenAI."""
+
 
 class InputText(Body, tag="input_text", tag_field="type"):
     text: str
@@ -164,7 +169,7 @@ class ResponseRequest(ResponsePrompt, kw_only=True):
     stream_options: ResponseStreamOptions | None = None
     background: bool | None = None
     store: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Metadata | None = None
     user: str | None = None
     prompt_cache_key: str | None = None
     # Accepted without effect; a header of the response names them.

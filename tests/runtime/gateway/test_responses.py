@@ -206,13 +206,30 @@ def test_states_that_no_response_can_continue_are_dropped(
     wait_until(lambda: dropped(7) == [0, 1, 2, 3, 4, 5], "the drop of the evicted ones", seen=lambda: dropped(7))
 
 
+LONG = "word " * 60_000
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"input": LONG},
+        {"tools": [CALCULATOR | {"description": LONG}], "tool_choice": "none"},
+        {
+            "input": [
+                {"role": "user", "content": "Hi"},
+                {"type": "function_call", "call_id": "a", "name": "f", "arguments": json.dumps({"x": LONG})},
+                {"type": "function_call_output", "call_id": "a", "output": "1"},
+            ]
+        },
+    ],
+    ids=["text", "tools", "arguments"],
+)
 def test_stored_responses_leave_room_for_other_requests(
-    serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path]
+    serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path], options: Any
 ) -> None:
     (fake_model() / "chat_template.jinja").write_text(wire_fuzz.TEMPLATE)
-    text = "word " * 60_000
     with endpoints(serve({"max_client": 1 << 20}, context=1 << 19)) as found:
-        made = [found.create(model="model", input=text)["id"] for _ in range(6)]
+        made = [found.create(model="model", **options)["id"] for _ in range(6)]
         assert found.create(model="model", previous_response_id=made[-1])["status"] == "completed"
         with pytest.raises(HTTPError, match="there is no response"):
             found.delete(made[0])
@@ -227,6 +244,8 @@ def test_stored_responses_leave_room_for_other_requests(
         ({"given": [{"content": "x"}]}, "input[0].role"),
         ({"background": True, "stream": True}, "background"),
         ({"top_logprobs": 21}, "top_logprobs"),
+        ({"metadata": {str(k): "x" for k in range(17)}}, "metadata"),
+        ({"metadata": {"a": "x" * 513}}, "metadata[...]"),
     ],
 )
 def test_errors_name_the_field(openai_client: openai.OpenAI, options: Any, param: str) -> None:
