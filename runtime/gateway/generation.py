@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from banyan.runtime.gateway.endpoint import HTTPRequest
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.openai.chat_types import AllowedTools, NamedTool, ToolChoice, ToolSpec
+from banyan.runtime.gateway.openai.chat_types import AllowedTools, ChatTurn, NamedTool, ToolChoice, ToolSpec
+from banyan.runtime.gateway.prompt import contents
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.http_frames import MAX_BODY
 from banyan.runtime.protocol.limits import MAX_NAME, MAX_SPEC, MAX_TEMPLATE_KWARGS, MAX_TOOLS
@@ -25,9 +26,12 @@ def chat_markers(request: HTTPRequest) -> wire.ChatMarkers:
     return chat
 
 
-def reasoning_end(chat: wire.ChatMarkers) -> str:
-    """The mark that ends the reasoning, if each output begins inside the reasoning; else ""."""
+def reasoning_end(chat: wire.ChatMarkers, begun: ChatTurn | None = None) -> str:
+    """The mark that ends the reasoning, if the output begins inside the reasoning; else "". begun: the turn that the
+    output continues, if the client began it."""
     marks, opened = chat.reasoning, chat.roles.get(ASSISTANT, ("", ""))[0]
+    if begun is not None:  # text after the start mark: the server, too, takes the output for the answer
+        opened += "".join(part for part in contents(begun.content, "") if isinstance(part, str))
     return marks.end if marks is not None and opened.rstrip().endswith(marks.start) else ""
 
 

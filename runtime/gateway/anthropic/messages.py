@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai.chat_types import ChatTurn
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import overridden, schema_constraint, strings_of
 from banyan.runtime.protocol import wire
@@ -53,21 +54,25 @@ async def count(request: HTTPRequest) -> Reply:
     body = decode(request.body, CountRequest)
     await adapter_of(request, body.model)
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
-    n = await count_tokens(request, _prompt(request, body), tools)
+    n = await count_tokens(request, _prompt(request, body.turns), tools)
     return json_reply({"input_tokens": n}, headers=ignored(body, (*PROMPT_IGNORED, "thinking")))
 
 
-def _prompt(request: HTTPRequest, body: CountRequest) -> tuple[wire.Part, ...]:
+def _prompt(request: HTTPRequest, turns: Sequence[ChatTurn]) -> tuple[wire.Part, ...]:
     """The conversation up to the place where the output begins: a new turn, or the end of a turn that the client
     began."""
-    turns = body.turns
-    goes_on = turns[-1].role == ASSISTANT and not turns[-1].tool_calls
+    goes_on = _begun(turns) is not None
     parts = PromptWriter(chat_markers(request)).parts(turns, leaves_open=goes_on)
     return parts if goes_on else (*parts, wire.BeginTurn(ASSISTANT))
 
 
+def _begun(turns: Sequence[ChatTurn]) -> ChatTurn | None:
+    """The turn that the output continues, if the client began it."""
+    return turns[-1] if turns[-1].role == ASSISTANT and not turns[-1].tool_calls else None
+
+
 def _start(request: HTTPRequest, body: MessageRequest, adapter: str) -> ModelCall:
-    chat, welcome = chat_markers(request), request.client.welcome
+    chat, welcome, turns = chat_markers(request), request.client.welcome, body.turns
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
     sampling = overridden(
         welcome.sampling,
@@ -76,10 +81,10 @@ def _start(request: HTTPRequest, body: MessageRequest, adapter: str) -> ModelCal
         top_p=body.top_p,
         top_k=body.top_k or None,
         stop=strings_of(body.stop_sequences, "stop_sequences"),
-        constraint=schema_constraint(body.chat_format, reasoning_end(chat)),
+        constraint=schema_constraint(body.chat_format, reasoning_end(chat, _begun(turns))),
     )
     gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=chat.reasoning, tools=tools, adapter=adapter)
-    ops = (wire.Append(0, _prompt(request, body)), gen)
+    ops = (wire.Append(0, _prompt(request, turns)), gen)
     limits = limits_of(request, None, None, body.metadata.user_id if body.metadata is not None else None)
     return ModelCall.start(
         request.client, request.gateway.mailbox, ops, (0,),

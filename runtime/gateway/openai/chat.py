@@ -62,7 +62,9 @@ def _start(request: HTTPRequest, body: ChatRequest, adapter: str) -> ModelCall:
         sampling_of(body, welcome.sampling, n_most),
         logprobs=bool(body.logprobs),
         top_logprobs=body.top_logprobs or 0,
-        constraint=constraint_of(body, body.response_format, reasoning_end(chat)),
+        constraint=constraint_of(
+            body, body.response_format, reasoning_end(chat, body.messages[-1] if _goes_on(body) else None)
+        ),
     )
     tools = tools_of(body.tools, body.tool_choice, body.parallel_tool_calls)
     parts = PromptWriter(chat).parts(body.messages, leaves_open=_goes_on(body))

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from contextlib import closing
 from typing import Any
 
 import openai
 import pytest
 
 from banyan.runtime import launch
-from banyan.runtime.client import client
-from banyan.runtime.gateway.endpoint import Handler, HTTPRequest
+from banyan.runtime.gateway.endpoint import Handler
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.gateway import Gateway
-from banyan.runtime.gateway.keys import Keys
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai import chat, completions
 from forms import in_short
+from gateway_in_process import handled
 from raw_http import post
 
 PROMPT = "<|im_start|>user\nHi, who are you?<|im_end|>\n<|im_start|>assistant\n"
@@ -148,9 +144,5 @@ def test_options_are_not_copied_without_limit(
         raise AssertionError("a program that takes gigabytes")
 
     monkeypatch.setattr(ModelCall, "start", start)
-    with closing(client.connect(pocket.socket)) as found, asyncio.Runner() as runner:
-        gateway = Gateway(found, Keys(), runner.get_loop())
-        data = json.dumps({"model": "pocket", **body}).encode()
-        with pytest.raises(HTTPError, match="outputs"):
-            runner.run(handle(HTTPRequest(gateway, "", found, {}, {}, b"", data)))  # type: ignore[arg-type]
-        gateway.sessions._context.term()
+    with pytest.raises(HTTPError, match="outputs"):
+        handled(pocket, handle, body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -11,6 +11,13 @@ import openai
 import pytest
 
 from banyan.runtime import config, launch
+from banyan.runtime.errors import BadProgram
+from banyan.runtime.gateway.anthropic import messages
+from banyan.runtime.gateway.endpoint import Handler
+from banyan.runtime.gateway.model_call import ModelCall
+from banyan.runtime.gateway.openai import chat
+from banyan.runtime.protocol import wire
+from gateway_in_process import handled
 from raw_http import post
 from waits import wait_until
 
@@ -156,6 +163,43 @@ def test_effort_is_ignored_by_a_template_that_does_not_read_it(url: str) -> None
         assert chat.headers["x-banyan-ignored"] == "reasoning_effort"
         response = client.responses.with_raw_response.create(model=model, input="ask", reasoning={"effort": "low"})
         assert response.headers["x-banyan-ignored"] == "reasoning.effort"
+
+
+OPENED = TEMPLATE.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
+SCHEMA = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("begun", "after"),
+    [(None, "</think>"), ("", "</think>"), ("{", ""), ("x<think>\n", "</think>")],
+)
+@pytest.mark.parametrize(
+    ("handle", "options"),
+    [
+        (chat.create, {"response_format": {"type": "json_object"}}),
+        (messages.create, {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}, "max_tokens": 9}),
+    ],
+)
+def test_a_constraint_applies_after_the_reasoning_that_the_output_begins_with(
+    serve_once: Callable[..., launch.ServerProcess], monkeypatch: pytest.MonkeyPatch, handle: Handler,
+    options: dict[str, Any], begun: str | None, after: str,
+) -> None:  # fmt: skip
+    found: list[wire.Gen] = []
+
+    def start(client: Any, mailbox: Any, ops: Sequence[wire.Op], *_: Any, **__: Any) -> None:
+        found.extend(op for op in ops if isinstance(op, wire.Gen))
+        raise BadProgram("seen")
+
+    monkeypatch.setattr(ModelCall, "start", start)
+    body = {"messages": QUESTION, **options}
+    if begun is not None:
+        body["messages"] = [*QUESTION, {"role": "assistant", "content": begun}]
+        body |= {"continue_final_message": True} if handle is chat.create else {}
+    with pytest.raises(BadProgram, match="seen"):
+        handled(serve_once(OPENED, say={OPEN: "42"}), handle, body)
+    (gen,) = found
+    assert gen.sampling.constraint is not None
+    assert gen.sampling.constraint.after == ((after,) if after else ())
 
 
 def test_requests_fail_while_the_server_is_gone(serve: Callable[..., launch.ServerProcess]) -> None:
