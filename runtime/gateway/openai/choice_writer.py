@@ -100,7 +100,9 @@ async def stream(call: ModelCall, writer: ChoiceWriter) -> AsyncGenerator[bytes,
     """The events of a call. Pieces that arrive together are sent together."""
     async with call:
         while arrived := await call.arrivals():
-            yield b"".join([writer.chunk(ref, item) for ref, item in arrived])
+            # Not if it is empty, as for the prompt of an echo: the headers go with the first piece.
+            if data := b"".join([writer.chunk(ref, item) for ref, item in arrived]):
+                yield data
         yield writer.end()
 
 

@@ -130,6 +130,12 @@ def test_fields_that_routers_fill_in_are_accepted_with_their_defaults(openai_cli
             create(openai_client, extra_body={name: not value})
 
 
+@pytest.mark.parametrize("wrong", [{"prompt": "word " * 3000}, {"regex": "("}])
+def test_an_error_after_the_echo_has_its_own_status(openai_client: openai.OpenAI, wrong: Any) -> None:
+    with pytest.raises(openai.BadRequestError):
+        create(openai_client, echo=True, stream=True, extra_body=wrong)
+
+
 @pytest.mark.parametrize(
     ("handle", "body"),
     [
