@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -121,10 +122,12 @@ def limits_of(
 ) -> wire.ProgramLimits | None:
     """The limits of a program. salt: the salt that the client gave, if any. users: the request's fields about its end
     user; if users are isolated, the first one that is set becomes part of the salt."""
-    if request.gateway.isolates_users:
-        salt = "/".join(filter(None, (salt, next(filter(None, users), None))))
-    if not priority and not salt:
-        return None
     if len(salt or "") > MAX_NAME:
         raise HTTPError(400, f"cache_salt has more than {MAX_NAME} characters", param="cache_salt")
+    if request.gateway.isolates_users:
+        pair = [salt or "", next(filter(None, users), "")]
+        # a digest, so that no salt equals another pair, and a user may be long
+        salt = blake2b(msgspec.json.encode(pair), digest_size=32).hexdigest() if any(pair) else ""
+    if not priority and not salt:
+        return None
     return wire.ProgramLimits(priority=priority or 0, salt=salt or "")

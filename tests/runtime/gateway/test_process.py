@@ -59,8 +59,9 @@ def test_it_takes_the_token_of_an_operator(token_file: Callable[..., str], text:
 
 
 def test_tenants_and_users_share_no_kv(guarded: str) -> None:
-    def n_cached(key: str, user: str) -> int:
-        body = SHORT | {"user": user, "messages": [{"role": "user", "content": "Is KV of tenants apart?"}]}
+    def n_cached(key: str, user: str, salt: str = "") -> int:
+        body = SHORT | {"messages": [{"role": "user", "content": "Is KV of tenants apart?"}]}
+        body |= {"user": user, "cache_salt": salt}
         found, data = post(guarded, PATH, body, bearer(key))
         assert found == 200, data
         return int(json.loads(data)["usage"]["prompt_tokens_details"]["cached_tokens"])
@@ -70,6 +71,8 @@ def test_tenants_and_users_share_no_kv(guarded: str) -> None:
     assert n_cached(ann, "1") > 5
     assert n_cached("other-key-of-ann-0123", "1") > 5
     assert n_cached(ann, "2") == n_cached(bob, "1") == 0
+    assert [n_cached(ann, *one) for one in (("c", "a/b"), ("b/c", "a"), ("a/b/c", ""), ("", "a/b/c"))] == [0] * 4
+    assert n_cached(ann, "b/c", "a") > 5
 
 
 def test_a_response_belongs_to_its_tenant(guarded: str) -> None:
