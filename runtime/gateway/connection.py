@@ -20,13 +20,15 @@ WRITE_SECONDS = 300.0
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. A client that sends endless or slow headers loses it."""
+    """One connection. A client that sends endless or slow headers loses it. A request that comes before the response to
+    the last one (pipelining) is dropped, and that response is the last."""
 
     _timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _n_header_bytes = 0  # bytes that arrived before the headers were complete
     _n_parsed = 0  # how many of these bytes are in complete lines
     _is_reading_headers = True
+    _is_deaf = False  # whether nothing more is read
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -46,6 +48,8 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
         if self._is_reading_headers:
             self._n_header_bytes += len(data)
             if self._timer is None:
@@ -56,8 +60,17 @@ class Connection(HttpToolsProtocol):
             self.send_400_response("The headers are too long.")
 
     def on_message_begin(self) -> None:
+        # uvicorn would stop reading until the response is complete, and so notice no hang-up.
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive, self._is_deaf = False, True
+            self._disarm()
+            raise ValueError("a request before the response to the last one")
         super().on_message_begin()
         self._is_reading_headers, self._n_parsed = True, 0
+
+    def send_400_response(self, msg: str) -> None:
+        if not self._is_deaf:  # the response to the last request may have begun
+            super().send_400_response(msg)
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))

@@ -119,3 +119,44 @@ def test_broken_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -
 
     asyncio.run(send())
     assert caplog.messages == []
+
+
+async def pipelined(is_answered: bool) -> tuple[list[str], bytes]:
+    """What the application sees of two requests that come at once, and what the client gets. Without an answer to the
+    first one the client hangs up."""
+    seen: list[str] = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["path"])
+        if is_answered:
+            await asyncio.sleep(0.05)
+            await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body"})
+            return
+        await application(scope, receive, send)
+        seen.append("hung up")
+
+    state, loop = ServerState(), asyncio.get_running_loop()
+    config = uvicorn.Config(answer, **connection.settings())
+    server = await loop.create_server(lambda: connection.Connection(config, state, {}), "127.0.0.1", 0)
+    data = b""
+    with socket.socket() as client:
+        client.setblocking(False)
+        await loop.sock_connect(client, server.sockets[0].getsockname())
+        for path in (b"/1", b"/2"):
+            await loop.sock_sendall(
+                client, b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}" % path
+            )
+        await wait_until_async(lambda: seen, "the first request")
+        while is_answered and (got := await loop.sock_recv(client, 1 << 16)):
+            data += got
+    if not is_answered:
+        await wait_until_async(lambda: "hung up" in seen, "the hang-up", seconds=5.0)
+    server.close()
+    return seen, data
+
+
+def test_a_request_before_the_response_to_the_last_one_is_dropped() -> None:
+    assert asyncio.run(pipelined(False)) == (["/1", "hung up"], b"")
+    seen, data = asyncio.run(pipelined(True))
+    assert (seen, data.count(b"HTTP/1.1 200"), data.count(b"connection: close")) == (["/1"], 1, 1)
