@@ -28,6 +28,7 @@ from banyan.runtime.gateway.openai.choice_writer import (
     finish_reason,
     spelled,
     stream,
+    with_text,
 )
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
@@ -112,13 +113,15 @@ class ChatWriter(ChoiceWriter):
                 return b""
             return self._choice(index, {"reasoning_content": delta.text, "reasoning": delta.text})
         if self._has_logprobs:
-            return self._choice(index, {"content": delta.text}, logprobs=logprobs_of(delta.logprobs))
+            tokens = self._shown[index].take(delta.text, delta.logprobs)
+            return self._choice(index, {"content": delta.text}, logprobs=logprobs_of(tokens))
         return self._text(index, delta.text)
 
     def _last(self, index: int, sample: wire.Sample) -> bytes:
         calls = [{"index": k, **one} for k, one in enumerate(calls_of(sample))]
         data = self._choice(index, {"tool_calls": calls}) if calls else b""
-        return data + self._choice(index, {}, finish_reason(sample))
+        rest = self._shown[index].rest(sample)
+        return data + self._choice(index, {}, finish_reason(sample), logprobs_of(rest) if rest else None)
 
     def _output(self, index: int, value: wire.Value) -> dict[str, Any]:
         sample = value.samples[0]
@@ -128,7 +131,7 @@ class ChatWriter(ChoiceWriter):
             message["tool_calls"] = calls_of(sample)
         if sample.reasoning:
             message |= {"reasoning_content": sample.reasoning, "reasoning": sample.reasoning}
-        of_content = sample.logprobs[value.usage.reasoning :]
+        of_content = with_text(sample, sample.logprobs[value.usage.reasoning :])
         return {"message": message, "logprobs": logprobs_of(of_content) if self._has_logprobs else None}
 
 

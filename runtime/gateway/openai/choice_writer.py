@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +28,48 @@ def check_stream_options(body: SamplingFields) -> None:
         raise HTTPError(400, "stream_options needs stream: true", param="stream_options")
 
 
+class TextOffset:
+    """An offset in a text, in characters. A character whose bytes are in several tokens ends with the last of them."""
+
+    def __init__(self) -> None:
+        self.n_chars = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def move(self, data: bytes) -> None:
+        """Move behind these bytes."""
+        self.n_chars += len(self._decoder.decode(data))
+
+
+class ShownTokens:
+    """Finds the tokens of an output that have text in it. Those of a stop come with the text before it, if the engine
+    made both in one step, but have no text in the output."""
+
+    def __init__(self) -> None:
+        self._text, self._end = TextOffset(), 0  # of the tokens taken, and of the text
+        self._waiting: tuple[wire.TokenLogprob, ...] = ()
+
+    def take(self, text: str, tokens: tuple[wire.TokenLogprob, ...]) -> tuple[wire.TokenLogprob, ...]:
+        """Take more text, and the tokens that came with it. Returns those that begin before the end of the text."""
+        tokens, n = self._waiting + tokens, 0
+        self._end += len(text)
+        while n < len(tokens) and self._text.n_chars < self._end:
+            _, its_bytes, _ = next(spelled(tokens[n]))
+            self._text.move(its_bytes)
+            n += 1
+        self._waiting = tokens[n:]
+        return tokens[:n]
+
+    def rest(self, sample: wire.Sample) -> tuple[wire.TokenLogprob, ...]:
+        """The tokens after the text that are not those of a stop, such as control tokens."""
+        return () if isinstance(sample.matched, str) else self._waiting
+
+
+def with_text(sample: wire.Sample, tokens: tuple[wire.TokenLogprob, ...]) -> tuple[wire.TokenLogprob, ...]:
+    """`tokens`, those of the text of `sample`, without the tokens of a stop that ended it."""
+    shown = ShownTokens()
+    return shown.take(sample.text, tokens) + shown.rest(sample)
+
+
 class ChoiceWriter(ABC):
     """Writes one response, whole or in chunks. The fixed part of chunks is encoded once."""
 
@@ -43,6 +87,7 @@ class ChoiceWriter(ABC):
         self._before, after = (b"," + text).split(b"%s")
         self._after = after + b',"logprobs":null,"finish_reason":null' + self._suffix
         self._begun: set[int] = set()
+        self._shown: defaultdict[int, ShownTokens] = defaultdict(ShownTokens)
         self._usages: dict[int, wire.TokenUsage] = {}
 
     @abstractmethod

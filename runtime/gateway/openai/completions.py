@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import math
 from array import array
 from collections import defaultdict
@@ -20,10 +19,12 @@ from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import CompletionRequest, TokenId
 from banyan.runtime.gateway.openai.choice_writer import (
     ChoiceWriter,
+    TextOffset,
     check_stream_options,
     finish_reason,
     spelled,
     stream,
+    with_text,
 )
 from banyan.runtime.gateway.sampling import constraint_of, sampling_of
 from banyan.runtime.protocol import wire
@@ -108,7 +109,7 @@ class CompletionWriter(ChoiceWriter):
         self._n_choices = n_choices
         self._prompts: dict[int, str] = {}
         self._has_logprobs = body.logprobs is not None
-        self._offsets: defaultdict[int, _TextOffset] = defaultdict(_TextOffset)
+        self._offsets: defaultdict[int, TextOffset] = defaultdict(TextOffset)
         """Choice -> the offset behind its tokens so far. (The text sent may be shorter, since text that may begin a
         stop waits.)"""
 
@@ -131,21 +132,24 @@ class CompletionWriter(ChoiceWriter):
     def _more(self, index: int, delta: wire.Delta) -> bytes:
         if not self._has_logprobs:
             return self._text(index, delta.text)
-        return self._choice(index, delta.text, logprobs=self._logprobs(delta.logprobs, self._offsets[index]))
+        tokens = self._shown[index].take(delta.text, delta.logprobs)
+        return self._choice(index, delta.text, logprobs=self._logprobs(tokens, self._offsets[index]))
 
     def _last(self, index: int, sample: wire.Sample) -> bytes:
-        return self._choice(index, "", finish_reason(sample))
+        rest = self._shown[index].rest(sample)
+        logprobs = self._logprobs(rest, self._offsets[index]) if rest else None
+        return self._choice(index, "", finish_reason(sample), logprobs)
 
     def _output(self, index: int, value: wire.Value) -> dict[str, Any]:
         sample = value.samples[0]
         # with max_tokens=0 the server returns the logprobs of what would come next, which is not part of the output
-        tokens = (*value.prompt, *(sample.logprobs if value.usage.generated else ()))
+        tokens = (*value.prompt, *(with_text(sample, sample.logprobs) if value.usage.generated else ()))
         return {
             "text": self._prompts.get(index // self._n, "") + sample.text,
-            "logprobs": self._logprobs(tokens, _TextOffset()),
+            "logprobs": self._logprobs(tokens, TextOffset()),
         }
 
-    def _logprobs(self, tokens: Iterable[wire.TokenLogprob], offset: _TextOffset) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Iterable[wire.TokenLogprob], offset: TextOffset) -> dict[str, Any] | None:
         """Logprobs in the form of completions. offset: of the first token in the text; moved behind the last one."""
         if not self._has_logprobs:
             return None
@@ -159,15 +163,3 @@ class CompletionWriter(ChoiceWriter):
             found["text_offset"].append(offset.n_chars)
             offset.move(its_bytes)
         return found
-
-
-class _TextOffset:
-    """An offset in a text, in characters. A character whose bytes are in several tokens ends with the last of them."""
-
-    def __init__(self) -> None:
-        self.n_chars = 0
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def move(self, data: bytes) -> None:
-        """Move behind these bytes."""
-        self.n_chars += len(self._decoder.decode(data))

@@ -77,6 +77,25 @@ def test_offsets_count_characters_that_several_tokens_share(openai_client: opena
     assert all(token in top for token, top in zip(found.tokens, found.top_logprobs, strict=True) if top)
 
 
+@pytest.mark.parametrize("stop", [" Banyan", "m the Ban", " pocket model", "the", "nothing of it"])
+def test_logprobs_are_those_of_the_text_before_a_stop(openai_client: openai.OpenAI, stop: str) -> None:
+    options: Any = {"stop": [stop], "max_tokens": 8, "logprobs": True}
+    whole = create(openai_client, **options | {"logprobs": 0}).choices[0]
+    pieces = [one.choices[0].logprobs for one in create(openai_client, stream=True, **options | {"logprobs": 0})]
+    assert [token for one in pieces if one is not None for token in one.tokens] == whole.logprobs.tokens
+    text = "".join(whole.logprobs.tokens)
+    assert text[: len(whole.text)] == whole.text[: len(text)]
+    assert len("".join(whole.logprobs.tokens[:-1])) < len(whole.text), "the last token has text"
+
+    options["messages"] = [{"role": "user", "content": "Hi, who are you?"}]
+    chats = openai_client.chat.completions
+    found: Any = chats.create(model="pocket", temperature=0, **options).choices[0]
+    assert found.message.content == whole.text
+    assert [one.token for one in found.logprobs.content] == whole.logprobs.tokens
+    chunks = [one.choices[0].logprobs for one in chats.create(model="pocket", temperature=0, stream=True, **options)]
+    assert [token.token for one in chunks if one for token in one.content or ()] == whole.logprobs.tokens
+
+
 def test_prompts_of_token_ids_are_those_of_their_texts(openai_client: openai.OpenAI, url: str) -> None:
     def ids(text: str) -> list[int]:
         found: list[int] = json.loads(post(url, "/tokenize", {"prompt": text})[1])["tokens"]
