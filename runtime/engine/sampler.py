@@ -135,7 +135,7 @@ def edit(logits: Tensor, requests: Sequence[Request | DraftPosition]) -> None:
             penalties.append((row, r.token_counts, s.repetition_penalty, shifts))
         bias = s.logit_bias or {}
         if r.n_out < s.min_tokens and r.stop_ids and r.guide is None:  # a guide's mask handles min_tokens
-            bias = bias | dict.fromkeys((i for i in r.stop_ids if i < logits.shape[1]), -np.inf)
+            bias = bias | dict.fromkeys(r.stop_ids, -np.inf)
         if bias:
             biases.append((row, bias, 1.0, np.fromiter(bias.values(), np.float64, len(bias))))
     _apply(penalties, logits)
@@ -143,7 +143,8 @@ def edit(logits: Tensor, requests: Sequence[Request | DraftPosition]) -> None:
 
 
 def _apply(edits: list[_Edit], logits: Tensor) -> None:
-    """Apply edits, no two of which change the same logit."""
+    """Apply edits, no two of which change the same logit. Tokens that have no logit are left out: some stop ids, and
+    tokens of the large model that a draft model lacks."""
     if not edits:
         return
     rows, tokens, factors, shifts = zip(*edits, strict=True)
@@ -151,6 +152,9 @@ def _apply(edits: list[_Edit], logits: Tensor) -> None:
     at = np.stack([np.repeat(rows, sizes), np.fromiter(chain.from_iterable(tokens), np.int64, sum(sizes))])
     with np.errstate(over="ignore"):  # a value beyond float32's range becomes infinite, as it should
         values = np.stack([np.repeat(factors, sizes), np.concatenate(shifts)]).astype(np.float32)
+    known = at[1] < logits.shape[1]
+    if not known.all():
+        at, values = at.compress(known, 1), values.compress(known, 1)
     edit_logits(logits, *to_device(at, logits.device), *to_device(values, logits.device))
 
 

@@ -209,7 +209,10 @@ class ModelDrafter(Drafter):
         """One forward pass: the logits of each request's last row. n_texts: for each request, how many of its tokens
         belong to the text, not to a draft."""
         shape = ragged(q_lens, kv_lens, pages, self._page, self._device, chunk=self._network.spec.chunk)
-        rows = to_device(np.array(ids, np.int64), self._device)
+        # The small model may have fewer tokens than the large one. Another token in place of one that it lacks is wrong
+        # KV, and only makes a bad draft.
+        known = np.minimum(np.array(ids, np.int64), self._network.spec.vocab_size - 1)
+        rows = to_device(known, self._device)
         last = to_device(np.cumsum(np.array(q_lens, np.int64)) - 1, self._device)
         return self._compute(rows, shape, last, pages, n_texts)
 

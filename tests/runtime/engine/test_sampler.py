@@ -144,7 +144,7 @@ def test_penalties_count_tokens_generated_before_a_replay(fake: ModuleType) -> N
 
 
 def test_min_tokens_forbids_earlier_stop_ids(fake: ModuleType) -> None:
-    stop = fake.int32([0, 1])
+    stop = fake.int32([0, 1, 999])  # the last one is not in the vocabulary
     s = Sampling(temperature=0, min_tokens=2)
     for output, token in (([], 2), ([7], 2), ([7, 7], 0)):
         r = request(fake, s, [5], output, stop_ids=stop)

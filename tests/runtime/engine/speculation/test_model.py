@@ -153,6 +153,24 @@ def test_draft_model_with_a_shorter_context_changes_no_output(
     assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(max_tokens=20, logit_bias={300: -100.0, 317: 5.0}),
+                                      SAMPLINGS["penalties"]], ids=["greedy", "bias", "penalties"])  # fmt: skip
+def test_draft_model_with_a_smaller_vocabulary_changes_no_output(
+    fake: ModuleType, large: Model, tiny_model: Callable[..., Path], sampling: Sampling
+) -> None:
+    """Models of one family may differ in how far their embeddings are padded."""
+    small = load(tiny_model("qwen3", vocab=280))
+    prompts = [[1, 300 + rid, 3, *range(30), 319] for rid in range(3)]
+    runs = [fake.run(rid, ids, sampling, seed=rid) for rid, ids in enumerate(prompts)]
+    plain = fake.drive(engine(large, None), runs)
+    e = engine(large, small)
+    fake.always_draft(e)
+    drafted = fake.drive(e, runs, check=True)
+    assert {rid: o.ids for rid, o in drafted.items()} == {rid: o.ids for rid, o in plain.items()}
+    assert all(output.finish.reason == "length" for output in drafted.values())
+    assert e.drafting.stats()["drafted_model"] > 0
+
+
 def _fields(spec: Any) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in spec.__struct_fields__}
 
