@@ -539,9 +539,10 @@ class Scheduler:
 
     def _append_forced(self, request: Request) -> None:
         """Append the tokens that the constraint forces; the next step computes them as one chunk. With logprobs each
-        token is sampled instead, so that the model gives it a probability."""
+        token is sampled instead, so that the model gives it a probability. So it is in a trial, which would otherwise
+        end before the model runs."""
         guide = request.guide
-        if guide is None or not self.drafting.jumps:
+        if guide is None or not self.drafting.jumps or request.run.is_trial:
             return
         room = request.max_total - request.n_total
         if room <= 0 or request.sampling.logprobs or request.sampling.max_tokens == 0:

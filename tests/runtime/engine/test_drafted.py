@@ -40,3 +40,15 @@ def test_forced_tokens_stop_at_max_tokens(fake: ModuleType) -> None:
     output = run_pattern(fake, [7] * 9, max_tokens=3)
     assert output.ids == [7, 7, 7]
     assert output.finish.n_drafted == 3
+
+
+def test_trial_computes_its_token_even_if_it_is_forced(fake: ModuleType) -> None:
+    """Otherwise a request that kills engines would pass its trial, which shows that it does not."""
+    e = fake.engine()
+    sampling = Sampling(temperature=0.0, max_tokens=1)
+    e.scheduler.take(fake.run(0, range(1, 9), sampling, is_trial=True), guide=fake.Pattern([7, 8, 9, 10]))
+    plan = e.scheduler.plan(0.0)
+    assert plan is not None
+    assert [work.n_new for work in plan.works] == [8]
+    step, _ = e.scheduler.report()
+    assert (step.ids, step.finished) == (b"", ())
