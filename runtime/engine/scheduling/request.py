@@ -34,8 +34,8 @@ class Request:
     __slots__ = (
         "client", "drafted", "end_ids", "fork_points", "guide", "has_edits", "ids", "images", "is_plain", "is_waiting",
         "key", "lease", "max_total", "n_cached", "n_computed", "n_forced", "n_inflight", "n_pending", "n_prompt",
-        "n_published", "n_submitted", "program", "rid", "run", "sampling", "scores", "start_time", "stop_ids",
-        "token_counts", "tops", "turn", "waiting_since",
+        "n_published", "n_submitted", "n_unreported", "program", "rid", "run", "sampling", "scores", "start_time",
+        "stop_ids", "token_counts", "tops", "turn", "waiting_since",
     )  # fmt: skip
 
     client: ServiceAccount
@@ -67,6 +67,7 @@ class Request:
         self.images: dict[bytes, Any] = {}  # digest -> image that it holds; see `Scheduler._lacks_images`
         self.drafted = array("i")  # positions in the output whose tokens were drafted or forced
         self.n_forced = 0  # output tokens that the constraint forced
+        self.n_unreported = 0  # last output tokens, which no report has yet
         self.scores = array("f")  # logprobs of the prompt tokens from score_from on, as far as computed
         self.tops: list[TopLogprobs] = []  # the same with alternatives, where requested
         s = self.sampling
@@ -83,6 +84,7 @@ class Request:
     def extend(self, tokens: Sequence[int]) -> None:
         """Append output tokens."""
         self.ids.extend(tokens)
+        self.n_unreported += len(tokens)
         if self.token_counts is not None:
             _count(self.token_counts, tokens)
 

@@ -157,7 +157,8 @@ class Scheduler:
             self.counts["requests"] += 1
             self.counts["prompt_tokens"] += request.n_prompt
             self.waiting.add(request)
-            self._append_forced(request)  # a constraint's forced start becomes part of the prefill
+            # A constraint's forced start becomes part of the prefill, and is reported with the first sampled token.
+            self._append_forced(request)
             self._finish_if_complete(request)  # a previous engine may have generated all of it
 
     def admit(self, order: Run) -> int:
@@ -526,10 +527,10 @@ class Scheduler:
             request.n_computed += n_drafted
             self.counts["computed_tokens"] += n_drafted
         request.extend(sampled[:n])
-        self._report.tokens(request, sampled[:n])
-        self._report.logprobs(request, tops[:n])
         if guide is not None and n == n_sampled:
             self._append_forced(request)
+        self._report.tokens(request)
+        self._report.logprobs(request, tops[:n])
         if (n and self._finish_if_complete(request)) or n == n_sampled:
             return
         if n < stop or sampled[stop] == NO_TOKEN:
@@ -554,7 +555,6 @@ class Scheduler:
         request.n_forced += n
         self.counts["forced_tokens"] += n
         request.extend(forced[:n])
-        self._report.tokens(request, forced[:n])
 
     def _finish_if_complete(self, request: Request) -> bool:
         """Finish a request whose output is complete (nothing can follow) or has reached its maximum length."""
@@ -609,6 +609,7 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason, stop_id: int = -1) -> None:
         self._keep_last_state(request)
         self._end(request)
+        self._report.tokens(request)  # a forced start of a request that ends before its prefill
         if reason != "abort" and request.sampling.max_tokens:
             self.lengths.note(request.sampling.max_tokens, request.n_out)
         drafts = self.drafting.end(request)
@@ -707,19 +708,17 @@ class StepReport:
         self._finished: list[Finish] = []
         self.failed: list[Failed] = []
 
-    def tokens(self, request: Request, tokens: Sequence[int]) -> None:
-        """Add output tokens, which the request already has."""
-        if not tokens:
+    def tokens(self, request: Request) -> None:
+        """Add the output tokens that no report has yet."""
+        n, rid = request.n_unreported, request.rid
+        if not n:
             return
-        n, rid = len(tokens), request.rid
         if request.n_out == n:
             self._cached[rid] = max(request.n_cached, 0)
-        self._ids.extend(tokens)
-        if self._rids and self._rids[-1] == rid:
-            self._n_new[-1] += n
-        else:
-            self._rids.append(rid)
-            self._n_new.append(n)
+        self._rids.append(rid)
+        self._n_new.append(n)
+        self._ids.extend(request.ids[-n:])
+        request.n_unreported = 0
 
     def logprobs(self, request: Request, tops: Sequence[TopLogprobs]) -> None:
         """Add the logprobs of a request's latest tokens; empty where they were not requested."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from banyan.runtime.protocol.wire import Sampling
+from banyan.runtime.protocol.wire import Abort, Sampling
 
 FREE = None  # any token of a pattern
 
@@ -52,3 +52,30 @@ def test_trial_computes_its_token_even_if_it_is_forced(fake: ModuleType) -> None
     assert [work.n_new for work in plan.works] == [8]
     step, _ = e.scheduler.report()
     assert (step.ids, step.finished) == (b"", ())
+
+
+def test_forced_start_is_reported_with_the_end_of_the_prefill(fake: ModuleType) -> None:
+    """Only then is it known how many tokens of the prompt were cached."""
+    e = fake.engine(step_tokens=4)
+    prompt = list(range(1, 23))
+    fake.drive(e, [fake.run(0, prompt[:11], Sampling(max_tokens=0))])
+    guide = fake.Pattern([7, 8, FREE, FREE, FREE])
+    e.scheduler.take(fake.run(1, prompt, Sampling(temperature=0.0, max_tokens=4)), guide=guide)
+    for _ in range(3):
+        step = e.step()
+        assert step.ids == b""
+    step = e.step()
+    assert array("i", step.ids).tolist() == [7, 8, *fake.greedy([*prompt, 7, 8], 1)]
+    assert array("i", step.counts).tolist() == [3]
+    assert step.cached == {1: 11}
+    assert e.step().cached == {}
+
+
+def test_forced_start_of_a_request_that_ends_before_its_prefill_is_reported(fake: ModuleType) -> None:
+    e = fake.engine()
+    e.scheduler.take(fake.run(0, range(1, 9), Sampling(max_tokens=3)), guide=fake.Pattern([7, FREE, FREE]))
+    assert e.scheduler.report()[0].ids == b""
+    e.take(Abort(0))
+    step, _ = e.scheduler.report()
+    assert array("i", step.ids).tolist() == [7]
+    assert [finish.reason for finish in step.finished] == ["abort"]
