@@ -182,7 +182,9 @@ class Scheduler:
         n_reserved = 0
         if self.drafting.drafters:
             n_decoding = sum(request.n_computed >= request.n_submitted for request in self.running)
-            n_reserved = min(self.drafting.expected_tokens(n_decoding), self.limits.step_tokens // 4)
+            n_tokens = self.limits.step_tokens
+            # at most half of what the decodes leave: otherwise many decodes would hold up all prompts until they end
+            n_reserved = min(self.drafting.expected_tokens(n_decoding), n_tokens // 4, (n_tokens - n_decoding) // 2)
         works, copies = self._plan_works(now, n_reserved)
         n_rows = sum([work.n_new for work in works])
         self.step_time.note(now, n_rows)

@@ -329,6 +329,24 @@ def test_expected_draft_tokens_are_reserved(fake: ModuleType) -> None:
     assert drafting.expected_tokens(4) <= 2
 
 
+def test_rows_for_drafts_leave_some_to_prompts(fake: ModuleType) -> None:
+    """Decodes take most rows, and their drafts would take the others for as long as the decodes last."""
+    e = fake.engine_with_drafts(lambda request, n: fake.greedy(request.ids.tolist(), n), max_running=8, step_tokens=8)
+    sampling = Sampling(temperature=0.0, max_tokens=60)
+    for rid in range(7):
+        e.take(fake.run(rid, [rid], sampling))
+    outputs: dict[int, Any] = {}
+    for _ in range(20):
+        fake.step(e, outputs)
+    assert e.drafting.expected_tokens(7) > 0
+    e.take(fake.run(7, [7], sampling))
+    for _ in range(2):
+        fake.step(e, outputs)
+    assert 7 in outputs
+    fake.drive(e, [], outputs)
+    assert {rid: output.ids for rid, output in outputs.items()} == {rid: fake.greedy([rid], 60) for rid in range(8)}
+
+
 def test_drafts_without_budget_are_not_misses(fake: ModuleType) -> None:
 
     b = Bench(fake, DepthController([Always()], cost=Cost(16, 1, 1)), 8)
