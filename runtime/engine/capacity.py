@@ -33,7 +33,7 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     window: int  # tokens that windowed layers keep of a request; 0: they have no pages of their own
     window_page_bytes: int
     n_window_pages: int
-    kv_bytes: int  # bytes of all pages, and of one spare page of each kind
+    kv_bytes: int  # bytes of all pages, and of the spare ones: one page, and two of windowed layers
     context: int
     concurrent: int
     request_pages: int  # pages that one request of `context` tokens takes
@@ -133,7 +133,7 @@ def size(
     longest = budget.n_pages // concurrent
     if budget.n_window_pages // concurrent < n_window:
         longest = min(longest, budget.n_window_pages // concurrent)
-    spare = budget.page_bytes + budget.window_page_bytes
+    spare = budget.page_bytes + 2 * budget.window_page_bytes
     window_bytes = budget.window_page_bytes // config.page
     kept = placement.context * (model_facts.kv_bytes - window_bytes) + (spec.window + spec.n_first) * window_bytes
     return Capacity(

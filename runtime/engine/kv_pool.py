@@ -46,13 +46,14 @@ class KVPool:
         self.n_pages, self.page = n_pages, page
         self.n_window_pages = n_window_pages
         self.spare = range(n_pages * page, (n_pages + 1) * page)  # unused slots, for padding rows of CUDA graphs
-        self.window_spare = range(n_window_pages * page, (n_window_pages + 1) * page)
+        null = n_window_pages  # `WindowPages.null`; padding rows must not write to it, so they have the page after it
+        self.window_spare = range((null + 1) * page, (null + 2) * page)
         self.device = torch.device(device)
         n_windowed = spec.n_windowed if n_window_pages else 0
         full = self._claim(spec, n_pages, spec.n_kv_layers - n_windowed, kv_dtype)
-        windowed = self._claim(spec, n_window_pages, n_windowed, kv_dtype)
+        windowed = self._claim(spec, n_window_pages, n_windowed, kv_dtype, n_spare=2)
         for part in _parts(windowed):
-            part[-1].zero_()  # fills gaps of page tables; even numbers that a mask hides must be finite
+            part[null].zero_()  # fills gaps of page tables; even numbers that a mask hides must be finite
         own, others = iter(windowed), iter(full)
         self.kv: list[tuple[Pool, Pool]] = (
             [next(own if window else others) for window in spec.windows] if n_windowed else full
@@ -63,9 +64,11 @@ class KVPool:
         self.file = file
         self.host = self._claim_host(n_host, page * bytes_per_token(spec, kv_dtype)) if n_host else None
 
-    def _claim(self, spec: ModelSpec, n_pages: int, n_layers: int, kv_dtype: KVDtype) -> list[tuple[Pool, Pool]]:
-        """Allocates the pools of some layers, with one spare page."""
-        shape = n_pages + 1, self.page, spec.n_kv_heads, spec.head_dim
+    def _claim(
+        self, spec: ModelSpec, n_pages: int, n_layers: int, kv_dtype: KVDtype, n_spare: int = 1
+    ) -> list[tuple[Pool, Pool]]:
+        """Allocates the pools of some layers, with n_spare more pages."""
+        shape = n_pages + n_spare, self.page, spec.n_kv_heads, spec.head_dim
         try:
             return kv_pools(n_layers, shape, dtypes(spec, kv_dtype), self.device, spec.latent_dim)
         except (torch.OutOfMemoryError, RuntimeError) as e:

@@ -19,7 +19,8 @@ from torch import Tensor
 from banyan.kernels.attention import kernel
 from banyan.kernels.attention.graph_batch import GraphBatch
 from banyan.kernels.attention.plan import MERGE_KEYS
-from banyan.kernels.attention.ragged import AttentionOptions
+from banyan.kernels.attention.ragged import AttentionOptions, ragged
+from banyan.radix_cache.windows import WindowPages
 from banyan.runtime.engine.cuda_graphs import Captured, Graphs
 from banyan.runtime.engine.kv_pool import KVPool
 from banyan.runtime.engine.model_runner import decodes as decodes_of
@@ -139,6 +140,28 @@ def test_step_keeps_all_that_its_graph_reads(tiny_model: Callable[..., Path], mo
     assert len(read) > 10
     gc.collect()
     assert all(one() is not None for one in read)
+
+
+def test_padding_rows_leave_the_gaps_of_page_tables_alone(tiny_model: Callable[..., Path]) -> None:
+    """No item covers a padding row, so the first layer's result is NaN there, and the windowed layer stores NaN. The
+    first text's item begins in a gap: a mask hides these keys, but 0 times a NaN is NaN."""
+    windows = {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1}
+    model = load(tiny_model("qwen2", num_hidden_layers=2, **windows))
+    store = KVPool(model.spec, 10, 16, "cpu", n_window_pages=8)
+    for part, n in zip((store._pools, store._window_pools), (10, 8), strict=True):
+        for pool in part:
+            pool[:n].normal_()
+    gap, kv_lens = WindowPages(8, 16, 11, 16).null, [120, 5, 3]
+    whole = ragged([1] * 3, kv_lens, [range(8), [8], [9]], 16)
+    own = ragged([1] * 3, kv_lens, [[gap] * 6 + [0, 1], [2], [3]], 16)
+    batch = decodes_of(3, store)._replace(
+        ids=torch.tensor([7, 8, 9]), positions=torch.tensor(kv_lens) - 1, ragged=whole._replace(windowed=own)
+    )
+    expected = model.forward(batch.ids, batch.positions, batch.ragged, store.kv, batch.rows)
+    graphs = Graphs(model, store, 128, simulated_capture)
+    for _ in range(2):
+        torch.testing.assert_close(graphs(batch), expected)
+    assert list(graphs.steps) == [4], "one padding row"
 
 
 @pytest.mark.long

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from types import ModuleType
 
+import msgspec
+import pytest
 import torch
 
+from banyan.kernels.kv_layout import parts
+from banyan.radix_cache.windows import WindowPages
+from banyan.runtime.config import KVDtype
 from banyan.runtime.engine.kv_pool import KVPool
 
 
@@ -26,3 +31,17 @@ def test_copies_change_only_their_slots_in_all_layers(fake: ModuleType) -> None:
     assert store.spare == range(8, 10), "the spare page follows the pool"
     store.copy([])
     store.copy_slots([])
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+def test_nobody_writes_to_the_page_that_fills_gaps(fake: ModuleType, kv_dtype: KVDtype) -> None:
+    """Padding rows of CUDA graphs write to another page, which no page table names."""
+    spec = msgspec.structs.replace(fake.FakeModel().spec, n_layers=2, windows=(0, 5))
+    store = KVPool(spec, 4, 2, "cpu", n_window_pages=8, kv_dtype=kv_dtype)
+    null = WindowPages(8, 2, 5, 1).null
+    pools = [part for pool in store.kv[1] for part in parts(pool)]
+    assert null not in {slot // 2 for slot in store.window_spare}
+    for part in pools:
+        part.flatten(0, 1)[list(store.window_spare)] = 1
+        assert not part[null].any()
+        assert part[null + 1].all(), "the spare slots are inside the pool"
