@@ -22,15 +22,16 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 
 
 def probe(gpus: bool = True, n: int = 1, replica: int = 0) -> Hardware:
-    """Find the memory and cores that each of n processes can use now. gpus: look at the GPU too, which claims some of
-    its memory. replica: the number of this engine. The engines of a server take the GPUs in turn, and this engine's GPU
-    becomes the current device."""
+    """Find the memory and cores that each of n processes can use now. gpus: look at the GPUs too, which claims some of
+    their memory; n processes have a GPU each, and the least free memory counts. replica: the number of this engine. The
+    engines of a server take the GPUs in turn, and this engine's GPU becomes the current device."""
     gpu, free_gpu, n_gpus = None, 0, 1
     if gpus and torch.cuda.is_available():
         n_gpus = torch.cuda.device_count()
         if replica:
             torch.cuda.set_device(replica % n_gpus)
-        gpu, free_gpu = torch.cuda.get_device_name(), torch.cuda.mem_get_info()[0]
+        devices = range(min(n, n_gpus)) if n > 1 else (None,)
+        gpu, free_gpu = torch.cuda.get_device_name(), min(torch.cuda.mem_get_info(i)[0] for i in devices)
     return Hardware(n_cores() // n, free_memory() // n, gpu, free_gpu, n_gpus)
 
 

@@ -87,6 +87,18 @@ def test_processes_that_work_together_share_cores_and_memory(monkeypatch: pytest
     assert (found.n_cores, found.free_memory) == (2, 3 * GIB)
 
 
+@pytest.mark.parametrize(("n", "least"), [(1, 12 * GIB), (2, 9 * GIB), (3, 4 * GIB), (8, 4 * GIB)])
+def test_gpus_that_work_together_have_the_memory_of_the_fullest(
+    n: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = [12 * GIB, 9 * GIB, 4 * GIB]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=0: (free[device or 0], 16 * GIB))
+    assert hardware.probe(True, n).free_gpu_memory == least
+
+
 def test_huge_pages_cover_neighbouring_tensors_and_keep_their_content() -> None:
     huge = 1 << 21
     memory = torch.arange(4 * huge).to(torch.uint8)
