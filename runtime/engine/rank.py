@@ -28,7 +28,8 @@ from banyan.runtime.model.size import tensors_of
 
 
 def main(fd: int) -> int:
-    """Returns 0 when rank 0 has ended; 1 when this rank could not load its part of the model, which it reports."""
+    """Returns 0 when rank 0 has ended; 1 when this rank could not load its part of the model or allocate its KV pool,
+    which it reports."""
     gc.disable()  # garbage collection is off until `settle`
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
@@ -45,18 +46,19 @@ def main(fd: int) -> int:
                 start.path, device=device_name, dtype=dtype, max_context=context,
                 deterministic=config.deterministic, weight_dtype=config.weight_dtype, shard=shard,
             )  # fmt: skip
+            if device.type == "cpu":
+                use_threads(start.threads, model)
+                use_huge_pages(tensors_of(getattr(model, "module", model)))
+            peer.sendall(msgspec.json.encode(RankReport()) + b"\n")
+            if (size := read(peer, PoolSize)) is None:
+                return 0
+            pool = KVPool(
+                model.spec, size.n_pages, size.page, device_name, size.n_host, None, size.kv_dtype, size.n_window_pages
+            )
         except BanyanError as e:
             peer.sendall(msgspec.json.encode(RankReport(e.code, e.message)) + b"\n")
             return 1
-        if device.type == "cpu":
-            use_threads(start.threads, model)
-            use_huge_pages(tensors_of(getattr(model, "module", model)))
         peer.sendall(msgspec.json.encode(RankReport()) + b"\n")
-        if (size := read(peer, PoolSize)) is None:
-            return 0
-        pool = KVPool(
-            model.spec, size.n_pages, size.page, device_name, size.n_host, None, size.kv_dtype, size.n_window_pages
-        )
         shard.connect(store(start.store_fd, config.tp), device)
         settle()
         run(peer, model, pool, shard)

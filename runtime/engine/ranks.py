@@ -11,6 +11,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from socket import socket, socketpair
 from typing import Any, TypeVar
 
@@ -63,8 +64,8 @@ class PoolSize(msgspec.Struct, frozen=True):
 
 
 class RankReport(msgspec.Struct, frozen=True):
-    """The only line that a rank writes. code: the error for which it could not load its part of the model; "": it has
-    loaded it."""
+    """A line that a rank writes when it has loaded its part of the model, and again when it has allocated its KV pool.
+    code: the error for which it could not; "": it has."""
 
     code: str = ""
     message: str = ""
@@ -95,18 +96,23 @@ class Ranks:
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def connect(self, shard: Shard, size: PoolSize, device: str) -> None:
-        """Wait until all ranks have loaded their parts, and connect them. Raises the error of the first rank that could
-        not load its part."""
+        """Wait until all ranks have loaded their parts and allocated their KV pools, and connect them. Raises the error
+        of the first rank that could not."""
+        self._read_reports("loaded its part of the model")
+        for peer in self._peers:
+            with suppress(BrokenPipeError):  # it has ended, as the next read shows
+                peer.sendall(msgspec.json.encode(size) + b"\n")
+        self._read_reports("allocated its KV pool")
+        self._watcher.start()  # not before: a rank that reports an error ends too
+        shard.connect(store(self._store_fd, shard.n_ranks), torch.device(device))
+
+    def _read_reports(self, doing: str) -> None:
         for rank, peer in enumerate(self._peers, 1):
             if (report := read(peer, RankReport)) is None:
                 how = self._processes[rank - 1].wait()
-                raise EngineLost(f"rank {rank} ended while it loaded its part of the model: exit code {how}")
+                raise EngineLost(f"rank {rank} ended while it {doing}: exit code {how}")
             if report.code:
                 raise from_code(report.code, f"rank {rank}: {report.message}")
-        self._watcher.start()
-        for peer in self._peers:
-            peer.sendall(msgspec.json.encode(size) + b"\n")
-        shard.connect(store(self._store_fd, shard.n_ranks), torch.device(device))
 
     def send(self, buffer: Ints) -> None:
         for peer in self._peers:
@@ -169,7 +175,8 @@ class ParallelRunner(ModelRunner):
 def read(peer: socket, kind: type[T]) -> T | None:
     """Read the next line; None: the other process has ended. The other process must not write more until this line is
     answered."""
-    with peer.makefile("rb") as file:
+    line = b""
+    with peer.makefile("rb") as file, suppress(ConnectionResetError):  # it ended before it read all that was sent
         line = file.readline()
     return msgspec.json.decode(line, type=kind) if line else None
 

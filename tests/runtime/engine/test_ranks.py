@@ -270,6 +270,8 @@ def test_a_tp_that_does_not_divide_the_heads_is_refused_at_the_start(tiny_model:
 
 
 REPORTS = "import os, socket, sys; s = socket.socket(fileno=int(sys.argv[1])); s.makefile().readline(); "
+HAS_LOADED = "s.sendall(b'{}\\n'); s.makefile().readline(); "  # the size of the KV pool
+DOES_NOT_FIT = """s.sendall(b'{"code": "out_of_memory", "message": "it does not fit"}\\n')"""
 
 
 SIZE = PoolSize(1, 0, 16, "auto")
@@ -293,10 +295,14 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
     made: list[Ranks] = []
     yield make
     for one in made:
-        for peer in one._peers:
-            peer.close()
-        os.close(one._store_fd)
-        one._processes[0].wait()
+        close(one)
+
+
+def close(one: Ranks) -> None:
+    for peer in one._peers:
+        peer.close()
+    os.close(one._store_fd)
+    one._processes[0].wait()
 
 
 @pytest.mark.parametrize(("end", "expected"), [
@@ -308,22 +314,49 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
 ])  # fmt: skip
 def test_rank_0_ends_as_the_rank_did(two: Two, end: str, expected: int) -> None:
     """So the server knows whether it was ended from outside, or perhaps by a request."""
-    rank_0, ends = two(f"s.sendall(b'{{}}\\n'); s.recv(1); {end}")
+    rank_0, ends = two(f"{HAS_LOADED}s.sendall(b'{{}}\\n'); {end}")
     rank_0.connect(Shard(0, 2), SIZE, "cpu")
     rank_0._watcher.join()
     assert ends[0] == expected
 
 
 @pytest.mark.parametrize(("code", "error", "message"), [
-    ("s.sendall(b'{\"code\": \"out_of_memory\", \"message\": \"it does not fit\"}\\n')", OutOfMemory,
-     "rank 1: it does not fit"),
+    (DOES_NOT_FIT, OutOfMemory, "rank 1: it does not fit"),
     ("sys.exit(7)", EngineLost, "rank 1 ended while it loaded its part of the model: exit code 7"),
+    (HAS_LOADED + DOES_NOT_FIT, OutOfMemory, "rank 1: it does not fit"),
+    (HAS_LOADED + "sys.exit(7)", EngineLost, "rank 1 ended while it allocated its KV pool: exit code 7"),
+    ("s.sendall(b'{}\\n'); sys.exit(7)", EngineLost, "while it allocated its KV pool: exit code 7"),
+    ("s.sendall(b'{}\\n'); s.recv(1); sys.exit(7)", EngineLost, "while it allocated its KV pool: exit code 7"),
 ])  # fmt: skip
-def test_a_rank_that_cannot_load_is_an_error_at_the_start(
+def test_a_rank_that_cannot_start_is_an_error_at_the_start(
     two: Two, code: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         two(code)[0].connect(Shard(0, 2), SIZE, "cpu")
+
+
+NO_POOL = """
+import sys
+from banyan.runtime.engine import rank
+from banyan.runtime.errors import OutOfMemory
+def no_pool(*_):
+    raise OutOfMemory("the pages do not fit")
+rank.KVPool = no_pool
+sys.exit(rank.main(int(sys.argv[1])))
+"""
+
+
+def test_a_pool_that_does_not_fit_on_another_rank_is_an_error_at_the_start(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from banyan.runtime.engine import process
+
+    made: list[Ranks] = []
+    monkeypatch.setattr(ranks, "COMMAND", (sys.executable, "-c", NO_POOL))
+    monkeypatch.setattr(process, "Ranks", lambda *args: made.append(Ranks(*args)) or made[0])
+    with pytest.raises(OutOfMemory, match="rank 1: the pages do not fit"):
+        process.build(options(tiny_model, tp=2))
+    close(made[0])
 
 
 def ranks_of(c: client.Client) -> list[psutil.Process]:
