@@ -370,6 +370,7 @@ BOUNDED = {
     "_cache": token_cache.MAX_BYTES // token_cache.ENTRY,
     "_longest": 100,  # kinds of work
     "_heap": 300,  # timers that are cancelled
+    "_kwargs": 10_000,  # of cached templates
     "_estimates": kv_hints.MAX_NAMES,
     "_overdue": 3000,
     "_refusals": worker.MAX_COUNTED_PEERS,

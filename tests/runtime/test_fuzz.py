@@ -333,7 +333,7 @@ def assert_only_client_left(c: client.Client) -> None:
     ("seed", "n"), [(0, 400), pytest.param(0, 30_000, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
 )
 def test_fuzzed_messages_at_a_server_with_the_pocket_model(seed: int, n: int) -> None:
-    with contextlib.closing(launch.start(config.make(threads=1, kv_memory="16MB", **LIMITS), timeout=100)) as server:
+    with contextlib.closing(launch.start(config.make(threads=1, kv_memory="32MB", **LIMITS), timeout=100)) as server:
         fuzz = Fuzz(seed, n)
         with contextlib.closing(Sockets(server, fuzz.receive)) as sockets:
             sockets.run(fuzz.events())
