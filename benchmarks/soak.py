@@ -31,7 +31,7 @@ from report import Report, parser
 
 import banyan as bn
 
-KV = "12MiB"
+KV = "24MiB"
 """192 pages of the pocket model."""
 N_THREADS = 4
 MIB = 1 << 20

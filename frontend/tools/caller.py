@@ -12,6 +12,7 @@ import asyncio
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -166,8 +167,10 @@ class Caller(ServerCallback):
         loop = asyncio.get_running_loop() if self._loop is None or self._loop.is_closed() else self._loop
         done: Future[_Outcome] = Future()
         tasks: list[asyncio.Task[None]] = []
+        unstarted: list[weakref.finalize[Any, Any]] = []
 
         async def run() -> None:
+            unstarted.pop().detach()
             try:
                 outcome = _Outcome(await tool.func(**arguments))
             except BaseException as e:  # a task that raises a BaseException would end its loop
@@ -175,7 +178,10 @@ class Caller(ServerCallback):
             done.set_result(outcome)
 
         def start() -> None:  # creates the coroutine on the loop: if the loop ends first, it is never created
-            tasks.append(loop.create_task(run()))
+            coroutine = run()
+            tasks.append(loop.create_task(coroutine))
+            # If the loop ends before the task's first step, Python would warn that the coroutine was never awaited.
+            unstarted.append(weakref.finalize(tasks[0], coroutine.close))
 
         def stop() -> None:
             for task in tasks:

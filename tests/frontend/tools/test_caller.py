@@ -9,8 +9,10 @@ import datetime
 import enum
 import functools
 import gc
+import inspect
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +22,7 @@ import pytest
 import banyan as bn
 from banyan.runtime.protocol import wire
 from banyan.tools import caller
+from banyan.tools.toolbox import toolbox
 
 
 @bn.tool
@@ -431,6 +434,28 @@ def test_async_tools_run_on_the_programs_loop() -> None:
     state = asyncio.run(program.run_async(backend=mock))
     assert loops[0] is loops[1]
     assert [call.result for call in state.ret_value] == ["here", "banyan-tool"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_loop_that_ends_before_the_first_step_of_an_async_tool_leaves_no_warning() -> None:
+    loop = asyncio.new_event_loop()
+    of_gen: Any = SimpleNamespace(_loop=loop, _context=contextvars.copy_context())
+    tool = toolbox([shout]).tools["shout"]
+
+    async def call() -> None:
+        waits = asyncio.create_task(caller.Caller._on_loop(of_gen, tool, {"text": "a"}))
+        await asyncio.sleep(0)
+        loop.stop()  # after one round, which creates the tool's task
+        await asyncio.to_thread(loop.run_forever)
+        states = [inspect.getcoroutinestate(task.get_coro()) for task in asyncio.all_tasks(loop)]  # type: ignore[arg-type]
+        assert states == [inspect.CORO_CREATED]
+        loop.close()
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+
+    asyncio.run(call())
+    gc.collect()
 
 
 def test_async_tools_run_while_a_sync_program_blocks_the_callers_loop() -> None:
