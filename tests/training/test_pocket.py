@@ -26,6 +26,7 @@ from pocket import (
     feed,
     few_shot,
     records,
+    roles,
     score,
     stories,
     strangers,
@@ -146,7 +147,7 @@ def test_everyday_answers_stand_in_their_prompts():
                     assert said["role"] == "user"
 
 
-TRAINING = (clauses, data, everyday, few_shot, records, stories, subjects, transcripts, words)
+TRAINING = (clauses, data, everyday, few_shot, records, roles, stories, subjects, transcripts, words)
 FIELD = "§"
 
 

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from pocket import clauses
+from pocket import clauses, roles
 from pocket.chat import Message, Sample, Target
 from pocket.subjects import (
     CLAUSES,
@@ -701,6 +701,7 @@ _DRAWN: dict[str, Maker] = {
     "job": lambda d: d.mixed(JOBS), "tongue": TONGUES, "hobby": HOBBIES, "colour": kind_of("colour"), "material": kind_of("material"), "genre": GENRES, "dish": DISHES, "food": FOODS, "ill": ILLS, "doctor": doctor, "drug": DRUGS, "state": STATES, "weekday": lambda d: d.pick(DAYS),
     "event": lambda d: d.mixed(EVENTS) if d.chance(0.6) else titled(d), "gate": lambda d: f"{d.pick('ABCDEFG')}{d.rng.randrange(1, 60)}" if d.chance(0.6) else str(d.rng.randrange(1, 60)), "zip": lambda d: d.digits(5),
     "team": lambda d: f"{d.pick(NOUNS).capitalize()}s" if d.chance(0.5) else TEAMS(d),
+    "medic": lambda d: doctor(d) if d.chance(0.75) else person(d), "crime": CRIMES, "subject": SUBJECT_NAMES, "damage": DAMAGES, "kind": lambda d: d.mixed(ANIMALS),
 }  # fmt: skip
 _BARE = ("street", "phone", "mail", "clock", "date", "code", "when", "seat")  # sorts that show without a label
 
@@ -815,6 +816,69 @@ def _composed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]
     return record, text, [name for name in absent if name not in record], makers
 
 
+def _framed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
+    """As `_told`, but of roles: which value a field means is said by what the value does in the text."""
+    if d.chance(0.18):
+        return _quantified(d)
+    frame = d.pick(roles.FRAMES)
+    told = d.vary(d.pick(frame.texts))
+    letters = list(dict.fromkeys(re.findall(r"\{(\w)\}", told)))
+    names = dict(zip(letters, _keys(d, [frame.roles[letter][1] for letter in letters]), strict=True))
+    makers = {names[letter]: _DRAWN[frame.roles[letter][0]] for letter in letters}
+    record: dict[str, str] = {}
+    for name, make in makers.items():
+        while (value := make(d)) in record.values():
+            pass
+        record[name] = value
+    template = re.sub(r"\{(\w)\}", lambda found: f"{{{names[found[1]]}}}", told)
+    template = template[0].upper() + template[1:] if d.chance(0.8) else template
+    before, after = (d.vary(d.pick(NOISE)).format(a=noun(d)) if d.chance(0.2) else "" for _ in range(2))
+    end = "" if not after or template[-1] in ".!?" else "."
+    people = [name for name, make in makers.items() if make in (person, first, _DRAWN["medic"])]
+    is_alone = len(people) < 2 and "g" not in frame.roles
+    template, values = _shown(d, template, record, {n: m for n, m in makers.items() if is_alone or n not in people})
+    text = " ".join(filter(None, (before, _styled(d, template).format(**values) + end, after)))
+    absent = [d.pick(keys) for letter, (_, keys) in frame.roles.items() if letter not in letters]
+    return record, text, [name for name in absent if name not in record], makers
+
+
+def _quantified(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
+    """A thing and numbers of it that only their units tell apart."""
+    chosen: list[tuple[str, str, str]] = []
+    for row in d.some(roles.QUANTITIES, 8):
+        unit = row[0].split()[0]
+        alike = {other for kin in roles.ALIKE if unit in kin for other in kin}
+        if len(chosen) < 4 and not any(other[0].split()[0] in alike for other in chosen):
+            chosen.append(row)
+    chosen = chosen[: d.pick((2, 2, 3, 3, 4))]
+    subject = d.pick("item product thing name what subject object article".split())
+    names = _keys(d, [(subject,), *(row[0].split() for row in chosen)])
+    makers = {name: _DRAWN["count"] for name in names[1:]} | {subject: d.pick((thing, noun, titled, DISHES))}
+    record = {name: make(d) if d.chance(0.9) or name == subject else d.decimal() for name, make in makers.items()}
+    bare = [
+        d.pick(row[1].split(";")).replace("{v}", f"{{{name}}}") for name, row in zip(names[1:], chosen, strict=True)
+    ]
+    does = [
+        d.pick(row[2].split(";")).replace("{v}", f"{{{name}}}") for name, row in zip(names[1:], chosen, strict=True)
+    ]
+    s = f"{{{subject}}}"
+    way = d.rng.random()
+    if way < 0.3:
+        comma = d.pick((", ", ", ", "; ", " / ", "\n", " - ", ". "))
+        listed = comma.join(bare) if d.chance(0.6) else f"{', '.join(bare[:-1])} and {bare[-1]}"
+        told = d.pick((f"{s}: {listed}", f"{listed}: {s}", f"{s}, {listed}", f"The {s} ({listed})", f"{s} - {listed}."))
+    elif way < 0.75:
+        comma = d.pick((", ", ", ", "; it "))
+        told = f"{d.pick(('The', 'This', 'Our', 'My', 'A'))} {s} {comma.join(does[:-1])}{d.pick((' and ', ', and ', '. It '))}{does[-1]}."
+    else:
+        told = d.pick((f"With {bare[0]}, the {s} {' and '.join(does[1:])}.", f"The {s} ({bare[0]}) {' and '.join(does[1:])}.", f"The {s} {' and '.join(does[1:])} ({bare[0]}).", f"{bare[0]} and {bare[1]}: that is the {s}.", f"The {s} {does[0]}; {', '.join(bare[1:])}."))  # fmt: skip
+    template, values = _shown(d, told, record, makers)
+    used = [name for name in record if f"{{{name}}}" in told]
+    absent = [row[0].split()[0] for row in roles.QUANTITIES if row not in chosen]
+    told_of = {name: record[name] for name in used}
+    return told_of, template.format(**values), absent, {name: makers[name] for name in used}
+
+
 _UNGROUPED = frozenset("year released since founded built published painted elected crowned died enlisted discovered completed card badge zip zip_code postcode post_code locker".split())  # fmt: skip
 
 
@@ -858,8 +922,9 @@ def everyday_json(d: Draw) -> Sample:
     """One or two texts, and the fields wanted of each as JSON."""
     messages: list[Message] = _system(d, 0.15)
     for _ in range(d.pick((1, 1, 1, 2))):
-        is_composed = d.chance(0.5)
-        record, text, absent, makers = _composed(d) if is_composed else _told(d)
+        way = d.rng.random()
+        is_framed, is_composed = way < 0.45, way < 0.72
+        record, text, absent, makers = (_framed if is_framed else _composed if is_composed else _told)(d)
         fields = d.some(list(record), d.rng.randrange(1, len(record) + 1))
         lacks: list[str] = []
         says_missing = d.chance(0.12)
@@ -868,8 +933,14 @@ def everyday_json(d: Draw) -> Sample:
             never = [n for n in NEVER_TOLD if not words & set(n.split("_")) and n.replace("_", " ") not in text.lower()]
             lacks = [d.pick(absent if absent and (is_composed or d.chance(0.5)) else never)]
             fields.insert(d.rng.randrange(len(fields) + 1), lacks[0])
-        keys = _renamed(d, [*fields, *(n for n in (*record, *absent) if n not in fields)], 0.25)
-        if d.chance(0.4) and not (is_composed and lacks) and len(told := set(record) & set(makers)) == len(record):
+        others = [n for n in (*record, *absent) if n not in fields]
+        keys = _renamed(d, [*fields, *others], 0.0 if is_framed else 0.25)
+        if (
+            not is_framed
+            and d.chance(0.4)
+            and not (is_composed and lacks)
+            and len(told := set(record) & set(makers)) == len(record)
+        ):
             keys |= _sorted_names(d, {name: makers[name] for name in makers if name in told})
         typed = {
             f: d.pick(("string", "string", "number", "number" if "." in record[f] else "integer"))
@@ -2357,4 +2428,4 @@ def wording() -> str:
     ]
     relations = [relation for relation, _ in BELONGINGS]
     said = [text for phrases, answer in CHAT for text in (*phrases, answer)]
-    return f"{records} {WISHES} {MISSING} {ALIASES} {NEVER_TOLD} {NOISE} {GAPS} {facts} {relations} {STATED} {ASKED_FOR} {BEFORE_FACT} {AFTER_FACT} {BEFORE_QUESTION} {AFTER_QUESTION} {TAKEN_BACK} {SAME_AS} {OF_OTHERS} {ASKED_OF_OTHERS} {clauses.wording()} {SCENES} {PAGES} {said} {NOTED} {NO_IDEA} {CANNOT}"
+    return f"{records} {WISHES} {MISSING} {ALIASES} {NEVER_TOLD} {NOISE} {GAPS} {facts} {relations} {STATED} {ASKED_FOR} {BEFORE_FACT} {AFTER_FACT} {BEFORE_QUESTION} {AFTER_QUESTION} {TAKEN_BACK} {SAME_AS} {OF_OTHERS} {ASKED_OF_OTHERS} {clauses.wording()} {roles.wording()} {SCENES} {PAGES} {said} {NOTED} {NO_IDEA} {CANNOT}"
