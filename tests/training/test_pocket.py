@@ -25,6 +25,7 @@ from pocket import (
     everyday,
     feed,
     few_shot,
+    memories,
     records,
     roles,
     score,
@@ -147,7 +148,7 @@ def test_everyday_answers_stand_in_their_prompts():
                     assert said["role"] == "user"
 
 
-TRAINING = (clauses, data, everyday, few_shot, records, roles, stories, subjects, transcripts, words)
+TRAINING = (clauses, data, everyday, few_shot, memories, records, roles, stories, subjects, transcripts, words)
 FIELD = "§"
 
 

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from pocket import clauses, roles
+from pocket import clauses, memories, roles
 from pocket.chat import Message, Sample, Target
 from pocket.subjects import (
     CLAUSES,
@@ -853,7 +853,7 @@ def _quantified(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Make
     chosen = chosen[: d.pick((2, 2, 3, 3, 4))]
     subject = d.pick("item product thing name what subject object article".split())
     names = _keys(d, [(subject,), *(row[0].split() for row in chosen)])
-    makers = {name: _DRAWN["count"] for name in names[1:]} | {subject: d.pick((thing, noun, titled, DISHES))}
+    makers = dict.fromkeys(names[1:], _DRAWN["count"]) | {subject: d.pick((thing, noun, titled, DISHES))}
     record = {name: make(d) if d.chance(0.9) or name == subject else d.decimal() for name, make in makers.items()}
     bare = [
         d.pick(row[1].split(";")).replace("{v}", f"{{{name}}}") for name, row in zip(names[1:], chosen, strict=True)
@@ -1495,8 +1495,87 @@ def _with_pronoun(d: Draw) -> Sample:
     return Sample("everyday_recall", (*messages, {"role": "assistant", "content": answer}))
 
 
+_REMEMBERED: dict[str, Maker] = {
+    "job": lambda d: d.pick(ROLES) if d.chance(0.4) else d.mixed(JOBS), "place": place, "first": first, "pet": pet, "person": person, "code": code, "number": whole(2, 999),
+    "allergen": lambda d: kind_of("allergen")(d) if d.chance(0.4) else FOODS(d) if d.chance(0.5) else noun(d), "colour": lambda d: d.mixed(COLOURS) if d.chance(0.5) else kind_of("colour")(d), "thing": lambda d: noun(d) if d.chance(0.8) else rare(d),
+    "day": lambda d: d.pick(DAYS) if d.chance(0.6) else when(d), "clock": clock, "titled": lambda d: rare(d) if d.chance(0.5) else titled(d), "tongue": TONGUES, "phone": phone, "street": street, "hobby": HOBBIES,
+}  # fmt: skip
+
+
+def _remembered(d: Draw) -> Sample:
+    """Many facts in one talk, told by some words and asked for by others, each in its turn."""
+    chosen: list[tuple[memories.Memory, str, str]] = []
+    used: set[str] = set()
+    values: set[str] = set()
+
+    def more(n: int) -> None:
+        for _ in range(40):
+            memory = d.pick(memories.MEMORIES)
+            if len(chosen) == n:
+                return
+            r = d.pick(memory.about) if memory.about else memory.answer
+            kin = next((names[0] for names in memories.ONCE if r in names), r)
+            value = _REMEMBERED[memory.maker](d)
+            if (
+                kin not in used
+                and value not in values
+                and not (memory.maker == "colour" and {"colour", "color"} & used)
+            ):
+                used.add(kin)
+                values.add(value)
+                chosen.append((memory, r, value))
+
+    n = d.pick((2, 2, 3, 3, 4, 5, 6))
+    more(n)
+    if len(chosen) < n and d.chance(0.5):
+        more(n)
+
+    def say(ways: Sequence[str], r: str, v: str) -> str:
+        text = casual(d, d.vary(d.pick(ways)))
+        text = text.format(r=r, v=v)
+        return text[0].upper() + text[1:] if d.chance(0.75) and not text.startswith(v) else text
+
+    told = [say(memory.told, r, v) for memory, r, v in chosen]
+    order = d.some(range(len(chosen)), len(chosen))
+    if len(order) > 2 and d.chance(0.6):  # what is far back first
+        order.sort(key=lambda i: i > len(chosen) // 2)
+    order = [*order[: d.pick((2, 3, 4, 6))], *([d.pick(order)] if d.chance(0.2) else [])]
+    messages: list[Message] = _system(d, 0.15)
+    is_one = d.chance(0.3)
+    head = ""
+    if is_one:
+        head = d.pick((" ", " ", "\n")).join(told) + d.pick((" ", " ", "\n"))
+    else:
+        i = 0
+        while i < len(told):
+            step = d.pick((1, 1, 1, 2))
+            reply = NOTED if d.chance(0.4) else d.pick(REPLIES)
+            messages += [
+                {"role": "user", "content": " ".join(told[i : i + step])},
+                {"role": "assistant", "content": reply, "is_given": reply != NOTED},
+            ]
+            i += step
+            if d.chance(0.3):
+                content = casual(d, d.vary(d.pick(_ACKS)))
+                messages += [{"role": "user", "content": content}, {"role": "assistant", "content": d.pick(("All right.", "Great.", *REPLIES)), "is_given": True}]  # fmt: skip
+            elif d.chance(0.2):
+                _say(d, messages)
+    for at in order:
+        memory, r, v = chosen[at]
+        asked = say(memory.asked, r, v)
+        if head and asked[0].islower() and d.chance(0.7):
+            asked = asked[0].upper() + asked[1:]
+        messages += [{"role": "user", "content": head + asked}, {"role": "assistant", "content": memory.answer.format(r=r, v=v)}]  # fmt: skip
+        head = ""
+        if d.chance(0.08):
+            _say(d, messages)
+    return Sample("everyday_recall", tuple(messages))
+
+
 def everyday_recall(d: Draw) -> Sample:
     """Facts of the user told in several turns, in one, or in the system message; and questions, some of what was not told."""
+    if d.chance(0.55):
+        return _remembered(d)
     if d.chance(0.1):
         return _with_pronoun(d)
     facts: list[tuple[str, tuple[Sequence[str], dict[str, str]], str]] = []  # statement, questions with fields, answer
@@ -2428,4 +2507,4 @@ def wording() -> str:
     ]
     relations = [relation for relation, _ in BELONGINGS]
     said = [text for phrases, answer in CHAT for text in (*phrases, answer)]
-    return f"{records} {WISHES} {MISSING} {ALIASES} {NEVER_TOLD} {NOISE} {GAPS} {facts} {relations} {STATED} {ASKED_FOR} {BEFORE_FACT} {AFTER_FACT} {BEFORE_QUESTION} {AFTER_QUESTION} {TAKEN_BACK} {SAME_AS} {OF_OTHERS} {ASKED_OF_OTHERS} {clauses.wording()} {roles.wording()} {SCENES} {PAGES} {said} {NOTED} {NO_IDEA} {CANNOT}"
+    return f"{records} {WISHES} {MISSING} {ALIASES} {NEVER_TOLD} {NOISE} {GAPS} {facts} {relations} {STATED} {ASKED_FOR} {BEFORE_FACT} {AFTER_FACT} {BEFORE_QUESTION} {AFTER_QUESTION} {TAKEN_BACK} {SAME_AS} {OF_OTHERS} {ASKED_OF_OTHERS} {clauses.wording()} {roles.wording()} {memories.wording()} {SCENES} {PAGES} {said} {NOTED} {NO_IDEA} {CANNOT}"
