@@ -2402,8 +2402,8 @@ SERVICES: tuple[tuple[str, tuple[str, ...], dict[str, tuple[str, str, Maker]], t
      ("Alarm [at|for] {t}[.|, please|]", "[Let the clock ring|Ring|Make it ring] at {t}.", "I must not sleep past {t}.", "Get me out of bed at {t}.", "[Up|Out of bed] at {t}, [make sure|please].", "Tomorrow I rise at {t}[, so set the clock|].")),
     ("birthday_of born_on party_date", ("Birthday of a person", "When someone was born", "Date of somebody's birthday"), {"n": ("person name whose who", "string", person)},
      ("When [was {n} born|does {n} turn a year older|is {n}'s birthday]?", "On what day do we [give a cake to|congratulate] {n}?", "How old is {n}[ now|]?", "[Birthday|Birth date] of {n}[?|]")),
-    ("concert_hall start_music songs_of band_radio", ("Music of a singer or group", "Starts songs of a performer", "Plays what an artist recorded"), {"a": ("performer band singer who group", "string", lambda d: titled(d) if d.chance(0.5) else person(d))},
-     ("[Let's|I want to|We'd like to] [hear|listen to] [some |]{a}[.|, please|]", "[Music|Songs|A song] [by|of|from] {a}[.|, please|!]", "[Turn on|Start|Give me|Sing] [some |a song of |]{a}[.|!|, please]", "I'm in the mood for [the songs of |]{a}.", "Dance with me to {a}[!|.]")),
+    ("concert_hall start_music songs_of band_radio", ("Music of a singer or group", "Starts songs of a performer", "Plays what an artist recorded"), {"b": ("performer band singer who group", "string", lambda d: titled(d) if d.chance(0.5) else person(d))},
+     ("[Let's|I want to|We'd like to] [hear|listen to] [some |]{b}[.|, please|]", "[Music|Songs|A song] [by|of|from] {b}[.|, please|!]", "[Turn on|Start|Give me|Sing] [some |a song of |]{b}[.|!|, please]", "I'm in the mood for [the songs of |]{b}.", "Dance with me to {b}[!|.]")),
 )  # fmt: skip
 
 
