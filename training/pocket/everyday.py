@@ -1098,14 +1098,14 @@ def _makers(d: Draw, n: int) -> tuple[list[list[str]], list[Callable[[], str]]]:
             lambda ways=INTENTS[name]: _intent_text(d, ways)  # type: ignore[misc]
             for name in names
         ]
-    if kind < 0.41:
-        group = d.pick(GROUPS) if kind < 0.33 else d.pick(OFTEN)
+    if kind < 0.5:
+        group = d.pick(GROUPS) if kind < 0.3 else d.pick(OFTEN)
         keys = d.some(tuple(group), min(n, len(group)))
         return [key.split("|") for key in keys], [
             lambda ways=group[key]: _intent_text(d, ways)  # type: ignore[misc]
             for key in keys
         ]
-    names = d.some(("joy", "anger"), 2) if kind < 0.45 else d.some(tuple(CLAUSES if d.chance(0.4) else SUBJECTS), n)
+    names = d.some(("joy", "anger"), 2) if kind < 0.53 else d.some(tuple(CLAUSES if d.chance(0.4) else SUBJECTS), n)
     shared = [set().union(*(_WORDS_OF[other] for other in names if other != name)) for name in names]
     own = [[word for word in SUBJECTS[name] if word not in others] for name, others in zip(names, shared, strict=True)]
     parts = [
