@@ -113,8 +113,13 @@ MEMORIES: tuple[Memory, ...] = (
         ("What [is|was] my [hobby|pastime|passion]?", "What do I do [after work|in my free time|on Sundays|for fun]?", "How do I spend my free time?", "[Say|Name] my hobby.", "What relaxes me?", "my hobby?"),
         "Your hobby is {v}."),
 )
-# kinds of facts that one talk has only one of, as their questions are alike
-ONCE = (["flight", "plane", "train", "bus", "ferry"],)
+# facts of which one talk has only one, as their questions are alike; one told without `{r}` goes by its answer
+ONCE: tuple[tuple[str, ...], ...] = (
+    ("flight", "plane", "train", "bus", "ferry"),
+    ("You live in {v}.", "Your address is {v}.", "house"),
+    ("Your phone number is {v}.", "phone"),
+    ("You drive a {v}.", "garage"),
+)
 # fmt: on
 
 
