@@ -39,6 +39,8 @@ from pocket import (
 )
 from pocket.muon import Muon
 from pocket.net import DRAFT, MAIN, BlockAttention, Net, Shape
+from pocket.newcomers import NEWCOMERS
+from pocket.strangers import STRANGERS
 from pocket.words import BAD, GOOD, TOPICS, Draw, Phrases
 
 TINY = Shape(width=32, n_layers=2, n_heads=2, n_kv_heads=1, head_dim=16, feed_forward=32, max_length=256)
@@ -152,18 +154,25 @@ TRAINING = (clauses, data, everyday, few_shot, memories, records, roles, stories
 FIELD = "§"
 
 
-def strangers_texts():
-    """What the strangers' set is made of: its names and labels, and its templates."""
-    labels = {label for classes in strangers.CLASSES.values() for label in classes}
-    names = {*strangers.FIRST, *strangers.LAST, *strangers.PLACES, *strangers.PETS, *labels}
-    templates = [text for ask in strangers.ASKS for text in (*ask.questions, ask.tool.description)]
-    templates += [row[0] for rows in (strangers.SUMS, strangers.UNITS, strangers.DATES) for row in rows]
-    templates += [text for _, texts in strangers.RECORDS for text in texts] + list(strangers.PULLS + strangers.READS)
-    templates += [text for classes in strangers.CLASSES.values() for texts in classes.values() for text in texts]
-    templates += [text for _, told, asked in strangers.TOLD for text in (*told, *asked)]
-    templates += [text for passage, asked in strangers.PASSAGES for text in (passage, *(q for q, _ in asked))]
-    templates += [*filter(None, strangers.SYSTEMS + strangers.HEADS)]
-    return names, templates + [text for said, _ in strangers.CHATS for text in said]
+by_author = pytest.mark.parametrize("author", [STRANGERS, NEWCOMERS], ids=lambda author: author.name)
+
+
+def known_to(author):
+    """The modules that an author's set shares nothing with."""
+    return TRAINING if author is STRANGERS else (*TRAINING, strangers)
+
+
+def texts_of(author):
+    """What an author's set is made of: its names and labels, and its templates."""
+    names = {*author.people, *author.names, *(label for classes in author.classes.values() for label in classes)}
+    templates = [text for ask in author.asks for text in (*ask.questions, ask.tool.description)]
+    templates += [row[0] for rows in (author.sums, author.units, author.dates) for row in rows]
+    templates += [text for _, texts in author.records for text in texts] + list(author.pulls + author.reads)
+    templates += [text for classes in author.classes.values() for texts in classes.values() for text in texts]
+    templates += [text for _, told, asked in author.told for text in (*told, *asked)]
+    templates += [text for passage, asked in author.passages for text in (passage, *(q for q, _ in asked))]
+    templates += [*filter(None, author.systems + author.heads)]
+    return names, templates + [text for said, _ in author.chats for text in said]
 
 
 def strings_of(module):
@@ -184,26 +193,26 @@ def variants(phrase):
     return re.compile("".join({"[": "(?:", "]": ")", "|": "|"}.get(part) or letters(part) for part in parts))
 
 
-def test_the_strangers_set_shares_no_name_label_or_template_with_training():
-    names, templates = strangers_texts()
-    known_words = {
-        word for module in TRAINING for word in re.findall("[a-z]+", Path(module.__file__).read_text().lower())
-    }
+@by_author
+def test_an_authors_set_shares_no_name_label_or_template(author):
+    known, (names, templates) = known_to(author), texts_of(author)
+    known_words = {word for module in known for word in re.findall("[a-z]+", Path(module.__file__).read_text().lower())}
     assert {name for name in names if name.lower() in known_words} == set()
     theirs = {letters(text): text for text in templates if len(letters(text)) > 3}
-    phrases = {phrase for module in TRAINING for phrase in strings_of(module) if len(phrase) < 600}
+    phrases = {phrase for module in known for phrase in strings_of(module) if len(phrase) < 600}
     phrases = {variants(phrase) for phrase in phrases if phrase.count("[") == phrase.count("]")}
     assert [text for plain, text in theirs.items() if any(phrase.fullmatch(plain) for phrase in phrases)] == []
 
 
 @pytest.mark.long
-def test_no_line_of_the_training_text_is_a_template_of_the_strangers_set():
+@by_author
+def test_no_line_of_the_training_text_is_a_template_of_an_author(author):
     """Lines that are put together from several phrases, too."""
 
     def plain(text):
         return " ".join(re.findall("[a-z]+", re.sub(r"\{\w+\}", "", text.lower())))
 
-    theirs = {plain(text): text for text in strangers_texts()[1] if len(plain(text)) > 3}
+    theirs = {plain(text): text for text in texts_of(author)[1] if len(plain(text)) > 3}
     seen = set()
     for family in ("chat", "recall", "reading", *(name for name in data.FAMILIES if name.startswith("everyday"))):
         for sample in data.samples(family, 400, 21, held=False):
@@ -214,17 +223,18 @@ def test_no_line_of_the_training_text_is_a_template_of_the_strangers_set():
     assert seen == set()
 
 
-def test_the_strangers_set_shares_no_tool_form_or_record_with_training():
-    theirs = {word for ask in strangers.ASKS for word in (ask.tool.name, ask.tool.description)}
+@by_author
+def test_an_authors_set_shares_no_tool_form_or_record(author):
+    theirs = {word for ask in author.asks for word in (ask.tool.name, ask.tool.description)}
     theirs = {re.sub("[^a-z]+", " ", text.lower()).strip() for text in theirs}
-    ours = {re.sub("[^a-z]+", " ", text.lower()).strip() for module in TRAINING for text in strings_of(module)}
+    ours = {re.sub("[^a-z]+", " ", text.lower()).strip() for module in known_to(author) for text in strings_of(module)}
     for family in ("tools", "everyday_tools"):
         for sample in data.samples(family, 300, 21, held=False):
             ours |= {tool.name.replace("_", " ") for tool in sample.tools}
     assert theirs & ours == set()
-    assert set(strangers.SHAPES) & {*everyday.FORMS} == set()
+    assert set(author.shapes) & {*everyday.FORMS} == set()
     domains = [set(fields) for fields, _ in everyday.DOMAINS]
-    assert [fields for fields, _ in strangers.RECORDS if any(set(fields) <= domain for domain in domains)] == []
+    assert [fields for fields, _ in author.records if any(set(fields) <= domain for domain in domains)] == []
 
 
 @pytest.mark.parametrize(
@@ -247,9 +257,10 @@ def test_an_echo_of_the_passage_is_no_answer():
     assert strangers.is_right("reading", "The key is kept by Gwen.", "Gwen")
 
 
-def test_tool_gives_one_answer_to_equal_questions():
+@by_author
+def test_tool_gives_one_answer_to_equal_questions(author):
     n_equal = 0
-    for sample in strangers.samples("tools", 1000, 3):
+    for sample in strangers.samples("tools", 5000, 3, author):
         asked = [message["content"] for message in sample.messages if message["role"] == "user"]
         if len(set(asked)) < len(asked):
             n_equal += 1
@@ -413,11 +424,16 @@ def test_scores_of_correct_and_empty_answers():
                 answers["".join(sample.plain[:-2])] = sample.plain[-2]
         assert score.score(lambda prompts, t=answers: [t[p] for p in prompts], family, 12)[0] == 1.0
         assert score.score(lambda prompts: [""] * len(prompts), family, 12)[0] == 0.0
-        assert score.score(lambda prompts: [""] * len(prompts), family, 12, strange=True)[0] == 0.0
+
+
+@by_author
+def test_scores_of_an_authors_correct_and_empty_answers(author):
+    for family in strangers.FAMILIES:
+        assert score.score(lambda prompts: [""] * len(prompts), family, 12, author=author)[0] == 0.0
     for family in ("json", "few_shot", "recall", "reading"):
-        asked = [score._questions(s, is_last=True)[0] for s in strangers.samples(family, 12, score.SEED)]
+        asked = [score._questions(s, is_last=True)[0] for s in strangers.samples(family, 12, score.SEED, author)]
         right = dict(asked)
-        assert score.score(lambda prompts, t=right: [t[p] for p in prompts], family, 12, strange=True)[0] == 1.0
+        assert score.score(lambda prompts, t=right: [t[p] for p in prompts], family, 12, author=author)[0] == 1.0
 
 
 @pytest.mark.long

@@ -20,6 +20,8 @@ from banyan.runtime.model.pocket import path
 from pocket import strangers
 from pocket.chat import END, GENERATE, Message, Sample, parse_call, render
 from pocket.data import ACKNOWLEDGE, CHAT, samples
+from pocket.newcomers import NEWCOMERS
+from pocket.strangers import STRANGERS, Author
 from pocket.tools import run
 
 Generate = Callable[[list[str]], list[str]]
@@ -28,6 +30,7 @@ SEED = 99
 MAX_CALLS = 4
 TARGETS = {"tools": 0.95, "json": 0.94, "few_shot": 0.90, "recall": 0.95, "reading": 0.90, "chat": 0.94}
 STRANGE_TARGETS = {"tools": 0.90, "json": 0.85, "few_shot": 0.80, "recall": 0.90, "chat": 0.85}
+NEW = "A set written after the training text, which nobody looked at while it was written"
 SCORES = Path(__file__).parent / "scores.json"
 CARD = path().parents[1] / "CARD.md"
 MARK = "<!-- scores -->"
@@ -111,20 +114,20 @@ def _questions(sample: Sample, *, is_last: bool) -> list[tuple[str, str]]:
 
 
 def score(
-    generate: Generate, family: str, n: int, *, seed: int = SEED, show: int = 0, strange: bool = False
+    generate: Generate, family: str, n: int, *, seed: int = SEED, show: int = 0, author: Author | None = None
 ) -> tuple[float, int]:
     """The share of correct answers over n held-out samples, and the number of answers.
 
-    show: wrong answers to print. strange: take the samples of `strangers`.
+    show: wrong answers to print. author: whose samples to take; None: the first set.
     """
-    chosen = strangers.samples(family, n, seed) if strange else samples(family, n, seed)
+    chosen = strangers.samples(family, n, seed, author) if author else samples(family, n, seed)
     if family == "tools":
         marks = _agents(generate, chosen, show)
         flat = [good for mark in marks for good in mark]
         return sum(flat) / len(flat), len(flat)
-    asked = [question for sample in chosen for question in _questions(sample, is_last=strange)]
+    asked = [question for sample in chosen for question in _questions(sample, is_last=author is not None)]
     texts = generate([prompt for prompt, _ in asked])
-    if strange:
+    if author:
         good = [strangers.is_right(family, text, goal) for (_, goal), text in zip(asked, texts, strict=True)]
     elif family == "puzzle":
         good = [
@@ -184,12 +187,12 @@ def acceptance(target: Path, draft: Path, *, depth: int = 3, n: int = 60, seed: 
 def record(n: int = 100) -> dict[str, Any]:
     """Scores the shipped models and writes `scores.json` and the tables in the card."""
     generate = hugging_face(path("pocket"))
-    scores: dict[str, Any] = {"strangers": {}}
-    for strange, families in ((False, (*TARGETS, "puzzle")), (True, strangers.FAMILIES)):
-        for family in families:
-            share, n_answers = score(generate, family, n, strange=strange)
-            (scores["strangers"] if strange else scores)[family] = {"share": round(share, 4), "n": n_answers}
-            print("strangers'" if strange else "first set", family, f"{share:.1%} of {n_answers}", flush=True)
+    scores: dict[str, Any] = {"strangers": {}, "newcomers": {}}
+    for author in (None, STRANGERS, NEWCOMERS):
+        for family in strangers.FAMILIES if author else (*TARGETS, "puzzle"):
+            share, n_answers = score(generate, family, n, author=author)
+            (scores[author.name] if author else scores)[family] = {"share": round(share, 4), "n": n_answers}
+            print(author.name if author else "first set", family, f"{share:.1%} of {n_answers}", flush=True)
     scores["draft_acceptance"] = {"share": round(acceptance(path("pocket"), path("draft"), n=n // 5), 4), "depth": 3}
     SCORES.write_text(json.dumps(scores, indent=2) + "\n")
     CARD.write_text(CARD.read_text().split(MARK)[0] + card_scores(scores))
@@ -199,20 +202,27 @@ def record(n: int = 100) -> dict[str, Any]:
 def card_scores(scores: dict[str, Any]) -> str:
     """The last section of the card, from the content of scores.json."""
 
-    def rows(scores: dict[str, Any], targets: dict[str, float]) -> str:
-        return "\n".join(
-            f"| {family} | {s['share']:.1%} | {s['n']} | {f'{targets[family]:.0%}' if family in targets else ''} |"
+    def table(scores: dict[str, Any], targets: dict[str, float]) -> str:
+        def goal(text: str) -> str:
+            return f"{text}|" if targets else ""
+
+        lines = ["| family | right | answers |" + goal(" goal "), "|---|---|---|" + goal("---")]
+        lines += [
+            f"| {family} | {s['share']:.1%} | {s['n']} |"
+            + goal(f" {f'{targets[family]:.0%}' if family in targets else ''} ")
             for family, s in scores.items()
             if "n" in s
-        )
+        ]
+        return "\n".join(lines) + "\n\n"
 
-    head = "| family | right | answers | goal |\n|---|---|---|---|"
+    new = f"{NEW}:\n\n{table(scores['newcomers'], {})}" if "newcomers" in scores else ""
     draft = scores["draft_acceptance"]
     return (
         f"{MARK}\n## Held-out scores\n\n"
         f"Greedy, no constraint, by `score.py` (seed {SEED}), transformers' Llama in float32.\n\n"
-        f"{head}\n{rows(scores, TARGETS)}\n\n"
-        f"On the strangers' set:\n\n{head}\n{rows(scores['strangers'], STRANGE_TARGETS)}\n\n"
+        f"{table(scores, TARGETS)}"
+        f"On the strangers' set:\n\n{table(scores['strangers'], STRANGE_TARGETS)}"
+        f"{new}"
         f"Draft: {draft['share']:.1%} of the tokens it drafts are accepted at depth {draft['depth']}"
         " (tool calls and JSON).\n"
     )
@@ -225,7 +235,11 @@ def main() -> None:
     parser.add_argument(
         "--families", nargs="*", default=["tools", "json", "few_shot", "recall", "reading", "chat", "puzzle"]
     )
-    parser.add_argument("--strange", action="store_true", help="score the strangers' set")
+    authors = parser.add_mutually_exclusive_group()
+    for flag, author in (("--strange", STRANGERS), ("--new", NEWCOMERS)):
+        authors.add_argument(
+            flag, dest="author", action="store_const", const=author, help=f"score the {author.name}' set"
+        )
     parser.add_argument("--show", type=int, default=0, help="print this many wrong answers of each family")
     parser.add_argument("--record", action="store_true", help="write scores.json and the card's table")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -237,9 +251,9 @@ def main() -> None:
     generate = hugging_face(args.model)
     for family in args.families:
         started = time.monotonic()
-        if args.strange and family not in strangers.FAMILIES:
+        if args.author and family not in strangers.FAMILIES:
             continue
-        share, n_answers = score(generate, family, args.n, show=args.show, strange=args.strange)
+        share, n_answers = score(generate, family, args.n, show=args.show, author=args.author)
         print(f"{family:10} {share:6.1%} of {n_answers} ({time.monotonic() - started:.0f} s)", flush=True)
 
 

@@ -1,5 +1,8 @@
 """A second held-out set: what a stranger asks who has not read the card.
 
+Its wrong answers were read while the training text was written, so it is a development set by now; `newcomers` is a new
+one by another author.
+
 Nothing here is shared with the training text: no template, no name and no label set (`tests/training` checks it); the
 words of few-shot texts are plain English, of which training knows some. It is judged as a person would judge: a tool's
 answer by the value in it, JSON by its content, recall by the value told, chat by what any good answer has.
@@ -12,7 +15,7 @@ import itertools
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pocket import tools as real
@@ -26,24 +29,60 @@ PETS = "Rex Biscuit Waffles Luna Ziggy Pickles Nimbus Bosun Mochi Shadow Bandit 
 STREETS = ("Elm Row", "Harbour Lane", "Mill Close", "Station Parade", "Church Walk")
 
 
+Draw = Callable[[random.Random], str]
+Records = tuple[tuple[dict[str, Draw], tuple[str, ...]], ...]
+Told = tuple[tuple[Draw, tuple[str, ...], tuple[str, ...]], ...]
+
+
 class Ask(NamedTuple):
     """A tool, questions for it, and how its arguments and its result are drawn."""
 
     tool: Tool
     questions: tuple[str, ...]
-    fields: dict[str, Callable[[random.Random], str]]
-    result: Callable[[random.Random], str]
+    fields: dict[str, Draw]
+    result: Draw
+
+
+class Author(NamedTuple):
+    """What one author writes: `samples` draws from it."""
+
+    name: str
+    people: Sequence[str]
+    names: Sequence[str]  # all others
+    systems: tuple[str, ...]
+    asks: tuple[Ask, ...]
+    # a question and an expression, two units, or the sign of the days
+    sums: tuple[tuple[str, str], ...]
+    units: tuple[tuple[str, str, str], ...]
+    dates: tuple[tuple[str, int], ...]
+    # fields with their values, texts that tell of them
+    records: Records
+    pulls: tuple[str, ...]
+    # label sets -> texts of each label, six or more, as people write them
+    classes: dict[str, dict[str, tuple[str, ...]]]
+    shapes: tuple[tuple[str, str, str], ...]
+    heads: tuple[str, ...]
+    # what is told, what is asked later
+    told: Told
+    nods: tuple[str, ...]
+    fillers: tuple[tuple[str, str], ...]
+    # texts of three people and other fields, with questions and answers
+    passages: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+    facts: dict[str, Draw]
+    reads: tuple[str, ...]
+    # what is said, and what an answer has to have (a regular expression)
+    chats: tuple[tuple[tuple[str, ...], str], ...]
 
 
 def _full(r: random.Random) -> str:
     return f"{r.choice(FIRST)} {r.choice(LAST)}"
 
 
-def _of(*words: str) -> Callable[[random.Random], str]:
+def of(*words: str) -> Draw:
     return lambda r: r.choice(words)
 
 
-def _int(low: int, high: int) -> Callable[[random.Random], str]:
+def integer(low: int, high: int) -> Draw:
     return lambda r: str(r.randint(low, high))
 
 
@@ -51,7 +90,7 @@ def _place(r: random.Random) -> str:
     return r.choice(PLACES)
 
 
-def _ref(r: random.Random) -> str:
+def reference(r: random.Random) -> str:
     return "".join(r.choice("BCDFGHKMPRTX") for _ in range(r.choice((2, 3)))) + "".join(
         r.choice("0123456789") for _ in range(r.choice((3, 4, 5)))
     )
@@ -60,34 +99,34 @@ def _ref(r: random.Random) -> str:
 ASKS = (
     Ask(Tool("local_weather", "Current weather in a city", {"city": "string"}),
         ("What's the weather like in {city}?", "Is it raining in {city} right now?", "How warm is it in {city} today?", "{city} weather right now", "Do I need an umbrella in {city}?"),
-        {"city": _place}, _of("drizzly", "17C", "overcast", "-3C", "blustery")),
+        {"city": _place}, of("drizzly", "17C", "overcast", "-3C", "blustery")),
     Ask(Tool("find_contact", "Looks someone up in the address book", {"person": "string"}),
         ("What's {person}'s number?", "I have to ring {person}, what number do I use?", "How can I get hold of {person}?", "Could you dig out contact details for {person}?"),
-        {"person": _full}, _int(2000000, 9899999)),
+        {"person": _full}, integer(2000000, 9899999)),
     Ask(Tool("parcel_stop", "Tells the last stop of a parcel", {"tracking_code": "string"}),
         ("Where has my parcel {tracking_code} got to?", "Any news on {tracking_code}?", "Whereabouts of {tracking_code}?", "My package number is {tracking_code}, has it arrived yet?"),
-        {"tracking_code": _ref}, _of("Rotterdam", "depot", "delivered", "customs")),
+        {"tracking_code": reference}, of("Rotterdam", "depot", "delivered", "customs")),
     Ask(Tool("fx_rate", "Exchanges money from one currency to another", {"amount": "number", "source": "string", "target": "string"}),
         ("What would {amount} {source} come to in {target}?", "I've got {amount} {source}, what would I get in {target}?", "{amount} {source}, what's that worth in {target}?", "Change {amount} {source} to {target} for me"),
-        {"amount": _int(11, 980), "source": _of("USD", "GBP", "NOK"), "target": _of("EUR", "JPY", "CHF")}, _int(1001, 99999)),
+        {"amount": integer(11, 980), "source": of("USD", "GBP", "NOK"), "target": of("EUR", "JPY", "CHF")}, integer(1001, 99999)),
     Ask(Tool("hold_table", "Books a table at a restaurant", {"restaurant": "string", "guests": "integer", "hour": "string"}),
         ("Could you hold a table for {guests} over at {restaurant}, {hour}?", "We're {guests} and we'd like to eat at {restaurant} at {hour}, can you reserve?", "Get me a table at {restaurant}, {hour}, {guests} persons."),
-        {"restaurant": _of("Trattoria Bruno", "Noodle Corner", "Blue Heron", "Chez Odile"), "guests": _int(2, 9), "hour": _of("18:15", "19:40", "20:25")}, _ref),
+        {"restaurant": of("Trattoria Bruno", "Noodle Corner", "Blue Heron", "Chez Odile"), "guests": integer(2, 9), "hour": of("18:15", "19:40", "20:25")}, reference),
     Ask(Tool("wake_up_call", "Sets an alarm", {"at": "string"}),
         ("I'd like to be woken at {at}.", "Set an alarm for {at} please", "I have to get up at {at} tomorrow, set the alarm."),
-        {"at": _of("05:35", "06:55", "07:25", "04:10")}, _of("armed", "enabled")),
+        {"at": of("05:35", "06:55", "07:25", "04:10")}, of("armed", "enabled")),
     Ask(Tool("play_song", "Plays music by an artist", {"artist": "string"}),
         ("Play something by {artist}", "I'd love to hear some {artist}.", "Put on {artist} please!"),
-        {"artist": _of("Sigur Ros", "Nina Simone", "Daft Punk", "Fela Kuti")}, _of("playing", "streaming")),
+        {"artist": of("Sigur Ros", "Nina Simone", "Daft Punk", "Fela Kuti")}, of("playing", "streaming")),
     Ask(Tool("employee_salary", "The salary of an employee", {"employee": "string"}),
         ("How much does {employee} earn?", "What do we pay {employee}?", "salary of {employee}?"),
-        {"employee": _full}, _int(21500, 98700)),
+        {"employee": _full}, integer(21500, 98700)),
     Ask(Tool("search_docs", "Searches the handbook", {"topic": "string"}),
         ("What does the handbook say on {topic}?", "Search the docs for {topic}.", "Anything in there about {topic}?"),
-        {"topic": _of("parental leave", "expenses", "overtime", "remote work")}, _of("p37", "p112", "p8")),
+        {"topic": of("parental leave", "expenses", "overtime", "remote work")}, of("p37", "p112", "p8")),
     Ask(Tool("capital_of", "Capital city of a country", {"country": "string"}),
         ("What's the capital of {country}?", "Which city is the capital of {country}?", "capital of {country}"),
-        {"country": _of("Uruguay", "Georgia", "Mongolia", "Bhutan", "Malawi")}, _of("Qorvale", "Tesmira", "Lundrak")),
+        {"country": of("Uruguay", "Georgia", "Mongolia", "Bhutan", "Malawi")}, of("Qorvale", "Tesmira", "Lundrak")),
 )  # fmt: skip
 SUMS = (
     ("what do {a} times {b} make?", "{a}*{b}"), ("gimme {a} + {b}", "{a}+{b}"), ("I have {a} euros and spend {b}. What's left over?", "{a}-{b}"),
@@ -110,15 +149,15 @@ DATES = (
 SYSTEMS = ("", "", "You're a friendly concierge.", "Assistant for the Brookfield office. Keep answers short.", "Today's helper: use whatever tool fits.", "You answer customers of a travel agency.")  # fmt: skip
 
 
-def tools(r: random.Random) -> Sample:
+def tools(r: random.Random, author: Author) -> Sample:
     """One or two questions, each for one of up to five tools."""
-    asks = r.sample(ASKS, r.randint(1, 3))
+    asks = r.sample(author.asks, r.randint(1, 3))
     offered = [ask.tool for ask in asks] + [real.CALCULATOR, real.CONVERT, real.ADD_DAYS][: r.randint(1, 3)]
     functions: dict[str, Function] = dict(real.FUNCTIONS)
     messages: list[Message] = []
     answers: list[str] = []
     known: dict[tuple[str, ...], str] = {}  # tool and arguments -> result
-    if system := r.choice(SYSTEMS):
+    if system := r.choice(author.systems):
         messages.append({"role": "system", "content": system})
     for _ in range(r.choice((1, 1, 2))):
         kinds = ["ask", "ask", "sum"] + ["unit"] * (real.CONVERT in offered) + ["date"] * (real.ADD_DAYS in offered)
@@ -130,7 +169,7 @@ def tools(r: random.Random) -> Sample:
             answer = known.setdefault((ask.tool.name, *fields.values()), ask.result(r))
             functions[ask.tool.name] = _only(fields, answer, functions.get(ask.tool.name))
         elif kind == "sum":
-            template, form = r.choice(SUMS)
+            template, form = r.choice(author.sums)
             values = {
                 "a": r.choice((str(r.randint(12, 950)), f"{r.randint(2, 90)}.{r.randint(1, 9)}")),
                 "b": str(r.randint(2, 60)),
@@ -138,11 +177,11 @@ def tools(r: random.Random) -> Sample:
             }
             question, answer = template.format(**values), real.calculator(form.format(**values))
         elif kind == "unit":
-            template, f, t = r.choice(UNITS)
+            template, f, t = r.choice(author.units)
             v = r.choice((str(r.randint(3, 400)), f"{r.randint(2, 90)}.{r.randint(1, 9)}"))
             question, answer = template.format(v=v), real.convert(v, f, t)
         else:
-            template, sign = r.choice(DATES)
+            template, sign = r.choice(author.dates)
             d, k = f"20{r.randint(19, 39)}-{r.randint(1, 12):02}-{r.randint(1, 28):02}", r.randint(3, 300)
             question, answer = template.format(d=d, k=k), real.add_days(d, sign * k)
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
@@ -162,23 +201,22 @@ def _only(fields: dict[str, str], answer: str, before: Function | None) -> Funct
     return call
 
 
-# fields with their values, texts that tell of them
-RECORDS: tuple[tuple[dict[str, Callable[[random.Random], str]], tuple[str, ...]], ...] = (
-    ({"name": _full, "age": _int(19, 88), "residence": _place},
+RECORDS: Records = (
+    ({"name": _full, "age": integer(19, 88), "residence": _place},
      ("{name} ({age}) has been living in {residence} for years.", "I'm {name}, {age}, based in {residence}.", "Say hi to {name} who just turned {age} and relocated to {residence}!", "{name} is a {age}-year-old from {residence}.")),
-    ({"traveller": _full, "flight": _ref, "bound_for": _place, "seat": lambda r: f"{r.randint(1, 39)}{r.choice('ABCDEF')}"},
+    ({"traveller": _full, "flight": reference, "bound_for": _place, "seat": lambda r: f"{r.randint(1, 39)}{r.choice('ABCDEF')}"},
      ("Passenger {traveller} is booked on flight {flight} to {bound_for}, seat {seat}.", "Flight {flight} to {bound_for}: {traveller} sits in {seat}.", "Boarding pass for {traveller}. {flight} -> {bound_for}. Seat {seat}.")),
-    ({"title": _of("The Salt Road", "Winter Harvest", "Night Ferry", "A Field of Glass", "The Last Orchard"), "author": _full, "year": _int(1931, 2024), "pages": _int(88, 940)},
+    ({"title": of("The Salt Road", "Winter Harvest", "Night Ferry", "A Field of Glass", "The Last Orchard"), "author": _full, "year": integer(1931, 2024), "pages": integer(88, 940)},
      ("{author} published {title} in {year}; it has {pages} pages.", "\"{title}\" by {author} ({year}), {pages} pages.", "In {year} {author} wrote the {pages}-page novel {title}.")),
-    ({"company": _of("Norfab", "Bluewick", "Hexalume", "Tarn & Sons", "Quillworks"), "invoice": _ref, "amount": _int(45, 9800), "due": lambda r: f"20{r.randint(19, 39)}-{r.randint(1, 12):02}-{r.randint(1, 28):02}"},
+    ({"company": of("Norfab", "Bluewick", "Hexalume", "Tarn & Sons", "Quillworks"), "invoice": reference, "amount": integer(45, 9800), "due": lambda r: f"20{r.randint(19, 39)}-{r.randint(1, 12):02}-{r.randint(1, 28):02}"},
      ("Invoice {invoice} from {company} over {amount} dollars must be settled by {due}.", "{company} billed us {amount} dollars (invoice {invoice}, due {due}).", "Please pay {company} {amount} dollars until {due}, reference invoice {invoice}.")),
-    ({"patient": _full, "doctor": lambda r: f"Dr. {r.choice(LAST)}", "ward": _int(1, 14), "diagnosis": _of("migraine", "bronchitis", "appendicitis", "anaemia")},
+    ({"patient": _full, "doctor": lambda r: f"Dr. {r.choice(LAST)}", "ward": integer(1, 14), "diagnosis": of("migraine", "bronchitis", "appendicitis", "anaemia")},
      ("{doctor} admitted {patient} to ward {ward} with {diagnosis}.", "{patient} is on ward {ward}; {doctor} found {diagnosis}.", "Ward {ward}: {patient}, {diagnosis}, treated by {doctor}.")),
-    ({"name": _full, "phone": _int(2000000, 9899999), "street": _of(*STREETS)},
+    ({"name": _full, "phone": integer(2000000, 9899999), "street": of(*STREETS)},
      ("Hi, {name} here, you can ring me on {phone}, I live on {street}.", "{name}, {street}, tel. {phone}", "Contact: {name}. Tel {phone}. Street: {street}.")),
-    ({"dish": _of("moussaka", "ramen", "paella", "goulash", "shakshuka"), "minutes": _int(12, 190), "servings": _int(2, 12)},
+    ({"dish": of("moussaka", "ramen", "paella", "goulash", "shakshuka"), "minutes": integer(12, 190), "servings": integer(2, 12)},
      ("This {dish} serves {servings} and takes {minutes} minutes.", "Cook the {dish} for {minutes} minutes; enough for {servings} servings.", "Recipe: {dish}, {servings} servings, {minutes} minutes in total.")),
-    ({"team": _of("Rovers", "Falcons", "Harriers", "Comets"), "opponent": _of("Wanderers", "Pirates", "Tigers", "Albion"), "score": lambda r: f"{r.randint(0, 6)}-{r.randint(0, 6)}", "scorer": _full},
+    ({"team": of("Rovers", "Falcons", "Harriers", "Comets"), "opponent": of("Wanderers", "Pirates", "Tigers", "Albion"), "score": lambda r: f"{r.randint(0, 6)}-{r.randint(0, 6)}", "scorer": _full},
      ("{team} played {opponent} and it ended {score}; {scorer} scored.", "Final score {score}: {team} against {opponent}, goal by {scorer}.", "{scorer} scored for {team} against {opponent} ({score}).")),
 )  # fmt: skip
 PULLS = (
@@ -189,14 +227,18 @@ PULLS = (
 )  # fmt: skip
 
 
-def extraction(r: random.Random) -> Sample:
+def _json_type(value: str) -> str:
+    return "integer" if value.isdigit() else "number" if re.fullmatch(r"\d+\.\d+", value) else "string"
+
+
+def extraction(r: random.Random, author: Author) -> Sample:
     """One text and the fields wanted of it."""
-    makers, texts = r.choice(RECORDS)
+    makers, texts = r.choice(author.records)
     record = {name: draw(r) for name, draw in makers.items()}
     fields = r.sample(list(record), r.randint(2, len(record)))
     listed = ", ".join(fields) if r.random() < 0.5 else ", ".join(fields[:-1]) + " and " + fields[-1]
-    typed = {f: "integer" if record[f].isdigit() else "string" for f in fields}
-    prompt = r.choice(PULLS).format(f=listed, s=json.dumps(typed), t=r.choice(texts).format(**record))
+    typed = {f: _json_type(record[f]) for f in fields}
+    prompt = r.choice(author.pulls).format(f=listed, s=json.dumps(typed), t=r.choice(texts).format(**record))
     messages = (
         {"role": "user", "content": prompt},
         {"role": "assistant", "content": json.dumps({f: record[f] for f in fields})},
@@ -204,8 +246,7 @@ def extraction(r: random.Random) -> Sample:
     return Sample("json", messages)
 
 
-# label sets -> texts of each label, six or more, as people write them
-CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
+CLASSES = {
     "mood": {
         "upbeat": ("Best day of my life!", "I love this place so much", "What a wonderful surprise, thank you", "I'm thrilled with how it turned out", "This made me smile all afternoon", "Everything went perfectly, I'm delighted", "So glad I came here", "Amazing service and lovely people"),
         "fuming": ("This is a complete disgrace", "I hate waiting on the phone for hours", "Never again, what a terrible experience", "You people are useless", "I'm furious about how I was treated", "Worst purchase I ever made", "The staff were rude and it was awful", "It broke after a day, disgusting quality"),
@@ -243,46 +284,45 @@ SHAPES = (("Customer wrote: ", "\nWe file it as:", "\n\n"), ("Line to sort: ", "
 HEADS = ("", "The first few are done for you.\n\n", "Pick the right category for the last one.\n\n", "Assign each message to one of: {labels}.\n\n", "text,label\n")  # fmt: skip
 
 
-def few_shot(r: random.Random) -> Sample:
+def few_shot(r: random.Random, author: Author) -> Sample:
     """Three to five examples of each label, then a text that is none of them."""
-    classes = CLASSES[r.choice(list(CLASSES))]
+    classes = author.classes[r.choice(list(author.classes))]
     labels = r.sample(list(classes), r.randint(2, len(classes)))
     k = r.randint(3, 5)
     texts = {label: r.sample(classes[label], k + 1) for label in labels}
     asked = r.choice(labels)
     pairs = [(text, label) for label in labels for text in texts[label][:k]]
     r.shuffle(pairs)
-    before, between, after = r.choice(SHAPES)
+    before, between, after = r.choice(author.shapes)
     gap = "" if between[-1] in " ," else " "  # before a label
     body = "".join(f"{before}{text}{between}{gap}{label}{after}" for text, label in pairs)
-    head = r.choice(HEADS).format(labels=", ".join(labels))
+    head = r.choice(author.heads).format(labels=", ".join(labels))
     prompt = f"{head}{body}{before}{texts[asked][k]}{between.rstrip(' ')}"
     if r.random() < 0.5:
         return Sample("few_shot", plain=(prompt, asked if between.endswith(",") else f" {asked}", after))
     return Sample("few_shot", ({"role": "user", "content": prompt}, {"role": "assistant", "content": asked}))
 
 
-# what is told, what is asked later
-TOLD: tuple[tuple[Callable[[random.Random], str], tuple[str, ...], tuple[str, ...]], ...] = (
-    (_of(*FIRST), ("It's {v}, good to be here.", "You can call me {v}.", "btw my name's {v}", "This is {v} speaking."), ("so what's my name then?", "So who am I again?", "Do you still know what I'm called?")),
-    (_of(*PETS), ("I have a dog named {v}.", "My dog's name is {v}.", "We just got a puppy, we call it {v}!"), ("What's my dog's name?", "How is my dog called again?", "what did I name my dog?")),
-    (_of(*PETS), ("Our cat goes by the name of {v}.", "I own a cat called {v}."), ("What's the name of our cat?", "What do we call our cat?")),
-    (_of(*FIRST), ("My sister is called {v}.", "I've got a sister, {v}."), ("What's my sister's name?", "What is my sister called?")),
+TOLD: Told = (
+    (of(*FIRST), ("It's {v}, good to be here.", "You can call me {v}.", "btw my name's {v}", "This is {v} speaking."), ("so what's my name then?", "So who am I again?", "Do you still know what I'm called?")),
+    (of(*PETS), ("I have a dog named {v}.", "My dog's name is {v}.", "We just got a puppy, we call it {v}!"), ("What's my dog's name?", "How is my dog called again?", "what did I name my dog?")),
+    (of(*PETS), ("Our cat goes by the name of {v}.", "I own a cat called {v}."), ("What's the name of our cat?", "What do we call our cat?")),
+    (of(*FIRST), ("My sister is called {v}.", "I've got a sister, {v}."), ("What's my sister's name?", "What is my sister called?")),
     (_place, ("I'm originally from {v}.", "I grew up in {v}.", "My hometown is {v}."), ("Where do I hail from?", "Which town did I grow up in?", "What's my hometown?")),
-    (_ref, ("The wifi password is {v}.", "Note the wifi password: {v}"), ("What's the wifi password?", "Give me the wifi password again")),
-    (_int(3, 480), ("My locker number is {v}.", "I have locker {v}."), ("Which locker do I have?", "What's my locker number?")),
-    (_ref, ("My flight is {v}.", "I'm booked on {v}."), ("What flight am I on?", "Which flight did I say?")),
-    (_of("peanuts", "shellfish", "lactose", "pollen"), ("I can't have {v}, I'm allergic.", "Careful, I have an allergy: {v}."), ("What am I allergic to?", "Which allergy do I have?")),
-    (_of("teal", "maroon", "turquoise", "crimson"), ("My favourite color is {v}.", "I really like {v}, it's my favourite color."), ("What's my favourite color?", "Which color do I like best?")),
-    (_of("archaeologist", "beekeeper", "midwife", "locksmith"), ("I make a living as a {v}.", "I've been a {v} for ten years."), ("What do I do for a living?", "What's my profession?")),
-    (_of("Tuesday", "Saturday", "Thursday"), ("My dentist appointment is on {v}.", "I've an appointment at the dentist's this {v}."), ("When do I see the dentist?", "Which day is my dentist appointment?")),
+    (reference, ("The wifi password is {v}.", "Note the wifi password: {v}"), ("What's the wifi password?", "Give me the wifi password again")),
+    (integer(3, 480), ("My locker number is {v}.", "I have locker {v}."), ("Which locker do I have?", "What's my locker number?")),
+    (reference, ("My flight is {v}.", "I'm booked on {v}."), ("What flight am I on?", "Which flight did I say?")),
+    (of("peanuts", "shellfish", "lactose", "pollen"), ("I can't have {v}, I'm allergic.", "Careful, I have an allergy: {v}."), ("What am I allergic to?", "Which allergy do I have?")),
+    (of("teal", "maroon", "turquoise", "crimson"), ("My favourite color is {v}.", "I really like {v}, it's my favourite color."), ("What's my favourite color?", "Which color do I like best?")),
+    (of("archaeologist", "beekeeper", "midwife", "locksmith"), ("I make a living as a {v}.", "I've been a {v} for ten years."), ("What do I do for a living?", "What's my profession?")),
+    (of("Tuesday", "Saturday", "Thursday"), ("My dentist appointment is on {v}.", "I've an appointment at the dentist's this {v}."), ("When do I see the dentist?", "Which day is my dentist appointment?")),
 )  # fmt: skip
 FILLERS = (("cool", "Great."), ("How's it going?", "I am well, thank you."), ("Nice to meet you.", "Nice to meet you too."), ("Thanks, that's handy.", "You are welcome."), ("ok", "All right."))  # fmt: skip
 
 
-def recall(r: random.Random) -> Sample:
+def recall(r: random.Random, author: Author) -> Sample:
     """One to three facts in as many turns or in one, or in the system message, small talk, and a question."""
-    facts = r.sample(TOLD, r.choice((1, 2, 2, 3)))
+    facts = r.sample(author.told, r.choice((1, 2, 2, 3)))
     values = [draw(r) for draw, _, _ in facts]
     told = [r.choice(phrases).format(v=v) for (_, phrases, _), v in zip(facts, values, strict=True)]
     at = r.randrange(len(facts))
@@ -297,12 +337,12 @@ def recall(r: random.Random) -> Sample:
                 {"role": "user", "content": text},
                 {
                     "role": "assistant",
-                    "content": r.choice(("I will remember that.", "Noted.", "Okay!")),
+                    "content": r.choice(author.nods),
                     "is_given": True,
                 },
             ]
             if r.random() < 0.3:
-                said, answer = r.choice(FILLERS)
+                said, answer = r.choice(author.fillers)
                 messages += [
                     {"role": "user", "content": said},
                     {"role": "assistant", "content": answer, "is_given": True},
@@ -328,69 +368,72 @@ READS = (
 )
 
 
-def reading(r: random.Random) -> Sample:
+FACTS = {
+    "s": of(*STREETS),
+    "d": of("Monday", "Wednesday", "Friday"),
+    "p": _place,
+    "t": of("08:40", "09:25", "10:35"),
+    "n": integer(4, 39),
+}
+
+
+def reading(r: random.Random, author: Author) -> Sample:
     """A short text of people and things, and a question about it."""
-    text, questions = r.choice(PASSAGES)
-    a, b, c = r.sample(FIRST, 3)
-    fields = {
-        "a": a,
-        "b": b,
-        "c": c,
-        "s": r.choice(STREETS),
-        "d": r.choice(("Monday", "Wednesday", "Friday")),
-        "p": _place(r),
-        "t": r.choice(("08:40", "09:25", "10:35")),
-        "n": str(r.randint(4, 39)),
-    }
+    text, questions = r.choice(author.passages)
+    a, b, c = r.sample(author.people, 3)
+    fields = {"a": a, "b": b, "c": c} | {name: draw(r) for name, draw in author.facts.items()}
     question, answer = r.choice(questions)
     answer = answer.format(**fields)
     messages = (
-        {"role": "user", "content": r.choice(READS).format(p=text.format(**fields), q=question)},
+        {"role": "user", "content": r.choice(author.reads).format(p=text.format(**fields), q=question)},
         {"role": "assistant", "content": answer},
     )
     return Sample("reading", messages, answers=(answer,))
 
 
-_HELLO, _NO_IDEA = r"\b(hello|hi|hey|good (morning|evening|day|afternoon)|greetings)\b", r"do not know|don't know|cannot|can't|no idea|not sure"  # fmt: skip
-# what is said, and what an answer has to have (a regular expression)
-CHATS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("hi, new here!", "hello there friend", "heya", "Afternoon!", "yo", "Hi, anyone there?", "hello, anybody in?", "Greetings"), f"{_HELLO}|help you"),
+HELLO, NO_IDEA = r"\b(hello|hi|hey|good (morning|evening|day|afternoon)|greetings)\b", r"do not know|don't know|cannot|can't|no idea|not sure"  # fmt: skip
+CHATS = (
+    (("hi, new here!", "hello there friend", "heya", "Afternoon!", "yo", "Hi, anyone there?", "hello, anybody in?", "Greetings"), f"{HELLO}|help you"),
     (("thx", "oh perfect, that does it", "Cheers, that helps", "ty", "I appreciate it", "Great, thank you for that"), r"welcome|pleasure|glad|any time|happy to"),
     (("cya", "I have to go now", "right, I better get moving", "Talk to you tomorrow", "That's all for today, good night"), r"bye|see you|good night|later|take care"),
     (("and you are?", "what do people call you", "Are you a human?", "are you chatgpt?", "Am I talking to a robot?"), r"banyan|pocket|model"),
     (("what is it that you can do", "In what ways are you handy?", "What are your skills?", "could use a hand", "What sort of things may I ask?"), r"tools|json|label|remember|help"),
     (("everything okay with you?", "How's life?", "All fine over there?", "what's up?", "You feeling okay?"), r"\b(well|fine|good|great|all right)\b"),
-    (("What's the capital of Peru?", "Who won the world cup in 1998?", "Who is the president of Brazil?", "How tall is Mount Everest?", "What is photosynthesis?", "When was Napoleon born?"), _NO_IDEA),
-    (("What will the weather be tomorrow?", "Write me a poem about autumn", "Can you tell me a joke?", "Translate 'good morning' into Spanish", "Explain quantum physics to me", "What should I eat tonight?"), _NO_IDEA),
+    (("What's the capital of Peru?", "Who won the world cup in 1998?", "Who is the president of Brazil?", "How tall is Mount Everest?", "What is photosynthesis?", "When was Napoleon born?"), NO_IDEA),
+    (("What will the weather be tomorrow?", "Write me a poem about autumn", "Can you tell me a joke?", "Translate 'good morning' into Spanish", "Explain quantum physics to me", "What should I eat tonight?"), NO_IDEA),
     (("You're stupid", "That was wrong.", "no, that's not right"), r"sorry|apolog|mistake"),
     (("You're great!", "good job", "well done!", "Nice work"), r"thank|glad|happy|kind"),
     (("Nice to meet you", "Pleased to meet you!"), r"\b(meet you|pleasure|pleased|hello|likewise)\b"),
-    (("Have you got my name?", "Any idea where I live?", "What's my dog called?"), f"{_NO_IDEA}|not told|have not|haven't"),
+    (("Have you got my name?", "Any idea where I live?", "What's my dog called?"), f"{NO_IDEA}|not told|have not|haven't"),
 )  # fmt: skip
 
 
-def chat(r: random.Random) -> Sample:
+def chat(r: random.Random, author: Author) -> Sample:
     """Something said in a chat, as its first turn or after another."""
     messages: list[Message] = []
     if r.random() < 0.3:
-        messages.append({"role": "system", "content": r.choice([s for s in SYSTEMS if s])})
+        messages.append({"role": "system", "content": r.choice([s for s in author.systems if s])})
     if r.random() < 0.3:
-        said, answer = r.choice(FILLERS)
+        said, answer = r.choice(author.fillers)
         messages += [{"role": "user", "content": said}, {"role": "assistant", "content": answer, "is_given": True}]
-    phrases, wanted = r.choice(CHATS)
+    phrases, wanted = r.choice(author.chats)
     messages += [{"role": "user", "content": r.choice(phrases)}, {"role": "assistant", "content": wanted}]
     return Sample("chat", tuple(messages), answers=(wanted,))
 
 
-FAMILIES: dict[str, Callable[[random.Random], Sample]] = {
+FAMILIES: dict[str, Callable[[random.Random, Author], Sample]] = {
     "tools": tools, "json": extraction, "few_shot": few_shot, "recall": recall, "reading": reading, "chat": chat,
 }  # fmt: skip
+STRANGERS = Author(
+    "strangers", FIRST, (*LAST, *PLACES, *PETS), SYSTEMS, ASKS, SUMS, UNITS, DATES, RECORDS, PULLS, CLASSES, SHAPES, HEADS,
+    TOLD, ("I will remember that.", "Noted.", "Okay!"), FILLERS, PASSAGES, FACTS, READS, CHATS,
+)  # fmt: skip
 
 
-def samples(family: str, n: int, seed: int | str) -> list[Sample]:
+def samples(family: str, n: int, seed: int | str, author: Author = STRANGERS) -> list[Sample]:
     """n samples of a family, the same for the same seed."""
-    r = random.Random(f"strangers-{family}-{seed}")
-    return [FAMILIES[family](r) for _ in range(n)]
+    r = random.Random(f"{author.name}-{family}-{seed}")
+    return [FAMILIES[family](r, author) for _ in range(n)]
 
 
 MAX_WORDS = 14
