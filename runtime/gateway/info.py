@@ -127,5 +127,5 @@ def _written(family: Family) -> str:
     lines = [f"# HELP {name} {family.text}", f"# TYPE {name} {family.kind}"]
     for values, n in family.values.items():
         labels = ",".join(f'{label}="{value}"' for label, value in zip(family.labels, values, strict=True))
-        lines.append(f"{name}{{{labels}}} {n:g}" if labels else f"{name} {n:g}")
+        lines.append(f"{name}{{{labels}}} {n!r}" if labels else f"{name} {n!r}")
     return "\n".join(lines) + "\n"

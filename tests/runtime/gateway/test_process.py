@@ -17,7 +17,8 @@ import pytest
 
 from banyan.runtime import config, launch
 from banyan.runtime.errors import ConfigError, ConnectFailed
-from banyan.runtime.gateway import process
+from banyan.runtime.gateway import info, process
+from banyan.runtime.server_metrics import Family
 from raw_http import connect, encode, exchange, post, status
 from waits import wait_until
 
@@ -252,3 +253,11 @@ def test_many_streams_lose_nothing_and_a_slow_reader_slows_nobody(url: str, n: i
     with connect(url) as slow:  # it asks for much, and reads nothing
         slow.sendall(encode(PATH, LONG | {"stream": True}))
         assert asyncio.run(run()) == [expected] * n
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_keep_all_digits_of_a_counter() -> None:
+    text = info._written(Family("x", "counter", "an x", ("kind",), {("a",): 12345678.0, ("b",): 3}))
+    assert text.splitlines()[2:] == ['banyan_x_total{kind="a"} 12345678.0', 'banyan_x_total{kind="b"} 3']
