@@ -113,6 +113,8 @@ def show(runtime: Any, title: str, seconds: float, is_once: bool, console: Conso
             except EngineLost:
                 continue  # the server is starting another engine
             except RuntimeLost:
+                if runtime.client.lost is None:
+                    continue  # no engine is ready yet, but the server lives
                 live.stop()
                 raise
             live.update(view(before, now, title), refresh=True)

@@ -25,7 +25,7 @@ import zmq
 from banyan.runtime.client import splitting
 from banyan.runtime.client.program_futures import ProgramFutures, ProgramHandle
 from banyan.runtime.config import API_KEY, SERVER_KEY, TOKEN
-from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, RuntimeLost
+from banyan.runtime.errors import BadMessage, BanyanError, ConnectFailed, RuntimeLost, from_code
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import ipc, tcp_auth, wire
 from banyan.runtime.protocol.http_frames import SCHEMES, server_url
@@ -189,7 +189,8 @@ class Client:
         path: str = "",
     ) -> Any:
         """The server's answer to a question outside any program (see wire.Ask), decoded from JSON. BanyanError: the
-        server refused. RuntimeLost: no answer within `timeout` seconds."""
+        server refused. EngineLost: the engine died before it answered. RuntimeLost: no answer within `timeout`
+        seconds."""
         self.check()
         number = next(self._ask_ids)
         future: ValueFuture[wire.Answer] = ValueFuture()
@@ -202,7 +203,7 @@ class Client:
         finally:
             self._answers.pop(number, None)
         if not answer.ok:
-            raise BanyanError(answer.body.decode())
+            raise from_code(answer.code or BanyanError.code, answer.body.decode())
         return msgspec.json.decode(answer.body) if answer.body else None
 
     def close(self) -> None:

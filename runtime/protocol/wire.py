@@ -712,11 +712,13 @@ class Failed(Wire, frozen=True):
 
 
 class Answer(Wire, frozen=True):
-    """The answer to an Ask. body: JSON, or a UTF-8 error message if not ok."""
+    """The answer to an Ask. body: JSON, or a UTF-8 error message if not ok. code: the code of an error that is no
+    refusal; see runtime/errors.py."""
 
     id: int
     ok: bool
     body: bytes = b""
+    code: str = ""
 
 
 class Pong(Wire, frozen=True):

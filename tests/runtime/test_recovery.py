@@ -8,12 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from banyan.runtime.client import client
-from banyan.runtime.errors import Quarantined
+from banyan.runtime.errors import EngineLost, Quarantined
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link import recovery
 from forms import in_short
@@ -138,6 +140,22 @@ def test_engine_killed_during_startup_is_restarted(join: Join) -> None:
         done.set()
         join_thread(killer)
     assert engine_starts(c) >= 3
+
+
+def test_question_to_an_engine_that_dies_is_no_refusal(join: Join, tmp_path: Path) -> None:
+    """The HTTP process told whoever looked at its page that only operators may, and `banyan top` ended."""
+    c = join(say={"stuck": "free"}, hang_on="stuck", once=True)
+    pid, program = engine_pid(c), submit(c, "stuck")
+    wait_until((tmp_path / "model" / "died").exists, "an engine that hangs")
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(c.ask, "stats")
+        wait_until(lambda: c._answers, "the question", alive=lambda: not asked.done())
+        time.sleep(0.1)
+        assert engine_pid(c) == pid, "the server has read the question before this one"
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EngineLost, match="the engine process died"):
+            asked.result(30)
+    assert text(program) == "free"
 
 
 # ---- causes --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from banyan.runtime.errors import BanyanError, ConfigError
+from banyan.runtime.errors import BanyanError, ConfigError, EngineLost
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess
@@ -208,8 +208,8 @@ class Questions:
         self._send(client, wire.Answer(id=ask.id, ok=found is body, body=found))
 
     def fail(self, name: str, why: str) -> None:
-        """Called when an engine has died or is replaced. Answer the questions that no other engine will answer with the
-        error `why`."""
+        """Called when an engine has died or is replaced. Answer the questions that no other engine will answer with an
+        EngineLost(`why`)."""
         for number, question in list(self._open.items()):
             question.answers.pop(name, None)  # it has gone with the engine, and another one may take the name
             if name not in question.waiting:
@@ -223,7 +223,8 @@ class Questions:
             del self._open[number]
             self._close(question.client)
             if question.client != OURSELVES:
-                self._send(question.client, wire.Answer(id=question.ask.id, ok=False, body=why.encode()))
+                lost = wire.Answer(id=question.ask.id, ok=False, body=why.encode(), code=EngineLost.code)
+                self._send(question.client, lost)
 
     def _close(self, client: Client) -> None:
         self._n_open[client] -= 1

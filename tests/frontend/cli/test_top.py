@@ -73,15 +73,18 @@ def test_view_shows_service_levels_if_configured() -> None:
 
 def test_show_survives_an_engine_restart_and_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    answers: Iterator[Any] = iter([stats(1.0), stats(2.0), EngineLost("gone"), stats(4.0, 50), RuntimeLost("the end")])
+    errors = [EngineLost("gone"), RuntimeLost("no answer within 30 s"), stats(4.0, 50), RuntimeLost("the end")]
+    answers: Iterator[Any] = iter([stats(1.0), stats(2.0), *errors])
 
     def ask(what: str) -> Any:
         answer = next(answers)
         if isinstance(answer, Exception):
+            client.lost = "the end" if str(answer) == "the end" else None
             raise answer
         return answer
 
-    runtime = SimpleNamespace(client=SimpleNamespace(ask=ask))
+    client = SimpleNamespace(ask=ask, lost=None)
+    runtime = SimpleNamespace(client=client)
     stream = StringIO()
     with pytest.raises(RuntimeLost, match="the end"):
         top.show(runtime, "s", 1.0, False, Console(file=stream, width=100))

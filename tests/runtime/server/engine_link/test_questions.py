@@ -216,7 +216,8 @@ def test_question_is_answered_without_an_engine_that_died(words: Tokenizer) -> N
     asked.ask("check", "")
     asked.questions.fail("0", "it died")
     asked.questions.fail("1", "it died too")
-    assert [(one.ok, one.body) for one in asked.sent] == [(True, b"{}"), (False, b"it died too")]
+    found = [(one.ok, one.body, one.code) for one in asked.sent]
+    assert found == [(True, b"{}", ""), (False, b"it died too", "engine_lost")]
 
 
 def test_engine_that_died_while_an_adapter_was_loaded_loads_it_later(words: Tokenizer) -> None:
