@@ -194,7 +194,11 @@ def _put(numbers: array[int], index: int, number: int) -> None:
 
 def _digested(value: Any) -> bytes:
     """The JSON text of which digests are made."""
-    return msgspec.json.encode(value, enc_hook=_in_digest, order="sorted")
+    try:
+        return msgspec.json.encode(value, enc_hook=_in_digest, order="sorted")
+    except TypeError:  # only keys that are text can be sorted
+        value = msgspec.json.decode(msgspec.json.encode(value, enc_hook=_in_digest))
+        return msgspec.json.encode(value, order="sorted")
 
 
 def _in_digest(value: Any) -> Any:

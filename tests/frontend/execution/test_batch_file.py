@@ -162,6 +162,23 @@ def test_items_that_json_does_not_have_are_errors(mock: bn.Mock, tmp_path: Path)
     assert [r.ret_value for r in e.value.results] == [0, 3]
 
 
+def test_keys_of_items_need_not_be_text(mock: bn.Mock, tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State, m: dict[Any, Any], bound: dict[int, str]) -> dict[Any, Any]:
+        s += bn.gen("x")
+        return m
+
+    path = tmp_path / "out.jsonl"
+    for item in ({2: "a", 1: "b"}, {1: "b", 2: "a"}):
+        items = [{"m": item}, {"m": {"c": {(1, None): "d", None: 0.5}}}]
+        records = program.bind(bound={1: "e"}).run_batch(items, checkpoint=path)
+        assert [r.ret_value for r in records] == [{"2": "a", "1": "b"}, {"c": {"(1, None)": "d", "None": 0.5}}]
+    assert len(mock.submits) == 2
+    for bound, other in (({1: "e"}, [{"m": {2: "a", 1: "c"}}, items[1]]), ({1: "f"}, items)):
+        with pytest.raises(bn.ConfigError, match="has a record of another item 0, or of another program"):
+            program.bind(bound=bound).run_batch(other, checkpoint=path)
+
+
 def test_fewer_items_are_refused(mock: bn.Mock, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     item.run_batch(rows(5), checkpoint=path)
