@@ -247,9 +247,9 @@ def _read_csv(path: Path) -> Iterator[Row]:
 
 
 def _write_csv(path: Path, rows: _Read) -> None:
-    """Write rows as CSV. Lists and objects are written as JSON."""
+    """Write rows as CSV. Lists and objects are written as JSON, and half of a surrogate pair as its escape."""
     columns = dict.fromkeys(name for row in rows() for name in row)
-    with path.open("w", newline="", encoding="utf-8") as lines:
+    with path.open("w", newline="", encoding="utf-8", errors="backslashreplace") as lines:
         writer = csv.DictWriter(lines, list(columns))
         writer.writeheader()
         for row in rows():
@@ -271,13 +271,25 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise ConfigError(f"--in {path}: {e}") from None
 
 
+def _escaped(value: Any) -> Any:
+    """The value with each half of a surrogate pair as its escape, as in CSV: no encoding has it."""
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case list():
+            return [_escaped(one) for one in value]
+        case dict():
+            return {_escaped(name): _escaped(one) for name, one in value.items()}
+    return value
+
+
 def _write_parquet(path: Path, rows: _Read) -> None:
     arrow: Any = import_module("pyarrow")
     parquet: Any = import_module("pyarrow.parquet")
 
     def tables(schema: Any = None) -> Iterator[Any]:
         left = rows()
-        while group := list(islice(left, N_GROUP)):
+        while group := list(map(_escaped, islice(left, N_GROUP))):
             columns = dict.fromkeys(name for row in group for name in row)
             yield arrow.Table.from_pylist([dict.fromkeys(columns) | group[0], *group[1:]], schema=schema)
 

@@ -148,6 +148,23 @@ def test_values_that_a_column_cannot_have_stay_in_the_checkpoint(tmp_path: Path)
     assert run(program, rows, tmp_path / "out.parquet.jsonl") == 0
 
 
+@pytest.mark.parametrize("target", [".csv", ".parquet"])
+def test_half_of_a_surrogate_pair_is_written_as_its_escape(target: str, program: Path, tmp_path: Path) -> None:
+    if target == ".parquet":
+        pytest.importorskip("pyarrow")
+    rows, out = tmp_path / "rows.jsonl", tmp_path / f"out{target}"
+    rows.write_text('{"text": "ok", "note": "\\ud83d", "many": ["\\ud83d"]}\n{"text": "ok", "note": "x", "many": []}\n')
+    assert run(program, rows, out) == 0
+    found = [*batch._format(out, "--in")[0]()]
+    assert [(row["note"], row["label"]) for row in found] == [("\\ud83d", "fine"), ("x", "fine")]
+    assert found[0]["many"] == ('["\\ud83d"]' if target == ".csv" else ["\\ud83d"])
+
+
+def test_escapes_reach_all_text_of_a_value() -> None:
+    value = {"\ud83d": ["a\ud83d", {"x": "\U0001f642"}], "n": 1}
+    assert batch._escaped(value) == {"\\ud83d": ["a\\ud83d", {"x": "\U0001f642"}], "n": 1}
+
+
 def test_long_fields_of_csv_are_read(program: Path, tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
     write(rows, [{"text": "x" * 200_000}])
