@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
+import select
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -104,9 +105,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(e, ConfigError) else 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # such as `banyan models | head`; stdout is closed
+    except BrokenPipeError:
+        if not _is_unread(sys.stdout):  # an error of the program that runs
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _is_unread(stream: IO[str]) -> bool:
+    """Whether nobody reads a pipe any more, such as in `banyan models | head`. Nothing is written to tell, because that
+    may succeed after an unbuffered write has failed."""
+    poll = select.poll()
+    poll.register(stream, 0)  # 0: errors only
+    return bool(poll.poll(0))
 
 
 def _parser() -> Parser:

@@ -559,6 +559,23 @@ def test_run_prints_a_traceback_for_bugs_and_one_line_for_failed_programs(
     assert "Traceback" not in failed.stderr
 
 
+def test_broken_pipe_of_a_program_is_shown_and_that_of_stdout_is_not(tmp_path: Path, banyan: Banyan) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("raise BrokenPipeError(32, 'worker is gone')")
+    done = banyan("run", str(program))
+    assert done.returncode == 1
+    assert "worker is gone" in done.stderr
+    program.write_text("print('to nobody')")
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with open(write_end, "w") as closed:
+        command, environment = [*BANYAN, "run", str(program)], os.environ | {"PYTHONUNBUFFERED": "1"}
+        unread = subprocess.run(
+            command, stdout=closed, stderr=subprocess.PIPE, text=True, env=environment, timeout=60, check=False
+        )
+    assert (unread.returncode, unread.stderr) == (1, "")
+
+
 def test_server_of_the_environment_is_used_if_no_option_asks_for_a_private_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BANYAN_SOCKET", "/there")
     monkeypatch.setattr(bn, "connect", lambda socket, **_: socket)
