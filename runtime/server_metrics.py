@@ -30,12 +30,44 @@ class Family(NamedTuple):
     values: Mapping[tuple[str, ...], float]
 
 
-def families(stats: Mapping[str, Any], previous: Mapping[str, float] | None = None) -> Iterator[Family]:
+class ServerMetrics:
+    """The metrics of the last answer. A new engine counts from 0, so the last counts of engines that have ended are
+    added: counters never fall."""
+
+    def __init__(self) -> None:
+        self._stats: Mapping[str, Any] = {}
+        self._previous: dict[str, float] = {}  # totals of engines that have ended
+
+    def update(self, stats: Mapping[str, Any]) -> None:
+        """Take an answer, which must be later than the one before."""
+        if stats["server"].get("seconds", 0) < self._stats.get("server", {}).get("seconds", 0):
+            self._stats, self._previous = {}, {}  # another server, which counts from 0
+        replicas = stats["replicas"]
+        for name, before in self._stats.get("replicas", {}).items():
+            row = replicas.get(name)
+            # without counters: it has died and no other has started yet
+            if row is None or not row["engine"] or row["starts"] != before["starts"]:
+                evicted = before.get("cache", {}).get("evicted", {})
+                counts = before["engine"] | {_evicted(reason): n for reason, n in evicted.items()}
+                for counter, n in counts.items():
+                    self._previous[counter] = self._previous.get(counter, 0) + n
+        self._stats = stats
+
+    def families(self) -> Iterator[Family]:
+        return _families(self._stats, self._previous)
+
+
+def _evicted(reason: str) -> str:
+    """The name in `previous` of the pages that engines evicted."""
+    return f"evicted_{reason}"
+
+
+def _families(stats: Mapping[str, Any], previous: Mapping[str, float]) -> Iterator[Family]:
     """The metrics. stats: the answer. previous: the counts of earlier engines, which are added."""
     engine, cache, server = (stats.get(name, {}) for name in ("engine", "cache", "server"))
 
     def total(name: str) -> float:
-        return float((previous or {}).get(name, 0) + engine.get(name, 0))
+        return float(previous.get(name, 0) + engine.get(name, 0))
 
     def labelled(kind: Literal["counter", "gauge"], name: str, text: str, label: str, values: Any) -> Family:
         return Family(name, kind, text, (label,), {(value,): float(n) for value, n in values.items()})
@@ -52,8 +84,8 @@ def families(stats: Mapping[str, Any], previous: Mapping[str, float] | None = No
         yield labelled("counter", f"{kind}_tokens", text, "drafter", counts)
     pages = {holder: cache.get(name, 0) for holder, name in PAGES.items()}
     yield labelled("gauge", "pages", "pages of KV, by who holds them", "holder", pages)
-    evicted = cache.get("evicted", {})
-    yield labelled("counter", "evicted_pages", "pages evicted by this engine", "reason", evicted)
+    evicted = {reason: n + previous.get(_evicted(reason), 0) for reason, n in cache.get("evicted", {}).items()}
+    yield labelled("counter", "evicted_pages", "pages evicted, by reason", "reason", evicted)
     hit_rate = cache.get("n_hit_tokens", 0) / max(1, cache.get("n_query_tokens", 0))
     yield one("gauge", "hit_rate", "share of prompt tokens found in the tree", hit_rate)
     for name in ("running", "waiting"):

@@ -13,6 +13,7 @@ from banyan.runtime.gateway.model_call import Mailbox
 from banyan.runtime.gateway.openai.response_store import ResponseStore
 from banyan.runtime.gateway.page.run_pages import RunPages
 from banyan.runtime.gateway.programs.sessions import Sessions
+from banyan.runtime.server_metrics import Family, ServerMetrics
 
 
 class Gateway:
@@ -47,6 +48,7 @@ class Gateway:
         self.sessions = Sessions()
         self.run_pages = RunPages()
         self.counts: Counter[tuple[str, int]] = Counter()
+        self._metrics, self._counting = ServerMetrics(), asyncio.Lock()
 
     def identify(self, headers: Mapping[bytes, bytes]) -> str:
         """The tenant that makes a request. Raises HTTPError."""
@@ -65,3 +67,10 @@ class Gateway:
                 make = partial(connect, address.path, token=address.token, server_key=address.server_key)
                 client = self._clients[tenant] = await asyncio.to_thread(make, tenant=tenant)
         return client
+
+    async def counters(self) -> tuple[Family, ...]:
+        """The counters of the server. Raises BanyanError."""
+        async with self._counting:  # so that answers are taken in their order
+            client = await self.client()
+            self._metrics.update(await asyncio.to_thread(client.ask, "stats"))
+            return tuple(self._metrics.families())

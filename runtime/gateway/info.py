@@ -17,7 +17,7 @@ from banyan.runtime.gateway.openai.chat_types import TokenizeRequest
 from banyan.runtime.gateway.prompt import PromptWriter
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.roles import ASSISTANT
-from banyan.runtime.server_metrics import Family, families
+from banyan.runtime.server_metrics import Family
 
 _STARTED = int(time.time())
 
@@ -113,13 +113,13 @@ async def count_tokens(
 
 async def metrics(request: HTTPRequest) -> Reply:
     """The counters of the server and of the HTTP process, in the text format of Prometheus."""
-    stats = await asyncio.to_thread((await request.gateway.client()).ask, "stats")
+    counters = await request.gateway.counters()
     text = "responses, by the path of their route; status 0: the client hung up before it began"
     counts: dict[tuple[str, ...], float] = {}
     for (path, status), n in request.gateway.counts.items():
         counts[path, str(status)] = n
     http = Family("http_responses", "counter", text, ("path", "status"), counts)
-    return Reply("".join(map(_written, (*families(stats), http))).encode(), kind="text/plain; version=0.0.4")
+    return Reply("".join(map(_written, (*counters, http))).encode(), kind="text/plain; version=0.0.4")
 
 
 def _written(family: Family) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from banyan.runtime.config import address
 from banyan.runtime.errors import ConfigError
 from banyan.runtime.server.engine_link.requests import EngineRequest
-from banyan.runtime.server_metrics import families
+from banyan.runtime.server_metrics import ServerMetrics
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -20,10 +20,7 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Metrics:
-    """The metrics and their HTTP server, which has a thread of its own, so the server's loop never waits for a reader.
-
-    A new engine counts from 0. The metrics add the last counts of the engines before it.
-    """
+    """The metrics and their HTTP server, which has a thread of its own, so the loop of the server waits for nobody."""
 
     def __init__(self, where: str) -> None:
         """where: the address, as in Config.metrics. ConfigError: it is in use, or the extra is not installed."""
@@ -33,8 +30,7 @@ class Metrics:
         except ModuleNotFoundError:
             raise ConfigError("metrics need prometheus_client: pip install 'banyan[metrics]'") from None
         self._core = core
-        self._counters: dict[str, Any] = {}  # the latest counters of the engine and the server
-        self._previous: dict[str, float] = {}  # totals of engines that have ended
+        self._counters = ServerMetrics()
         self._registry = prometheus.CollectorRegistry()
 
         def histogram(name: str, text: str) -> Any:
@@ -87,14 +83,7 @@ class Metrics:
 
     def update(self, counters: dict[str, Any]) -> None:
         """Take new counters of the engine and the server: the answer to Ask("stats")."""
-        replicas = counters["replicas"]
-        for name, before in self._counters.get("replicas", {}).items():
-            row = replicas.get(name)
-            # without counters: it has died and no other has started yet
-            if row is None or not row["engine"] or row["starts"] != before["starts"]:
-                for counter, n in before["engine"].items():
-                    self._previous[counter] = self._previous.get(counter, 0) + n
-        self._counters = counters
+        self._counters.update(counters)
 
     # ---- called by prometheus_client on its own thread --------------------------------------------------------------
 
@@ -103,7 +92,7 @@ class Metrics:
 
     def collect(self) -> Iterable[Any]:
         kinds = {"counter": self._core.CounterMetricFamily, "gauge": self._core.GaugeMetricFamily}
-        for family in families(self._counters, self._previous):
+        for family in self._counters.families():
             metric = kinds[family.kind](f"banyan_{family.name}", family.text, labels=family.labels)
             for values, n in family.values.items():
                 metric.add_metric(values, n)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,12 +19,14 @@ import pytest
 from banyan.runtime import config, launch
 from banyan.runtime.errors import ConfigError, ConnectFailed
 from banyan.runtime.gateway import info, process
+from banyan.runtime.gateway.gateway import Gateway
 from banyan.runtime.server_metrics import Family
 from raw_http import connect, encode, exchange, post, status
 from waits import wait_until
 
 PATH = "/v1/chat/completions"
 QUESTION = [{"role": "user", "content": "Hi, who are you?"}]
+EVICTED = 'evicted_pages_total{reason="unused"}'
 LONG = {"model": "pocket", "messages": QUESTION, "temperature": 0, "max_tokens": 1500, "ignore_eos": True}
 SHORT = LONG | {"max_tokens": 2}
 
@@ -261,3 +264,35 @@ def test_many_streams_lose_nothing_and_a_slow_reader_slows_nobody(url: str, n: i
 def test_metrics_keep_all_digits_of_a_counter() -> None:
     text = info._written(Family("x", "counter", "an x", ("kind",), {("a",): 12345678.0, ("b",): 3}))
     assert text.splitlines()[2:] == ['banyan_x_total{kind="a"} 12345678.0', 'banyan_x_total{kind="b"} 3']
+
+
+def test_counters_of_the_server_never_fall() -> None:
+    """Prometheus takes a counter that falls for one that began again at 0."""
+
+    def answer(seconds: float, **steps: int) -> dict[str, Any]:
+        rows = {
+            name: {"starts": 1, "engine": {"steps": n}, "cache": {"evicted": {"unused": n}}}
+            for name, n in steps.items()
+        }
+        n = sum(steps.values())
+        cache = {"evicted": {"unused": n}}
+        return {"engine": {"steps": n}, "cache": cache, "server": {"seconds": seconds}, "replicas": rows}
+
+    answers = iter([answer(1, a=100, b=10), answer(2, b=10), answer(3, b=20, c=1), answer(1, a=2)])
+    welcome = SimpleNamespace(model="m")
+    client: Any = SimpleNamespace(ask=lambda what: next(answers), lost=None, welcome=welcome)
+    keys: Any = None
+
+    async def scrape() -> list[tuple[float, float]]:
+        gateway = Gateway(client, keys, asyncio.get_running_loop())
+        gateway.sessions._context.term()
+        found = []
+        for _ in range(4):
+            request: Any = SimpleNamespace(gateway=gateway)
+            text = (await info.metrics(request)).body.decode()
+            lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+            steps, evicted = (lines[f"banyan_{name}"] for name in ("steps_total", EVICTED))
+            found.append((float(steps), float(evicted)))
+        return found
+
+    assert asyncio.run(scrape()) == [(110, 110), (110, 110), (121, 121), (2, 2)], "the last is of another server"

@@ -152,9 +152,11 @@ const CHARTS = {
   "Requests waiting": (s) => s.waiting,
 };
 
-/* The rates of `banyan top` (frontend/cli/top.py). A new engine counts from 0 again. */
+const engines = ({ server, replicas }) => `${server.engine_starts} starts, now ${Object.keys(replicas)}`;
+
+/* The rates of `banyan top` (frontend/cli/top.py). A new engine counts from 0 again, and one that goes takes its counts. */
 function sample(now) {
-  const { engine, cache, server } = now, was = before?.server.engine_starts === server.engine_starts ? before : null;
+  const { engine, cache, server } = now, was = before && engines(before) === engines(now) ? before : null;
   const seconds = was ? server.seconds - was.server.seconds : 0;
   const grown = (part, name) => (was ? now[part][name] - was[part][name] : 0), rate = (n) => (seconds > 0 ? n / seconds : 0);
   const steps = grown("engine", "steps"), queried = grown("cache", "n_query_tokens");
