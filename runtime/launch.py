@@ -154,8 +154,9 @@ def start(config: Config, timeout: float = 600.0, command: Sequence[str] = SERVE
     path = configs.private_socket() if private else Path(config.socket).absolute()
     config = msgspec.structs.replace(config, socket=str(path))
     with contextlib.ExitStack() as stack:
-        # The output of a quiet server is shown only if it does not start.
-        log = stack.enter_context(tempfile.TemporaryFile()) if config.log == "quiet" else None
+        # The output of a quiet server is shown only if it does not start, unless the user wants traces there.
+        is_shown = config.log != "quiet" or config.traces == "console"
+        log = None if is_shown else stack.enter_context(tempfile.TemporaryFile())
         directory = path.parent if private else None
         make = partial(ServerProcess, stderr=log, directory=directory)
         server, server_report = _start(make, [*command, *(["--private"] if private else [])], config, timeout, log)
@@ -186,7 +187,8 @@ def _start(
         finally:
             os.close(write_end)
         try:
-            return child, _await_report(child, ready, time.monotonic() + timeout, log)
+            is_quiet = isinstance(config, Config) and config.log == "quiet"
+            return child, _await_report(child, ready, time.monotonic() + timeout, log, is_quiet)
         except BaseException:
             child.close()
             raise
@@ -194,8 +196,11 @@ def _start(
         os.close(ready)
 
 
-def _await_report(child: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None) -> StartReport:
-    """Wait for the last report of a child. log: the log file of a quiet server; notices are printed here."""
+def _await_report(
+    child: ChildProcess, ready: int, deadline: float, log: IO[bytes] | None, is_quiet: bool
+) -> StartReport:
+    """Wait for the last report of a child. log: the file of its output, if that is not shown. is_quiet: it logs no
+    notices, so they are printed here."""
     data = b""
     while True:
         left = deadline - time.monotonic()
@@ -212,7 +217,7 @@ def _await_report(child: ChildProcess, ready: int, deadline: float, log: IO[byte
                 raise from_code(report.code, report.message + (_tail(log) if report.code == EngineLost.code else ""))
             if not report.notice:
                 return report
-            if log is not None:
+            if is_quiet:
                 print(f"banyan: {report.notice}", file=sys.stderr, flush=True)
 
 

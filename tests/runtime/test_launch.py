@@ -196,8 +196,9 @@ def test_notices_of_a_quiet_server_are_printed_as_they_come(tmp_path: Path, capf
     reports = [launch.StartReport(notice="compiling"), launch.StartReport(notice="more"), launch.StartReport()]
     written = b"".join(msgspec.json.encode(report) + b"\n" for report in reports)
     command = write_command(tmp_path, f"os.write(ready, {written!r}); os.read(alive, 1)")
-    launch.start(config.make(), timeout=30, command=command).close()
-    assert capfd.readouterr().err == "banyan: compiling\nbanyan: more\n"
+    for traces in ("", "console"):
+        launch.start(config.make(traces=traces), timeout=30, command=command).close()
+        assert capfd.readouterr().err == "banyan: compiling\nbanyan: more\n"
     launch.start(config.make(log="info"), timeout=30, command=command).close()
     assert capfd.readouterr().err == "", "the server has logged them"
 

@@ -101,7 +101,7 @@ def test_exporter_is_console_or_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_server_exports_its_traces_before_it_exits(
     fake_model: Callable[..., Any], boot: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server_config = config.make(model=str(fake_model(say={"a": " b"})), traces="console", log="info")
+    server_config = config.make(model=str(fake_model(say={"a": " b"})), traces="console")
     server = launch.start(server_config, timeout=60, command=boot)
     try:
         with contextlib.closing(client.connect(server.socket)) as c:
