@@ -70,7 +70,8 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
             try:
                 write(part, lambda: joined(read(), records))
                 part.replace(out)
-            except (OSError, ValueError, TypeError) as e:  # no space, or values that no column of Parquet can have
+            except (OSError, ValueError, TypeError, ArithmeticError, NotImplementedError) as e:
+                # no space, or values that no column of Parquet can have, such as {} or 2**64
                 raise ConfigError(f"--out {out}: {e}; the results are in {checkpoint}") from e
             finally:
                 part.unlink(missing_ok=True)

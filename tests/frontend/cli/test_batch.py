@@ -99,6 +99,22 @@ def test_failed_rows_are_named_and_have_no_results(
         assert [row["label"] for row in csv.DictReader(lines)] == ["", "fine"]
 
 
+@pytest.mark.parametrize("error", [OverflowError, NotImplementedError])
+def test_value_that_cannot_be_written_is_one_line(
+    error: type[Exception], program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors of pyarrow, which may not be here: for numbers of 65 bits and for objects without fields."""
+
+    def refuse(*_: Any) -> None:
+        raise error("no column has this")
+
+    monkeypatch.setattr(batch, "_write_csv", refuse)
+    rows = tmp_path / "rows.jsonl"
+    write(rows, [{"text": "x"}])
+    with pytest.raises(bn.ConfigError, match=r"no column has this; the results are in .*out.csv.jsonl"):
+        run(program, rows, tmp_path / "out.csv")
+
+
 def test_results_take_no_column_of_the_row(program: Path, tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
     write(rows, [{"text": "x", "label": "gold", "result_label": "of before"}])
@@ -137,10 +153,11 @@ def test_columns_that_only_some_rows_have(target: str, tmp_path: Path, monkeypat
     assert not [*tmp_path.glob("*.part")]
 
 
-def test_values_that_a_column_cannot_have_stay_in_the_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", ["n if n < 2 else 'two'", "{}", "2**64"])
+def test_values_that_a_column_cannot_have_stay_in_the_checkpoint(value: str, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     program, rows, out = tmp_path / "program.py", tmp_path / "rows.csv", tmp_path / "out.parquet"
-    program.write_text("import banyan as bn\n@bn.function\ndef mix(s, n: int):\n    return n if n < 2 else 'two'")
+    program.write_text(f"import banyan as bn\n@bn.function\ndef mix(s, n: int):\n    return {value}")
     write(rows, [{"n": n} for n in range(3)])
     with pytest.raises(bn.ConfigError, match=r"--out .*out.parquet: .*; the results are in .*out.parquet.jsonl"):
         run(program, rows, out)
