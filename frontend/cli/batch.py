@@ -70,8 +70,8 @@ def prepare(target: str, rows: Path, out: Path) -> Callable[[Any, int | None], i
             try:
                 write(part, lambda: joined(read(), records))
                 part.replace(out)
-            except (OSError, ValueError, TypeError, ArithmeticError, NotImplementedError) as e:
-                # no space, or values that no column of Parquet can have, such as {} or 2**64
+            except (OSError, ValueError, TypeError, ArithmeticError, NotImplementedError, RecursionError) as e:
+                # no space, or values that no column of Parquet can have: {}, 2**64, lists in lists in lists ...
                 raise ConfigError(f"--out {out}: {e}; the results are in {checkpoint}") from e
             finally:
                 part.unlink(missing_ok=True)
@@ -221,7 +221,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line) if line.strip() else None
-            except ValueError as e:
+            except (ValueError, RecursionError) as e:
                 raise ConfigError(f"line {number} of {path}: {e}") from None
             if not isinstance(row, dict | None):
                 raise ConfigError(f"line {number} of {path} is not a JSON object")
@@ -243,8 +243,12 @@ def _read_csv(path: Path) -> Iterator[Row]:
                         f"line {reader.line_num} of {path} has another number of fields than the first line"
                     )
                 yield row
-        except (csv.Error, UnicodeDecodeError) as e:
+        except csv.Error as e:
             raise ConfigError(f"line {reader.line_num} of {path}: {e}") from None
+        except UnicodeDecodeError as e:  # in a block of the file, of which the reader has not reached this line
+            with path.open("rb") as data:
+                number = next(n for n, line in enumerate(data, 1) if line.decode(errors="ignore").encode() != line)
+            raise ConfigError(f"line {number} of {path} is not UTF-8: {e.reason}") from None
 
 
 def _write_csv(path: Path, rows: _Read) -> None:

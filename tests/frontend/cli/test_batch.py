@@ -99,7 +99,7 @@ def test_failed_rows_are_named_and_have_no_results(
         assert [row["label"] for row in csv.DictReader(lines)] == ["", "fine"]
 
 
-@pytest.mark.parametrize("error", [OverflowError, NotImplementedError])
+@pytest.mark.parametrize("error", [OverflowError, NotImplementedError, RecursionError])
 def test_value_that_cannot_be_written_is_one_line(
     error: type[Exception], program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +223,7 @@ def test_disk_that_is_full_is_an_error_and_the_batch_goes_on(program: Path, tmp_
         ("rows.csv", "text,n,n\nx,1,2\n", "two columns of .* have the same name: text, n, n"),
         ("rows.csv", "text,n\nx,1,2\n", "line 2 of .* has another number of fields"),
         ("rows.csv", 'text\n"x\n', "line 1 of .*: unexpected end of data"),
+        ("rows.csv", b"text\nx\n\xe9t\xe9\n", "line 3 of .* is not UTF-8"),
         ("rows.jsonl", '{"text": "x"}\n[1]\n', "line 2 of .* is not a JSON object"),
         ("rows.jsonl", '{"text": "x"}\n{"text\n', "line 2 of "),
         ("rows.csv", "text,n\nx,1\nx,two\n", "row 1: n is 'two'"),
@@ -230,12 +231,19 @@ def test_disk_that_is_full_is_an_error_and_the_batch_goes_on(program: Path, tmp_
         ("rows.jsonl", '{"text": "x"}\n{"text": "x", "n": 1}\n', "row 1 has n, which the first row does not have"),
     ],
 )
-def test_rows_that_do_not_fit(rows: str, text: str | None, message: str, program: Path, tmp_path: Path) -> None:
+def test_rows_that_do_not_fit(rows: str, text: str | bytes | None, message: str, program: Path, tmp_path: Path) -> None:
     if text is not None:
-        (tmp_path / rows).write_text(text)
+        (tmp_path / rows).write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(bn.ConfigError, match=message):
         run(program, tmp_path / rows, tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_row_of_too_many_nested_lists_is_named(program: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "x"}\n{"text": ' + 100_000 * "[")
+    with pytest.raises(bn.ConfigError, match=r"line 2 of .*recursion"):
+        run(program, rows, tmp_path / "out.jsonl")
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
