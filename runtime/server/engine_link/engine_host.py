@@ -232,9 +232,14 @@ class EngineHost:
 
     def _release(self, server: JoinedServer) -> None:
         """The server uses the engine no more: end what it has there. Idempotent."""
-        if server.config is not None and self._shared is not None:
-            self._command_engine(self._shared.leave(server.number))
+        was_user = server.config is not None
         server.config, server.deadline = None, time.monotonic() + CONNECT
+        if was_user and self._shared is not None:
+            users = {user.number: user for user in self._users}
+            sent, commands = self._shared.leave(server.number, users)
+            for number, report in sent:
+                users[number].pass_report(report)
+            self._command_engine(commands)
 
     # ---- from servers to the engine --------------------------------------------------------------------------------
 

@@ -60,6 +60,9 @@ class SharedEngine:
         self.ready: wire.Ready | None = None
         self._vocabulary = b""  # digest of the vocabulary that all servers have
         self._living: dict[int, _Living] = {}
+        self._exported: dict[int, frozenset[bytes]] = {}  # pull whose prefix is computed -> the images in it
+        # image that the engine waits for -> the servers that were asked for it
+        self._asked: dict[bytes, set[int]] = {}
         # (server, its number of a program) -> (the engine's number, the engine's number of the client)
         self._programs: dict[tuple[int, int], tuple[int, int]] = {}
         self._n_programs = 0
@@ -120,12 +123,20 @@ class SharedEngine:
             case wire.Ping():
                 self._pings.append(server)
             case wire.Export(pull=pull, run=run):
-                run = msgspec.structs.replace(run, rid=_number(server, run.rid), order=())
-                return (msgspec.structs.replace(command, pull=_number(server, pull), run=run),)
+                run, pull = msgspec.structs.replace(run, rid=_number(server, run.rid), order=()), _number(server, pull)
+                if command.compute and run.images:
+                    self._exported[pull] = _images_of(run)
+                return (msgspec.structs.replace(command, pull=pull, run=run),)
             case wire.Pull(pull=pull):
                 return (msgspec.structs.replace(command, pull=_number(server, pull)),)
             case wire.EndPull(pull=pull):
-                return (wire.EndPull(_number(server, pull)),)
+                self._exported.pop(pull := _number(server, pull), None)
+                return (wire.EndPull(pull),)
+            case wire.ImagePixels(image=image, error=error):
+                (asked := self._asked.pop(image, set())).discard(server)
+                if error and asked:  # the others may have it
+                    self._asked[image] = asked
+                    return ()
         return (command,)
 
     def _unload(self, server: int, digest: str) -> str:
@@ -156,8 +167,8 @@ class SharedEngine:
         if run.is_trial:
             self._on_trial = run.rid
         self.has_news = True
-        images = frozenset(rows.image for rows in run.images)
-        self._living[run.rid] = _Living(server, round(len(run.ids) // 4 * (1 - self._cached)), images)
+        n_prompt = round(len(run.ids) // 4 * (1 - self._cached))
+        self._living[run.rid] = _Living(server, n_prompt, _images_of(run))
         return (run,)
 
     # ---- reports ---------------------------------------------------------------------------------------------------
@@ -167,7 +178,7 @@ class SharedEngine:
         for them, and the encoded commands for the engine that follow from the report."""
         there = set(servers)
         sent = [(to, wire.encode(one)) for to, one in self._reports(decoders.decode_report(data), there) if to in there]
-        return sent, [wire.encode(run) for run in self._next_trial()]
+        return sent, [wire.encode(command) for command in (*self._without_server(), *self._next_trial())]
 
     def _reports(self, report: wire.EngineReport, servers: set[int]) -> Sent:
         match report:
@@ -185,6 +196,8 @@ class SharedEngine:
                         self._adapters[msgspec.json.decode(body)].add(server)
                 yield server, msgspec.structs.replace(report, id=number)
             case wire.Exported(pull=pull) | wire.Pulled(pull=pull):
+                if isinstance(report, wire.Exported):
+                    self._exported.pop(pull, None)
                 server, pull = _split_number(pull)
                 yield server, msgspec.structs.replace(report, pull=pull)
             case wire.EnginePong():
@@ -194,15 +207,30 @@ class SharedEngine:
                 for server in self._listeners:
                     yield server, report
             case wire.WantImages(images=images):
-                for server in servers:
-                    of_server = {i for one in self._living.values() if one.server == server for i in one.images}
-                    if wanted := tuple(image for image in images if image in of_server):
-                        yield server, wire.WantImages(wanted)
+                yield from self._want(images, servers)
             case wire.Ready():
                 self.ready = report  # the host passes it on; see `ready_for`
             case _:
                 for server in servers:
                     yield server, report
+
+    def _want(self, images: Collection[bytes], servers: Iterable[int]) -> Sent:
+        """Ask the servers whose requests and exports have these images."""
+        self._asked |= {image: set[int]() for image in images}
+        for server in servers:
+            of_server = {i for one in self._living.values() if one.server == server for i in one.images}
+            of_server.update(i for pull, own in self._exported.items() if _split_number(pull)[0] == server for i in own)
+            if wanted := tuple(image for image in images if image in of_server):
+                for image in wanted:
+                    self._asked[image].add(server)
+                yield server, wire.WantImages(wanted)
+
+    def _without_server(self) -> Iterable[wire.ImagePixels]:
+        """The answers for images that the engine waits for, and that no server has: it asks for each only once."""
+        lost = [image for image, servers in self._asked.items() if not servers]
+        for image in lost:
+            del self._asked[image]
+        return [wire.ImagePixels(image, error="the server that had the image is gone") for image in lost]
 
     def _split(self, step: wire.Step) -> Sent:
         """The parts of a step that belong to each server."""
@@ -250,8 +278,10 @@ class SharedEngine:
             self._adapters[digest.hex()].add(server)
         return wire.encode(msgspec.structs.replace(self.ready, adapters=own))
 
-    def leave(self, server: int) -> list[bytes]:
-        """Called when a server is gone. Returns the encoded commands that end what it had in the engine."""
+    def leave(self, server: int, servers: Iterable[int]) -> tuple[list[tuple[int, bytes]], list[bytes]]:
+        """Called when a server is gone. servers: those that use the engine now. Returns the encoded reports for them,
+        which ask for images that only the server was asked for, and the encoded commands that end what it had in the
+        engine."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] != server)
         self._listeners.discard(server)
         self._told.pop(server, None)
@@ -266,7 +296,11 @@ class SharedEngine:
             commands.append(wire.ProgramEnded(client, number))
         for users in self._adapters.values():  # the adapters stay: the server may come back
             users.discard(server)
-        return [wire.encode(command) for command in commands]
+        for asked in self._asked.values():
+            asked.discard(server)
+        lost = [image for image, asked in self._asked.items() if not asked]
+        sent = [(to, wire.encode(one)) for to, one in self._want(lost, servers)]
+        return sent, [wire.encode(command) for command in (*commands, *self._without_server())]
 
     def death_of(self, death: Death, server: int) -> Death:
         """What a server needs to know about the engine's death."""
@@ -311,6 +345,10 @@ class _Part:
             self._rids.tobytes(), self._counts.tobytes(), bytes(self._ids), self.logprobs, tuple(self.finished),
             self.cached,
         )  # fmt: skip
+
+
+def _images_of(run: wire.Run) -> frozenset[bytes]:
+    return frozenset(rows.image for rows in run.images)
 
 
 def _number(server: int, number: int) -> int:

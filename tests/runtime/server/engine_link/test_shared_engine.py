@@ -38,17 +38,19 @@ class Shared:
 
     def report(self, *reports: wire.EngineReport) -> None:
         for report in reports:
-            sent, commands = self.shared.report(wire.encode(report), self.servers)
-            for server, data in sent:
-                self.got[server].append(decoders.decode_report(data))
-            self.pass_on(commands)
+            self.deliver(*self.shared.report(wire.encode(report), self.servers))
+
+    def deliver(self, sent: Iterable[tuple[int, bytes]], commands: Iterable[bytes]) -> None:
+        for server, data in sent:
+            self.got[server].append(decoders.decode_report(data))
+        self.pass_on(commands)
 
     def step(self) -> None:
         self.report(*self.engine.step())
 
     def leave(self, server: int) -> None:
         self.servers.remove(server)
-        self.pass_on(self.shared.leave(server))
+        self.deliver(*self.shared.leave(server, self.servers))
 
 
 @pytest.fixture
@@ -159,7 +161,8 @@ def test_servers_that_come_and_go_get_only_their_own_and_leave_nothing(fake_engi
                 programs.discard(program)
     assert (held, programs) == (set(), set())
     shared = three.shared
-    assert [*shared._living, *shared._waiting, *shared._programs, *shared._holds] == []
+    left = (shared._living, shared._waiting, shared._programs, shared._holds, shared._exported, shared._asked)
+    assert not any(left)
     assert shared._on_trial == -1
 
 
@@ -311,6 +314,60 @@ def test_images_are_asked_of_the_server_whose_request_has_them(three: Shared) ->
         three.send(server, run(1, images=(wire.ImageRows(0, 1, b"%d" % server),)))
     three.report(wire.WantImages((b"0", b"2")))
     assert three.got == {0: [wire.WantImages((b"0",))], 2: [wire.WantImages((b"2",))]}
+
+
+def with_image(rid: int, digest: bytes = b"X") -> wire.Run:
+    return run(rid, images=(wire.ImageRows(0, 1, digest),))
+
+
+def test_image_of_a_server_that_left_is_asked_of_another(three: Shared) -> None:
+    """The engine asks for an image once, so a request that came later would wait for ever."""
+    three.send(0, with_image(1))
+    three.report(wire.WantImages((b"X", b"Y")))
+    three.send(1, with_image(1))
+    three.leave(0)
+    assert three.got[1] == [wire.WantImages((b"X",))]
+    assert three.got[2] == []
+    three.send(1, wire.ImagePixels(b"X"))
+    three.leave(1)
+    pixels = [command for command in three.commands if isinstance(command, wire.ImagePixels)]
+    assert [(one.image, bool(one.error)) for one in pixels] == [(b"Y", True), (b"X", False)]
+
+
+def test_image_that_no_server_has_any_more_fails(three: Shared) -> None:
+    three.send(0, with_image(1))
+    three.send(2, with_image(1))
+    three.report(wire.WantImages((b"X",)))
+    three.leave(0)
+    assert not any(isinstance(command, wire.ImagePixels) for command in three.commands), "server 2 was asked, too"
+    assert three.got[2] == [wire.WantImages((b"X",))]
+    three.leave(2)
+    last = three.commands[-1]
+    assert isinstance(last, wire.ImagePixels)
+    assert (last.image, bool(last.error)) == (b"X", True)
+
+
+def test_image_fails_when_all_servers_that_were_asked_have_failed(three: Shared) -> None:
+    for server in (0, 2):
+        three.send(server, with_image(1))
+    three.report(wire.WantImages((b"X",)))
+    three.commands.clear()
+    three.send(0, wire.ImagePixels(b"X", error="not on the server any more"))
+    assert three.commands == []
+    three.send(2, wire.ImagePixels(b"X", error="no image"))
+    assert three.commands == [wire.ImagePixels(b"X", error="no image")]
+
+
+def test_image_of_a_prefix_to_export_is_asked_of_its_server(three: Shared) -> None:
+    three.send(1, wire.Export(1, with_image(1), compute=True))
+    three.send(2, wire.Export(1, with_image(1, b"Y")))  # what is stored needs no image
+    three.report(wire.WantImages((b"X",)))
+    assert three.got == {1: [wire.WantImages((b"X",))]}
+    three.send(1, wire.ImagePixels(b"X"))
+    three.report(wire.Exported(1 << SHIFT | 1, 16))
+    three.send(1, wire.Export(2, with_image(1), compute=True))
+    three.send(1, wire.EndPull(2))
+    assert not three.shared._exported
 
 
 def test_servers_learn_the_work_of_the_others(three: Shared) -> None:
