@@ -75,7 +75,8 @@ class Images:
         self.max_rows = 0
         """How many rows the images of a prompt may have, once the context is known."""
         self.mark, self._end = spell(spec.mark_id), spell(spec.end_id) if spec.end_id >= 0 else ""
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the dicts; never held while an image is scaled, because the loop takes it
+        self._scaling = threading.Lock()  # so that no two threads scale the same image
         hello = msgspec.msgpack.encode(ProcessStart(str(directory), spec))
         self._helper = HelperProcess(COMMAND, hello, "the model's image processor")
         self._files: WeakValueDictionary[bytes, ImageFile] = WeakValueDictionary()
@@ -93,17 +94,29 @@ class Images:
         digest = file.digest
         with self._lock:
             file = self._files.setdefault(digest, file)
-            if (known := self._known.get(digest)) is None:
-                shape, _ = self._process(file)
+        if (known := self._find(digest)) is None:
+            known = self._learn(digest, file)
+        parts = list(self.spec.expand(known.shape, self.mark, self._end))
+        ids = _row_ids(digest, known.attempt, sum(part.n for part in parts if isinstance(part, RowCount)))
+        return ImageTokens(tuple(_filled(parts, ids)), known.shape, file)
+
+    def _find(self, digest: bytes) -> _KnownImage | None:
+        with self._lock:
+            if (known := self._known.get(digest)) is not None:
+                self._known.move_to_end(digest)
+            return known
+
+    def _learn(self, digest: bytes, file: ImageFile) -> _KnownImage:
+        with self._scaling:
+            if (known := self._find(digest)) is not None:  # another thread has learnt it meanwhile
+                return known
+            shape, _ = self._process(file)
+            with self._lock:
                 known = self._known[digest] = _KnownImage(shape, self._first_attempt(digest))
                 if len(self._known) > MAX_KNOWN:
                     oldest, gone = self._known.popitem(last=False)
                     self._digests.pop(_row_ids(oldest, gone.attempt, 1)[0], None)
-            else:
-                self._known.move_to_end(digest)
-        parts = list(self.spec.expand(known.shape, self.mark, self._end))
-        ids = _row_ids(digest, known.attempt, sum(part.n for part in parts if isinstance(part, RowCount)))
-        return ImageTokens(tuple(_filled(parts, ids)), known.shape, file)
+            return known
 
     def _first_attempt(self, digest: bytes) -> int:
         """The first attempt (see _row_ids) at which no other image has the same first id. Ids have 31 bits, and two
@@ -117,9 +130,10 @@ class Images:
         """The pixels of an image whose tokens were asked for, or the reason why there are none."""
         with self._lock:
             arrays, file = self._pixels.get(digest), self._files.get(digest)
+        if arrays is None and file is not None:
             try:
-                if arrays is None and file is not None:
-                    _, arrays = self._process(file)
+                with self._scaling:
+                    arrays = self._pixels.get(digest) or self._process(file)[1]
             except BanyanError as e:
                 return wire.ImagePixels(digest, error=e.message)
         if arrays is None:

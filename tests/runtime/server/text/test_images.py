@@ -7,8 +7,10 @@ import json
 import os
 import signal
 import struct
+import threading
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
 
@@ -177,6 +179,31 @@ def test_known_images_are_bounded(images: Images, monkeypatch: pytest.MonkeyPatc
     for width in range(60, 65):
         images.tokens(ImageFile(png(width, 90)))
     assert len(images._known) == len(images._digests) == 2
+
+
+def test_known_image_does_not_wait_while_another_is_scaled(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's loop asks for the tokens of known images."""
+    known, new = ImageFile(png(66, 60)), ImageFile(png(66, 61))
+    tokens, process = images.tokens(known), images._process
+    has_begun, may_end, scaled = threading.Event(), threading.Event(), list[bytes]()
+
+    def slow(file: ImageFile) -> object:
+        scaled.append(file.digest)
+        has_begun.set()
+        may_end.wait()
+        return process(file)
+
+    monkeypatch.setattr(images, "_process", slow)
+    with ThreadPoolExecutor() as threads:
+        others = [threads.submit(images.tokens, new) for _ in range(2)]
+        try:
+            assert has_begun.wait(60)
+            assert threads.submit(images.tokens, known).result(10) == tokens
+            assert not threads.submit(images.pixels, known.digest).result(10).error
+        finally:
+            may_end.set()
+        assert others[0].result() == others[1].result() == images.tokens(new)
+    assert scaled == [new.digest]
 
 
 # ---- prompts -------------------------------------------------------------------------------------------------------
