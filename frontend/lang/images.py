@@ -15,6 +15,9 @@ _SIGNATURES = {
     b"GIF8": "image/gif",
     b"BM": "image/bmp",
 }
+_ORIENTATION = 0x0112
+_TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""The orientation in an image's EXIF data -> the Transpose of PIL that makes the image upright."""
 
 
 def read(image: Any) -> bytes:
@@ -26,11 +29,30 @@ def read(image: Any) -> bytes:
             return Path(image).expanduser().read_bytes()
         except OSError as e:
             raise BadProgram(f"image({str(image)!r}) cannot be read: {e.strerror}") from e
+        except (ValueError, RuntimeError) as e:  # a null character, or a user without a home
+            raise BadProgram(f"image({str(image)!r}) cannot be read: {e}") from e
     if hasattr(image, "save"):
-        file = io.BytesIO()
-        image.save(file, format="PNG")
-        return file.getvalue()
+        return _png(image)
     raise BadProgram(f"image takes a path, bytes or a PIL image, not {type(image).__name__}")
+
+
+def _png(image: Any) -> bytes:
+    """The file of a PIL image, upright: a PNG does not say how its image is turned, as a JPEG does."""
+    try:
+        turn = _TURNS.get(image.getexif().get(_ORIENTATION))
+        upright = image if turn is None else image.transpose(turn)
+        try:
+            return _saved(upright)
+        except OSError:  # a PNG cannot hold its mode, such as CMYK
+            return _saved(upright.convert("RGB"))
+    except (OSError, ValueError) as e:  # for example, the file that it was opened from is cut off
+        raise BadProgram(f"the PIL image cannot be written as a PNG: {e}") from e
+
+
+def _saved(image: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format="PNG", exif=b"")  # without the orientation
+    return file.getvalue()
 
 
 def kind_of(data: bytes) -> str:

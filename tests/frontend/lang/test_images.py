@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from PIL import Image
+from PIL import Image, ImageOps
 
 import banyan as bn
 from banyan.lang import images as pictures
@@ -32,8 +32,34 @@ def test_image_is_read_from_path_bytes_and_pil_image(kind: str, tmp_path: Path) 
         assert pictures.kind_of(pictures.read(opened)) == "image/png"
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pil_image_is_what_its_file_shows(orientation: int) -> None:
+    """A JPEG may be turned by its EXIF data, and in a mode that a PNG cannot hold."""
+    file, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = orientation
+    Image.linear_gradient("L").resize((32, 16)).rotate(30).convert("CMYK").save(file, "JPEG", exif=exif)
+    with Image.open(file) as opened, Image.open(io.BytesIO(pictures.read(opened))) as found:
+        assert (found.size, found.mode) == ((16, 32) if orientation > 4 else (32, 16), "RGB")
+        shown = ImageOps.exif_transpose(opened).convert("RGB")
+        assert found.convert("RGB").tobytes() == shown.tobytes()
+
+
+def test_pil_image_whose_file_is_cut_off_is_refused() -> None:
+    Image.linear_gradient("L").save(file := io.BytesIO(), "PNG")
+    cut = io.BytesIO(file.getvalue()[:100])
+    with Image.open(cut) as opened, pytest.raises(bn.BadProgram, match="cannot be written as a PNG"):
+        pictures.read(opened)
+
+
 @pytest.mark.parametrize(
-    ("given", "match"), [("/no/such/file.png", "No such file"), (b"text", "not an image"), (5, "not int")]
+    ("given", "match"),
+    [
+        ("/no/such/file.png", "No such file"),
+        ("a\0b", "null"),
+        ("~no such user/x.png", "home"),
+        (b"text", "not an image"),
+        (5, "not int"),
+    ],
 )
 def test_invalid_image_is_refused(given: object, match: str) -> None:
     with pytest.raises(bn.BadProgram, match=match):
