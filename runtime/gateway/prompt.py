@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Sequence
 
@@ -91,5 +90,5 @@ def image(url: str, where: str) -> wire.Image:
         raise HTTPError(400, "an image must be a data URL, such as data:image/png;base64,...", param=where)
     try:
         return wire.Image(base64.b64decode(url[match.end() :], validate=True), match[1].lower())
-    except binascii.Error as e:
+    except ValueError as e:  # binascii.Error is one; a text that is not ASCII raises another
         raise HTTPError(400, f"the image is not valid base64: {e}", param=where) from None

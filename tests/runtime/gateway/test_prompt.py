@@ -28,7 +28,12 @@ def image(url: str) -> ChatTurn:
 def test_images_are_data_urls() -> None:
     url = f"data:image/png;base64,{base64.b64encode(b'pixels').decode()}"
     assert PromptWriter(CHAT).parts([image(url)])[1:3] == ("see", wire.Image(b"pixels", "image/png"))
-    for wrong in ("http://x/y.png", "data:image/png;base64,!!", "data:text/html;base64,AAAA"):
+    for wrong in (
+        "http://x/y.png",
+        "data:image/png;base64,!!",
+        "data:image/png;base64,\u00e9",
+        "data:text/html;base64,AAAA",
+    ):
         with pytest.raises(HTTPError) as raised:
             PromptWriter(CHAT).parts([image(wrong)])
         assert raised.value.param == "messages[0].content[1].image_url.url"
