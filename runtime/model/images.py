@@ -30,6 +30,7 @@ _KINDS: dict[str, Kind] = {
 _ROW_IDS = {"gemma3": 262144, "idefics3": 128257, "llava": 32000, "qwen2_vl": 151655, "qwen2_5_vl": 151655,
             "qwen3_vl": 151655, "smolvlm": 128257}  # fmt: skip
 """transformers' defaults, for a config.json that leaves them out."""
+_PROCESSOR = ("preprocessor_config.json", "processor_config.json")
 _TOWERS = {"clip_vision_model": "default", "siglip_vision_model": "full"}
 """The towers of `llava` whose rows follow from the size of the processed image -> the vision_feature_select_strategy
 with which there is a row for each patch. "default" leaves out the first vector: CLIP's stands for the whole image."""
@@ -109,6 +110,15 @@ class ImageSpec(msgspec.Struct, frozen=True):
                 yield RowCount(shape.height * shape.width)
 
 
+def same_processor(a: Path, b: Path) -> bool:
+    """Whether two model directories have the same files of the image processor."""
+    return all(_content(a / name) == _content(b / name) for name in _PROCESSOR)
+
+
+def _content(file: Path) -> bytes:
+    return file.read_bytes() if file.is_file() else b""
+
+
 def image_spec(path: Path, config: dict[str, Any]) -> ImageSpec | str:
     """How the model in a directory takes images, or, as a string, why it does not. config: its config.json. BadModel: a
     number in it is invalid."""
@@ -118,7 +128,7 @@ def image_spec(path: Path, config: dict[str, Any]) -> ImageSpec | str:
     if family not in _KINDS:
         known = ", ".join(f"`{name}`" for name in sorted(_KINDS))
         return f"images with {family} models are not supported, only text; image input is supported for {known}"
-    if not any((path / name).is_file() for name in ("preprocessor_config.json", "processor_config.json")):
+    if not any((path / name).is_file() for name in _PROCESSOR):
         return f"{path} has no preprocessor_config.json, which says how images are scaled"
     if importlib.util.find_spec("PIL") is None:
         return "to read images, the server needs Pillow: pip install 'banyan[images]'"

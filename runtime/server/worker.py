@@ -33,7 +33,7 @@ from banyan.runtime.config import LIMITS, Config, parse_bytes, tcp
 from banyan.runtime.errors import BadMessage, BanyanError, ConfigError, ConnectFailed, EngineLost, Overloaded, from_code
 from banyan.runtime.fleet.placement import CoreShare
 from banyan.runtime.malloc import MallocOption, malloc_trim, mallopt
-from banyan.runtime.model.images import image_spec
+from banyan.runtime.model.images import image_spec, same_processor
 from banyan.runtime.model.spec import name_of, read_config, resolve, sampling_defaults
 from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
@@ -817,6 +817,10 @@ class Server:
         is_same = (new.tokenizer, new.template) == (now.tokenizer, now.template)
         if not (is_same and same_tokenizer(directory, self.directory)):
             raise ConfigError(f"{model} has another tokenizer or chat template than {self.name}; start another server")
+        if isinstance(self.images, Images):
+            spec = image_spec(directory, new.config)
+            if spec != self.images.spec or not same_processor(directory, self.directory):
+                raise ConfigError(f"{model} has another image processor than {self.name}; start another server")
         return directory
 
     def _use_weights(self, ready: wire.Ready) -> None:
@@ -827,6 +831,8 @@ class Server:
     def _has_weights(self, directory: Path) -> None:
         """Called when all engines have the weights of another model."""
         self.directory, self.name = directory, name_of(directory)
+        if isinstance(self.images, Images):
+            self.images.move(directory)  # the one before may be deleted now
 
     def _report_start(self, lines: tuple[str, ...]) -> None:
         """Tell the process that waits for this server that it has started. Later calls do nothing."""

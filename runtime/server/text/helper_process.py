@@ -20,8 +20,9 @@ class HelperProcess:
     ended. Thread-safe."""
 
     def __init__(self, command: Sequence[str], hello: bytes, what: str) -> None:
-        """command: runs `serve`. hello: the first message to a child. what: what the child loads then, for errors."""
-        self._command, self._hello, self._what = command, hello, what
+        """command: runs `serve`. hello: the first message to a child, which may be replaced. what: what the child loads
+        then, for errors."""
+        self._command, self.hello, self._what = command, hello, what
         self._lock = threading.Lock()
         self.child: launch.ChildProcess | None = None  # None: there is none now
 
@@ -56,7 +57,7 @@ class HelperProcess:
             self.child = launch.ChildProcess([*self._command, "--fd", str(its.fileno())], pass_fds=(its.fileno(),))
         self._pipe = Connection(ours.detach())
         try:
-            error = self._ask(self._hello, START_SECONDS).decode()
+            error = self._ask(self.hello, START_SECONDS).decode()
         except TimeoutError:
             error = f"that takes more than {START_SECONDS:.0f} s"
         if error:

@@ -77,12 +77,15 @@ class Images:
         self.mark, self._end = spell(spec.mark_id), spell(spec.end_id) if spec.end_id >= 0 else ""
         self._lock = threading.Lock()  # of the dicts; never held while an image is scaled, because the loop takes it
         self._scaling = threading.Lock()  # so that no two threads scale the same image
-        hello = msgspec.msgpack.encode(ProcessStart(str(directory), spec))
-        self._helper = HelperProcess(COMMAND, hello, "the model's image processor")
+        self._helper = HelperProcess(COMMAND, _hello(directory, spec), "the model's image processor")
         self._files: WeakValueDictionary[bytes, ImageFile] = WeakValueDictionary()
         self._known: OrderedDict[bytes, _KnownImage] = OrderedDict()  # by digest
         self._digests: dict[int, bytes] = {}  # first id of an image -> its digest
         self._pixels: BoundedCache[dict[str, wire.PixelArray]] = BoundedCache(PIXEL_BYTES)
+
+    def move(self, directory: Path) -> None:
+        """Read the image processor from another directory, which has the same files for it."""
+        self._helper.hello = _hello(directory, self.spec)
 
     @property
     def kept(self) -> tuple[int, int]:
@@ -156,6 +159,10 @@ class Images:
             raise BadProgram(f"{what}: {answer.error}")
         self._pixels.put(file.digest, answer.arrays, sum(len(one.data) for one in answer.arrays.values()))
         return answer.shape, answer.arrays
+
+
+def _hello(directory: Path, spec: ImageSpec) -> bytes:
+    return msgspec.msgpack.encode(ProcessStart(str(directory), spec))
 
 
 def _row_ids(digest: bytes, attempt: int, n: int) -> array[int]:

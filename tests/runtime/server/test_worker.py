@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,13 +17,17 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
 from banyan.runtime import config, launch
-from banyan.runtime.errors import BadProgram
+from banyan.runtime.errors import BadProgram, ConfigError
+from banyan.runtime.model.images import ImageSpec, image_spec
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server import worker
+from banyan.runtime.server.text.image_process import ProcessStart
+from banyan.runtime.server.text.images import Images
 from forms import in_short, short_form
 from waits import wait_until
 
@@ -364,6 +369,27 @@ def test_log_option_sets_the_verbosity(
     assert max(map(len, logs["debug"].splitlines())) < 300, "names are cut"
     assert "Submit" not in logs["info"]
     assert "Submit" in logs["debug"]
+
+
+def test_weights_with_another_image_processor_are_refused(tmp_path: Path) -> None:
+    def write(name: str, mean: float, **options: Any) -> Path:
+        (path := tmp_path / name).mkdir()
+        config = {"model_type": "llava", "vision_config": {}, "image_token_index": 7} | options
+        (path / "config.json").write_text(json.dumps(config))
+        (path / "tokenizer.json").write_text("{}")
+        (path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [mean] * 3}))
+        return path
+
+    old, same = write("old", 0.5), write("same", 0.5)
+    spec = image_spec(old, json.loads((old / "config.json").read_text()))
+    assert isinstance(spec, ImageSpec)
+    server: Any = SimpleNamespace(directory=old, name="old", images=Images(old, spec, str))
+    for other in (write("mean", 0.4), write("mark", 0.5, image_token_index=8), write("text", 0.5, vision_config=None)):
+        with pytest.raises(ConfigError, match=f"{other} has another image processor than old"):
+            worker.Server._find_weights(server, str(other))
+    assert worker.Server._find_weights(server, str(same)) == same
+    worker.Server._has_weights(server, same)
+    assert msgspec.msgpack.decode(server.images._helper.hello, type=ProcessStart).directory == str(same)
 
 
 @pytest.mark.parametrize("event", ["report", "death"])
