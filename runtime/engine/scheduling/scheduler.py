@@ -308,7 +308,7 @@ class Scheduler:
             if self._blocked == (request, self._n_released) and running:
                 break
             is_full = len(running) + len(self.following) >= self.max_running
-            if is_full and not self._preempt_for(request, works, started):
+            if is_full and self._preemptible(request, started) is None:
                 break
             run, owner = request.run, (request.run.client, *request.run.order[:1])
             ids = request.ids.tobytes()
@@ -323,6 +323,9 @@ class Scheduler:
                 continue
             if self._lacks_images(request, n_cached):
                 continue
+            if is_full:
+                self._preempt_for(request, works, started)
+                _, n_taken = self.cache.probe(ids, run.namespace, request.n_reusable)  # nobody may lock the prefix now
             if running and not self._is_admitted(request, n_cached, self.cache.n_available - n_taken):
                 break
             lease = self.cache.open(ids, run.namespace, request.n_reusable, run.priority, owner)
@@ -417,10 +420,14 @@ class Scheduler:
         if request.n_computed < request.n_submitted:
             self.cache.in_flight.claim(request, request.run.ids, request.run.namespace)
 
-    def _preempt_for(self, request: Request, works: list[Work], started: list[Request]) -> bool:
-        """Retract the running request of the last rank if its priority is lower and this plan did not start it."""
+    def _preemptible(self, request: Request, started: list[Request]) -> Request | None:
+        """The running request of the last rank if its priority is lower and this plan did not start it."""
         last = self.running[-1] if self.running else request
-        if last.key[0] <= request.key[0] or last in started:
+        return None if last.key[0] <= request.key[0] or last in started else last
+
+    def _preempt_for(self, request: Request, works: list[Work], started: list[Request]) -> bool:
+        """Retract the request that a waiting one may preempt, if there is one."""
+        if (last := self._preemptible(request, started)) is None:
             return False
         works[:] = [work for work in works if work.request is not last]
         self._retract(last)

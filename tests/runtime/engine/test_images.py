@@ -136,6 +136,24 @@ def test_cached_image_is_not_asked_for(llava: Model) -> None:
     assert e.images.n_encoded == 1
 
 
+def test_request_whose_image_is_missing_preempts_nobody(llava: Model) -> None:
+    e = llava.engine(max_running=1)
+    outputs: dict[int, Any] = {}
+    e.take(llava.prompts.run(0, turn("no image"), GREEDY))
+    llava.fake.step(e, outputs)
+    e.take(llava.prompts.run(1, turn(CAT, "?"), GREEDY, priority=1))
+    llava.fake.step(e, outputs)
+    assert e.scheduler.counts["retractions"] == 0
+    assert llava.answer(e) == 1, "it is asked for although no place is free"
+    llava.fake.step(e, outputs)
+    assert e.scheduler.counts["retractions"] == 1
+    while e.scheduler.requests:
+        llava.fake.step(e, outputs)
+        e.scheduler.check()
+    assert outputs[0].ids == llava.expected(("no image",))
+    assert outputs[1].ids == llava.expected((CAT, "?"))
+
+
 def test_images_of_one_size_share_nothing(llava: Model) -> None:
     first, second = (llava.prompts.run(0, turn(data, "?"), GREEDY) for data in (CAT, DOG))
     (rows,) = first.images
