@@ -29,6 +29,11 @@ class AdapterNames:
     def __iter__(self) -> Iterator[str]:
         return iter(self._adapters)
 
+    @property
+    def digests(self) -> set[bytes]:
+        """The digests of all adapters that have a name."""
+        return {one.digest for one in self._adapters.values()}
+
     def digest(self, name: str) -> bytes:
         """The digest of an adapter; b"" for "". BadProgram: there is no such adapter."""
         return self._find(name).digest if name else b""
@@ -57,7 +62,7 @@ class AdapterNames:
         BadProgram: there is no such adapter."""
         digest = self._find(name).digest
         del self._adapters[name]
-        return b"" if any(other.digest == digest for other in self._adapters.values()) else digest
+        return b"" if digest in self.digests else digest
 
     def directory(self, name: str) -> str:
         return self._adapters[name].directory

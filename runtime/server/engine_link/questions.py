@@ -71,6 +71,7 @@ class Questions:
         self._open: dict[int, _OpenQuestion] = {}
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
+        self._unnamed: set[bytes] = set()  # adapters to unload when no load is open: it may give one of them a name
 
     def ask(self, client: Client, ask: wire.Ask) -> Iterable[None]:
         """Handle a client's question. Returns the remaining steps."""
@@ -97,7 +98,11 @@ class Questions:
             if ask.what == "load_adapter":
                 self._adapters.check_new(ask.name)
             elif ask.what == "unload_adapter":
-                to_engine = msgspec.structs.replace(ask, name=self._adapters.remove(ask.name).hex())
+                digest = self._adapters.remove(ask.name)
+                if self._loads:
+                    self._unnamed.add(digest)
+                    digest = b""
+                to_engine = msgspec.structs.replace(ask, name=digest.hex())
             else:
                 engines = [engine for engine in engines if engine.link.ready is not None] or engines
             if ask.what == "events" and len(engines) > 1:
@@ -135,6 +140,22 @@ class Questions:
         for engine in engines:
             engine.link.send(to_engine)
 
+    @property
+    def _loads(self) -> bool:
+        """Whether an engine loads an adapter now."""
+        return any(question.ask.what == "load_adapter" for question in self._open.values())
+
+    def _unload_unnamed(self, dead: str = "") -> None:
+        """Have the engines unload the adapters that have no name, unless a load may still give them one. dead: the name
+        of an engine that has died or is replaced."""
+        if self._loads:
+            return
+        engines = [engine for engine in self._engines if engine.name != dead]
+        digests, self._unnamed = self._unnamed - self._adapters.digests, set()
+        for digest in digests - {b""}:
+            ask = wire.Ask(0, "unload_adapter", name=digest.hex())
+            self._forward(OURSELVES, ask, ask, engines)
+
     def receive(self, answer: wire.Answer, name: str) -> None:
         """Handle an engine's answer to a question."""
         if (question := self._open.get(answer.id)) is None or name not in question.waiting:
@@ -154,9 +175,12 @@ class Questions:
         if ask.what == "load_adapter":
             before = self._adapters.digest(ask.name) if ask.name in self._adapters else b""
             ok, body = self._loaded(client, ask, answer)
+            loaded = {bytes.fromhex(msgspec.json.decode(one.body)) for one in answers.values() if one.ok}
+            self._unnamed |= loaded  # it may have got no name
             if ok and self._adapters.digest(ask.name) != before:  # other engines died meanwhile, or loaded older files
                 others = [engine for engine in self._engines if engine.name not in answers]
                 self._forward(OURSELVES, ask, ask, others)
+            self._unload_unnamed()
         if ok and ask.what == "stats":
             counters = self._counters({name: msgspec.json.decode(one.body) for name, one in answers.items()})
             if client == OURSELVES:
@@ -191,7 +215,7 @@ class Questions:
             if ask.name not in self._adapters:  # the adapter was unloaded meanwhile
                 return False, b""
             if not answer.ok:  # the adapter's files are gone
-                self._adapters.remove(ask.name)
+                self._unnamed.add(self._adapters.remove(ask.name))
                 self._log(answer.body.decode())
                 return answer.ok, answer.body
         else:
@@ -225,6 +249,7 @@ class Questions:
             if question.client != OURSELVES:
                 lost = wire.Answer(id=question.ask.id, ok=False, body=why.encode(), code=EngineLost.code)
                 self._send(question.client, lost)
+        self._unload_unnamed(dead=name)
 
     def _close(self, client: Client) -> None:
         self._n_open[client] -= 1

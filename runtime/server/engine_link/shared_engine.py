@@ -19,10 +19,13 @@ from hashlib import blake2b
 import msgspec
 
 from banyan.runtime.protocol import decoders, wire
+from banyan.runtime.protocol.limits import MAX_NUMBER
 from banyan.runtime.server.engine_link.recovery import Death
 
 SHIFT = 40
 """A number in the engine is the server's number << SHIFT, plus its number in the server."""
+NOBODY = MAX_NUMBER
+"""The number of the host's own questions. No server has such a large number, so the answers go nowhere."""
 MEMORY = 64
 """The expected share of a prompt that is cached covers roughly this number of last requests."""
 
@@ -69,6 +72,7 @@ class SharedEngine:
         self._holds: set[int] = set()
         self._adapters: defaultdict[str, set[int]] = defaultdict(set)  # digest -> the servers that have loaded it
         self._loads: set[int] = set()  # questions of the kind load_adapter
+        self._unused: set[str] = set()  # adapters to unload when no load is open, if none was of them
         self._pings: deque[int] = deque()  # servers that wait for an EnginePong
         self._listeners: set[int] = set()
         self._waiting: deque[tuple[int, wire.Run]] = deque()  # trials, with their servers
@@ -141,14 +145,28 @@ class SharedEngine:
 
     def _unload(self, server: int, digest: str) -> str:
         """The digest of the adapter that the engine unloads when a server asks for it; "": none, because other servers
-        still use it."""
+        still use it, or may load it now."""
         self._adapters[digest].discard(server)
+        if self._loads:
+            self._unused.add(digest)
+            return ""
+        return self._freed(digest)
+
+    def _freed(self, digest: str) -> str:
+        """The digest, if no server uses the adapter; else ""."""
         if self._adapters[digest]:
             return ""
         if self.ready is not None:
             left = {name: one for name, one in self.ready.adapters.items() if one.hex() != digest}
             self.ready = msgspec.structs.replace(self.ready, adapters=left)
         return digest
+
+    def _unloads(self) -> Iterable[wire.Ask]:
+        """What the engine is to unload after the last load has ended."""
+        if self._loads:
+            return ()
+        digests, self._unused = self._unused, set()
+        return [wire.Ask(NOBODY, "unload_adapter", name=digest) for digest in digests if self._freed(digest)]
 
     def _numbered(self, server: int, run: wire.Run) -> wire.Run:
         """The request with the engine's numbers. Programs are numbered as they arrive, because the engine may run older
@@ -178,7 +196,12 @@ class SharedEngine:
         for them, and the encoded commands for the engine that follow from the report."""
         there = set(servers)
         sent = [(to, wire.encode(one)) for to, one in self._reports(decoders.decode_report(data), there) if to in there]
-        return sent, [wire.encode(command) for command in (*self._without_server(), *self._next_trial())]
+        return sent, [wire.encode(command) for command in self._following()]
+
+    def _following(self) -> Iterable[wire.EngineCommand]:
+        yield from self._without_server()
+        yield from self._unloads()
+        yield from self._next_trial()
 
     def _reports(self, report: wire.EngineReport, servers: set[int]) -> Sent:
         match report:

@@ -123,6 +123,48 @@ def test_of_two_that_load_a_name_at_once_the_first_gets_it(words: Tokenizer) -> 
     asked.answer(b"B", at=1)
     assert [one.ok for one in asked.sent] == [True, False]
     assert asked.adapters.digest("a") == b"A"
+    assert [(one.what, one.name) for one in asked.to_engine[2:]] == [("unload_adapter", b"B".hex())]
+    asked.answer()
+    assert len(asked.sent) == 2, "nobody asked for that"
+
+
+def test_name_that_an_adapter_gets_while_its_other_name_is_removed_has_weights(words: Tokenizer) -> None:
+    asked = Asked(words)
+    for name in "abc":
+        asked.ask("load_adapter", name)
+    asked.answer(b"A", at=0)
+    asked.ask("unload_adapter", "a")
+    assert asked.to_engine[-1].name == "", "b may be the same adapter"
+    asked.answer(b"A", at=1)
+    asked.answer(b"C", at=2)
+    assert len(asked.to_engine) == 4
+    asked.ask("load_adapter", "d")
+    for name in "bc":
+        asked.ask("unload_adapter", name)
+    asked.answer(error="no such files", at=4)
+    assert [one.name for one in asked.to_engine[5:7]] == ["", ""]
+    assert sorted((one.what, one.name) for one in asked.to_engine[7:]) == [
+        ("unload_adapter", b"A".hex()),
+        ("unload_adapter", b"C".hex()),
+    ]
+
+
+def test_adapter_whose_name_was_removed_is_unloaded_when_the_engine_that_loads_another_dies(words: Tokenizer) -> None:
+    asked = AskedPair(words)
+    asked.adapters.add("a", "/a", b"A")
+    asked.questions.reload_adapters(asked.engines[1])
+    asked.ask("unload_adapter", "a")
+    asked.questions.fail("1", "it died")
+    assert [(one.what, one.name) for one in asked.to_engine[3:]] == [("unload_adapter", b"A".hex())]
+
+
+def test_adapter_that_one_of_two_engines_cannot_load_leaves_the_other(words: Tokenizer) -> None:
+    asked = AskedPair(words)
+    asked.ask("load_adapter", "a")
+    asked.questions.receive(wire.Answer(asked.to_engine[0].id, True, json.dumps(b"A".hex()).encode()), "0")
+    asked.questions.receive(wire.Answer(asked.to_engine[0].id, False, b"no room"), "1")
+    assert [(one.ok, one.body) for one in asked.sent] == [(False, b"no room")]
+    assert [(one.what, one.name) for one in asked.to_engine[2:]] == [("unload_adapter", b"A".hex())] * 2
 
 
 def test_weights_leave_with_their_last_name(words: Tokenizer) -> None:

@@ -274,6 +274,25 @@ def test_adapter_is_unloaded_when_no_server_uses_it(three: Shared) -> None:
     assert unloaded == ["", digest]
 
 
+def test_adapter_that_another_server_loads_meanwhile_is_not_unloaded(three: Shared) -> None:
+    digest = b"a".hex()
+    three.send(0, wire.Ask(0, "load_adapter", name="a", path="dir"))
+    three.step()
+    three.send(1, wire.Ask(0, "load_adapter", name="a", path="dir"))
+    three.send(0, wire.Ask(1, "unload_adapter", name=digest))
+    three.step()
+    three.send(2, wire.Ask(0, "load_adapter", name="b", path="dir"))
+    three.send(1, wire.Ask(1, "unload_adapter", name=digest))
+    unloads = [command.name for command in three.commands if getattr(command, "what", "") == "unload_adapter"]
+    assert unloads == ["", ""]
+    n = sum(map(len, three.got.values()))
+    three.step()
+    unloads = [command.name for command in three.commands if getattr(command, "what", "") == "unload_adapter"]
+    assert unloads == ["", "", digest]
+    three.step()
+    assert sum(map(len, three.got.values())) == n + 2, "the answers of servers 1 and 2"
+
+
 def test_server_that_left_while_its_adapter_loaded_does_not_keep_it(three: Shared) -> None:
     digest = b"a".hex()
     three.send(0, wire.Ask(0, "load_adapter", name="a", path="dir"))
