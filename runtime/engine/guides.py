@@ -12,8 +12,9 @@ import time
 import weakref
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -132,6 +133,12 @@ class Guides:
             self._waiting[spec] = [run]
             self._n_compiling += 1
             self._pool().submit(self._compile, spec, self._vocabulary, run.rid)
+
+    @property
+    def waiting(self) -> Iterator[Run]:
+        """The Runs that `ready` has not returned yet."""
+        yield from chain.from_iterable(self._waiting.values())
+        yield from (guided.run for guided in self._ready)
 
     def abort(self, rid: int) -> Run | None:
         """Remove a Run that waits here and return it; None if there is none."""

@@ -432,7 +432,8 @@ class EngineLoop:
 
     def _free_adapters(self) -> None:
         if self.adapters.leaving:
-            self.adapters.free({request.run.adapter for request in self.scheduler.requests.values()})
+            runs = chain(self.guides.waiting, (request.run for request in self.scheduler.requests.values()))
+            self.adapters.free({run.adapter for run in runs})
 
     def answer(self, ask: wire.Ask) -> wire.Answer:
         """See `Ask` for the questions."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+from banyan.runtime.engine import guides
 from banyan.runtime.engine.loop import EngineLoop
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Ask, Run, Sampling
 from banyan.runtime.server.policy.tenants import adapted
+from banyan.runtime.server.text.tokenizer import Files, Tokenizer
 from forms import in_short
+from waits import wait_until
 
 N_OUT = 10
 GREEDY = Sampling(temperature=0.0, max_tokens=N_OUT, ignore_eos=True)
@@ -174,6 +179,34 @@ def test_adapter_that_is_needed_again_while_it_leaves_stays(fake: ModuleType, wo
         assert bench.e.answer(Ask(0, what, name=name, path=str(world.adapters["a"]))).ok  # type: ignore[arg-type]
     fake.drive(bench.e, [])
     assert bench.digests["a"] in bench.e.adapters.weights
+
+
+def test_adapter_stays_while_a_constraint_of_its_request_is_compiled(
+    fake: ModuleType, world: World, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, path, may_end = Bench(fake, world), tiny_model("llama"), threading.Event()
+    e, digest, build = bench.e, bench.digests["a"], guides.build
+
+    def slow(*arguments: Any) -> Any:
+        may_end.wait(60)
+        return build(*arguments)
+
+    monkeypatch.setattr(guides, "build", slow)
+    e.take(Tokenizer(path, Files.read(path)).vocabulary())
+    sampling = Sampling(temperature=0.0, max_tokens=N_OUT, constraint=wire.ConstraintSpec("regex", "[0-9]+"))
+    e.take(msgspec.structs.replace(bench.run(0, "a", PROMPTS[0]), sampling=sampling))
+    outputs: dict[int, Any] = {}
+    assert e.answer(Ask(0, "unload_adapter", name=digest.hex())).ok
+    fake.step(e, outputs)
+    may_end.set()
+
+    def has_ended() -> bool:
+        fake.step(e, outputs)
+        return 0 in outputs and (outputs[0].finish or outputs[0].failed) is not None
+
+    wait_until(has_ended, "the output")
+    assert outputs[0].failed is None
+    assert digest not in e.adapters.weights
 
 
 def test_bad_directory_is_answered_with_the_name(fake: ModuleType, world: World, tmp_path: Path) -> None:
