@@ -189,7 +189,7 @@ inline float sum(vf a) {
     return a[0];
 }
 
-// 2^x with an error of 2e-7, for x <= 127. Returns 0 far below the smallest normal number, and for -inf.
+// 2^x with an error of 2e-7, for x <= 127. Returns 0 far below the smallest normal number, and for -inf; NaN for NaN.
 inline vf exp2(vf x) {
 #ifdef __AVX512DQ__
     const vf f = (vf)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // within 0 and 1
@@ -210,7 +210,7 @@ inline vf exp2(vf x) {
     y = y * f + 6.9314718e-1f;
     y = y * f + 1.0f;
     y = reinterpret_cast<vf>(reinterpret_cast<vi>(y) + (whole << 23));
-    return x < -126.0f ? vf{} : y;
+    return x != x ? x : x < -126.0f ? vf{} : y;  // `clipped` is -126 for NaN
 #endif
 }
 

@@ -1,11 +1,13 @@
 """The CPU library is built once and checked, with torch as the fallback."""
 
+import ctypes
 import logging
 import shutil
 import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -82,14 +84,51 @@ def test_build_is_checked_before_it_is_stored(tmp_path: Path, monkeypatch: pytes
     assert len(builds) == 2, "what is stored is neither built nor checked again"
 
 
+@pytest.fixture(scope="module")
+def portable(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """A build without optimisation, with the narrowest vectors."""
+    if not COMPILER:
+        pytest.skip("no C++ compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-pthread", "-fPIC", "-shared", "-w"))
+        return build.load(COMPILER, tmp_path_factory.mktemp("portable"))
+
+
 @pytest.mark.long
-@pytest.mark.usefixtures("native")
-def test_build_without_optimisation_gives_the_same_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the narrowest vectors."""
-    monkeypatch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-pthread", "-fPIC", "-shared", "-w"))
-    library = build.load(COMPILER, tmp_path)
+def test_build_without_optimisation_gives_the_same_results(portable: ctypes.CDLL) -> None:
     case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
-    case.check(native.attend(library, *case[:4], AttentionOptions(**case.options)))
+    case.check(native.attend(portable, *case[:4], AttentionOptions(**case.options)))
+
+
+def check_nan(library: ctypes.CDLL) -> None:
+    """Fails unless exactly those rows of attention are NaN that have a NaN in their query or in a key that they attend
+    to. Computes few rows over the same keys, and many."""
+    for dtype, softcap in product(build.DTYPES, (0.0, 4.0)):
+        for lens in (([1, 3], [70, 200]), ([40], [90])):
+            for place in ("query", "key"):
+                case = attention_case(2, *lens, dtype=dtype, softcap=softcap)
+                if place == "query":
+                    case.q[-1] = torch.nan
+                else:
+                    assert isinstance(case.k_pool, torch.Tensor)
+                    case.k_pool[case.ragged.page_table[-1, 4], 2] = torch.nan  # key 66 of the last request
+                want = case.expected().isnan()
+                assert want.any()
+                assert not want.all()
+                got = native.attend(library, *case[:4], AttentionOptions(**case.options))
+                assert torch.equal(got.isnan(), want), f"a NaN {place} in {dtype}"
+
+
+@pytest.mark.usefixtures("native")
+def test_nan_reaches_all_rows_that_see_it() -> None:
+    library = build.library()
+    assert library is not None
+    check_nan(library)
+
+
+@pytest.mark.long
+def test_nan_reaches_all_rows_that_see_it_with_narrow_vectors(portable: ctypes.CDLL) -> None:
+    check_nan(portable)
 
 
 _run = subprocess.run
