@@ -12,10 +12,11 @@ import functools
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -35,12 +36,13 @@ _log = logging.getLogger("banyan.kernels")
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The library; None if it cannot be built. Builds it on the first call."""
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        _log.warning("no C++ compiler (c++) found: the CPU ops run in plain torch, 2-4 times slower")
+    words = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # may be "ccache g++"
+    program = shutil.which(words[0])
+    if program is None:
+        _log.warning("no C++ compiler (%s) found: the CPU ops run in plain torch, 2-4 times slower", words[0])
         return None
     try:
-        return load(compiler, cache_folder())
+        return load([program, *words[1:]], cache_folder())
     except (OSError, subprocess.SubprocessError, AssertionError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         _log.warning(
@@ -54,8 +56,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "banyan" / "kernels"
 
 
-def load(compiler: str, folder: Path, check: Callable[[ctypes.CDLL], None] = self_test.run) -> ctypes.CDLL:
-    """Loads the library from `folder`; builds and checks it first if it is not there.
+def load(compiler: Sequence[str], folder: Path, check: Callable[[ctypes.CDLL], None] = self_test.run) -> ctypes.CDLL:
+    """Loads the library from `folder`; builds and checks it first if it is not there. compiler: a program and its first
+    arguments.
 
     Raises CalledProcessError if the compiler fails, AssertionError if `check` fails, OSError if the library cannot be
     loaded. Of several processes, one builds and the others wait for it.
@@ -81,23 +84,23 @@ def _lock(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _build(compiler: str, path: Path, check: Callable[[ctypes.CDLL], None]) -> None:
-    _log.info("compiling the CPU kernels for this machine with %s, once; this takes about 20 s", compiler)
+def _build(compiler: Sequence[str], path: Path, check: Callable[[ctypes.CDLL], None]) -> None:
+    _log.info("compiling the CPU kernels for this machine with %s, once; this takes about 20 s", shlex.join(compiler))
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / path.name
-        command = [compiler, *FLAGS, str(SOURCE), "-o", str(built)]
+        command = [*compiler, *FLAGS, str(SOURCE), "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         check(_declare(ctypes.CDLL(str(built))))
         built.rename(path)
 
 
-def _key(compiler: str) -> str:
+def _key(compiler: Sequence[str]) -> str:
     """The hash of all that the binary depends on."""
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
+    version = subprocess.run([*compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
     digest = hashlib.sha256()
     for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
         digest.update(file.read_bytes())
-    digest.update(version + " ".join(FLAGS).encode() + _cpu().encode())
+    digest.update(version + " ".join([*compiler[1:], *FLAGS]).encode() + _cpu().encode())
     return digest.hexdigest()[:20]
 
 

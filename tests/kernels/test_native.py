@@ -1,6 +1,7 @@
 """The CPU library is built once and checked, with torch as the fallback."""
 
 import ctypes
+import functools
 import logging
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from kernel_support.cases import attention_case
 from kernel_support.small_ops import CHECKS
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
-COMPILER = shutil.which("c++") or ""
+COMPILER = [shutil.which("c++") or ""]
 
 
 @pytest.fixture
@@ -44,7 +45,20 @@ def test_missing_compiler_falls_back_to_torch_with_one_warning(
         for check in CHECKS:
             check(1, torch.float32, "cpu")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "no C++ compiler" in caplog.text
+    assert "no C++ compiler (no-such-compiler)" in caplog.text
+
+
+@pytest.mark.usefixtures("native", "clear_library_cache")
+@pytest.mark.parametrize("named", ["", "env c++"])
+def test_compiler_may_be_named_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: str) -> None:
+    (tmp_path / "ops.cpp").write_text("int x;")
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "ops.cpp")
+    monkeypatch.setattr(build, "_declare", lambda library: library)
+    load = functools.partial(build.load, check=lambda library: None)
+    monkeypatch.setattr(build, "load", load)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", named)
+    assert build.library() is not None
 
 
 @pytest.mark.usefixtures("native", "clear_library_cache")
@@ -87,7 +101,7 @@ def test_build_is_checked_before_it_is_stored(tmp_path: Path, monkeypatch: pytes
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """A build without optimisation, with the narrowest vectors."""
-    if not COMPILER:
+    if not COMPILER[0]:
         pytest.skip("no C++ compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-pthread", "-fPIC", "-shared", "-w"))
