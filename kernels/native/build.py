@@ -39,7 +39,10 @@ def library() -> ctypes.CDLL | None:
     words = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # may be "ccache g++"
     program = shutil.which(words[0])
     if program is None:
-        _log.warning("no C++ compiler (%s) found: the CPU ops run in plain torch, 2-4 times slower", words[0])
+        _log.warning(
+            "no C++ compiler (%s) found, GCC 12 or newer or Clang: the CPU ops run in plain torch, 2-4 times slower",
+            words[0],
+        )
         return None
     try:
         return load([program, *words[1:]], cache_folder())

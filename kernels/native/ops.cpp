@@ -1,6 +1,10 @@
 // The C interface of the CPU library. Pointers are to float32, or to bfloat16 if is_bf16. Pools have that type too
 // (kind 0), or int8 (1) or e4m3 (2) with scales, or int8 keys and values of 4 bits with scales and minimums (3).
 
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#error "the CPU kernels need GCC 12 or newer, or Clang"
+#endif
+
 #include "attention.h"
 #include "draw.h"
 #include "experts.h"

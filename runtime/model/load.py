@@ -102,8 +102,8 @@ def load(
         raise ConfigError(f"deterministic is not possible here: {reason}")
     if weight_dtype in N_BITS and device == "cpu" and (native.library() is None or at[1] not in native.DTYPES):
         raise ConfigError(
-            f"weight_dtype={weight_dtype!r} on a CPU needs a C++ compiler (see `banyan kernels`), and float32 or "
-            f"bfloat16; here dtype is {dtype}; leave it out"
+            f"weight_dtype={weight_dtype!r} on a CPU needs a C++ compiler, GCC 12 or newer or Clang (see `banyan "
+            f"kernels`), and float32 or bfloat16; here dtype is {dtype}; leave it out"
         )
     try:
         if spec.dense is None:

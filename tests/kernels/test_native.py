@@ -76,6 +76,16 @@ def test_failed_build_is_logged_and_not_used(
     assert "error" in caplog.text
 
 
+@pytest.mark.usefixtures("native", "clear_library_cache")
+def test_gcc_that_is_too_old_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", "c++ -U__clang__ -U__GNUC__ -D__GNUC__=11 -Wfatal-errors")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build.library() is None
+    assert "need GCC 12 or newer, or Clang" in caplog.text
+
+
 @pytest.mark.usefixtures("native")
 def test_build_is_checked_before_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (built,) = build.cache_folder().glob(f"ops-{build._key(COMPILER)}.so")
