@@ -36,17 +36,9 @@ _log = logging.getLogger("banyan.kernels")
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The library; None if it cannot be built. Builds it on the first call."""
-    words = shlex.split(os.environ.get("CXX", "")) or ["c++"]  # may be "ccache g++"
-    program = shutil.which(words[0])
-    if program is None:
-        _log.warning(
-            "no C++ compiler (%s) found, GCC 12 or newer or Clang: the CPU ops run in plain torch, 2-4 times slower",
-            words[0],
-        )
-        return None
     try:
-        return load([program, *words[1:]], cache_folder())
-    except (OSError, subprocess.SubprocessError, AssertionError) as error:
+        return load(_compiler(), cache_folder())
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError, AssertionError) as error:
         detail = getattr(error, "stderr", None) or str(error)
         _log.warning(
             "CPU kernels could not be built; the CPU ops run in plain torch, 2-4 times slower: %s", detail.strip()[:500]
@@ -54,8 +46,21 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def _compiler() -> list[str]:
+    """The compiler and its first arguments: CXX, which may be "ccache g++", or c++. Raises ValueError without one."""
+    named = os.environ.get("CXX", "")
+    try:
+        words = shlex.split(named) or ["c++"]
+    except ValueError as error:
+        raise ValueError(f"CXX={named}: {error}") from None
+    program = shutil.which(words[0])
+    if program is None:
+        raise ValueError(f"no C++ compiler ({words[0]}) found; it must be GCC 12 or newer, or Clang")
+    return [program, *words[1:]]
+
+
 def cache_folder() -> Path:
-    """The folder of builds."""
+    """The folder of builds. Raises RuntimeError if the user has no home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "banyan" / "kernels"
 
 

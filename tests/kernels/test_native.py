@@ -76,6 +76,29 @@ def test_failed_build_is_logged_and_not_used(
     assert "error" in caplog.text
 
 
+@pytest.mark.usefixtures("clear_library_cache")
+def test_user_without_a_home_gets_the_fallback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("CXX", "true")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    assert build.library() is None
+    assert ["home directory" in record.message for record in caplog.records] == [True]
+
+
+@pytest.mark.usefixtures("clear_library_cache")
+def test_compiler_that_cannot_be_read_gives_the_fallback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "'c++")
+    assert build.library() is None
+    assert ["CXX='c++: No closing" in record.message for record in caplog.records] == [True]
+
+
 @pytest.mark.usefixtures("native", "clear_library_cache")
 def test_gcc_that_is_too_old_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
