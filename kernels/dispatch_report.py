@@ -72,7 +72,7 @@ def why_not_deterministic(device: str, dtype: torch.dtype, head_dim: int) -> str
     if device != "cpu":
         return f"the vendor's library, which computes linear layers, {rounds}"
     if build.library() is None:
-        return f"the CPU kernels could not be built (no C++ compiler: GCC 12 or newer, or Clang), and torch {rounds}"
+        return f"torch {rounds}, and the CPU kernels could not be built: {build.why_not()}"
     if dtype not in build.DTYPES:
         return f"on a CPU {str(dtype)[6:]} is computed by torch, which {rounds}"
     if head_dim % 16 or head_dim > min(MAX_DIM, MAX_HEAD):

@@ -31,19 +31,29 @@ them, so that one row of a product would have other bits than several rows."""
 DTYPES = (torch.float32, torch.bfloat16)  # the dtypes that the library supports; torch computes all others
 
 _log = logging.getLogger("banyan.kernels")
+_why_not = ""
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The library; None if it cannot be built. Builds it on the first call."""
+    """The library; None if it cannot be built, as `why_not` says. Builds it on the first call."""
+    global _why_not
     try:
         return load(_compiler(), cache_folder())
-    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError, AssertionError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        _log.warning(
-            "CPU kernels could not be built; the CPU ops run in plain torch, 2-4 times slower: %s", detail.strip()[:500]
-        )
-        return None
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr or str(error)
+    except (OSError, RuntimeError) as error:  # most likely of the folder
+        reason = f"{error}; XDG_CACHE_HOME can name another folder for builds"
+    except (ValueError, subprocess.SubprocessError, AssertionError) as error:
+        reason = str(error)
+    _why_not = reason.strip()[:500]
+    _log.warning("CPU kernels could not be built; the CPU ops run in plain torch, 2-4 times slower: %s", _why_not)
+    return None
+
+
+def why_not() -> str:
+    """Why `library` gave None."""
+    return _why_not
 
 
 def _compiler() -> list[str]:
@@ -104,11 +114,11 @@ def _build(compiler: Sequence[str], path: Path, check: Callable[[ctypes.CDLL], N
 
 def _key(compiler: Sequence[str]) -> str:
     """The hash of all that the binary depends on."""
-    version = subprocess.run([*compiler, "--version"], check=True, capture_output=True, timeout=60).stdout
+    version = subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
     digest = hashlib.sha256()
     for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
         digest.update(file.read_bytes())
-    digest.update(version + " ".join([*compiler[1:], *FLAGS]).encode() + _cpu().encode())
+    digest.update((version + " ".join([*compiler[1:], *FLAGS]) + _cpu()).encode())
     return digest.hexdigest()[:20]
 
 

@@ -101,9 +101,10 @@ def load(
     if deterministic and device == "cpu" and (reason := why_not_deterministic(device, at[1], spec.head_dim)):
         raise ConfigError(f"deterministic is not possible here: {reason}")
     if weight_dtype in N_BITS and device == "cpu" and (native.library() is None or at[1] not in native.DTYPES):
+        why = "" if native.library() else f", and the kernels could not be built: {native.why_not()}"
         raise ConfigError(
             f"weight_dtype={weight_dtype!r} on a CPU needs a C++ compiler, GCC 12 or newer or Clang (see `banyan "
-            f"kernels`), and float32 or bfloat16; here dtype is {dtype}; leave it out"
+            f"kernels`), and float32 or bfloat16; here dtype is {dtype}{why}; leave it out"
         )
     try:
         if spec.dense is None:

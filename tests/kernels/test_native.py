@@ -282,6 +282,15 @@ def test_why_not_deterministic_names_a_missing_compiler(monkeypatch: pytest.Monk
     assert "C++ compiler" in dispatch_report.why_not_deterministic("cpu", torch.float32, 64)
 
 
+@pytest.mark.usefixtures("native", "clear_library_cache")
+def test_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    why = dispatch_report.why_not_deterministic("cpu", torch.float32, 64)
+    assert str(tmp_path / "file" / "banyan") in why
+    assert "XDG_CACHE_HOME" in why
+
+
 def test_library_has_its_own_number_of_threads() -> None:
     n_torch_threads = torch.get_num_threads()
     threads.use(n_torch_threads + 2)

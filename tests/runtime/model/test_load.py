@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from banyan.kernels.native import build
 from banyan.runtime.errors import BadModel, ConfigError, OutOfMemory, Unsupported
 from banyan.runtime.model import decoder
 from banyan.runtime.model.load import load
@@ -124,6 +125,13 @@ def test_weights_in_few_bits_give_similar_logits(tied, n_bits, least, tiny, tiny
 def test_few_bits_are_refused_where_no_kernel_computes_with_them(tiny_model):
     with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler.* here dtype is float16"):
         load(tiny_model(), weight_dtype="int4", dtype="float16")
+
+
+def test_few_bits_without_the_library_say_why_it_lacks(tiny_model, monkeypatch):
+    monkeypatch.setattr(build, "library", lambda: None)
+    monkeypatch.setattr(build, "why_not", lambda: "the folder is full")
+    with pytest.raises(ConfigError, match="could not be built: the folder is full; leave it out"):
+        load(tiny_model(), weight_dtype="int4")
 
 
 def test_context_beyond_the_model_is_refused_with_both_numbers(tiny_model):
