@@ -75,18 +75,20 @@ def cache_folder() -> Path:
 
 
 def load(compiler: Sequence[str], folder: Path, check: Callable[[ctypes.CDLL], None] = self_test.run) -> ctypes.CDLL:
-    """Loads the library from `folder`; builds and checks it first if it is not there. compiler: a program and its first
-    arguments.
+    """Loads the library from `folder`; builds and checks it first if it is not there, or cut off by a crash of the
+    machine. compiler: a program and its first arguments.
 
     Raises CalledProcessError if the compiler fails, AssertionError if `check` fails, OSError if the library cannot be
     loaded. Of several processes, one builds and the others wait for it.
     """
     path = folder / f"ops-{_key(compiler)}.so"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with _lock(folder):
-            if not path.exists():
-                _build(compiler, path, check)
+    with suppress(OSError):
+        return _declare(ctypes.CDLL(str(path)))
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder):
+        with suppress(OSError):  # another process may have built it meanwhile
+            return _declare(ctypes.CDLL(str(path)))
+        _build(compiler, path, check)
     return _declare(ctypes.CDLL(str(path)))
 
 
@@ -109,6 +111,8 @@ def _build(compiler: Sequence[str], path: Path, check: Callable[[ctypes.CDLL], N
         command = [*compiler, *FLAGS, str(SOURCE), "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         check(_declare(ctypes.CDLL(str(built))))
+        with built.open("rb") as file:
+            os.fsync(file.fileno())
         built.rename(path)
 
 

@@ -131,6 +131,23 @@ def test_build_is_checked_before_it_is_stored(tmp_path: Path, monkeypatch: pytes
     assert len(builds) == 2, "what is stored is neither built nor checked again"
 
 
+@pytest.mark.usefixtures("native")
+def test_stored_build_that_does_not_load_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (built,) = build.cache_folder().glob(f"ops-{build._key(COMPILER)}.so")
+    stored = tmp_path / built.name
+    stored.write_bytes(b"")
+    builds: list[str] = []
+
+    def copy(command: list[str], **options: object) -> None:
+        builds.append(command[-1])
+        shutil.copy(built, command[-1])
+
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, copy, **options))
+    build.load(COMPILER, tmp_path, check=lambda library: None)
+    assert len(builds) == 1
+    assert stored.stat().st_size == built.stat().st_size
+
+
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """A build without optimisation, with the narrowest vectors."""
