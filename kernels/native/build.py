@@ -40,12 +40,10 @@ def library() -> ctypes.CDLL | None:
     global _why_not
     try:
         return load(_compiler(), cache_folder())
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr or str(error)
     except (OSError, RuntimeError) as error:  # most likely of the folder
         reason = f"{error}; XDG_CACHE_HOME can name another folder for builds"
     except (ValueError, subprocess.SubprocessError, AssertionError) as error:
-        reason = str(error)
+        reason = _reason(error)
     _why_not = reason.strip()[:500]
     _log.warning("CPU kernels could not be built; the CPU ops run in plain torch, 2-4 times slower: %s", _why_not)
     return None
@@ -54,6 +52,11 @@ def library() -> ctypes.CDLL | None:
 def why_not() -> str:
     """Why `library` gave None."""
     return _why_not
+
+
+def _reason(error: Exception) -> str:
+    stderr: str = error.stderr if isinstance(error, subprocess.CalledProcessError) else ""
+    return stderr or str(error)
 
 
 def _compiler() -> list[str]:
@@ -79,17 +82,36 @@ def load(compiler: Sequence[str], folder: Path, check: Callable[[ctypes.CDLL], N
     machine. compiler: a program and its first arguments.
 
     Raises CalledProcessError if the compiler fails, AssertionError if `check` fails, OSError if the library cannot be
-    loaded. Of several processes, one builds and the others wait for it.
+    loaded. Of several processes, one builds and the others wait for it; if it fails, they raise SubprocessError with
+    its reason.
     """
     path = folder / f"ops-{_key(compiler)}.so"
     with suppress(OSError):
         return _declare(ctypes.CDLL(str(path)))
     folder.mkdir(parents=True, exist_ok=True)
+    note = path.with_suffix(".failed")  # the reason of the last failure
+    noted = _changed(note)
     with _lock(folder):
         with suppress(OSError):  # another process may have built it meanwhile
             return _declare(ctypes.CDLL(str(path)))
-        _build(compiler, path, check)
+        if _changed(note) > noted:  # or failed
+            raise subprocess.SubprocessError(note.read_text())
+        try:
+            _build(compiler, path, check)
+        except (subprocess.SubprocessError, AssertionError) as error:
+            with suppress(OSError):
+                note.write_text(_reason(error))
+            raise
+        note.unlink(missing_ok=True)
     return _declare(ctypes.CDLL(str(path)))
+
+
+def _changed(file: Path) -> int:
+    """When a file was written, in ns; 0 if there is none."""
+    try:
+        return file.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 @contextmanager

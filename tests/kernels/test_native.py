@@ -8,8 +8,10 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from itertools import product
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -124,7 +126,7 @@ def test_build_is_checked_before_it_is_stored(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, copy, **options))
     with pytest.raises(AssertionError, match="wrong on this machine"):
         build.load(COMPILER, tmp_path, check=refuse)
-    assert not list(tmp_path.iterdir())
+    assert [file.suffix for file in tmp_path.iterdir()] == [".failed"], "only a note for processes that waited"
     build.load(COMPILER, tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
     build.load(COMPILER, tmp_path, check=refuse)
@@ -216,6 +218,37 @@ def test_one_of_several_builds_and_the_others_wait(tmp_path: Path, monkeypatch: 
     with ThreadPoolExecutor(3) as threads:  # a lock of a folder is one of an open file, so threads are like processes
         list(threads.map(lambda _: build.load(COMPILER, tmp_path, check=lambda library: None), range(3)))
     assert len(builds) == 1
+
+
+@pytest.mark.usefixtures("native")
+def test_failed_build_is_not_repeated_by_those_that_waited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builds: list[str] = []
+    lock, all_are_here = build._lock, Barrier(3)
+
+    def count(compiler: list[str], path: Path, check: Callable[[object], None]) -> None:
+        builds.append(path.name)
+        check(None)
+
+    def lock_together(folder: Path) -> AbstractContextManager[None]:
+        all_are_here.wait(60)
+        return lock(folder)
+
+    def refuse(library: object) -> None:
+        raise AssertionError("wrong on this machine")
+
+    def reason_of(_: int) -> str:
+        with pytest.raises((AssertionError, subprocess.SubprocessError)) as raised:
+            build.load(COMPILER, tmp_path, check=refuse)
+        return str(raised.value)
+
+    monkeypatch.setattr(build, "_build", count)
+    monkeypatch.setattr(build, "_lock", lock_together)
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(reason_of, range(3))) == ["wrong on this machine"] * 3
+    assert len(builds) == 1
+    monkeypatch.setattr(build, "_lock", lock)
+    reason_of(0)
+    assert len(builds) == 2, "a process that starts later tries again"
 
 
 LIBRARY_IN_THREADS = """
