@@ -30,7 +30,6 @@ SEED = 99
 MAX_CALLS = 4
 TARGETS = {"tools": 0.95, "json": 0.94, "few_shot": 0.90, "recall": 0.95, "reading": 0.90, "chat": 0.94}
 STRANGE_TARGETS = {"tools": 0.90, "json": 0.85, "few_shot": 0.80, "recall": 0.90, "chat": 0.85}
-NEW = "A set written after the training text, which nobody looked at while it was written"
 SCORES = Path(__file__).parent / "scores.json"
 CARD = path().parents[1] / "CARD.md"
 MARK = "<!-- scores -->"
@@ -215,14 +214,13 @@ def card_scores(scores: dict[str, Any]) -> str:
         ]
         return "\n".join(lines) + "\n\n"
 
-    new = f"{NEW}:\n\n{table(scores['newcomers'], {})}" if "newcomers" in scores else ""
     draft = scores["draft_acceptance"]
     return (
         f"{MARK}\n## Held-out scores\n\n"
         f"Greedy, no constraint, by `score.py` (seed {SEED}), transformers' Llama in float32.\n\n"
         f"{table(scores, TARGETS)}"
         f"On the strangers' set:\n\n{table(scores['strangers'], STRANGE_TARGETS)}"
-        f"{new}"
+        f"On the newcomers' set:\n\n{table(scores['newcomers'], {})}"
         f"Draft: {draft['share']:.1%} of the tokens it drafts are accepted at depth {draft['depth']}"
         " (tool calls and JSON).\n"
     )
