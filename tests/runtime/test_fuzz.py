@@ -244,7 +244,7 @@ def test_fuzzed_messages_on_the_servers_loop(
     k = max(1, len(fuzz.resident) // 10)
     early, late = median(fuzz.resident[2 * k - 1 : 3 * k - 1]), median(fuzz.resident[-k:])
     assert late - early < 10, "the server keeps memory"
-    assert len(fuzz.codes) > 5, "messages reach most checks"
+    assert len(fuzz.codes) > (5 if n > 1000 else 3), "messages reach most checks"
     if n >= 100_000:
         tried = {kind for kind, n_rounds in fuzz.values.n_border_rounds.items() if n_rounds}
         assert tried == wire_fuzz.kinds(msgspec.inspect.type_info(wire.ClientMessage)), "every border of every field"

@@ -450,7 +450,7 @@ def test_training_continues_from_a_checkpoint(raw, tmp_path):
 
 
 def test_pools_are_the_same_if_processes_make_them(raw):
-    make = partial(feed.batches, raw, 3, max_length=256, context_share=0.04, batch_tokens=8_192)
+    make = partial(feed.batches, raw, 3, max_length=256, context_share=0.04, batch_tokens=2_048)
     ours, theirs = (list(itertools.islice(feed.pools(make, 2, n), 2)) for n in (0, 2))
     for pool, other in zip(ours, theirs, strict=True):
         assert all(map(torch.equal, *([t for batch in side for t in batch] for side in (pool, other))))
