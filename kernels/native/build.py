@@ -1,6 +1,6 @@
 """Compiles the C++ library (ops.cpp) for this machine, once, and loads it.
 
-It is built on first use by the system's compiler (10 to 20 s; Triton needs one at run time too), into a cache folder.
+It is built on first use by the system's compiler (10 to 60 s; Triton needs one at run time too), into a cache folder.
 The file's name is a hash of source, compiler, flags and CPU. A new build is tested against the references before it
 gets that name, so that a compiler bug cannot go unnoticed. Without a compiler, or if the test fails, a warning is
 logged and plain torch is used. ctypes calls the plain C ABI, at 0.3 us per call.
@@ -127,7 +127,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _build(compiler: Sequence[str], path: Path, check: Callable[[ctypes.CDLL], None]) -> None:
-    _log.info("compiling the CPU kernels for this machine with %s, once; this takes about 20 s", shlex.join(compiler))
+    _log.info("compiling the CPU kernels for this machine with %s, once; this takes up to 60 s", shlex.join(compiler))
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / path.name
         command = [*compiler, *FLAGS, str(SOURCE), "-o", str(built)]
