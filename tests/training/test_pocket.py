@@ -19,6 +19,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from banyan.runtime.model import pocket as shipped
 from forms import in_short
 from pocket import (
+    amounts,
     chat,
     clauses,
     data,
@@ -150,7 +151,7 @@ def test_everyday_answers_stand_in_their_prompts():
                     assert said["role"] == "user"
 
 
-TRAINING = (clauses, data, everyday, few_shot, memories, records, roles, stories, subjects, transcripts, words)
+TRAINING = (amounts, clauses, data, everyday, few_shot, memories, records, roles, stories, subjects, transcripts, words)
 FIELD = "§"
 
 

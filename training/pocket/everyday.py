@@ -10,9 +10,9 @@ at random, and what was never told is answered with `NO_IDEA`.
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from pocket import clauses, memories, roles
+from pocket import amounts, clauses, memories, roles
 from pocket.chat import Message, Sample, Target
 from pocket.subjects import (
     CLAUSES,
@@ -702,6 +702,7 @@ _DRAWN: dict[str, Maker] = {
     "event": lambda d: d.mixed(EVENTS) if d.chance(0.6) else titled(d), "gate": lambda d: f"{d.pick('ABCDEFG')}{d.rng.randrange(1, 60)}" if d.chance(0.6) else str(d.rng.randrange(1, 60)), "zip": lambda d: d.digits(5),
     "team": lambda d: f"{d.pick(NOUNS).capitalize()}s" if d.chance(0.5) else TEAMS(d),
     "medic": lambda d: doctor(d) if d.chance(0.75) else person(d), "crime": CRIMES, "subject": SUBJECT_NAMES, "damage": DAMAGES, "kind": lambda d: d.mixed(ANIMALS),
+    "work": lambda d: _name_of(d, amounts.WORKS) if d.chance(0.7) else titled(d), "named": lambda d: _name_of(d, amounts.NAMED), "plate": plate, "cold": degrees, "daym": day_month, "version": version, "slug": slug, "ip": address, "species": kind_of("pettype"),
 }  # fmt: skip
 _BARE = ("street", "phone", "mail", "clock", "date", "code", "when", "seat")  # sorts that show without a label
 
@@ -821,10 +822,17 @@ def _framed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
     if d.chance(0.18):
         return _quantified(d)
     frame = d.pick(roles.FRAMES)
-    told = d.vary(d.pick(frame.texts))
+    return _filled(d, frame.roles, d.pick(frame.texts), NOISE)[:4]
+
+
+def _filled(
+    d: Draw, parts: Mapping[str, tuple[str, tuple[str, ...]]], phrase: str, noise: Sequence[str]
+) -> tuple[dict[str, str], str, list[str], dict[str, Maker], dict[str, str]]:
+    """A phrase with its roles (how each is drawn, names of its field) filled in, and the letter of each field."""
+    told = d.vary(phrase)
     letters = list(dict.fromkeys(re.findall(r"\{(\w)\}", told)))
-    names = dict(zip(letters, _keys(d, [frame.roles[letter][1] for letter in letters]), strict=True))
-    makers = {names[letter]: _DRAWN[frame.roles[letter][0]] for letter in letters}
+    names = dict(zip(letters, _keys(d, [parts[letter][1] for letter in letters]), strict=True))
+    makers = {names[letter]: _drawn(parts[letter][0]) for letter in letters}
     record: dict[str, str] = {}
     for name, make in makers.items():
         while (value := make(d)) in record.values():
@@ -832,14 +840,69 @@ def _framed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
         record[name] = value
     template = re.sub(r"\{(\w)\}", lambda found: f"{{{names[found[1]]}}}", told)
     template = template[0].upper() + template[1:] if d.chance(0.8) else template
-    before, after = (d.vary(d.pick(NOISE)).format(a=noun(d)) if d.chance(0.2) else "" for _ in range(2))
+    before, after = (d.vary(d.pick(noise)).format(a=noun(d)) if d.chance(0.2) else "" for _ in range(2))
     end = "" if not after or template[-1] in ".!?" else "."
     people = [name for name, make in makers.items() if make in (person, first, _DRAWN["medic"])]
-    is_alone = len(people) < 2 and "g" not in frame.roles
+    is_alone = len(people) < 2 and "g" not in parts and _DRAWN["job"] not in makers.values()
     template, values = _shown(d, template, record, {n: m for n, m in makers.items() if is_alone or n not in people})
     text = " ".join(filter(None, (before, _styled(d, template).format(**values) + end, after)))
-    absent = [d.pick(keys) for letter, (_, keys) in frame.roles.items() if letter not in letters]
-    return record, text, [name for name in absent if name not in record], makers
+    absent = [d.pick(keys) for letter, (_, keys) in parts.items() if letter not in letters]
+    return record, text, [name for name in absent if name not in record], makers, {n: x for x, n in names.items()}
+
+
+@functools.cache
+def _drawn(kind: str) -> Maker:
+    """The maker that a slot names: one of `_DRAWN`, a range of numbers (with decimals if it ends in `.`), or words."""
+    if kind in _DRAWN:
+        return _DRAWN[kind]
+    if "|" in kind:
+        return one(kind.replace("|", ", ").replace("_", " "))
+    low, high = (int(end) for end in kind.rstrip(".").split("-"))
+    draw_whole = whole(low, high)
+    if not kind.endswith("."):
+        return draw_whole
+    return lambda d: (
+        draw_whole(d) + (f".{d.pick(('', '', *'0123456789'))}{d.pick('123456789')}" if d.chance(0.6) else "")
+    )
+
+
+def _measured(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker], dict[str, str]]:
+    """As `_framed`, of things with several numbers; and what each field means."""
+    if d.chance(0.2):
+        record, text, meanings = amounts.counted(d, d.pick((person, place, titled, firm, thing))(d))
+        return record, text, [], {}, meanings
+    if d.chance(0.15):
+        record, text = _run_on(d)
+        return record, text, [], {}, {}
+    scene = d.pick(amounts.SCENES)
+    parts = {letter: (slot.kind, slot.keys) for letter, slot in scene.slots.items()}
+    record, text, absent, makers, letters = _filled(d, parts, d.pick(scene.texts), amounts.ASIDES)
+    text = d.pick(amounts.HEADS).format(a=noun(d)) + text if d.chance(0.08) else text
+    return record, text, absent, makers, {name: scene.slots[letter].meaning for name, letter in letters.items()}
+
+
+def _run_on(d: Draw) -> tuple[dict[str, str], str]:
+    """Names and other values in turn, mostly with nothing between them."""
+    names, others = d.some(amounts.RUN_NAMES, d.pick((1, 1, 2, 2))), d.some(amounts.RUN_OTHERS, d.pick((1, 2, 2, 3)))
+    while len(others) < len(names) - 1 or {"date", "daym"} <= {kind for kind, _, _ in others}:
+        others = d.some(amounts.RUN_OTHERS, 2)
+    order = [names[0]] if d.chance(0.7) or len(others) < len(names) else []
+    rest = names[len(order) :]
+    for other in others:
+        order += [other, *rest[:1]]
+        rest = rest[1:]
+    record: dict[str, str] = {}
+    text = ""
+    for key, (kind, _, before) in zip(_keys(d, [row[1].split() for row in order]), order, strict=True):
+        record[key] = value = money(d) if kind == "sum" else _drawn(kind)(d)
+        shown = f"{int(value):,}" if kind == "sum" and len(value) == 4 and value.isdigit() and d.chance(0.4) else value
+        if kind == "sum":
+            shown = f"{shown} {d.pick(clauses.CURRENCIES)}" if d.chance(0.6) else f"{d.pick(clauses.SIGNS)}{shown}"
+        elif kind == "3-99.":
+            shown += d.pick((" kg", "kg", " kilos"))
+        ways = before.strip("|").split("|") if len(names) > 1 and kind in ("place", "work") else before.split("|")
+        text += f"{d.pick(ways) if text or len(names) > 1 or d.chance(0.2) else ''}{shown}{d.pick((' ', ' ', ' ', ', '))}"  # fmt: skip
+    return record, d.pick(amounts.RUN_STARTS) + text.rstrip(", ") + d.pick(amounts.RUN_ENDS)
 
 
 def _quantified(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
@@ -889,7 +952,7 @@ def _shown(d: Draw, template: str, record: dict[str, str], makers: dict[str, Mak
     shown = dict(record)
     for name, make in makers.items():
         field = f"{{{name}}}"
-        if make is money:
+        if make is money or f"{field}#" in template:
             way = d.rng.random()
             bare = re.compile(re.escape(field) + r"(?! ?#| ?[\w%€$£])")
             marked = f"{field} {field}#"
@@ -923,9 +986,15 @@ def everyday_json(d: Draw) -> Sample:
     messages: list[Message] = _system(d, 0.15)
     for _ in range(d.pick((1, 1, 1, 2))):
         way = d.rng.random()
-        is_framed, is_composed = way < 0.45, way < 0.72
-        record, text, absent, makers = (_framed if is_framed else _composed if is_composed else _told)(d)
-        fields = d.some(list(record), d.rng.randrange(1, len(record) + 1))
+        is_measured = d.chance(0.5)
+        is_framed, is_composed = is_measured or way < 0.45, not is_measured and way < 0.72
+        meanings: dict[str, str] = {}
+        if is_measured:
+            record, text, absent, makers, meanings = _measured(d)
+        else:
+            record, text, absent, makers = (_framed if is_framed else _composed if is_composed else _told)(d)
+        least = 2 if is_measured and len(record) > 1 and d.chance(0.8) else 1
+        fields = d.some(list(record), d.rng.randrange(least, len(record) + 1))
         lacks: list[str] = []
         says_missing = d.chance(0.12)
         if says_missing and d.chance(0.6):
@@ -948,11 +1017,14 @@ def everyday_json(d: Draw) -> Sample:
             else "string"
             for f in fields
         }
-        wish = casual(d, d.vary(d.pick(WISHES)))
-        has_types = "{s}" in wish or "{y}" in wish
+        asks = amounts.ASKS if d.chance(0.55 if is_measured else 0.35) else WISHES
+        is_explained = not lacks and meanings.keys() >= set(fields) and d.chance(0.12)
+        wish = casual(d, d.vary(d.pick(amounts.MEANT if is_explained else asks)))
+        has_types = "{s}" in wish or "{y}" in wish or "{k}" in wish
         if not has_types:  # numbers as they are
             typed = {f: "number" if f not in lacks and _is_number(record[f]) else "string" for f in fields}
         shape = {keys[f]: t for f, t in typed.items()}
+        meant = {keys[f]: meanings[f] for f in fields if f in meanings}
         schema = (
             json.dumps(shape)
             if d.chance(0.6)
@@ -983,6 +1055,8 @@ def everyday_json(d: Draw) -> Sample:
             .replace("{e}", "{" + ", ".join(f'"{key}": {empty}' for key in shape) + "}")
             .replace("{b}", "".join(f"\n{bullet}{key}" for key in shape))
             .replace("{y}", ", ".join(typing.format(key, t) for key, t in shape.items()))
+            .replace("{k}", amounts.typed(d, shape, meant))
+            .replace("{h}", amounts.explained(d, meant))
             .replace("{g}", gap)
             .replace("{t}", text)
         )
