@@ -26,6 +26,7 @@ from pocket import (
     everyday,
     feed,
     few_shot,
+    gadgets,
     memories,
     records,
     roles,
@@ -151,7 +152,7 @@ def test_everyday_answers_stand_in_their_prompts():
                     assert said["role"] == "user"
 
 
-TRAINING = (amounts, clauses, data, everyday, few_shot, memories, records, roles, stories, subjects, transcripts, words)
+TRAINING = (amounts, clauses, data, everyday, few_shot, gadgets, memories, records, roles, stories, subjects, transcripts, words)
 FIELD = "§"
 
 

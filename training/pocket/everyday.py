@@ -10,9 +10,9 @@ at random, and what was never told is answered with `NO_IDEA`.
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pocket import amounts, clauses, memories, roles
+from pocket import amounts, clauses, gadgets, memories, roles
 from pocket.chat import Message, Sample, Target
 from pocket.subjects import (
     CLAUSES,
@@ -2559,8 +2559,191 @@ def _as_offered(d: Draw, make: Callable[[Draw], tuple[Tool, tuple[str, ...], dic
     return Tool(name, tool.description, {names[f]: kinds[f] for f in order}), ways, makers, {f: names[f] for f in order}
 
 
+_KINDS_ASKED: dict[str, Maker] = _DRAWN | {name: one(words) for name, words in gadgets.LISTS.items()} | {
+    "noun": noun, "phrase": phrase, "plate": plate, "version": version, "drink": DRINKS,
+}  # fmt: skip
+_GADGETS = tuple(gadget for group in gadgets.DOMAINS.values() for gadget in group)
+_TAKING = tuple({kind: [g for g in _GADGETS if kind in (k for k, _ in g.fields.values())] for g in _GADGETS for kind, _ in g.fields.values()}.items())  # fmt: skip
+_FRAMES_OF = {"=": gadgets.OF_NOUN, "?": gadgets.OF_CLAUSE, "!": gadgets.OF_DEED}
+
+
+Offer = tuple[gadgets.Gadget, Tool, dict[str, str]]
+
+
+def _value_of(d: Draw, kind: str) -> str:
+    """A value of a kind; a kind such as `2-60` is a range of whole numbers."""
+    low, _, high = kind.partition("-")
+    return whole(int(low), int(high))(d) if high else _KINDS_ASKED[kind](d)
+
+
+def _offered(d: Draw, gadget: gadgets.Gadget) -> tuple[Tool, dict[str, str]]:
+    """A tool under one of its names, and the parameters that the fields of its questions belong to."""
+    names: dict[str, str] = {}
+    for field, (_, words) in gadget.fields.items():
+        names[field] = d.pick([word for word in words if word not in names.values()])
+    sorts = {"money": "number"} | dict.fromkeys(("count", "heat", "height"), "integer")
+    kinds = {f: sorts.get(kind, "integer" if kind[0].isdigit() else "string") for f, (kind, _) in gadget.fields.items()}
+    order = d.some(tuple(names), len(names)) if d.chance(0.4) else list(names)
+    name = d.pick(gadget.names.split())
+    name = d.pick(JOINED)(name.split("_")) if "_" in name else name
+    about = d.pick(gadget.about.split(";"))
+    about = about[0].lower() + about[1:] if d.chance(0.1) else _described(d, about)
+    tool = Tool(name, about, {names[f]: kinds[f] for f in order})
+    return (tool._replace(name=_other_name(d, tool)) if d.chance(0.3) else tool), {f: names[f] for f in order}
+
+
+def _asked_as(d: Draw, way: str, frames: dict[str, tuple[str, ...]]) -> str:
+    """A question's template: as it is, or put into a sentence."""
+    if way[0] not in frames:
+        return casual(d, d.vary(way))
+    text = d.vary(d.pick(frames[way[0]]).replace("{x}", way[1:]))
+    return casual(d, text[0].upper() + text[1:] if d.chance(0.75) else text)
+
+
+def _told_result(d: Draw, gadget: gadgets.Gadget) -> str:
+    told = re.sub("<(\\w+)>", lambda found: _KINDS_ASKED[found[1]](d), d.pick(gadget.gives.split(";")))
+    way = d.rng.random()
+    if way < 0.1:
+        return any_value(d)
+    if way < 0.16:
+        return json.dumps({d.pick(("result", "value", "answer", "data", noun(d))): told}, ensure_ascii=False)
+    return f"{d.pick((noun(d), 'value', 'found', 'now'))}: {told}" if way < 0.2 else told
+
+
+def _again(d: Draw, gadget: gadgets.Gadget) -> tuple[str, str] | None:
+    """A field that the last question can be asked again with, and how."""
+    kinds = [kind for kind, _ in gadget.fields.values()]
+    fields = [f for f, (kind, _) in gadget.fields.items() if kind in gadgets.AGAIN_OF and kinds.count(kind) == 1]
+    if len(kinds) == 1:
+        field, kind = next(iter(gadget.fields)), kinds[0]
+        return field, d.pick(gadgets.AGAIN if d.chance(0.5) else gadgets.AGAIN_OF.get(kind, gadgets.AGAIN))
+    if not fields:
+        return None
+    field = d.pick(fields)
+    return field, d.pick(gadgets.AGAIN_OF[gadget.fields[field][0]])
+
+
+def _sort_of(gadget: gadgets.Gadget) -> str:
+    """The kind of a gadget's one value, if it has one."""
+    return next(iter(gadget.fields.values()))[0] if len(gadget.fields) == 1 else ""
+
+
+def _of_the_same(last: gadgets.Gadget, uses: Iterable[Offer]) -> list[tuple[Offer, str]]:
+    """What else may be asked of the person or the place that was asked about."""
+    if (sort := _sort_of(last)) not in ("person", "place"):
+        return []
+    others = [use for use in uses if _sort_of(use[0]) == sort and use[0] is not last]
+    return [(use, np) for use in others for np in use[0].asks if re.search(r"^=the .* (of|in) \{p\}$", np)]
+
+
+def _sum_asked(d: Draw) -> tuple[str, str]:
+    """A sum as it is said, and its expression."""
+    forms = tuple(gadgets.SUMS)
+    form = d.pick(forms[:4] if d.chance(0.55) else forms)
+    a, b, c = (str(d.amount()) if d.chance(p) else d.value() for p in (0.7, 0.85, 0.6))
+    if "/{" in form and d.chance(0.7):
+        b, c = (str(d.number(2, 40)) for _ in range(2))
+    if form in ("{a}-{b}", "{a}/{b}") and float(a) < float(b) and d.chance(0.85):
+        a, b = b, a
+    values = {"a": a, "b": str(d.number(2, 95)) if "100" in form else b, "c": c}
+    template = _asked_as(d, d.pick(gadgets.SUMS[form]), {"=": gadgets.OF_SUM})
+    i, j = (noun(d) if d.chance(0.5) else d.item() for _ in range(2))
+    return template.format(**values, i=i, j=j, n=first(d), m=first(d), o=first(d)), form.format(**values)
+
+
+def _gadgets(d: Draw) -> Sample:
+    """Questions for tools of one trade, or of one sort of argument, of which only the meaning of a question picks one."""
+    way = d.rng.random()
+    some = d.pick(tuple(gadgets.DOMAINS.values())) if way < 0.45 else d.pick(_TAKING)[1] if way < 0.75 else _GADGETS
+    tools: dict[str, Offer] = {}
+    for gadget in d.some(some, min(len(some), d.pick((1, 2, 3, 3, 4, 4, 5, 6, 7)))):
+        tool, names = _offered(d, gadget)
+        tools.setdefault(tool.name, (gadget, tool, names))
+    tools = {name: use for name, use in tools.items() if name not in FUNCTIONS}
+    offered = [tool for _, tool, _ in tools.values()]
+    offered += d.some((CALCULATOR, CONVERT, ADD_DAYS, DAYS_BETWEEN), d.pick((0, 1, 1, 2, 3)))
+    d.rng.shuffle(offered)
+    kinds = ["use"] * 8 + ["sum"] * 4 * (CALCULATOR in offered) + ["convert"] * 2 * (CONVERT in offered)
+    kinds += ["date"] * 2 * (ADD_DAYS in offered) + ["span"] * 2 * (DAYS_BETWEEN in offered) + ["talk"]
+    messages, answers = _system(d, 0.45), []
+    last: Offer | None = None
+    fields: dict[str, str] = {}
+    for _ in range(d.pick((1, 2, 3, 3, 4))):
+        kind = "use" if last and d.chance(0.3) else d.pick(kinds)
+        arguments: dict[str, object]
+        if kind == "use" and tools:
+            again = _again(d, last[0]) if last and d.chance(0.4) else None
+            same = _of_the_same(last[0], tools.values()) if last and again is None and d.chance(0.4) else []
+            if last and again:
+                field, template = again
+                fields = fields | {field: _value_of(d, last[0].fields[field][0])}
+                template = casual(d, d.vary(template)).replace("{x}", f"{{{field}}}")
+            elif same:  # of the person or the place that was asked about
+                last, np = d.pick(same)
+                np = np.replace(" in {p}", " there") if " in {p}" in np else np.replace(" of {p}", "")
+                if last[0].fields["p"][0] == "person":
+                    np = np.replace("=the", f"={d.pick(('her', 'his', 'their'))}", 1)
+                else:
+                    np = np if np.endswith("there") else f"{np} of that place"
+                template = d.pick(("And {0}", "{0}", "Also: {0}")).replace("{0}", _asked_as(d, np, _FRAMES_OF))
+            else:
+                last = d.pick(tuple(tools.values()))
+                fields = {field: _value_of(d, kind) for field, (kind, _) in last[0].fields.items()}
+                template = _asked_as(d, d.pick(last[0].asks), _FRAMES_OF)
+            gadget, tool, names = last
+            said = template.format(**fields, o=person(d) if d.chance(0.3) else first(d))
+            name = tool.name
+            arguments = {
+                n: fields[f] if tool.parameters[n] == "string" else _number(fields[f]) for f, n in names.items()
+            }
+            result = _told_result(d, gadget)
+            wanted = f"The result is {result}."
+        elif kind == "talk" or (kind == "use" and not tools):
+            phrases, answer = d.pick(CHAT)
+            said = casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d))
+            messages += [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
+            answers.append(answer)
+            continue
+        else:
+            last = None
+            if kind == "sum":
+                said, expression = _sum_asked(d)
+                name, arguments = "calculator", {"expression": expression}
+                result = run(name, arguments, FUNCTIONS)
+                wanted = f"The answer is {result}."
+            elif kind == "convert":
+                f, t = d.pick(UNITS)
+                v = d.value()
+                spoken = [d.pick(UNITS_SAID[unit].split("|")) if d.chance(0.35) else unit for unit in (f, t)]
+                said = casual(d, d.vary(d.pick(gadgets.UNIT_ASKS))).format(v=v, f=spoken[0], t=spoken[1], n=first(d))
+                name, arguments = "convert", {"value": _number(v), "from_unit": f, "to_unit": t}
+                result = run(name, arguments, FUNCTIONS)
+                wanted = f"{v} {f} is {result} {t}."
+            elif kind == "date":
+                back, day, n = d.chance(0.35), d.date(), d.number(2, 900)
+                spoken_days, k = d.pick(gadgets.DAY_WORDS) if d.chance(0.35) else (f"{n} days", n)
+                said = casual(d, d.vary(d.pick(gadgets.DAY_ASKS[back]))).format(k=spoken_days, d=day, n=first(d))
+                name, arguments = "add_days", {"date": day, "days": -k if back else k}
+                result = run(name, arguments, FUNCTIONS)
+                wanted = f"The date is {result}."
+            else:
+                start, end = sorted((d.date(), d.date()))
+                said = casual(d, d.vary(d.pick(gadgets.SPAN_ASKS))).format(d=start, e=end, n=first(d), i=d.item())
+                name, arguments = "days_between", {"start": start, "end": end}
+                result = run(name, arguments, FUNCTIONS)
+                wanted = f"That is {result} days."
+        messages += [
+            {"role": "user", "content": said}, {"role": "assistant", "tool_calls": ({"name": name, "arguments": arguments},)},
+            {"role": "tool", "content": result}, {"role": "assistant", "content": wanted},
+        ]  # fmt: skip
+        answers.append(result)
+    return Sample("everyday_tools", tuple(messages), tuple(offered), functions=dict(FUNCTIONS), answers=tuple(answers))
+
+
 def everyday_tools(d: Draw) -> Sample:
     """One to three questions with up to six tools offered; also talk that needs none of them."""
+    if d.chance(0.5):
+        return _gadgets(d)
     makes = d.rng.choices(
         (_common_tool, _any_tool, _aspect_tool, _deed_tool, _move_tool, _slot_tool),
         (34, 19, 15, 13, 7, 12),
