@@ -34,6 +34,7 @@ from pocket import (
     stories,
     strangers,
     subjects,
+    themes,
     tools,
     train,
     transcripts,
@@ -152,7 +153,7 @@ def test_everyday_answers_stand_in_their_prompts():
                     assert said["role"] == "user"
 
 
-TRAINING = (amounts, clauses, data, everyday, few_shot, gadgets, memories, records, roles, stories, subjects, transcripts, words)
+TRAINING = (amounts, clauses, data, everyday, few_shot, gadgets, memories, records, roles, stories, subjects, themes, transcripts, words)
 FIELD = "§"
 
 

@@ -28,6 +28,7 @@ from pocket.subjects import (
     SENTENCES,
     SUBJECTS,
 )
+from pocket.themes import THEMES, theme_makers
 from pocket.tools import ADD_DAYS, CALCULATOR, CONVERT, DAYS_BETWEEN, FUNCTIONS, Function, Tool, run
 from pocket.transcripts import UNITS
 from pocket.words import ANIMALS, COLOURS, DAYS, EVENTS, JOBS, Draw
@@ -1165,6 +1166,8 @@ _WORDS_OF = {name: {*SUBJECTS[name], *(word for part in PARTS[name] for word in 
 
 def _makers(d: Draw, n: int) -> tuple[list[list[str]], list[Callable[[], str]]]:
     """What may stand for each of n classes as its label, and what makes a text of it."""
+    if d.chance(0.5):
+        return theme_makers(d, min(n, 5), first)
     kind = d.rng.random()
     if kind < 0.1:
         names = _apart(d, n)
@@ -1315,7 +1318,8 @@ def everyday_few_shot(d: Draw) -> Sample:
 
 def subjects(d: Draw) -> Sample:
     """Words of one subject to a line: what belongs together is learned faster from words than from their labels."""
-    rows = [d.some(SUBJECTS[name], d.rng.randrange(4, 10)) for name in d.some(tuple(SUBJECTS), d.rng.randrange(2, 6))]
+    fields = [theme.nouns + theme.verbs for theme in THEMES] if d.chance(0.6) else list(SUBJECTS.values())
+    rows = [d.some(field, d.rng.randrange(4, 10)) for field in d.some(fields, d.rng.randrange(2, 6))]
     between = d.pick((", ", " ", "; "))
     return Sample(
         "subjects",
