@@ -28,6 +28,7 @@ from pocket import (
     few_shot,
     gadgets,
     memories,
+    parts,
     records,
     roles,
     score,
@@ -153,7 +154,7 @@ def test_everyday_answers_stand_in_their_prompts():
                     assert said["role"] == "user"
 
 
-TRAINING = (amounts, clauses, data, everyday, few_shot, gadgets, memories, records, roles, stories, subjects, themes, transcripts, words)
+TRAINING = (amounts, clauses, data, everyday, few_shot, gadgets, memories, parts, records, roles, stories, subjects, themes, transcripts, words)
 FIELD = "§"
 
 

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pocket import amounts, clauses, gadgets, memories, roles
+from pocket import amounts, clauses, gadgets, memories, parts, roles
 from pocket.chat import Message, Sample, Target
 from pocket.subjects import (
     CLAUSES,
@@ -695,7 +695,14 @@ def _told(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
     return record, text, absent, makers
 
 
-# makers of the values that `clauses` names
+def _entitled(d: Draw, titles: Sequence[str]) -> str:
+    """A person, often with a title, which is part of the name."""
+    way = d.rng.random()
+    name = rare(d) if way < 0.3 else f"{first(d)} {rare(d)}"
+    return f"{d.pick(titles)} {name}" if way < 0.6 else person(d)
+
+
+# makers of the values that `clauses`, `roles` and `parts` name
 _DRAWN: dict[str, Maker] = {
     "person": person, "first": first, "pet": pet, "place": place, "titled": titled, "firm": firm, "thing": thing, "rare": rare, "code": code, "clock": clock, "date": Draw.date, "when": when,
     "phone": phone, "mail": mail, "street": street, "money": money, "score": score, "seat": seat, "year": year, "age": whole(2, 99), "small": whole(1, 30), "count": lambda d: str(d.amount()), "months": whole(3, 60), "height": whole(90, 210), "heat": whole(80, 260),
@@ -705,6 +712,9 @@ _DRAWN: dict[str, Maker] = {
     "medic": lambda d: doctor(d) if d.chance(0.75) else person(d), "crime": CRIMES, "subject": SUBJECT_NAMES, "damage": DAMAGES, "kind": lambda d: d.mixed(ANIMALS),
     "work": lambda d: _name_of(d, amounts.WORKS) if d.chance(0.7) else titled(d), "named": lambda d: _name_of(d, amounts.NAMED), "plate": plate, "cold": degrees, "daym": day_month, "version": version, "slug": slug, "ip": address, "species": kind_of("pettype"),
 }  # fmt: skip
+_DRAWN |= {"phrase": phrase, "plate": plate} | {name: one(words) for name, words in parts.WORDS.items()}
+_DRAWN |= {name: functools.partial(_name_of, forms=forms) for name, forms in parts.NAMED.items()}
+_DRAWN |= {name: functools.partial(_entitled, titles=titles.split(", ")) for name, titles in parts.TITLED.items()}
 _BARE = ("street", "phone", "mail", "clock", "date", "code", "when", "seat")  # sorts that show without a label
 
 
@@ -823,17 +833,38 @@ def _framed(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
     if d.chance(0.18):
         return _quantified(d)
     frame = d.pick(roles.FRAMES)
-    return _filled(d, frame.roles, d.pick(frame.texts), NOISE)[:4]
+    return _with_roles(d, frame.roles, d.pick(frame.texts), NOISE)[:4]
 
 
-def _filled(
-    d: Draw, parts: Mapping[str, tuple[str, tuple[str, ...]]], phrase: str, noise: Sequence[str]
+def _parted(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]]:
+    """As `_framed`, of what `parts` tells of."""
+    frame = d.pick(parts.FRAMES if d.chance(0.72) else parts.TWOS)
+    return _with_roles(d, frame.roles, d.pick(frame.texts), NOISE, 0.15)[:4]
+
+
+PEOPLE = frozenset(("person", "first", "medic", *parts.TITLED))
+NAME_FORMS = ("{}_name", "name_of_{}", "the_{}", "{}_full_name", "name_of_the_{}", "which_{}", "who_is_{}")
+FIELD_FORMS = ("the_{}", "which_{}", "{}_given", "{}_named", "{}_in_text")
+
+
+def _with_roles(
+    d: Draw,
+    roles: Mapping[str, tuple[str, tuple[str, ...]]],
+    phrase: str,
+    noise: Sequence[str],
+    named: float = 0.0,
 ) -> tuple[dict[str, str], str, list[str], dict[str, Maker], dict[str, str]]:
-    """A phrase with its roles (how each is drawn, names of its field) filled in, and the letter of each field."""
+    """A phrase with its roles (how each is drawn, names of its field) filled in, and the letter of each field.
+
+    named: the share of fields' names with an addition, such as `name_of_buyer`.
+    """
     told = d.vary(phrase)
     letters = list(dict.fromkeys(re.findall(r"\{(\w)\}", told)))
-    names = dict(zip(letters, _keys(d, [parts[letter][1] for letter in letters]), strict=True))
-    makers = {names[letter]: _drawn(parts[letter][0]) for letter in letters}
+    names = dict(zip(letters, _keys(d, [roles[letter][1] for letter in letters]), strict=True))
+    for letter, name in names.items():
+        if "_" not in name and name[-1] != "s" and name[-2:] != "ed" and d.chance(named):
+            names[letter] = d.pick(NAME_FORMS if roles[letter][0] in PEOPLE else FIELD_FORMS).format(name)
+    makers = {names[letter]: _drawn(roles[letter][0]) for letter in letters}
     record: dict[str, str] = {}
     for name, make in makers.items():
         while (value := make(d)) in record.values():
@@ -844,10 +875,10 @@ def _filled(
     before, after = (d.vary(d.pick(noise)).format(a=noun(d)) if d.chance(0.2) else "" for _ in range(2))
     end = "" if not after or template[-1] in ".!?" else "."
     people = [name for name, make in makers.items() if make in (person, first, _DRAWN["medic"])]
-    is_alone = len(people) < 2 and "g" not in parts and _DRAWN["job"] not in makers.values()
+    is_alone = len(people) < 2 and "g" not in roles and not named and _DRAWN["job"] not in makers.values()
     template, values = _shown(d, template, record, {n: m for n, m in makers.items() if is_alone or n not in people})
     text = " ".join(filter(None, (before, _styled(d, template).format(**values) + end, after)))
-    absent = [d.pick(keys) for letter, (_, keys) in parts.items() if letter not in letters]
+    absent = [d.pick(keys) for letter, (_, keys) in roles.items() if letter not in letters]
     return record, text, [name for name in absent if name not in record], makers, {n: x for x, n in names.items()}
 
 
@@ -876,8 +907,8 @@ def _measured(d: Draw) -> tuple[dict[str, str], str, list[str], dict[str, Maker]
         record, text = _run_on(d)
         return record, text, [], {}, {}
     scene = d.pick(amounts.SCENES)
-    parts = {letter: (slot.kind, slot.keys) for letter, slot in scene.slots.items()}
-    record, text, absent, makers, letters = _filled(d, parts, d.pick(scene.texts), amounts.ASIDES)
+    slots = {letter: (slot.kind, slot.keys) for letter, slot in scene.slots.items()}
+    record, text, absent, makers, letters = _with_roles(d, slots, d.pick(scene.texts), amounts.ASIDES)
     text = d.pick(amounts.HEADS).format(a=noun(d)) + text if d.chance(0.08) else text
     return record, text, absent, makers, {name: scene.slots[letter].meaning for name, letter in letters.items()}
 
@@ -987,13 +1018,16 @@ def everyday_json(d: Draw) -> Sample:
     messages: list[Message] = _system(d, 0.15)
     for _ in range(d.pick((1, 1, 1, 2))):
         way = d.rng.random()
-        is_measured = d.chance(0.5)
-        is_framed, is_composed = is_measured or way < 0.45, not is_measured and way < 0.72
+        kind = d.rng.random()
+        is_measured, is_parted = kind < 0.33, 0.33 <= kind < 0.66
+        is_framed = is_measured or is_parted or way < 0.45
+        is_composed = not is_framed and way < 0.72
         meanings: dict[str, str] = {}
         if is_measured:
             record, text, absent, makers, meanings = _measured(d)
         else:
-            record, text, absent, makers = (_framed if is_framed else _composed if is_composed else _told)(d)
+            makes = _parted if is_parted else _framed if is_framed else _composed if is_composed else _told
+            record, text, absent, makers = makes(d)
         least = 2 if is_measured and len(record) > 1 and d.chance(0.8) else 1
         fields = d.some(list(record), d.rng.randrange(least, len(record) + 1))
         lacks: list[str] = []
