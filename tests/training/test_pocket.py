@@ -27,6 +27,7 @@ from pocket import (
     feed,
     few_shot,
     gadgets,
+    intents,
     memories,
     parts,
     records,
@@ -154,7 +155,7 @@ def test_everyday_answers_stand_in_their_prompts():
                     assert said["role"] == "user"
 
 
-TRAINING = (amounts, clauses, data, everyday, few_shot, gadgets, memories, parts, records, roles, stories, subjects, themes, transcripts, words)
+TRAINING = (amounts, clauses, data, everyday, few_shot, gadgets, intents, memories, parts, records, roles, stories, subjects, themes, transcripts, words)
 FIELD = "§"
 
 

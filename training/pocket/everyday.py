@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pocket import amounts, clauses, gadgets, memories, parts, roles
+from pocket import amounts, clauses, gadgets, intents, memories, parts, roles
 from pocket.chat import Message, Sample, Target
 from pocket.subjects import (
     CLAUSES,
@@ -1200,8 +1200,9 @@ _WORDS_OF = {name: {*SUBJECTS[name], *(word for part in PARTS[name] for word in 
 
 def _makers(d: Draw, n: int) -> tuple[list[list[str]], list[Callable[[], str]]]:
     """What may stand for each of n classes as its label, and what makes a text of it."""
-    if d.chance(0.5):
-        return theme_makers(d, min(n, 5), first)
+    source = d.rng.random()
+    if source < 0.7:
+        return theme_makers(d, min(n, 5), first) if source < 0.35 else intents.classes(d, n, first)
     kind = d.rng.random()
     if kind < 0.1:
         names = _apart(d, n)
