@@ -36,6 +36,7 @@ from pocket import (
     stories,
     strangers,
     subjects,
+    talks,
     themes,
     tools,
     train,
@@ -155,7 +156,25 @@ def test_everyday_answers_stand_in_their_prompts():
                     assert said["role"] == "user"
 
 
-TRAINING = (amounts, clauses, data, everyday, few_shot, gadgets, intents, memories, parts, records, roles, stories, subjects, themes, transcripts, words)
+TRAINING = (
+    amounts,
+    clauses,
+    data,
+    everyday,
+    few_shot,
+    gadgets,
+    intents,
+    memories,
+    parts,
+    records,
+    roles,
+    stories,
+    subjects,
+    talks,
+    themes,
+    transcripts,
+    words,
+)
 FIELD = "§"
 
 

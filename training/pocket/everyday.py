@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pocket import amounts, clauses, gadgets, intents, memories, parts, roles
+from pocket import amounts, clauses, gadgets, intents, memories, parts, roles, talks
 from pocket.chat import Message, Sample, Target
 from pocket.subjects import (
     CLAUSES,
@@ -1625,6 +1625,14 @@ _REMEMBERED: dict[str, Maker] = {
     "day": lambda d: d.pick(DAYS) if d.chance(0.6) else when(d), "clock": clock, "titled": lambda d: rare(d) if d.chance(0.5) else titled(d), "tongue": TONGUES, "phone": phone, "street": street, "hobby": HOBBIES,
 }  # fmt: skip
 
+# how the values of `talks` are drawn
+_TALKED: dict[str, Maker] = {
+    "n": first, "f": person, "p": place, "t": clock, "d": lambda d: d.pick(DAYS), "e": when, "k": money, "i": whole(2, 99), "h": whole(100, 999), "s": street, "c": code,
+    "o": lambda d: d.mixed(COLOURS) if d.chance(0.5) else kind_of("colour")(d), "g": kind_of("food"), "b": kind_of("drink"), "j": lambda d: d.pick(ROLES) if d.chance(0.4) else kind_of("job")(d),
+    "w": firm, "l": titled, "y": year, "x": phone, "m": mail, "v": _plain, "a": pet, "z": plate, "u": kind_of("hobby"), "q": kind_of("language"), "r": lambda d: kind_of("allergen")(d) if d.chance(0.5) else _plain(d),
+    "inst": kind_of("instrument"), "ill": kind_of("illness"), "sport": kind_of("sport"), "size": kind_of("size"),
+}  # fmt: skip
+
 
 def _remembered(d: Draw) -> Sample:
     """Many facts in one talk, told by some words and asked for by others, each in its turn."""
@@ -1698,6 +1706,11 @@ def _remembered(d: Draw) -> Sample:
 
 def everyday_recall(d: Draw) -> Sample:
     """Facts of the user told in several turns, in one, or in the system message; and questions, some of what was not told."""
+    if d.chance(0.5):
+        system = [{"role": "system", "content": talks.house(d, _TALKED)}] if d.chance(0.1) else _system(d, 0.1)
+        return Sample(
+            "everyday_recall", tuple(talks.recall(d, _TALKED, system, NO_IDEA, NOTED, lambda told: _say(d, told)))
+        )
     if d.chance(0.55):
         return _remembered(d)
     if d.chance(0.1):
@@ -1930,6 +1943,8 @@ def _deeds(d: Draw, n: int) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def everyday_reading(d: Draw) -> Sample:
     """Two to six sentences about people and things, then questions whose answer is a span of them."""
+    if d.chance(0.5):
+        return Sample("everyday_reading", tuple(talks.reading(d, _TALKED, _system(d, 0.1), NO_IDEA)))
     facts = []
     deeds = _deeds(d, d.rng.randrange(2, 6)) if d.chance(0.6) else []
     for told, asked in deeds:
@@ -2047,6 +2062,14 @@ REQUESTS = (
 
 def _say(d: Draw, messages: list[Message], *, is_told: bool = True) -> None:
     """Appends one turn of chat. is_told: something may have been told before, so that only what no one tells is asked."""
+    if d.chance(0.5):
+        said_before = " ".join(message["content"] for message in messages if message["role"] == "user").lower()
+        may_know = (
+            is_told or re.search(r"\b(here|it's|its|it is|this is|i'?m|i am|from|by|my)\b", said_before) is not None
+        )
+        said, answer = talks.said(d, _TALKED, HELLO, NO_IDEA, CANNOT, is_told=may_know)
+        messages += [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
+        return
     kind = d.rng.random()
     fields = {
         "n": first(d),
@@ -2081,7 +2104,9 @@ def _say(d: Draw, messages: list[Message], *, is_told: bool = True) -> None:
 
 def everyday_chat(d: Draw) -> Sample:
     """One to four turns of chat: most with one answer, and questions and wishes that a very small model cannot meet."""
-    messages = _system(d, 0.3)
+    messages = _system(d, 0.2)
+    if not messages and d.chance(0.2):
+        messages = [{"role": "system", "content": talks.house(d, _TALKED)}]
     for _ in range(d.pick((1, 1, 2, 3, 4))):
         _say(d, messages, is_told=False)
     return Sample("everyday_chat", tuple(messages))
@@ -2877,4 +2902,4 @@ def wording() -> str:
     ]
     relations = [relation for relation, _ in BELONGINGS]
     said = [text for phrases, answer in CHAT for text in (*phrases, answer)]
-    return f"{records} {WISHES} {MISSING} {ALIASES} {NEVER_TOLD} {NOISE} {GAPS} {facts} {relations} {STATED} {ASKED_FOR} {BEFORE_FACT} {AFTER_FACT} {BEFORE_QUESTION} {AFTER_QUESTION} {TAKEN_BACK} {SAME_AS} {OF_OTHERS} {ASKED_OF_OTHERS} {clauses.wording()} {roles.wording()} {memories.wording()} {SCENES} {PAGES} {said} {NOTED} {NO_IDEA} {CANNOT}"
+    return f"{records} {WISHES} {MISSING} {ALIASES} {NEVER_TOLD} {NOISE} {GAPS} {facts} {relations} {STATED} {ASKED_FOR} {BEFORE_FACT} {AFTER_FACT} {BEFORE_QUESTION} {AFTER_QUESTION} {TAKEN_BACK} {SAME_AS} {OF_OTHERS} {ASKED_OF_OTHERS} {clauses.wording()} {roles.wording()} {memories.wording()} {talks.wording()} {SCENES} {PAGES} {said} {NOTED} {NO_IDEA} {CANNOT}"
