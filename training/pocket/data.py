@@ -292,11 +292,11 @@ MIXTURE = {
     "drill": 0.01,
     "everyday_tools": 0.14,
     "everyday_json": 0.3,
-    "everyday_few_shot": 0.11,
-    "everyday_recall": 0.14,
-    "everyday_reading": 0.04,
+    "everyday_few_shot": 0.16,
+    "everyday_recall": 0.12,
+    "everyday_reading": 0.08,
     "everyday_chat": 0.06,
-    "subjects": 0.005,
+    "subjects": 0.01,
 }
 # What the first pools are drawn from: copying comes first, the rest stands on it.
 FIRST_MIXTURE = {family: share / 2 for family, share in MIXTURE.items()} | {"drill": 0.3, "lines": 0.2}
