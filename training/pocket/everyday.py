@@ -1613,7 +1613,7 @@ def _with_pronoun(d: Draw) -> Sample:
     else:
         messages += [{"role": "user", "content": said}, {"role": "assistant", "content": NOTED}]
         for phrases, reply in d.some(CHAT[:3], d.pick((0, 0, 1, 2))):
-            content = casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d))
+            content = casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d), p=place(d))
             messages += [{"role": "user", "content": content}, {"role": "assistant", "content": reply}]
         messages.append({"role": "user", "content": asked})
     return Sample("everyday_recall", (*messages, {"role": "assistant", "content": answer}))
@@ -2743,7 +2743,9 @@ def _gadgets(d: Draw) -> Sample:
                 fields = fields | {field: _value_of(d, last[0].fields[field][0])}
                 template = casual(d, d.vary(template)).replace("{x}", f"{{{field}}}")
             elif same:  # of the person or the place that was asked about
+                about = next(iter(fields.values()))
                 last, np = d.pick(same)
+                fields = dict.fromkeys(last[0].fields, about)
                 np = np.replace(" in {p}", " there") if " in {p}" in np else np.replace(" of {p}", "")
                 if last[0].fields["p"][0] == "person":
                     np = np.replace("=the", f"={d.pick(('her', 'his', 'their'))}", 1)
@@ -2764,7 +2766,7 @@ def _gadgets(d: Draw) -> Sample:
             wanted = f"The result is {result}."
         elif kind == "talk" or (kind == "use" and not tools):
             phrases, answer = d.pick(CHAT)
-            said = casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d))
+            said = casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d), p=place(d))
             messages += [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
             answers.append(answer)
             continue
@@ -2882,7 +2884,7 @@ def everyday_tools(d: Draw) -> Sample:
             wanted = f"The date is {result}."
         else:
             phrases, answer = d.pick(CHAT)
-            said = casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d))
+            said = casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d), p=place(d))
             messages += [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
             answers.append(answer)
             continue
