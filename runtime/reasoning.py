@@ -19,6 +19,7 @@ class ReasoningParser:
     These marks, and all that follows the close mark, are dropped.
 
     reasoning       the reasoning so far
+    marks_end       the index in the output after the last mark before the content
     content_start   the index in the output of the first character of content
     n_content       number of characters of content
     """
@@ -31,7 +32,7 @@ class ReasoningParser:
         self._held = ""  # text that may be the beginning of a mark, or white space at the end of a part
         self._n_fed = self._n_taken = 0
         self.reasoning = ""
-        self.content_start = self.n_content = 0
+        self.marks_end = self.content_start = self.n_content = 0
 
     def new_reasoning(self) -> str:
         """The reasoning that this method has not returned before, without text that may turn out to be a mark."""
@@ -91,6 +92,7 @@ class ReasoningParser:
         reasoning, found, rest = text.partition(self._marks.end)
         if found:
             self._place, self.reasoning = "gap", (self.reasoning + reasoning).lstrip()
+            self.marks_end = self._n_fed - len(rest)
             return rest
         n = len(text) - overlap(text, self._marks.end)
         self.reasoning, self._held = self.reasoning + text[:n], text[n:]
@@ -100,7 +102,9 @@ class ReasoningParser:
         """Skip white space and the answer mark after the reasoning. Returns the text after them."""
         text = text.lstrip()
         if self._answer and text.startswith(self._answer):
-            text, self._answer = text[len(self._answer) :].lstrip(), ""
+            text, self._answer = text[len(self._answer) :], ""
+            self.marks_end = self._n_fed - len(text)
+            text = text.lstrip()
         if text and self._answer.startswith(text):
             self._held = text
             return ""

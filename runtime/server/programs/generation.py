@@ -657,9 +657,10 @@ class ToolTurn(GenAttempt):
         n_before, mark = next(((at, token) for at, _, token in controls if token in tokenizer.special), (0, None))
         if mark is None:
             return -1
-        start = 0 if self._reasoning is None else self._reasoning.content_start
+        reasoning = self._reasoning
+        first, start = (0, 0) if reasoning is None else (reasoning.marks_end, reasoning.content_start)
         for token in unpack(bytes(request.ids[4 * self._n_seen :])):
-            if token == mark and (at := request.text.n_chars(self._n_seen)) >= start:
+            if token == mark and (at := request.text.n_chars(self._n_seen)) >= first:
                 return max(0, at - start - n_before)
             self._n_seen += 1
         return -1

@@ -100,6 +100,17 @@ class Detokenizer:
                 return (k, at), (n_tokens, n_chars)
         return (n_tokens, end), (n_tokens, end)
 
+    def silent(self, start: int, end: int) -> int:
+        """Find the first token without text at characters start : end. Returns its place; `end` if there is none."""
+        before = 0
+        for at in self._ends:
+            if start <= at == before:
+                return min(at, end)
+            if at >= end:
+                break
+            before = at
+        return end
+
     def _add(self, new: str, search: bool) -> bool:
         """Append text. Returns False if a stop cut it, but True if it ends with the match of a pattern."""
         end = self._length + len(new)

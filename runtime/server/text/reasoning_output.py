@@ -35,6 +35,11 @@ class ReasoningOutput:
         self._n_reasoning: int | None = None  # tokens before the content, once there is content
 
     @property
+    def marks_end(self) -> int:
+        """Where the last mark before the content of the streamed sample ends in its output, once there is content."""
+        return self._stream.marks_end
+
+    @property
     def content_start(self) -> int:
         """Where the content of the streamed sample begins in its output, once there is content."""
         return self._stream.content_start
@@ -61,7 +66,10 @@ class ReasoningOutput:
             text = parser.feed(sample.text) + parser.finish()
             separated.append(replace(sample, text=text, reasoning=parser.reasoning))
             n_reasoning += _n_before(request, parser.content_start)
-        pieces = _pieces(requests[0], parser.content_start, parser.content_start + parser.n_content)
+        start = end = parser.content_start
+        if parser.n_content:  # a control token without text, such as the mark of a call, may come before white space
+            start, end = requests[0].text.silent(parser.marks_end, start), end + parser.n_content
+        pieces = _pieces(requests[0], start, end)
         return tuple(reversed(separated)), pieces, n_reasoning
 
     def _pass_on(self, content: str, request: EngineRequest) -> None:

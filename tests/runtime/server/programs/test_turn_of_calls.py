@@ -109,6 +109,22 @@ def test_stream_ends_at_a_mark_that_is_no_text(turn: Callable[..., Any], source:
         assert len(deltas) > 1, "the text streams"
 
 
+@pytest.mark.parametrize("burst", [1, 3])
+@pytest.mark.parametrize("gap", ["", " ", "\n\n"])
+@pytest.mark.parametrize(
+    ("source", "call"),
+    [(HIDDEN, ' {"name": "f", "arguments": {"x": 1}}'), (HIDDEN_NAMED, 'f[ARGS]{"x": 1}')],
+    ids=["json", "named"],
+)
+def test_call_right_after_the_reasoning_keeps_its_hidden_mark(
+    turn: Callable[..., Any], source: str, call: str, gap: str, burst: int
+) -> None:
+    output = f"<think>or <|endoftext|> </think>{gap}<|endoftext|>{call}"
+    b = turn({OPEN: output}, source, stream=True, reasoning=wire.Reasoning(), burst=burst)
+    assert [call.name for call in sample(b).calls] == ["f"]
+    assert sample(b).text == "".join(delta.text for delta in b.messages(wire.Delta) if not delta.is_thought) == ""
+
+
 def test_an_answer_in_json_is_text(turn: Callable[..., Any]) -> None:
     b = turn({OPEN: '{"name": "h"}'}, BARE)
     assert (sample(b).text, sample(b).calls) == ('{"name": "h"}', ())
