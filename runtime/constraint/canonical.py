@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import msgspec
 
 from banyan.runtime.constraint import lark
-from banyan.runtime.constraint.limits import CHOICES
+from banyan.runtime.constraint.limits import CHOICES, json_decoder
 from banyan.runtime.constraint.schema.rewrite import rewrite
 from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge, ConstraintUnsupported
 from banyan.runtime.protocol.wire import ConstraintSpec
@@ -48,24 +47,12 @@ def canonical(spec: ConstraintSpec, is_loose: bool = False) -> ConstraintSpec:
 
 
 def _json(text: str, what: str) -> Any:
-    def refuse(name: str) -> None:
-        raise ConstraintSyntax(f"{what} is not valid JSON: it contains {name}")
-
-    def number(digits: str) -> float:
-        if math.isinf(value := float(digits)):
-            raise ConstraintTooLarge(f"{what} contains {digits[:40]}, which is too large for a number")
-        return value
-
     try:
-        return json.loads(text, parse_constant=refuse, parse_float=number)
-    except (ConstraintSyntax, ConstraintTooLarge):
-        raise
+        return json_decoder(what).decode(text)
     except json.JSONDecodeError as e:
         raise ConstraintSyntax(f"{what} is not valid JSON: {e.msg} (line {e.lineno}, column {e.colno})") from None
     except RecursionError:
         raise ConstraintTooLarge(f"{what} is nested too deeply") from None
-    except ValueError as e:  # an integer of thousands of digits
-        raise ConstraintTooLarge(f"{what} cannot be parsed: {e}") from None
 
 
 def _choices(text: str) -> list[str]:

@@ -9,6 +9,7 @@ import json
 import re
 from typing import Any
 
+from banyan.runtime.constraint.limits import json_decoder
 from banyan.runtime.errors import ConstraintSyntax, ConstraintUnsupported
 
 _LITERAL = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/|//[^\n]*|#[^\n]*|%json\b', re.DOTALL)
@@ -42,8 +43,8 @@ def join(parts: list[str | dict[str, Any]]) -> str:
 def _schema_at(text: str, at: int) -> tuple[dict[str, Any], int]:
     at += len(text[at:]) - len(text[at:].lstrip())
     try:
-        schema, end = json.JSONDecoder().raw_decode(text, at)
-    except (ValueError, RecursionError) as e:
+        schema, end = json_decoder("invalid grammar: the text after %json").raw_decode(text, at)
+    except (json.JSONDecodeError, RecursionError) as e:
         raise ConstraintSyntax(f"invalid grammar: the text after %json is not valid JSON: {str(e)[:100]}") from None
     if not isinstance(schema, dict):
         raise ConstraintSyntax("invalid grammar: the text after %json must be a JSON object")

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from banyan.runtime.errors import ConstraintTooLarge
+import json
+import math
+
+from banyan.runtime.errors import ConstraintSyntax, ConstraintTooLarge
 from banyan.runtime.protocol.wire import ConstraintSpec
 
 REGEX = 8 << 10
 CHOICES = 10_000
 TRIGGERS, TRIGGER, END = 16, 256, 1024
+
+
+def json_decoder(what: str) -> json.JSONDecoder:
+    """A decoder that raises ConstraintSyntax at NaN and Infinity, and ConstraintTooLarge at a number beyond the largest
+    float, which the compilers cannot read. what: names the text in errors."""
+
+    def refuse(name: str) -> None:
+        raise ConstraintSyntax(f"{what} is not valid JSON: it contains {name}")
+
+    def number(digits: str) -> float:
+        if math.isinf(value := float(digits)):
+            raise ConstraintTooLarge(f"{what} contains {digits[:40]}, which is too large for a number")
+        return value
+
+    def integer(digits: str) -> int:
+        number(digits)
+        return int(digits)
+
+    return json.JSONDecoder(parse_constant=refuse, parse_float=number, parse_int=integer)
 
 
 def check_size(spec: ConstraintSpec, limit: int) -> None:

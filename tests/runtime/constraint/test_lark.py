@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from banyan.runtime.constraint import lark
-from banyan.runtime.errors import ConstraintError, ConstraintSyntax, ConstraintUnsupported
+from banyan.runtime.errors import ConstraintError, ConstraintSyntax, ConstraintTooLarge, ConstraintUnsupported
 
 SUM = """
 ?start: sum   // an expression
@@ -58,6 +58,17 @@ def test_unsupported_feature_is_refused_by_name(text: str, message: str) -> None
 def test_invalid_embedded_json_raises(text: str) -> None:
     with pytest.raises(ConstraintSyntax, match=r"%json must be|%json is not valid JSON"):
         lark.split(text)
+
+
+@pytest.mark.parametrize("frame", ['{{"maximum": {}}}', 'start: %json {{"maximum": {}}}'])
+def test_number_that_no_compiler_reads_is_named(bench: Any, frame: str) -> None:
+    kind = "grammar" if "%json" in frame else "json_schema"
+    for number in ("1e999", "-1e999", "1" + "0" * 400, "9" * 5000):
+        with pytest.raises(ConstraintTooLarge, match=f"contains {number[:40]}, which is too large for a number"):
+            bench.compile(kind, frame.format(number))
+    for name in ("Infinity", "-Infinity", "NaN"):
+        with pytest.raises(ConstraintSyntax, match=f"is not valid JSON: it contains {name}"):
+            bench.compile(kind, frame.format(name))
 
 
 @pytest.mark.parametrize(
