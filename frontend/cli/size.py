@@ -18,13 +18,14 @@ def show(c: Capacity, is_json: bool) -> int:
         ("window pages", f"{c.n_window_pages:,}", f"of {_size(c.window_page_bytes)}, of layers that see {c.window:,} "
          f"tokens; a request needs {c.request_window_pages:,} at most"),
     ]  # fmt: skip
+    spare = "one spare page" + (" and two of layers with a window" if c.window else "")
     step = c.step_weight_bytes + c.step_kv_bytes
     rows = (
         ("memory", _size(c.memory), f"free on {c.device}{each}, before the weights"),
         ("weights", _size(c.weight_bytes), f"of {c.model}, computing in {c.dtype}"),
         ("KV a token", _size(c.kv_token_bytes), c.kv_formula),
         ("page", _size(c.page_bytes), f"{c.page} tokens"),
-        ("KV pages", f"{c.n_pages:,}", f"{c.n_pages * c.page:,} tokens; {_size(c.kv_bytes)}, with one spare page"),
+        ("KV pages", f"{c.n_pages:,}", f"{c.n_pages * c.page:,} tokens; {_size(c.kv_bytes)}, with {spare}"),
         *windows,
         ("left", _size(c.memory - c.weight_bytes - c.kv_bytes), "for a step, and for everything else"),
         ("", "", ""),

@@ -150,3 +150,7 @@ def test_the_command_plans_attention_sinks(capsys: pytest.CaptureFixture[str]) -
     assert shown == bn.size("pocket", "1GB", "9k", window=256, sinks=2)
     assert shown.context == 9216
     assert shown.n_fitting > 0
+    assert main(command[:-1]) == 0
+    assert "with one spare page and two of layers with a window\n" in capsys.readouterr().out
+    pages = shown.page_bytes, shown.window_page_bytes
+    assert shown.kv_bytes == (shown.n_pages + 1) * pages[0] + (shown.n_window_pages + 2) * pages[1]
