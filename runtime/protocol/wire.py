@@ -530,7 +530,8 @@ class ChatMarkers(Wire, frozen=True):
     prompt that it adds if the first turn is not a system turn. stop: strings that end an assistant turn. calls: how it
     writes a call of `f` with x = 1; "": tools are not supported, and no_calls says why. reasoning: how the model marks
     its reasoning, if the template shows that it reasons. reads_effort: whether the template reads a variable
-    `reasoning_effort`."""
+    `reasoning_effort`. thinking_switch: the variable that switches the reasoning on and off, if the template reads one
+    of a usual name."""
 
     roles: dict[str, tuple[str, str]]
     default_system: str = ""
@@ -539,6 +540,7 @@ class ChatMarkers(Wire, frozen=True):
     no_calls: str = ""
     reasoning: Reasoning | None = None
     reads_effort: bool = False
+    thinking_switch: str = ""
 
 
 class Welcome(Wire, frozen=True):

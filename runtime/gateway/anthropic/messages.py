@@ -15,11 +15,12 @@ from banyan.runtime.gateway.anthropic.messages_types import (
     CountRequest,
     MessageRequest,
     ThinkingOff,
+    ThinkingOn,
 )
 from banyan.runtime.gateway.bodies import decode, ignored
 from banyan.runtime.gateway.endpoint import EventReply, HTTPRequest, Reply, event, json_reply
 from banyan.runtime.gateway.errors import HTTPError
-from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, tools_of
+from banyan.runtime.gateway.generation import chat_markers, limits_of, reasoning_end, template_kwargs, tools_of
 from banyan.runtime.gateway.info import adapter_of, count_tokens
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import ChatTurn
@@ -38,7 +39,8 @@ async def create(request: HTTPRequest) -> Reply | EventReply:
         text = "conversations are not kept; send all messages"
         raise HTTPError(400, text, param="thread", details=details)
     call = _start(request, body, adapter)
-    reasons = chat_markers(request).reasoning is not None
+    chat = chat_markers(request)
+    reasons = chat.reasoning is not None or bool(_switched(chat, body))
     headers = ignored(body, (*MESSAGE_IGNORED, *(THINKING_IGNORED if reasons else ("thinking",))))
     writer = MessageWriter(body.model, body)
     if body.stream:
@@ -54,8 +56,18 @@ async def count(request: HTTPRequest) -> Reply:
     body = decode(request.body, CountRequest)
     await adapter_of(request, body.model)
     tools = tools_of(body.chat_tools, body.chat_choice, body.is_parallel)
-    n = await count_tokens(request, _prompt(request, body.turns), tools)
-    return json_reply({"input_tokens": n}, headers=ignored(body, (*PROMPT_IGNORED, "thinking")))
+    kwargs = _switched(chat_markers(request), body)
+    n = await count_tokens(request, _prompt(request, body.turns), tools, kwargs)
+    headers = ignored(body, (*PROMPT_IGNORED, *(THINKING_IGNORED if kwargs else ("thinking",))))
+    return json_reply({"input_tokens": n}, headers=headers)
+
+
+def _switched(chat: wire.ChatMarkers, body: CountRequest) -> str:
+    """The variables for the chat template (wire.Gen.chat_template_kwargs) that switch the reasoning as `thinking` says;
+    "": the template has no switch, or `thinking` leaves it to the model."""
+    if not chat.thinking_switch or not isinstance(body.thinking, ThinkingOn | ThinkingOff):
+        return ""
+    return template_kwargs(chat, {chat.thinking_switch: isinstance(body.thinking, ThinkingOn)}, None)
 
 
 def _prompt(request: HTTPRequest, turns: Sequence[ChatTurn]) -> tuple[wire.Part, ...]:
@@ -83,7 +95,14 @@ def _start(request: HTTPRequest, body: MessageRequest, adapter: str) -> ModelCal
         stop=strings_of(body.stop_sequences, "stop_sequences"),
         constraint=schema_constraint(body.chat_format, reasoning_end(chat, _begun(turns))),
     )
-    gen = wire.Gen(0, 0, sampling, stream=bool(body.stream), reasoning=chat.reasoning, tools=tools, adapter=adapter)
+    gen = wire.Gen(
+        *(0, 0, sampling),
+        stream=bool(body.stream),
+        reasoning=chat.reasoning,
+        tools=tools,
+        adapter=adapter,
+        chat_template_kwargs=_switched(chat, body),
+    )
     ops = (wire.Append(0, _prompt(request, turns)), gen)
     limits = limits_of(request, None, None, body.metadata.user_id if body.metadata is not None else None)
     return ModelCall.start(

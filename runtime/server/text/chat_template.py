@@ -108,13 +108,16 @@ class ChatTemplate:
     def __init__(self, source: str, names: dict[str, str]) -> None:
         if len(source) > MAX_SOURCE:
             raise BadModel(f"the model's chat template has {len(source)} characters; the limit is {MAX_SOURCE}")
+        environment = TemplateEnvironment()
         try:
             with budget(BASE):
-                self._template = TemplateEnvironment().from_string(source)
+                self._template = environment.from_string(source)
+                read = environment.variables(source)
         except (TemplateError, RecursionError) as e:
             raise BadModel(f"the model's chat template cannot be compiled: {e}") from e
         self._names = names
         self._reads_effort = "reasoning_effort" in source
+        self._thinking_switch = next((name for name in ("enable_thinking", "thinking") if name in read), "")
         self._uses_time = "strftime_now" in source
         self._reasoning = format_in(source)
         self._tools: list[Any] | None = None
@@ -358,6 +361,7 @@ class ChatTemplate:
             stop=stops,
             reasoning=self._reasoning,
             reads_effort=self._reads_effort,
+            thinking_switch=self._thinking_switch,
         )
 
     def _try(

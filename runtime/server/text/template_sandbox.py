@@ -19,6 +19,7 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, operators
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -148,6 +149,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.tests |= {name: _limited_test(name, one) for name, one in self.tests.items() if name in _COMPARING}
         self.globals["raise_exception"] = _refuse
         del self.globals["lipsum"]
+
+    def variables(self, source: str) -> set[str]:
+        """The variables that a template reads before it sets them. TemplateError: the template is not valid."""
+        return find_undeclared_variables(self.parse(source))
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         def paid(node: Any, name: str) -> Any:

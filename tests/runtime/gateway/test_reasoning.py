@@ -143,6 +143,20 @@ def test_thinking_is_switched_off_and_effort_is_set(serve_once: Callable[..., la
         ]
         assert counts[1] == first.usage.input_tokens > counts[0]  # type: ignore[union-attr]
 
+        for thinking, text in ((None, "42"), ("disabled", "43"), ("adaptive", "42"), ("enabled", "42")):
+            asked: Any = {"model": model, "messages": QUESTION, "max_tokens": 50}
+            if thinking is not None:
+                asked["thinking"] = {"type": thinking} | ({"budget_tokens": 1024} if thinking == "enabled" else {})
+            message = json.loads(post(gateway.url, "/v1/messages", asked)[1])
+            assert [one["text"] for one in message["content"] if one["type"] == "text"] == [text]
+            del asked["max_tokens"]
+            n = json.loads(post(gateway.url, "/v1/messages/count_tokens", asked)[1])["input_tokens"]
+            assert (
+                n
+                == counts[text == "43"]
+                == message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"]
+            )
+
         wrong: tuple[tuple[Any, str], ...] = (
             ({"messages": []}, "'messages', which the server gives"),
             ({"add_generation_prompt": False}, "'add_generation_prompt'"),

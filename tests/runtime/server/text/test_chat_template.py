@@ -107,6 +107,7 @@ THINKING = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
 )
 """As Qwen3 has it."""
+CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"
 
 
 def test_kwargs_are_variables_of_the_template() -> None:
@@ -143,6 +144,20 @@ def test_kwargs_may_have_any_names() -> None:
 def test_template_that_reads_the_effort_is_known() -> None:
     assert ChatTemplate(THINKING + "{{ reasoning_effort }}", {}).chat_markers().reads_effort
     assert not ChatTemplate(THINKING, {}).chat_markers().reads_effort
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (THINKING, "enable_thinking"),
+        ("{% if thinking is not defined %}{% set thinking = false %}{% endif %}" + THINKING, "enable_thinking"),
+        (THINKING.replace("enable_thinking", "thinking"), "thinking"),
+        (CHAT + "{% if thinking is not defined %}{% set thinking = false %}{% endif %}{{ thinking }}", "thinking"),
+        (CHAT + "<thinking>enable_thinking{{ messages[0].thinking }}{% set thinking = 1 %}{{ thinking }}", ""),
+    ],
+)
+def test_switch_of_the_reasoning_is_known(source: str, name: str) -> None:
+    assert ChatTemplate(source, {}).chat_markers().thinking_switch == name
 
 
 def test_strftime_now_uses_the_given_time() -> None:
