@@ -11,7 +11,7 @@ from banyan.runtime.errors import BanyanError
 from banyan.runtime.gateway.bodies import decode
 from banyan.runtime.gateway.endpoint import HTTPRequest, Reply, json_reply
 from banyan.runtime.gateway.errors import HTTPError, http_error
-from banyan.runtime.gateway.generation import chat_markers
+from banyan.runtime.gateway.generation import chat_markers, template_kwargs
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai.chat_types import TokenizeRequest
 from banyan.runtime.gateway.prompt import PromptWriter
@@ -82,17 +82,24 @@ async def tokenize(request: HTTPRequest) -> Reply:
     if (body.prompt is None) == (body.messages is None):
         raise HTTPError(400, "give either prompt or messages", param="prompt")
     parts: tuple[wire.Part, ...] = (wire.Raw(body.prompt or ""),)
+    kwargs = ""
+    if body.messages is None and body.chat_template_kwargs is not None:
+        raise HTTPError(400, "chat_template_kwargs needs messages", param="chat_template_kwargs")
     if body.messages is not None:
+        kwargs = template_kwargs(chat_markers(request), body.chat_template_kwargs, None)
         parts = PromptWriter(chat_markers(request)).parts(body.messages)
         if body.add_generation_prompt:
             parts = (*parts, wire.BeginTurn(ASSISTANT))
-    tokens = (await _read(request, parts)).tokens
+    tokens = (await _read(request, parts, kwargs)).tokens
     ids = memoryview(tokens.ids).cast("i").tolist() if tokens is not None else []
     return json_reply({"tokens": ids, "count": len(ids), "max_model_len": request.client.welcome.max_context})
 
 
-async def _read(request: HTTPRequest, parts: tuple[wire.Part, ...]) -> wire.Value:
-    ops = (wire.Append(0, parts), wire.Read(0, 0, tokens=True))
+async def _read(request: HTTPRequest, parts: tuple[wire.Part, ...], kwargs: str = "") -> wire.Value:
+    """The text and tokens of a prompt. kwargs: wire.Gen.chat_template_kwargs; only a gen gives them to the template, so
+    the server then computes the prompt."""
+    gens = (wire.Gen(0, 1, wire.Sampling(max_tokens=0), chat_template_kwargs=kwargs),) if kwargs else ()
+    ops = (wire.Append(0, parts), *gens, wire.Read(0, 0, tokens=True))
     async with ModelCall.start(request.client, request.gateway.mailbox, ops, (0,), name="tokenize") as call:
         return (await call.values())[0]
 

@@ -221,3 +221,4 @@ class TokenizeRequest(Body, kw_only=True):
     prompt: str | None = None
     messages: list[ChatTurn] | None = None
     add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None

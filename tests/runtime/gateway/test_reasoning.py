@@ -157,6 +157,16 @@ def test_thinking_is_switched_off_and_effort_is_set(serve_once: Callable[..., la
                 == message["usage"]["input_tokens"] + message["usage"]["cache_read_input_tokens"]
             )
 
+        for extra in ({}, OFF):
+            tokens, whole = (
+                json.loads(post(gateway.url, "/tokenize", {"messages": QUESTION, **options})[1])["tokens"]
+                for options in (extra | {"add_generation_prompt": False}, extra)
+            )
+            assert len(whole) == counts[bool(extra)] > len(tokens)
+            assert whole[: len(tokens)] == tokens
+        status, reply = post(gateway.url, "/tokenize", {"prompt": "x", **OFF})
+        assert (status, json.loads(reply)["error"]["param"]) == (400, "chat_template_kwargs")
+
         wrong: tuple[tuple[Any, str], ...] = (
             ({"messages": []}, "'messages', which the server gives"),
             ({"add_generation_prompt": False}, "'add_generation_prompt'"),
