@@ -100,7 +100,8 @@ class Diary:
         self._entries: dict[bytes, JournalEntry] = {}
         self._n = 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self.started = datetime.now()
+        # With its offset from UTC: without it, a local time of the hour that clocks repeat is read back an hour off.
+        self.started = datetime.now().astimezone()
         try:
             self.n_bytes = self._read()
             os.ftruncate(self._fd, self.n_bytes)

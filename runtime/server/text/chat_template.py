@@ -165,7 +165,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[ChatMessage], prompt: bool = False, now: datetime | None = None) -> str:
         """The conversation as text. prompt: with the beginning of an assistant turn at the end."""
-        clock = now or datetime.now()
+        clock = (now or datetime.now()).replace(tzinfo=None)  # as in transformers: %z and %Z are empty
         turns = [m.as_dict(self._in_parts) for m in messages]
         units = BASE + PER_CHARACTER * (self._n_given_chars + sum(m.n_chars for m in messages))
         try:

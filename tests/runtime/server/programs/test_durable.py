@@ -8,9 +8,12 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -574,6 +577,25 @@ def test_partly_written_record_does_not_hide_later_ones(tmp_path: Path, monkeypa
     program_journal.close()
     restored = Journal(tmp_path / "j", 1 << 20).open(b"key").begin(run(0))
     assert restored.ids == b"\5\0\0\0"
+
+
+def test_start_in_the_hour_that_clocks_repeat_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = 1729990810  # ten seconds after daylight saving time ended
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        fixed = SimpleNamespace(now=lambda: datetime.fromtimestamp(began), fromisoformat=datetime.fromisoformat)
+        monkeypatch.setattr(journal, "datetime", fixed)
+        for zone in ("Europe/Berlin", "America/New_York"):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            diary = Journal(tmp_path / "j", 1 << 20).open(b"key")
+            assert diary.started.timestamp() == began
+            assert f"{diary.started:%d %b %Y %H:%M:%S}" == "27 Oct 2024 02:00:10", "prompts show the same time"
+            diary.close()
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_changed_request_does_not_match_the_journal(tmp_path: Path) -> None:

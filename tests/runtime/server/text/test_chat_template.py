@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -165,6 +165,8 @@ def test_strftime_now_uses_the_given_time() -> None:
     now = datetime(2024, 2, 29)
     assert template.render([ChatMessage("user", "x")], now=now) == "2024-02-29 x"
     assert template.markers(("user",), None, now) == ("2024-02-29 ", "")
+    zoned = ChatTemplate("{{ strftime_now('%H%z%Z') }}", {})
+    assert zoned.render([], now=datetime(2024, 2, 29, 7, tzinfo=timezone(timedelta(hours=1)))) == "07"
 
 
 def test_template_syntax_error_raises_bad_model() -> None:
