@@ -82,6 +82,8 @@ def _families(stats: Mapping[str, Any], previous: Mapping[str, float]) -> Iterat
     for kind, text in DRAFTS.items():
         counts = {name.removeprefix(f"{kind}_"): total(name) for name in engine if name.startswith(f"{kind}_")}
         yield labelled("counter", f"{kind}_tokens", text, "drafter", counts)
+    failures = {name.removeprefix("failed_"): total(name) for name in engine if name.startswith("failed_")}
+    yield labelled("counter", "draft_failures", "times that a drafter failed", "drafter", failures)
     pages = {holder: cache.get(name, 0) for holder, name in PAGES.items()}
     yield labelled("gauge", "pages", "pages of KV, by who holds them", "holder", pages)
     evicted = {reason: n + previous.get(_evicted(reason), 0) for reason, n in cache.get("evicted", {}).items()}

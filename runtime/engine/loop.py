@@ -144,7 +144,7 @@ class EngineLoop:
         names = drafters(config.speculate, config.draft_model)
         if has_state:  # a recurrent state cannot be rolled back over a rejected draft; forced tokens are never rejected
             names = tuple(name for name in names if name == "grammar")
-        self.drafting = make_controller(names, drafter, max_tree)
+        self.drafting = make_controller(names, drafter, max_tree, self._check_device)
         of_images = model.spec.images
         self.images = EngineImages(of_images, getattr(model, "tower", None), self.device)
         self._row_id = -1 if of_images is None else of_images.row_id
@@ -361,8 +361,12 @@ class EngineLoop:
         self._in_flight.remove(plan)
         code = OutOfMemory.code if isinstance(error, torch.OutOfMemoryError) else "error"
         self.scheduler.fail(plan, code, f"the engine failed in a step of {len(plan.works)} requests: {error!r}")
+        self._check_device()
+
+    def _check_device(self) -> None:
+        """Raises if the device itself is lost: after a fault in a kernel every call fails, this one too."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize()  # after a fault in a kernel every call fails, this one too
+            torch.cuda.synchronize()
 
     def _move_pages(self) -> None:
         """Execute the moves that were ordered, before the next step does."""

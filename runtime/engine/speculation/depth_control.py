@@ -28,12 +28,14 @@ Drafts only use what is left: the token budget after all prompts, and pages that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import attrgetter, mul
 
 from banyan.runtime.engine.scheduling.request import MAX_TREE, Plan, Request, Work
-from banyan.runtime.engine.speculation.draft import Drafter
+from banyan.runtime.engine.speculation.draft import Drafter, PagesLost
 from banyan.runtime.engine.speculation.draft_tree import SURE, Chain, DraftBranch, flatten, merge, trim
 from banyan.runtime.engine.speculation.step_cost import Cost
 
@@ -88,6 +90,7 @@ class _DraftHistory:
         self.own = [AcceptanceRate() for _ in range(n_drafters)]
         self.counts = [[0, 0] for _ in range(n_drafters)]  # drafted, accepted
         self.n_misses = n_misses  # asks in a row that led to no draft
+        self.failed = set[int]()  # drafters that failed on it, and are not asked again
         self.max_length = max_length  # most tokens of a draft without certain tokens; grows and shrinks with acceptance
         self.clear()
 
@@ -105,11 +108,14 @@ class DepthController:
     """The drafters and their records. The scheduler calls it in each plan and commit; see the module."""
 
     def __init__(self, drafters: Sequence[Drafter] = (), jumps: bool = True, cost: Cost | None = None,
-                 max_depth: int = MAX_DEPTH, max_tree: int = MAX_TREE) -> None:  # fmt: skip
+                 max_depth: int = MAX_DEPTH, max_tree: int = MAX_TREE,
+                 check_device: Callable[[], object] = lambda: None) -> None:  # fmt: skip
         """jumps: tokens that a constraint forces are appended without sampling. max_depth: the most tokens of a draft.
-        max_tree: the most rows of one request in a step, if its draft branches."""
+        max_tree: the most rows of one request in a step, if its draft branches. check_device: called after a drafter
+        failed; raises if the device is lost."""
         self.drafters, self.jumps, self.max_depth, self.max_tree = tuple(drafters), jumps, max_depth, max_tree
         self.cost = cost or Cost()
+        self._check_device = check_device
         self._histories: dict[int, _DraftHistory] = {}  # by rid
         # rid -> history; requests with proposals to be judged after this step
         self.proposed: dict[int, _DraftHistory] = {}
@@ -123,6 +129,7 @@ class DepthController:
         self._mean_length = 0.0  # draft tokens per request that samples, in steps with room for them; fades
         self._allowance = [0.0] * len(self.drafters)  # drafter -> seconds that it may spend although it does not pay
         self.counts = {d.name: [0, 0] for d in self.drafters}  # drafted, accepted
+        self.n_failures = dict.fromkeys(self.counts, 0)
 
     # ---- plan ------------------------------------------------------------------------------------------------------
 
@@ -145,11 +152,16 @@ class DepthController:
         n_draws = sum(work.draws for work in works)
         seconds = self.cost.step(n_draws, 0)  # without rows of prompts, which are computed in any case
         for d, drafter in enumerate(self.drafters):
-            asks = [(history, works[i].request, n) for i, history, n in turns]
-            if drafter.cost is not None:
-                asks = self._worth_asking(d, asks, n_draws, seconds)
-            if asks:
-                self._ask(d, asks)
+            asks = [(history, works[i].request, n) for i, history, n in turns if d not in history.failed]
+            try:
+                if drafter.cost is not None:
+                    asks = self._worth_asking(d, asks, n_draws, seconds)
+                if asks:
+                    self._ask(d, asks)
+            except PagesLost:
+                raise
+            except Exception as e:
+                self._fail(d, asks, e)
         asked = [turn for turn in turns if turn[1].chains]
         for i, history, _ in asked:
             history.chains.sort(key=attrgetter("chance"), reverse=True)
@@ -221,6 +233,24 @@ class DepthController:
                 other = self._other_rates[d][kind].rate
                 history.chains.append(Chain(tokens, d, kind, chance, other, is_first, uncertain))
                 is_first = False
+
+    def _fail(self, d: int, asks: Sequence[_Ask], error: Exception) -> None:
+        """Go on without a drafter that failed, for the requests that it was asked about: no output depends on drafts.
+        Raises where the device itself is lost."""
+        name = self.drafters[d].name
+        if not self.n_failures[name]:
+            traceback.print_exception(error, file=sys.stderr)
+            print(
+                f"banyan: the drafter {name!r} failed, as above; {len(asks)} requests go on without its drafts. Later "
+                "failures are only counted",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.n_failures[name] += 1
+        self._check_device()
+        for history, *_ in asks:
+            history.failed.add(d)
+            history.chains = [chain for chain in history.chains if chain.drafter != d]
 
     def _chance(self, history: _DraftHistory, d: int, kind: int) -> float:
         own = history.own[d]
@@ -352,10 +382,12 @@ class DepthController:
         return {d.name: (n[0], n[1]) for d, n in zip(self.drafters, history.counts, strict=True) if n[0]}
 
     def stats(self) -> dict[str, int]:
-        """Drafted and accepted tokens by drafter."""
+        """Drafted and accepted tokens by drafter, and how often it failed."""
         out: dict[str, int] = {}
         for name, (n_drafted, n_accepted) in self.counts.items():
             out |= {f"drafted_{name}": n_drafted, f"accepted_{name}": n_accepted}
+            if n_failures := self.n_failures[name]:
+                out[f"failed_{name}"] = n_failures
         return out
 
     def check(self, alive: set[int]) -> None:

@@ -30,6 +30,10 @@ class Proposal(NamedTuple):
     uncertain: Sequence[int] | None = None
 
 
+class PagesLost(Exception):
+    """A drafter could not move pages that the cache had ordered to move: the tree is wrong, and the engine must end."""
+
+
 class Drafter:
     """Proposes continuations of outputs. cost: for a drafter that runs a model, the seconds of one pass, by the numbers
     of requests and of rows that it must catch up with; such a drafter is asked only when that pays. None: a proposal

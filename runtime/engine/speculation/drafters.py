@@ -91,14 +91,17 @@ def read(source: DraftSource, resolved: Resolved, large: load.Model) -> DraftMod
 
 
 def make_controller(
-    names: Sequence[str], model_drafter: Drafter | None = None, max_tree: int = MAX_TREE
+    names: Sequence[str],
+    model_drafter: Drafter | None = None,
+    max_tree: int = MAX_TREE,
+    check_device: Callable[[], object] = lambda: None,
 ) -> DepthController:
     """Make the controller. names: the drafters to use, from config.DRAFTERS; the drafter that runs a model, if any, is
-    added."""
+    added. check_device: see DepthController."""
     drafters: list[Drafter] = [kind() for kind in (TreeDrafter, NgramDrafter) if kind.name in names]
     if model_drafter is not None:
         drafters.append(model_drafter)
-    return DepthController(drafters, jumps="grammar" in names, max_tree=max_tree)
+    return DepthController(drafters, jumps="grammar" in names, max_tree=max_tree, check_device=check_device)
 
 
 def make_model_drafter(

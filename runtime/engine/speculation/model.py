@@ -25,7 +25,7 @@ from banyan.kernels.ops import Pool, Ragged, ragged
 from banyan.radix_cache.cache import Lease
 from banyan.runtime.engine.sampler import choose
 from banyan.runtime.engine.scheduling.request import Request
-from banyan.runtime.engine.speculation.draft import Drafter, DraftPosition, Proposal
+from banyan.runtime.engine.speculation.draft import Drafter, DraftPosition, PagesLost, Proposal
 from banyan.runtime.engine.speculation.step_cost import Cost
 from banyan.runtime.model import heads
 from banyan.runtime.model.load import Model
@@ -245,7 +245,10 @@ class EarlyExitDrafter(ModelDrafter):
         return request.n_total - 1
 
     def _pass(self, turns: Sequence[_DraftTurn], ids: Sequence[int], q_lens: Sequence[int]) -> Tensor:
-        self._move_pages()  # the pages that were claimed for the draft may still have to move to host memory
+        try:
+            self._move_pages()  # the pages that were claimed for the draft may still have to move to host memory
+        except Exception as e:
+            raise PagesLost from e
         return super()._pass(turns, ids, q_lens)
 
     def _record(self, turn: _DraftTurn) -> None:

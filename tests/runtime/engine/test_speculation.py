@@ -59,6 +59,25 @@ def test_correct_drafts_reduce_steps(fake: ModuleType) -> None:
     assert e.scheduler.stats()["accepted_first"] == 17
 
 
+def test_drafter_that_fails_leaves_the_outputs_as_they_are(fake: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    def fails(request: Request, n: int) -> list[int]:
+        if request.rid in (0, 2) and request.n_out > 4:
+            raise RuntimeError("a bug of the drafter")
+        return fake.greedy(request.ids, n)  # type: ignore[no-any-return]
+
+    e = fake.engine_with_drafts([fails, greedy_script(fake)])
+    for rids in ((0, 1), (2, 3)):
+        runs = [fake.run(rid, PROMPT, Sampling(temperature=0.0, max_tokens=20)) for rid in rids]
+        outputs = fake.drive(e, runs, check=True)
+        assert [outputs[rid].ids for rid in rids] == [fake.greedy(PROMPT, 20)] * 2
+        assert all(outputs[rid].finish.drafts["second"][1] for rid in rids), "the other drafter goes on"
+    stats = e.scheduler.stats()
+    assert (stats["failed_first"], "failed_second" in stats) == (2, False)
+    assert capfd.readouterr().err.count("RuntimeError: a bug of the drafter") == 1
+    later = fake.drive(e, [fake.run(4, PROMPT, Sampling(temperature=0.0, max_tokens=20))])[4]
+    assert later.finish.drafts["first"] == (17, 17), "later requests have its drafts again"
+
+
 def test_tree_accepts_the_correct_branch(fake: ModuleType) -> None:
     """One drafter knows the first two of every five tokens, the other the rest."""
 

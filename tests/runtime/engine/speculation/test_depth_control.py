@@ -13,7 +13,7 @@ from banyan.runtime.constraint.canonical import canonical
 from banyan.runtime.constraint.vocabulary import Vocabulary
 from banyan.runtime.engine.scheduling.request import Plan, Request, Work
 from banyan.runtime.engine.speculation.depth_control import MAX_MISSES, DepthController
-from banyan.runtime.engine.speculation.draft import Drafter, Proposal, accept_path
+from banyan.runtime.engine.speculation.draft import Drafter, PagesLost, Proposal, accept_path
 from banyan.runtime.engine.speculation.draft_tree import Chain, merge
 from banyan.runtime.engine.speculation.ngram import NgramDrafter
 from banyan.runtime.engine.speculation.step_cost import Cost
@@ -289,6 +289,20 @@ def test_drafts_of_a_failed_step_are_not_judged(fake: ModuleType) -> None:
     assert not b.drafting.proposed
     assert b.drafting.stats() == {"drafted_always": 0, "accepted_always": 0}
     assert b.step(lambda k: 1)[0] > 0
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_failure_that_loses_pages_or_the_device_is_raised(fake: ModuleType, is_lost: bool) -> None:
+    class Broken(Always):
+        def propose(self, request: Request, n: int) -> list[Proposal]:
+            raise PagesLost if not is_lost else ValueError
+
+    def check_device() -> None:
+        raise OSError("the device is lost")
+
+    b = Bench(fake, DepthController([Broken()], cost=Cost(16, 1, 1), check_device=check_device))
+    with pytest.raises(OSError if is_lost else PagesLost):
+        b.step(lambda k: 1)
 
 
 def test_new_requests_are_rarely_drafted_after_useless_ones(fake: ModuleType) -> None:

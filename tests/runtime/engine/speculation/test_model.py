@@ -22,6 +22,7 @@ from banyan.runtime.engine.process import build
 from banyan.runtime.engine.scheduling import scheduler
 from banyan.runtime.engine.scheduling.request import Request
 from banyan.runtime.engine.speculation import drafters
+from banyan.runtime.engine.speculation.draft import PagesLost
 from banyan.runtime.errors import ConfigError, Unsupported
 from banyan.runtime.model.load import Model, load
 from banyan.runtime.protocol.wire import Abort, Run, Sampling
@@ -267,6 +268,17 @@ def test_first_layers_draft_into_pages_after_they_have_moved_out(fake: ModuleTyp
     assert e.drafting.stats()["drafted_early_exit"]
     assert e.cache.stats().n_moved_out
     assert all(map(torch.equal, before, stored()))
+
+
+def test_pages_that_cannot_move_for_a_draft_end_the_engine(fake: ModuleType, large: Any) -> None:
+    e = engine(large, large.first_layers(1))
+
+    def lost() -> None:
+        raise RuntimeError("the copy failed")
+
+    fake.always_draft(e)._move_pages = lost
+    with pytest.raises(PagesLost):
+        fake.drive(e, [fake.run(0, range(3, 20), GREEDY)])
 
 
 def test_first_layers_that_cannot_draft_are_refused(tiny_model: Callable[..., Path]) -> None:

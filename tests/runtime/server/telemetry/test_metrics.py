@@ -89,7 +89,7 @@ def test_counts_of_an_engine_that_died_while_it_was_asked_are_kept(metrics: Metr
 def test_drafts_batches_and_goodput_are_exported(metrics: Metrics) -> None:
     server = {"engine_starts": 1, "slo_requests": 5, "slo_good_requests": 4, "slo_tokens": 50, "slo_good_tokens": 45,
               "slo_programs": 2, "slo_good_programs": 1}  # fmt: skip
-    counts = {"drafted_tree": 9, "accepted_tree": 6, "drafted_ngram": 2}
+    counts = {"drafted_tree": 9, "accepted_tree": 6, "drafted_ngram": 2, "failed_ngram": 1}
     metrics.update({"engine": counts, "cache": {}, "server": server, "replicas": {}})
     for n in (1, 3, 3, 60):
         metrics.step(n)
@@ -97,6 +97,7 @@ def test_drafts_batches_and_goodput_are_exported(metrics: Metrics) -> None:
     assert samples['banyan_drafted_tokens_total{drafter="tree"}'] == 9
     assert samples['banyan_drafted_tokens_total{drafter="ngram"}'] == 2
     assert samples['banyan_accepted_tokens_total{drafter="tree"}'] == 6
+    assert samples['banyan_draft_failures_total{drafter="ngram"}'] == 1
     assert samples["banyan_batch_requests_count"] == 4
     assert samples["banyan_batch_requests_sum"] == 67
     assert samples['banyan_batch_requests_bucket{le="4.0"}'] == 3
