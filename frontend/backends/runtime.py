@@ -138,8 +138,9 @@ class ServerBackend:
         self.client.ask("load_adapter", LOADING, name=name, path=str(path))
 
     def unload_adapter(self, name: str) -> None:
-        """Unload an adapter. New gens that name it fail; its memory is freed when the gens that use it have ended.
-        BanyanError: there is no such adapter."""
+        """Unload an adapter. New gens that name it fail, and gens with tools or retries fail at their next attempt. Its
+        memory is freed when the outputs that are being generated with it have ended. BanyanError: there is no such
+        adapter."""
         self._check()
         self.client.ask("unload_adapter", name=name)
 

@@ -115,6 +115,25 @@ def test_usage_sums_over_all_turns(begin: Callable[..., Any]) -> None:
     assert b.value(0).times.ready < b.value(0).times.ended
 
 
+def test_adapter_unloaded_while_a_tool_runs_fails_the_gen(bench: Any, greedy: Sampler) -> None:
+    b = bench({OPEN: call("f") + "<|im_end|>", "plain": "x<|im_end|>"}, ChatTemplate(CHATML, {}))
+    b.adapters.add("a", "/a", b"A")
+    gen = Gen(0, 0, greedy(max_tokens=160), name="g", tools=TOOLS, adapter="a")
+    b.submit(ASK, gen, Append(0, ("plain",)), Gen(0, 1, adapter="a"))
+    b.run()
+    assert [run.adapter for run in b.engine.runs] == [b"A"]
+    b.adapters.remove("a")
+    b.submit(Results(0, 0, 0, ("one",)))
+    b.run()
+    for ref in (0, 1):
+        assert b.failed(ref).code == "bad_program"
+        assert "there is no adapter 'a'" in b.failed(ref).message
+    assert len(b.engine.runs) == 1
+    b.submit(Append(0, ("plain",)), Gen(0, 0, greedy(), adapter=""), program=1)
+    b.run()
+    assert b.text(0, program=1) == "x"
+
+
 def test_later_ops_wait_for_the_tools(begin: Callable[..., Any], greedy: Sampler) -> None:
     b = begin(
         {f"ask<|im_end|>\n{OPEN}": call("f"), f"one<|im_end|>\n{OPEN}": "done", "so ": "and on", "child ": "born"}
