@@ -110,6 +110,8 @@ class _SchemaWriter:
             rest = {"$ref": rest["$ref"]}
         if "object" in types:
             self._order_and_close(rest)
+        if "number" in types:
+            self._exclude_ends(rest)
         out = {key: self._below(key, value, types) for key, value in rest.items()}
         if out.get("allOf") == [] or out.get("anyOf") == []:
             out = {key: value for key, value in out.items() if value != []}
@@ -153,6 +155,17 @@ class _SchemaWriter:
             rest["additionalProperties"] = False
         elif self.names_are_open and is_open and (properties or needed):
             rest |= {"patternProperties": {"": True}, "additionalProperties": False}
+
+    @staticmethod
+    def _exclude_ends(rest: dict[str, Any]) -> None:
+        """Exclude the end of an open range that is nearer to 0 also by a closed range. If it is whole and the other end
+        is not, as in 0 < x < 0.5, the compiler (llguidance 1.9.1) would allow it. It reads a bound to 1 ulp, so the
+        closed range begins 2 ulp further."""
+        for key, inner, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+            end = sign * rest.get(key, -sign)
+            if 0 <= end < 2**51 and end == int(end):  # above, floats have no fractions left
+                first = end + max(1e-9, 2 * math.ulp(end))
+                rest[inner] = sign * max(first, sign * rest.get(inner, sign * first))
 
     # One method per keyword: it removes the keyword from `rest` and returns schemas that must hold as well.
 
