@@ -393,8 +393,9 @@ def _restricts_names(schema: Schema) -> bool:
     if isinstance(schema, bool):
         return False
     keys = schema.keys()
-    others = [schema[key] for key in ("additionalProperties", "unevaluatedProperties") if key in schema]
-    is_mixed = keys & {"properties", "required"} and any(isinstance(one, dict) and one for one in others)
+    # the names beside "unevaluatedProperties" may be listed elsewhere, such as behind a reference
+    others = ["unevaluatedProperties", *(["additionalProperties"] if keys & {"properties", "required"} else [])]
+    is_mixed = any(isinstance(one, dict) and one for one in map(schema.get, others))
     return bool(keys & {"patternProperties", "propertyNames"} or is_mixed) or any(
         map(_restricts_names, subschemas(schema))
     )
