@@ -227,6 +227,11 @@ class _SchemaWriter:
         if asked.keys() <= {"enum", "const"} and asked:
             values = asked.get("enum", [asked.get("const")])
             allowed = [one for one in values if isinstance(one, str) and asked.get("const", one) == one]
+            count = max(rest.get("minProperties", 0), rest.get("maxProperties", 0))
+            if count > 1 and "properties" not in rest:  # `_counts` finds them there; up to 1, the compiler counts
+                rest["properties"] = dict.fromkeys(allowed, rest.get("additionalProperties", True))
+                rest["additionalProperties"] = False
+                return []
             return [{"properties": dict.fromkeys(allowed, True), "additionalProperties": False}]
         if asked.keys() == {"pattern"}:
             return [{"patternProperties": {asked["pattern"]: True}, "additionalProperties": False}]
