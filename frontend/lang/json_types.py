@@ -316,8 +316,8 @@ _VALUES = ("const", "enum")
 
 
 def tightened(schema: Any) -> Any:
-    """Return the schema with additional properties forbidden where it does not mention them, with patterns in place of
-    formats by which the library marks strings, and without annotations.
+    """Return the schema with additional properties and items forbidden where it does not mention them, with patterns in
+    place of formats by which the library marks strings, and without annotations.
 
     `uniqueItems` is dropped: it cannot be enforced while the text is generated. When the text is parsed, a set drops
     duplicates. Other formats than those of JSON Schema are dropped too: they are checked when the text is parsed.
@@ -338,6 +338,8 @@ def tightened(schema: Any) -> Any:
             tight[key] = value if key in _VALUES else tightened(value)
     if schema.get("type") == "object" and not schema.keys().isdisjoint(("patternProperties", "properties")):
         tight.setdefault("additionalProperties", False)
+    if schema.get("type") == "array" and "prefixItems" in schema:
+        tight.setdefault("items", False)
     if schema.get("type") == "string" and schema.get("format") in text_forms.FORMATS:
         tight.setdefault("pattern", f"^(?:{text_forms.FORMATS[schema['format']]})$")
     return tight

@@ -146,6 +146,29 @@ def _model(fields: dict[str, Any]) -> Any:
     return pydantic.create_model(f"Model{next(NUMBERS)}", **{name: (kind, ...) for name, kind in fields.items()})
 
 
+class Row(msgspec.Struct, array_like=True):
+    n: int
+    name: str = ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "valid", "invalid"),
+    [
+        (Row, ["[1]", '[1, "a"]'], ["[]", '["a"]', '[1, "a", 5]']),
+    ],
+)
+def test_mask_allows_the_texts_that_the_decoder_reads(
+    bench: Any, kind: Any, valid: list[str], invalid: list[str]
+) -> None:
+    out = output_type(kind)
+    assert out.spec is not None
+    compiled = bench.compile(out.spec.kind, out.spec.text)
+    for text in valid:
+        out.parse_sample(Sample(text, "stop"))
+    assert [text for text in valid if not bench.accepts(compiled.guide(), text)] == []
+    assert [text for text in invalid if bench.accepts(compiled.guide(), text)] == []
+
+
 def sampled(bench: Any, compiled: Any, rng: random.Random) -> str | None:
     """A text that the constraint allows, drawn token by token; None if it is not complete in time."""
     guide, ids, closing = compiled.guide(), list[int](), set(bench.ids('"') + bench.ids("]") + bench.ids("}"))
