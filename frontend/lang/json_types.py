@@ -7,6 +7,7 @@ ignores the bounds that the other one knows. So a type that needs both is refuse
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from types import UnionType
@@ -329,7 +330,10 @@ def tightened(schema: Any) -> Any:
     tight = dict[str, Any]()
     for key, value in schema.items():
         if key in _NAMED:
-            tight[key] = {name: tightened(one) for name, one in value.items()}
+            named = _as_decoded if key == "patternProperties" else str
+            tight[key] = {named(name): tightened(one) for name, one in value.items()}
+        elif key == "pattern":
+            tight[key] = _as_decoded(value)
         elif (
             key in _ANNOTATIONS or (key == "format" and value not in _STANDARD) or (key, value) == ("uniqueItems", True)
         ):
@@ -343,6 +347,29 @@ def tightened(schema: Any) -> Any:
     if schema.get("type") == "string" and schema.get("format") in text_forms.FORMATS:
         tight.setdefault("pattern", f"^(?:{text_forms.FORMATS[schema['format']]})$")
     return tight
+
+
+def _as_decoded(pattern: str) -> str:
+    r"""The pattern, so that the masks allow no more than the decoders. In a JSON schema, \d and \w are ASCII; for the
+    decoders, they are larger, and so their complements smaller."""
+    around, out = "", list[str]()  # around: how the class begins that is open
+    for part in re.findall(r"\\.|\[\^?|.", pattern, re.DOTALL):
+        out.append(_COMPLEMENTS[around].get(part, part))
+        if around and part == "]":
+            around = ""
+        elif not around and part[0] == "[":
+            around = part
+    return "".join(out)
+
+
+_WORD = r"\u200c\u200d\p{Alphabetic}\p{M}\p{N}\p{Pc}"
+r"""All that is \w for Python or for Rust."""
+_COMPLEMENTS = {
+    "": {r"\D": r"\P{Nd}", r"\W": f"[^{_WORD}]"},
+    "[": {r"\D": r"\P{Nd}", r"\W": r"\x01-/:-@\[-\^`{-\x7f"},  # of ASCII: a class cannot contain a negated one
+    "[^": {r"\d": r"\p{Nd}", r"\w": _WORD},
+}
+"""Beginning of a class -> a class of characters in it -> what stands for it."""
 
 
 # ---- JSON text -------------------------------------------------------------------------------------------------------

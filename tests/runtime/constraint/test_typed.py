@@ -146,6 +146,10 @@ def _model(fields: dict[str, Any]) -> Any:
     return pydantic.create_model(f"Model{next(NUMBERS)}", **{name: (kind, ...) for name, kind in fields.items()})
 
 
+def matching(pattern: str) -> Any:
+    return Annotated[str, Field(pattern=pattern)]
+
+
 class Row(msgspec.Struct, array_like=True):
     n: int
     name: str = ""
@@ -155,6 +159,11 @@ class Row(msgspec.Struct, array_like=True):
     ("kind", "valid", "invalid"),
     [
         (Row, ["[1]", '[1, "a"]'], ["[]", '["a"]', '[1, "a", 5]']),
+        (matching(r"^[^\d]+$"), ['"a"', '"é"'], ['"5"', '"٣"']),
+        (matching(r"^\D[\D]$"), ['"a."', '"é²"'], ['"٣a"', '"a٣"']),
+        (matching(r"^\W[^\w][\W]$"), ['"-–."'], ['"é-."', '"-é."', '"--é"', '"²-."', '"Ⓐ-."', '"-\u0301."']),
+        (matching(r"^[^\\W\D]\\D[^\W]$"), [r'"5\\Dw"'], [r'"5\\5w"', r'"\\\\Dw"']),
+        (dict[matching(r"^\D$"), int], ['{"a": 1}'], ['{"٣": 1}']),
     ],
 )
 def test_mask_allows_the_texts_that_the_decoder_reads(
