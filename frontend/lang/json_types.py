@@ -7,7 +7,6 @@ ignores the bounds that the other one knows. So a type that needs both is refuse
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from types import UnionType
@@ -352,14 +351,7 @@ def tightened(schema: Any) -> Any:
 def _as_decoded(pattern: str) -> str:
     r"""The pattern, so that the masks allow no more than the decoders. In a JSON schema, \d and \w are ASCII; for the
     decoders, they are larger, and so their complements smaller."""
-    around, out = "", list[str]()  # around: how the class begins that is open
-    for part in re.findall(r"\\.|\[\^?|.", pattern, re.DOTALL):
-        out.append(_COMPLEMENTS[around].get(part, part))
-        if around and part == "]":
-            around = ""
-        elif not around and part[0] == "[":
-            around = part
-    return "".join(out)
+    return text_forms.with_classes(pattern, _COMPLEMENTS)
 
 
 _WORD = r"\u200c\u200d\p{Alphabetic}\p{M}\p{N}\p{Pc}"

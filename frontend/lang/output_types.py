@@ -202,10 +202,8 @@ def _from_pattern(pattern: re.Pattern[Any]) -> OutputType:
             raise ValueError("the pattern does not match the text")
         return text
 
-    # MULTILINE changes nothing at the ends of the text, and the compiler takes ^ and $ nowhere else
-    flags = "".join(flag for flag in "isx" if pattern.flags & re.RegexFlag[flag.upper()])
-    text = f"(?{flags}){pattern.pattern}" if flags else pattern.pattern
-    return OutputType(f"match of {pattern.pattern!r:.80}", ConstraintSpec("regex", text), parse)
+    spec = ConstraintSpec("regex", text_forms.with_flags(pattern))
+    return OutputType(f"match of {pattern.pattern!r:.80}", spec, parse)
 
 
 def _text(value: Any) -> str:

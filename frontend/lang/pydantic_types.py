@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -109,6 +110,12 @@ class PatternSchema(GenerateJsonSchema):
             raise TypeError("the keys of a dict must be str; if the keys are known, write a TypedDict")
         if len(options) == 1 and (names := _names(options[0])):
             written["propertyNames"] = names
+        return written
+
+    def str_schema(self, schema: Any) -> dict[str, Any]:
+        written: dict[str, Any] = super().str_schema(schema)
+        if isinstance(pattern := schema.get("pattern"), re.Pattern):  # of which pydantic writes no flags
+            written["pattern"] = text_forms.with_flags(pattern)
         return written
 
     def tagged_union_schema(self, schema: Any) -> dict[str, Any]:

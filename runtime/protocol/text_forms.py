@@ -5,6 +5,9 @@ They match whole texts, and contain no anchors.
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _LEAP = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
 _DAY = "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8])"
@@ -137,3 +140,37 @@ ANNOTATING_FORMATS = frozenset((
 
 LOOKS_AROUND = r"\(\?<?[=!]|\\[bB1-9]"
 """Found in a pattern that no mask can enforce. Of a checked schema, the server leaves such patterns to the client."""
+
+
+def with_classes(pattern: str, classes: dict[str, dict[str, str]]) -> str:
+    """The pattern with other texts for classes of characters such as \\d. classes: where they are (outside of brackets,
+    "", or after "[" or "[^") -> class -> text."""
+    around, out = "", list[str]()
+    for part in re.findall(r"\\.|\[\^?|.", pattern, re.DOTALL):
+        out.append(classes[around].get(part, part))
+        if around and part == "]":
+            around = ""
+        elif not around and part[0] == "[":
+            around = part
+    return "".join(out)
+
+
+def with_flags(pattern: re.Pattern[Any]) -> str:
+    """The text of a compiled pattern, with what its flags change."""
+    text: str = pattern.pattern
+    if pattern.flags & re.ASCII:
+        text = with_classes(text, {"": {name: f"[{one}]" for name, one in _ASCII.items()}, "[": _ASCII, "[^": _ASCII})
+    # MULTILINE changes nothing at the ends of the text, and the compiler takes ^ and $ nowhere else
+    flags = "".join(flag for flag in "isx" if pattern.flags & re.RegexFlag[flag.upper()])
+    return f"(?{flags}){text}" if flags else text
+
+
+_ASCII = {
+    r"\d": "0-9",
+    r"\D": r"\x00-/:-\x{10FFFF}",
+    r"\s": r"\x20\t-\r",
+    r"\S": r"\x00-\x08\x0e-\x1f!-\x{10FFFF}",
+    r"\w": "A-Za-z0-9_",
+    r"\W": r"\x00-/:-@\[-\^`{-\x{10FFFF}",
+}
+"""Class of characters under re.ASCII -> its ranges."""

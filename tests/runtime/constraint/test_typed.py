@@ -8,6 +8,7 @@ import datetime
 import decimal
 import itertools
 import random
+import re
 import uuid
 from collections import Counter
 from typing import Annotated, Any, Literal, NamedTuple
@@ -146,7 +147,7 @@ def _model(fields: dict[str, Any]) -> Any:
     return pydantic.create_model(f"Model{next(NUMBERS)}", **{name: (kind, ...) for name, kind in fields.items()})
 
 
-def matching(pattern: str) -> Any:
+def matching(pattern: Any) -> Any:
     return Annotated[str, Field(pattern=pattern)]
 
 
@@ -164,6 +165,12 @@ class Row(msgspec.Struct, array_like=True):
         (matching(r"^\W[^\w][\W]$"), ['"-–."'], ['"é-."', '"-é."', '"--é"', '"²-."', '"Ⓐ-."', '"-\u0301."']),
         (matching(r"^[^\\W\D]\\D[^\W]$"), [r'"5\\Dw"'], [r'"5\\5w"', r'"\\\\Dw"']),
         (dict[matching(r"^\D$"), int], ['{"a": 1}'], ['{"٣": 1}']),
+        (re.compile(r"\w[\s-]\d", re.ASCII), ["a 1", "_-9"], ["é 1", "a\xa01", "a ٣"]),
+        (re.compile(r"\W[^\w]\S\D[\W_]", re.ASCII), ["-é.٣_"], ["a-.a-", "-_.a-", "--.1-", "-- a-", "--.aa"]),
+        (re.compile(r"\w # \d", re.ASCII | re.VERBOSE), ["a"], ["é", "a1"]),
+        (matching(re.compile(r"^\S[\w-]\W$", re.ASCII)), ['"é-é"'], ['"-éé"', '"---a"', '" --"']),
+        (matching(re.compile("^a b$", re.VERBOSE)), ['"ab"'], ['"a b"']),
+        (matching(re.compile("^[^a].$", re.IGNORECASE | re.DOTALL)), [r'"B\n"'], ['"Ab"']),
     ],
 )
 def test_mask_allows_the_texts_that_the_decoder_reads(
