@@ -82,6 +82,12 @@ class PatternSchema(GenerateJsonSchema):
         _require_tags(written, written.get("$defs", {}))
         return written
 
+    def bytes_schema(self, schema: Any) -> dict[str, Any]:
+        written: dict[str, Any] = super().bytes_schema(schema)
+        if "max_length" in schema:  # which counts bytes: as many as characters only in ASCII
+            written["allOf"] = [{"pattern": f"^{_ASCII}*$"}]
+        return written
+
     def complex_schema(self, schema: Any) -> dict[str, Any]:
         return _string(text_forms.COMPLEX)
 
@@ -158,9 +164,12 @@ def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
             return {"pattern": "^(?:true|false)$"}
         case "string" if pattern := text_forms.FORMATS.get(form) or text_forms.ENFORCED_FORMATS.get(form):
             return {"pattern": f"^(?:{pattern})$"}
+        case "string" if "allOf" in keys:  # bytes with a maximum length
+            return {"pattern": f"^{_ASCII}{{{keys.get('minLength', 0)},{keys['maxLength']}}}$"}
     return None
 
 
+_ASCII = r"[\x01-\x7f]"
 _WEB = frozenset(("http", "https", "ws", "wss"))
 """Schemes whose URLs name a host."""
 
