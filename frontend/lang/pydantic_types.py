@@ -82,6 +82,18 @@ class PatternSchema(GenerateJsonSchema):
         _require_tags(written, written.get("$defs", {}))
         return written
 
+    def _get_alias_name(self, field: Any, name: str) -> str:
+        """TypeError: pydantic reads the field only from inside of another value, which its schema does not say."""
+        if isinstance(aliases := field.get("validation_alias"), list):
+            paths = aliases if isinstance(aliases[0], list) else [aliases]
+            if min(map(len, paths)) > 1 and not self._config.validate_by_name:
+                raise TypeError(
+                    f"the field {name!r} is read from AliasPath{tuple(paths[0])}; write a model for that path"
+                )
+            field = field | {"validation_alias": paths}
+        found: str = super()._get_alias_name(field, name)
+        return found
+
     def bytes_schema(self, schema: Any) -> dict[str, Any]:
         written: dict[str, Any] = super().bytes_schema(schema)
         if "max_length" in schema:  # which counts bytes: as many as characters only in ASCII

@@ -368,6 +368,21 @@ def test_field_that_no_constructor_takes_is_refused() -> None:
     assert run('{"held": {"a": 2, "version": 7}}', type=HoldsVersioned).value("x").held == Versioned(2)
 
 
+def test_field_that_is_read_from_a_path_is_refused() -> None:
+    path = pydantic.AliasPath("p", "q")
+    for alias in (path, pydantic.AliasChoices(path, pydantic.AliasPath("p", 1))):
+        read: Any = (int, pydantic.Field(validation_alias=alias))
+        model = pydantic.create_model("ByPath", x=read)
+        for kind in (model, list[model], typing_extensions.TypedDict("Row", {"x": Annotated[read]})):
+            with pytest.raises(bn.BadProgram, match=r"the field 'x' is read from AliasPath\('p', 'q'\)"):
+                bn.gen("x", type=kind)
+        by_name = pydantic.create_model("ByName", __config__=pydantic.ConfigDict(validate_by_name=True), x=read)
+        assert run('{"x": 1}', type=by_name).value("x") == by_name(x=1)
+    for alias in (pydantic.AliasPath("p"), pydantic.AliasChoices(path, "p")):
+        by_key = pydantic.create_model("ByKey", x=(int, pydantic.Field(validation_alias=alias)))
+        assert run('{"p": 1}', type=by_key).value("x").x == 1
+
+
 def test_description_is_no_bound() -> None:
     assert run('{"n": 3}', type=DescribedStruct).value("x") == DescribedStruct(3)
 
