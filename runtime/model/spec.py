@@ -277,7 +277,8 @@ def _check(config: dict[str, Any]) -> None:
     architectures = config.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         raise BadModel(f"config.json has architectures {architectures!r:.80}, which is no list of names")
-    ends = ("ForCausalLM", "LMHeadModel", *(["ForConditionalGeneration"] if config.get("text_config") else []))
+    has_parts = config.get("text_config") or config.get("vision_config")  # Qwen2-VL's has only the second
+    ends = ("ForCausalLM", "LMHeadModel", *(["ForConditionalGeneration"] if has_parts else []))
     if architectures and not any(name.endswith(ends) for name in architectures):
         kind = next(
             (kind for end, kind in _HEADS.items() if architectures[0].endswith(end)), "no causal language model"

@@ -3,6 +3,7 @@ transformers with the same image processor."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +21,7 @@ from banyan.runtime.engine.process import build
 from banyan.runtime.errors import BadMessage, BadProgram
 from banyan.runtime.model.load import load
 from banyan.runtime.protocol import wire
-from forms import short_form
+from forms import in_short, short_form
 
 GREEDY = wire.Sampling(temperature=0.0, max_tokens=6, ignore_eos=True)
 CAT, DOG, TALL = png(90, 60, 1), png(90, 60, 2), png(60, 200, 3)
@@ -34,11 +35,22 @@ PARTS: list[tuple[str | bytes, ...]] = [
 SHORT = ("qwen3_vl",)
 
 
+def flatten(file: Path) -> None:
+    """Write a config.json of Qwen2-VL or Qwen2.5-VL as the hub has it: the text's fields are at the top."""
+    config = json.loads(file.read_text())
+    text = config.pop("text_config") | {"model_type": config["model_type"]}
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    file.write_text(json.dumps(config | text | {"rope_scaling": scaling, "rope_theta": rope["rope_theta"]}))
+
+
 class Model:
     """A tiny model in an engine, and what transformers generates with it."""
 
-    def __init__(self, path: Path, family: str, fake: ModuleType, tiny: ModuleType) -> None:
+    def __init__(self, path: Path, family: str, fake: ModuleType, tiny: ModuleType, is_flat: bool = False) -> None:
         make_image_model(path, family, tiny)
+        if is_flat:
+            flatten(path / "config.json")
         self.model: Any = load(path)
         self.fake, self.prompts = fake, Prompts(path)
         self._oracle = Oracle(path, family)
@@ -99,6 +111,13 @@ def test_families_are_equal_cold_warm_and_forked(
         own.run(own.engine(step_tokens=step_tokens), PARTS)
     own.run(own.engine(n_pages=9, step_tokens=20), PARTS[:2] * 3)
     own.run(own.engine(speculate="tree"), PARTS * 2)
+
+
+@pytest.mark.parametrize("family", in_short(["qwen2_5_vl"], ["qwen2_vl", "qwen2_5_vl"]))
+def test_config_without_a_text_config_is_read(family: str, tmp_path: Path, fake: ModuleType, tiny: ModuleType) -> None:
+    own = Model(tmp_path / "model", family, fake, tiny, is_flat=True)
+    assert "text_config" not in json.loads((tmp_path / "model" / "config.json").read_text())
+    own.run(own.engine(step_tokens=20), PARTS)
 
 
 def test_rows_that_see_each_other_are_read_from_the_pages_of_all_layers(
