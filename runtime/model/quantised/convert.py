@@ -35,7 +35,7 @@ _PARTS = {
 _LENGTH = 512  # tokens of a text that run in one forward pass
 _PAGE = 16
 _TEXT_FILES = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-               "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model")  # fmt: skip
+               "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "tokenizer.model")  # fmt: skip
 
 
 class Loss(NamedTuple):

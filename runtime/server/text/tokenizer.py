@@ -69,6 +69,8 @@ class Files(msgspec.Struct, frozen=True):
             template = {t["name"]: t["template"] for t in template}.get("default")
         if (file := directory / "chat_template.jinja").is_file():
             template = file.read_text(encoding="utf-8")
+        if template is None:  # transformers' processors used to keep it there
+            template = _json(directory / "chat_template.json").get("chat_template")
         config = _json(directory / "config.json")
         return cls(config, _json(directory / "generation_config.json"), tokenizer, template)
 

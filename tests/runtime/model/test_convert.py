@@ -45,6 +45,13 @@ def test_every_native_family(family, tiny_model, tmp_path):
     assert convert.measure(source, tmp_path / "q", TEXT).kl < 0.001
 
 
+def test_template_of_a_processor_is_copied(tiny, tmp_path):
+    source = tiny.make_tiny(tmp_path / "m", "llama", **WIDE)
+    (source / "chat_template.json").write_text('{"chat_template": "text"}')
+    convert.quantise(source, tmp_path / "q", [], "rtn", 8, 32)
+    assert (tmp_path / "q" / "chat_template.json").read_text() == '{"chat_template": "text"}'
+
+
 def test_methods_change_outputs_less_than_rounding_does():
     """On inputs of which few are large, as in trained models."""
     torch.manual_seed(0)

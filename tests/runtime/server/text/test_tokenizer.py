@@ -154,6 +154,17 @@ def test_template_file_takes_precedence_over_the_config(words_dir: Path, tmp_pat
     assert Files.read(tmp_path).template == "from the file"
 
 
+def test_template_of_a_processor_is_read_if_there_is_no_other(tmp_path: Path) -> None:
+    """Mistral Small 3.1 has its template only in chat_template.json."""
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of the processor"}')
+    assert Files.read(tmp_path).template == "of the processor"
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "of the config"}')
+    assert Files.read(tmp_path).template == "of the config"
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_text("from the file")
+    assert Files.read(tmp_path).template == "from the file"
+
+
 def test_special_tokens_are_read_by_name(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text('{"bos_token": "<a>", "eos_token": "<old>"}')
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<b>"}, "pad_token": null, "x": "y"}')
