@@ -453,7 +453,7 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         head_dim=head_dim,
         hidden=text.hidden_size,
         vocab_size=text.vocab_size,
-        max_context=_largest(text, "max_position_embeddings") or _UNBOUNDED,
+        max_context=_max_context(path, text) or _UNBOUNDED,
         dtype=dtype_name(config.dtype or text.dtype),
         n_experts=_n_experts(text),
         kv_layers=kv_layers,
@@ -462,6 +462,17 @@ def read_spec(path: Path, common: dict[str, Any]) -> ModelSpec:
         latent_dim=latent_dim,
         **common,
     )
+
+
+def _max_context(path: Path, config: Any) -> int:
+    """The longest context that config.json says; 0 if it says none."""
+    longest, rope = _largest(config, "max_position_embeddings"), getattr(config, "rope_parameters", None) or {}
+    try:
+        if rope.get("rope_type") == "yarn":  # if layers differ in their rope, it has their kinds as keys
+            longest = max(longest, int(rope["original_max_position_embeddings"] * float(rope["factor"])))
+    except (TypeError, ValueError, KeyError, OverflowError) as e:
+        raise BadModel(f"{path / 'config.json'}: invalid numbers in rope_parameters: {e}") from e
+    return longest
 
 
 def _windows(config: Any) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Architectures that transformers computes over our pages: the same results, or an error that names the reason."""
 
+import json
 import random
 
 import pytest
@@ -80,6 +81,34 @@ def test_longrope_factors_follow_the_configured_context(max_context, tiny, tiny_
     ids = random_ids(64 if max_context == 64 else 100)  # transformers chooses by the sequence length
     actual = tiny.Paged(model).run(ids, chunk=30)
     torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize(
+    ("rope", "max_context"),
+    [
+        (YARN, 1024),
+        (YARN | {"factor": 1.5}, 512),
+        ({"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}, 512),
+    ],
+)
+def test_yarn_extends_the_context(rope, max_context, tiny, tiny_model, reference):
+    path = tiny_model("qwen2_moe", rope_parameters=rope)
+    assert read_spec(path).max_context == max_context
+    ids = random_ids(min(max_context, 600))
+    actual = tiny.Paged(load(path), n_pages=80).run(ids, chunk=300)
+    torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+
+
+def test_yarn_with_a_factor_that_is_no_number_is_named(tiny, tmp_path):
+    path = tiny.make_tiny(tmp_path / "m", "qwen2_moe", rope_parameters=YARN)
+    config = json.loads((path / "config.json").read_text())
+    config["rope_parameters"]["factor"] = [4]
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadModel, match="rope_parameters"):
+        read_spec(path)
 
 
 def test_window_beyond_the_context_is_disabled(tiny_model):
