@@ -470,8 +470,10 @@ def _max_context(path: Path, config: Any) -> int:
     try:
         if rope.get("rope_type") == "yarn":  # if layers differ in their rope, it has their kinds as keys
             longest = max(longest, int(rope["original_max_position_embeddings"] * float(rope["factor"])))
+        if config.model_type in ("cohere", "cohere2"):  # Command R says 8192, but was trained for this length
+            longest = max(longest, getattr(config, "model_max_length", None) or 0)
     except (TypeError, ValueError, KeyError, OverflowError) as e:
-        raise BadModel(f"{path / 'config.json'}: invalid numbers in rope_parameters: {e}") from e
+        raise BadModel(f"{path / 'config.json'}: invalid numbers in rope_parameters or model_max_length: {e}") from e
     return longest
 
 

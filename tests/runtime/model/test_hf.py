@@ -102,6 +102,17 @@ def test_yarn_extends_the_context(rope, max_context, tiny, tiny_model, reference
     torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["cohere", "cohere2"])
+def test_context_of_command_r_is_its_model_max_length(family, tiny, tmp_path, reference, monkeypatch):
+    fields = {"num_hidden_layers": 2, "model_max_length": 1024}
+    monkeypatch.setitem(tiny.TINY, family, TINY | fields)
+    path = tiny.make_tiny(tmp_path / "m", family)
+    assert read_spec(path).max_context == 1024
+    ids = random_ids(600)
+    actual = tiny.Paged(load(path), n_pages=80).run(ids, chunk=300)
+    torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+
+
 def test_yarn_with_a_factor_that_is_no_number_is_named(tiny, tmp_path):
     path = tiny.make_tiny(tmp_path / "m", "qwen2_moe", rope_parameters=YARN)
     config = json.loads((path / "config.json").read_text())
