@@ -89,6 +89,8 @@ def parse(config: Mapping[str, Any]) -> Quantisation | None:
     """The quantisation that a config.json describes; None: the weights are floats. Unsupported: the format, or an
     option of it, is not supported; BadModel: a value is invalid."""
     found = config.get("quantization_config") or config.get("compression_config")
+    if _is_mlx(found or config.get("quantization")):
+        raise Unsupported("the weights are in the format of MLX (Apple); load the model that it was made from")
     if not found:
         return None
     if not isinstance(found, dict):
@@ -100,6 +102,13 @@ def parse(config: Mapping[str, Any]) -> Quantisation | None:
         raise Unsupported(f"quantization_config: quant_method {method!r} is not supported; supported: "
                           f"{', '.join(_METHODS)}; {_INSTEAD}")  # fmt: skip
     return _METHODS[method](found)
+
+
+def _is_mlx(found: Any) -> bool:
+    """Whether these are MLX's settings, which do not name the format. They are in the field quantization, and mostly
+    in quantization_config too."""
+    fields = ("bits", "group_size")
+    return isinstance(found, dict) and not found.get("quant_method") and all(type(found.get(f)) is int for f in fields)
 
 
 def n_parameters(tensors: Mapping[str, Stored], quantisation: Quantisation) -> int:

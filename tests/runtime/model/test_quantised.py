@@ -267,6 +267,13 @@ def test_unknown_formats_are_refused_by_name(config, error, message):
         quantised.parse({"quantization_config": config})
 
 
+@pytest.mark.parametrize("fields", [["quantization"], ["quantization_config"], ["quantization", "quantization_config"]])
+def test_format_of_mlx_is_named(fields):
+    config = {field: {"group_size": 64, "bits": 4, "mode": "affine"} for field in fields}
+    with pytest.raises(Unsupported, match=r"in the format of MLX \(Apple\); load the model that it was made from"):
+        quantised.parse(config)
+
+
 def test_what_switches_nothing_on_is_accepted():
     config = C("pack-quantized") | {"sparsity_config": {"format": "dense"}, "transform_config": {"config_groups": {}}}
     assert quantised.parse({"compression_config": config}).scheme("any").format == "pack-quantized"
