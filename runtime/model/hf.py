@@ -647,9 +647,16 @@ def _freeze_rope(model: nn.Module, context: int) -> None:
         if not dynamic:
             continue
         parameters = module.config.rope_parameters
-        if len(per_layer) > 1 or parameters.keys() & {"short_mscale", "long_mscale"}:
+        has_scales = parameters.keys() & {"short_mscale", "long_mscale"}
+        if len(per_layer) > 1 or (has_scales and module.config.model_type != "phimoe"):
             raise Unsupported(f"{type(module).__name__}: rope of kind {', '.join(dynamic)} with unknown parameters")
-        if dynamic == {"longrope"}:
+        if has_scales:
+            # In each call phimoe reads its config, and takes the short factors at any length. It was trained with the
+            # long ones beyond the original context.
+            kind = "long" if context > parameters["original_max_position_embeddings"] else "short"
+            for name in ("factor", "mscale"):
+                parameters[f"short_{name}"] = parameters[f"long_{name}"] = parameters[f"{kind}_{name}"]
+        elif dynamic == {"longrope"}:
             frequencies, module.attention_scaling = ROPE_INIT_FUNCTIONS["longrope"](module.config, seq_len=context)
             module.inv_freq.copy_(frequencies)
         module.rope_type = "default"

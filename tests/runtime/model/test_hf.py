@@ -83,6 +83,29 @@ def test_longrope_factors_follow_the_configured_context(max_context, tiny, tiny_
     torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("max_context", [64, 65])
+def test_longrope_of_phimoe_follows_the_configured_context(max_context, tiny, tmp_path, monkeypatch, reference):
+    """transformers' code chooses the scale by the longest sequence of the batch, and always takes the short factors."""
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 8, "long_factor": [2.0 + i for i in range(8)],
+            "short_mscale": 1.1, "long_mscale": 1.4}  # fmt: skip
+    monkeypatch.setitem(tiny.TINY, "phimoe", tiny_config("phimoe"))
+    model = load(path := tiny.make_tiny(tmp_path / "m", "phimoe", rope_parameters=rope), max_context=max_context)
+    if max_context > 64:
+        long = rope | {"short_factor": rope["long_factor"]}
+        path = tiny.make_tiny(tmp_path / "long", "phimoe", rope_parameters=long)
+    ids = random_ids(64 if max_context == 64 else 100)
+    actual = tiny.Paged(model).run(ids, chunk=30)
+    torch.testing.assert_close(actual, tiny.reference_logits(reference(path), ids), atol=1e-4, rtol=1e-4)
+
+
+def test_scales_of_longrope_that_the_family_ignores_are_refused(tiny_model):
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "short_mscale": 1.1, "long_mscale": 1.4}  # fmt: skip
+    with pytest.raises(Unsupported, match="Phi3RotaryEmbedding: rope of kind longrope with unknown parameters"):
+        load(tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=64))
+
+
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 
 
