@@ -378,8 +378,7 @@ class Executor:
                 prompt = state.prompt.copy() if join.adopt else state.prompt
                 self._reach(join, Snapshot(prompt, len(prompt.pieces), dict(state.marks)))
             case wire.Mark(mark=mark):
-                if len(state.marks) == MAX_MARKS and mark not in state.marks:
-                    raise BadProgram(f"a state would have more than {MAX_MARKS} marks (each var_scope makes one)")
+                _check_marks(len(state.marks) + (mark not in state.marks))
                 state.marks[mark] = len(state.prompt.pieces)
             case wire.CacheHint():
                 self._observer.keep(self, state, op)
@@ -405,8 +404,11 @@ class Executor:
         if isinstance(reached, BanyanError):
             raise copy_error(reached, f"state {join.child}, which is joined here, failed")
         if join.adopt:
+            # The child lacks the marks that were made here after its fork, such as that of an open var_scope.
+            marks = {mark: at for mark, at in state.marks.items() if at <= reached.n_pieces} | reached.marks
+            _check_marks(len(marks))
             reached.prompt.n_inherited = state.prompt.n_inherited
-            state.prompt, state.marks = reached.prompt, reached.marks
+            state.prompt, state.marks = reached.prompt, marks
             self._observer.adopted(self, state.number, join.child)
             return
         start = join.n_joined or reached.prompt.n_inherited
@@ -651,6 +653,11 @@ def copy_error(error: BanyanError, why: str) -> BanyanError:
     copied.args = (copied.message, *error.args[1:])
     copied.__cause__ = error.__cause__
     return copied
+
+
+def _check_marks(n: int) -> None:
+    if n > MAX_MARKS:
+        raise BadProgram(f"a state would have more than {MAX_MARKS} marks (each var_scope makes one)")
 
 
 def _drain(pop: Callable[[], object], n: int) -> Iterator[None]:

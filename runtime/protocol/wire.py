@@ -309,7 +309,7 @@ class Fork(Wire, frozen=True):
 
 class Join(Wire, frozen=True):
     """Append to `state`, in order, the text that each child has got since its fork. adopt: instead, `state` becomes
-    equal to its only child, including the tokens."""
+    equal to its only child, including the tokens, but keeps the marks that it made since the fork."""
 
     state: Number
     children: Numbers

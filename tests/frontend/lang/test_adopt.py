@@ -56,6 +56,23 @@ def test_adopt_works_inside_an_open_turn_and_at_any_depth(run: Any) -> None:
     run(body)
 
 
+def test_adopting_inside_a_var_scope_leaves_the_scope_open(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        s += "a"
+        forks = s.fork(2)
+        with s.var_scope("scope"):
+            forks += lambda i: f"{i}"
+            with forks[1].var_scope("inner"):
+                forks[1] += bn.gen("x")
+            s.adopt(forks[1])
+            s += "tail"
+        s += bn.gen("y")
+        assert (s["scope"], s["inner"], s["y"]) == ("1<x>tail", "<x>", "<y>")
+        assert s.text() == "a1<x>tail<y>"
+
+    run(body)
+
+
 def test_invalid_adoptions_are_refused(run: Any) -> None:
     def body(s: bn.State) -> None:
         forks = s.fork(2)

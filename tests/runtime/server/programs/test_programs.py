@@ -399,6 +399,29 @@ def test_marks_of_a_state_are_limited(bench: Any) -> None:
     assert f"more than {MAX_MARKS} marks" in b.failed(1).message
 
 
+def test_marks_of_an_adopted_state_and_its_parent_are_limited_together(bench: Any) -> None:
+    b, n = bench(), MAX_MARKS // 2
+    b.submit(
+        *(Fork(0, (1, 2)), *(Mark(0, k) for k in range(n)), *(Mark(1, n + k) for k in range(n))),
+        *(Join(0, (1,), adopt=True), Read(0, 0, mark=0), Read(0, 1, mark=2 * n - 1)),
+        *(Mark(2, 2 * n), Join(0, (2,), adopt=True), Read(0, 2)),
+    )
+    b.run()
+    assert (b.text(0), b.text(1)) == ("", "")
+    assert f"more than {MAX_MARKS} marks" in b.failed(2).message
+
+
+def test_adopting_drops_marks_after_the_end_of_the_adopted_state(bench: Any) -> None:
+    b = bench()
+    b.submit(
+        *(Fork(0, (1,)), Mark(0, 0), Append(0, ("gone",)), Mark(0, 1), Join(0, (1,), adopt=True)),
+        *(Append(0, ("x",)), Read(0, 0, mark=0), Read(0, 1, mark=1)),
+    )
+    b.run()
+    assert b.text(0) == "x"
+    assert "Read names mark 1" in b.failed(1).message
+
+
 def test_check_names_violated_invariants(bench: Any, greedy: Sampler) -> None:
     b = bench()
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy()))
