@@ -102,7 +102,7 @@ class AsyncState(StateBase):
         await self._all_known()
         for value in self._joined:
             await known(value)
-        self._check_values(self._lazy_values())
+        self._check_values(self._lazy_values(), self._joined)
 
     async def error(self) -> BaseException | None:
         """`State.error`."""

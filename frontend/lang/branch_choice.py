@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from banyan.execution.feed import Feed
 from banyan.lang.expr import Expression, GenExpr, Leaf, leaves
-from banyan.lang.lazy_value import LazyValue, fork_error, read_object
+from banyan.lang.lazy_value import LazyValue, fork_error, lazy_values, read_object
 from banyan.lang.state_base import OnError, StateBase, check_on_error
 from banyan.runtime.errors import BadOutput, BadProgram, BanyanError, ForkError, Unsupported
 from banyan.runtime.future import when_all_done
@@ -33,20 +33,23 @@ def finishing(states: Sequence[StateBase]) -> Feed[int]:
             feed.close()
 
     for i, state in enumerate(states):
-        when_all_done(state._futures(), lambda i=i: put(i))  # type: ignore[misc]
+        joined = (ref.future for value in state._own_joined for ref in lazy_values(value))
+        when_all_done([*state._futures(), *joined], lambda i=i: put(i))  # type: ignore[misc]
     return feed
 
 
 def _failure(state: StateBase) -> BanyanError | None:
-    """The first error of a finished branch or of its own branches; None if there is none."""
-    for item in state._transcript.own.items:
-        if isinstance(item, LazyValue):
-            try:
-                item.wait()
-            except BanyanError as e:
-                return e
-    errors = (future.exception() for future in state._futures())
-    return next((error for error in errors if isinstance(error, BanyanError)), None)
+    """The error of a finished branch; None if there is none. As for `sync`, errors of its own branches count only if it
+    joined these branches: others may have lost a race. What was before the fork does not count."""
+    own = [item for item in state._transcript.own.items if isinstance(item, LazyValue)]
+    try:
+        state._check_values(own, state._own_joined)
+    except BanyanError as e:
+        return e
+    if state._closed or state._record.failure is not None:  # it may have been dropped before its own branches finished
+        errors = (future.exception() for future in state._futures())
+        return next((error for error in errors if isinstance(error, BanyanError)), None)
+    return None
 
 
 class BranchChoice(Generic[P]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
@@ -256,13 +256,20 @@ def _ended_program(value: Any, error: errors.ProgramError) -> bool:
 # The functions below take what a variable holds: a LazyValue, a ReasoningText, JoinedValues or an object of the user.
 
 
+def lazy_values(value: Any) -> Iterator[LazyValue]:
+    """The lazy values for which `read` waits."""
+    if isinstance(value, JoinedValues):
+        for one in value.values:
+            yield from lazy_values(one)
+    elif isinstance(value, ReasoningText):
+        yield value.ref
+    elif isinstance(value, LazyValue):
+        yield value
+
+
 def is_done(value: Any) -> bool:
     """Whether `read` would not wait."""
-    if isinstance(value, JoinedValues):
-        return all(map(is_done, value.values))
-    if isinstance(value, ReasoningText):
-        return value.ref.is_done
-    return not isinstance(value, LazyValue) or value.is_done
+    return all(ref.is_done for ref in lazy_values(value))
 
 
 def read(value: Any) -> Any:

@@ -126,7 +126,7 @@ class State(StateBase):
         refs = self._lazy_values()
         if not all(ref.is_done for ref in refs):
             self._record.flush()
-        self._check_values(refs)
+        self._check_values(refs, self._joined)
 
     def error(self) -> BaseException | None:
         """Wait as `sync` does, and return the error that it would raise, or None."""

@@ -59,8 +59,8 @@ class StateBase:
     _instead = "append one of its variables, such as s['x']; to continue it in another program, use prog.inline(s, ...)"
 
     __slots__ = (
-        *("__weakref__", "_closed", "_handle", "_is_view", "_names", "_record", "_refs", "_seed", "_transcript"),
-        "_values",
+        *("__weakref__", "_closed", "_handle", "_is_view", "_n_inherited", "_names", "_record", "_refs", "_seed"),
+        *("_transcript", "_values"),
     )
     _is_async = False
 
@@ -68,6 +68,7 @@ class StateBase:
         """Created by programs and forks. seed: the seed of the run or branch; None: its gens have random seeds."""
         self._record, self._handle, self._seed, self._transcript = record, handle, seed, transcript
         self._values: dict[str, Any] = {}
+        self._n_inherited = 0  # how many of the values, the first ones, the state had when it was forked
         self._names: Feed[str] = Feed()  # names of variables as they are set, for readers that wait for one
         self._refs: list[Any] = []  # the numbers of its values, with a nested list for each branch
         self._closed = ""  # why nothing more can be appended; "" while it can
@@ -379,11 +380,17 @@ class StateBase:
     def _joined(self) -> list[JoinedValues]:
         return [value for value in self._values.values() if isinstance(value, JoinedValues)]
 
-    def _check_values(self, refs: Sequence[LazyValue]) -> None:
-        """Wait for `refs`, the values in the prompt, and for joined branches. Raises their first error."""
+    @property
+    def _own_joined(self) -> list[JoinedValues]:
+        """Those of branches of this state; none that it inherited."""
+        values = tuple(self._values.values())[self._n_inherited :]
+        return [value for value in values if isinstance(value, JoinedValues)]
+
+    def _check_values(self, refs: Sequence[LazyValue], joined: Sequence[JoinedValues]) -> None:
+        """Wait for `refs`, values in the prompt, and for `joined`, of joined branches. Raises their first error."""
         for ref in refs:
             ref.wait()
-        for value in self._joined:
+        for value in joined:
             try:
                 read(value)
             except Cancelled:
@@ -508,7 +515,7 @@ class StateBase:
     def _branch(self, i: int) -> Self:
         handle, seed = self._record.new_handle(self._handle), mix(self._seed, self._transcript.n_draws, i)
         child = type(self)(self._record, handle, seed, Transcript(self._transcript))
-        child._values = dict(self._values)
+        child._values, child._n_inherited = dict(self._values), len(self._values)
         self._refs.append(child._refs)
         return child
 

@@ -173,6 +173,94 @@ def test_branch_is_finished_after_its_own_branches(run: Any, echo: Any, branches
     run(body, ordered.mock)
 
 
+CHOICES: list[Callable[[Any], Any]] = [
+    lambda forks: forks.first(),
+    lambda forks: forks.vote("v"),
+    lambda forks: forks.best(lambda branch: branch["v"]),
+]
+
+
+@pytest.mark.parametrize("is_adopted", [False, True])
+@pytest.mark.parametrize("choose", CHOICES)
+def test_branch_that_raced_its_own_branches_has_not_failed(
+    choose: Callable[[Any], Any], is_adopted: bool, run: Any, echo: Any, branches: Any
+) -> None:
+    """The losers of the inner races are dropped while they run, or have failed."""
+
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        for branch in forks:
+            winner = branches(branch, "0!", "1", "2", name="v").first()
+            assert winner["v"] == "1"
+            if is_adopted:
+                branch.adopt(winner)
+            else:
+                branch["v"] = winner["v"]
+        assert [branch.error() for branch in forks] == [None, None]
+        assert choose(forks)["v"] == "1"
+
+    run(body, OrderedMock(echo, 0, 1).mock)
+
+
+@pytest.mark.parametrize("choose", CHOICES)
+def test_branch_that_collects_the_errors_of_its_own_branches_has_not_failed(
+    choose: Callable[[Any], Any], run: Any, echo: Any, branches: Any
+) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        for branch, on_error in zip(forks, ("raise", "collect"), strict=True):
+            branches(branch, "1", "2!").join(on_error=on_error)
+            branch["v"] = 1
+        assert [branch.error() is None for branch in forks] == [False, True]
+        if choose is CHOICES[0]:
+            assert choose(forks) is forks[1]
+        else:
+            with pytest.raises(bn.ForkError, match=r"branch 0 failed: branch 1 failed: .*no luck"):
+                choose(forks)
+
+    run(body, bn.Mock(echo))
+
+
+def test_variables_that_failed_before_the_fork_do_not_count(run: Any, echo: Any, branches: Any) -> None:
+    def body(s: bn.State) -> None:
+        branches(s, "1", "2!").join()
+        forks = s.fork(2)
+        assert forks.first() is forks[0]
+
+    run(body, bn.Mock(echo))
+
+
+def test_branch_has_finished_after_the_scopes_that_it_joined(run: Any) -> None:
+    mock = bn.Mock(lambda prompt, name: name, latency=lambda call: 0.2 if call.name == "slow" else 0.0)
+
+    def body(s: bn.State) -> None:
+        (slow,) = s.fork()
+        slow += bn.gen("slow")
+        forks = s.fork(2)
+        group = forks[0].fork()
+        with group[0].var_scope("scope"):
+            group[0].__iadd__(slow.ref("slow"))
+        group.join()
+        forks[1] += bn.gen("quick")
+        assert list(forks.as_completed()) == [forks[1], forks[0]]
+        assert forks[0]["scope"] == ["slow"]
+
+    run(body, mock)
+
+
+def test_dropped_branch_does_not_win(run: Any, branches: Any) -> None:
+    mock = bn.Mock(lambda prompt, name: name, latency=0.1)
+
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        inner = [branches(branch, "0") for branch in forks]  # they are dropped with the last reference
+        forks[0].drop()
+        assert forks.first() is forks[1]
+        assert inner[1][0]["a"] == "a"
+
+    run(body, mock)
+
+
 # ---- vote ----------------------------------------------------------------------------------------------------------
 
 
@@ -437,6 +525,17 @@ def test_choosing_methods_are_async_in_async_programs(echo: Any, branches: Any) 
         assert await s.text() == "#11"
 
     run_async(body, ordered.mock)
+
+
+def test_async_branch_that_raced_its_own_branches_has_not_failed(echo: Any, branches: Any) -> None:
+    async def body(s: bn.AsyncState) -> None:
+        forks = s.fork(2)
+        for branch in forks:
+            branch.adopt(await branches(branch, "0!", "1", "2").first())
+        assert [await branch.error() for branch in forks] == [None, None]
+        assert (await forks.best(lambda branch: branch["a"]))["a"] == "1"
+
+    run_async(body, OrderedMock(echo, 0, 1).mock)
 
 
 def test_async_keys_run_concurrently(echo: Any, branches: Any) -> None:
