@@ -146,10 +146,20 @@ class Caller(ServerCallback):
             arguments = tool.arguments(call.arguments)
         except ValueError as e:
             return f"error: the arguments of {tool.name} are not valid: {e}", True
-        execute = self._on_loop if tool.is_async else self._on_thread
         try:
-            async with asyncio.timeout(timeout):
-                value, error = await execute(tool, arguments)
+            async with asyncio.timeout(None) as clock:
+
+                def begin() -> None:
+                    """Start the clock: the time that a call waits for a thread does not count."""
+                    if timeout is not None:
+                        with suppress(RuntimeError):  # the call was cancelled meanwhile
+                            clock.reschedule(asyncio.get_running_loop().time() + timeout)
+
+                if tool.is_async:
+                    begin()
+                    value, error = await self._on_loop(tool, arguments)
+                else:
+                    value, error = await self._on_thread(tool, arguments, begin)
         except TimeoutError:  # the timeout above: a TimeoutError of the tool itself arrives as `error`
             return f"error: {tool.name} took longer than {timeout:g} s", True
         if error is None:
@@ -190,10 +200,15 @@ class Caller(ServerCallback):
         loop.call_soon_threadsafe(start, context=self._context.copy())
         return await _shielded(done, lambda: loop.is_closed() or loop.call_soon_threadsafe(stop))
 
-    async def _on_thread(self, tool: Tool, arguments: dict[str, Any]) -> _Outcome:
+    async def _on_thread(self, tool: Tool, arguments: dict[str, Any], begin: Callable[[], None]) -> _Outcome:
+        """begin: called on this loop when the tool has got its thread."""
+        loop = asyncio.get_running_loop()
         done: Future[_Outcome] = Future()
 
         def work() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
+            loop.call_soon_threadsafe(begin)
             try:
                 value = tool.func(**arguments)
                 if isinstance(value, Coroutine):  # of an `async def` behind a sync decorator
@@ -204,14 +219,16 @@ class Caller(ServerCallback):
                 outcome = _Outcome(error=e)
             done.set_result(outcome)
 
-        def replace_thread() -> None:
-            """Called when the tool still runs after its timeout. The tool keeps its thread, so the thread pool may
-            start one more thread until the tool ends."""
+        def abandon() -> None:
+            """Called when the call was cancelled or its time is up. If the tool waits for a thread, it never runs. If
+            it runs, it keeps its thread, so the thread pool may start one more thread until the tool ends."""
+            if done.cancel():
+                return
             _threads.lend(1)
             done.add_done_callback(lambda _: _threads.lend(-1))
 
         self._context.copy().run(_threads.run, work)
-        return await _shielded(done, replace_thread)
+        return await _shielded(done, abandon)
 
 
 async def _shielded(done: Future[_Outcome], on_cancel: Callable[[], object]) -> _Outcome:

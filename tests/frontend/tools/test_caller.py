@@ -20,9 +20,11 @@ import pydantic
 import pytest
 
 import banyan as bn
+from banyan.execution.thread_pool import ThreadPool
 from banyan.runtime.protocol import wire
 from banyan.tools import caller
 from banyan.tools.toolbox import toolbox
+from waits import wait_until
 
 
 @bn.tool
@@ -298,6 +300,23 @@ def test_stuck_tools_do_not_exhaust_the_threads() -> None:
     release.set()
 
 
+def test_time_that_a_call_waits_for_a_thread_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caller, "_threads", ThreadPool(2, "few"))
+    begun: list[int] = []
+
+    @bn.tool
+    def send(i: int) -> int:
+        "Send."
+        begun.append(i)
+        time.sleep(0.25)
+        return i
+
+    calls = tuple({"send": {"i": i}} for i in range(8))
+    actual = run_with_tools(calls, "done", tools=[send], tool_timeout=0.6)
+    assert sorted(call.result for call in actual.tool_calls("a")) == list("01234567")
+    assert sorted(begun) == list(range(8))
+
+
 def test_calls_of_one_round_run_in_parallel() -> None:
     barrier = threading.Barrier(4, timeout=20)
 
@@ -376,6 +395,35 @@ def test_cancelled_program_cancels_its_calls() -> None:
     assert ended.wait(10)
     with pytest.raises(bn.Cancelled):
         state["a"]
+
+
+def test_call_of_a_cancelled_program_that_waits_for_a_thread_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = ThreadPool(1, "one")
+    monkeypatch.setattr(caller, "_threads", threads)
+    began, release, sent = threading.Event(), threading.Event(), list[int]()
+
+    @bn.tool
+    def hold() -> None:
+        "Hold."
+        began.set()
+        release.wait(30)
+
+    @bn.tool
+    def send() -> None:
+        "Send."
+        sent.append(1)
+
+    holding = run_with_tools({"hold": {}}, "held", tools=[hold])
+    assert began.wait(10)
+    waiting = run_with_tools({"send": {}}, "never", tools=[send])
+    wait_until(lambda: len(threads._queue) == 1, "the call waits for a thread")
+    waiting.cancel()
+    wait_until(waiting._values["a"].caller._running.done, "the call is cancelled")
+    release.set()
+    assert holding["a"] == "held"
+    assert single_call({"add": {"a": 1, "b": 2}}).result == "3", "the only thread is free again"
+    assert threads._max_threads == 1
+    assert not sent
 
 
 def test_dropped_program_cancels_its_calls() -> None:
