@@ -365,7 +365,9 @@ class EngineAttempt(Attempt):
         raise NotImplementedError
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
-        if isinstance(outcome, GenOutcome):
+        if isinstance(outcome, BanyanError):  # such as Cancelled: the program has ended, and this attempt not yet
+            self.finish(outcome.with_traceback(None))
+        elif isinstance(outcome, GenOutcome):
             self.finish(outcome)
         elif not self.is_over:
             self._program.crashed(outcome)

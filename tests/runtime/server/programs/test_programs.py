@@ -392,6 +392,27 @@ def test_ended_program_leaves_no_cycles(bench: Any, op: wire.Op) -> None:
         gc.enable()
 
 
+def test_requests_that_end_while_their_program_is_cancelled_are_no_failures(
+    bench: Any, greedy: Sampler, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A program with many requests is stopped in several time slices, and between them requests end."""
+    b = bench({"short": "x"}, is_late=lambda: True)
+    b.submit(
+        Fork(0, children := tuple(range(1, 9))),
+        *(Append(k, ("short" if k < 8 else "long",)) for k in reversed(children)),
+        *(Gen(k, k, greedy(max_tokens=500)) for k in reversed(children)),
+    )
+    b.run(1)  # the next step ends the short ones
+    n_left: list[int] = []
+    monkeypatch.setattr(b.programs._overview, "ended", lambda program, error: n_left.append(len(b.requests)))
+    b.programs.cancel(b"me", wire.Cancel(program=0, seq=1))
+    assert len(b.requests) > 1
+    b.run()
+    assert n_left == [0]
+    assert b.failed(None).code == "cancelled"
+    assert capfd.readouterr().err == ""
+
+
 def test_marks_of_a_state_are_limited(bench: Any) -> None:
     b = bench()
     b.submit(*(Mark(0, k % MAX_MARKS) for k in range(MAX_MARKS + 10)), Read(0, 0), Mark(0, MAX_MARKS), Read(0, 1))
