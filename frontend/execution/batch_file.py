@@ -214,6 +214,14 @@ def _in_digest(value: Any) -> Any:
     return f"{kind.__qualname__} {_ADDRESS.sub('', str(value))}"
 
 
+def _until_error(items: Iterable[Any], errors: list[Exception]) -> Iterator[Any]:
+    """The items up to an exception that the iterable raises, which is added to `errors`."""
+    try:
+        yield from items
+    except Exception as e:
+        errors.append(e)
+
+
 def run_to_file(
     items: Iterable[Any],
     file: BatchFile,
@@ -225,7 +233,8 @@ def run_to_file(
     """Run the items that the file has no record of, CHUNK at a time, so that memory does not grow with their number.
 
     arrange: makes the arguments of items, which are given by index. start: the run of a batch, see `Program.run_batch`.
-    title: the title of the progress bar; None: no bar. BatchError: items failed; RuntimeLost: the server is gone.
+    title: the title of the progress bar; None: no bar. BatchError: items failed; RuntimeLost: the server is gone. If
+    `items` raises, its error is raised once the items before it have been run.
     """
     n_failed, errors = 0, dict[int, BaseException]()
     total = len(items) if isinstance(items, Sized) else None
@@ -234,8 +243,9 @@ def run_to_file(
             shown.skip(len(file))
         if total is not None:
             file.check_number(total)
-        numbers = count()
-        digested = ((i, item, file.digest(item)) for item, i in zip(items, numbers, strict=False))
+        numbers, broken = count(), list[Exception]()
+        read = zip(_until_error(items, broken), numbers, strict=False)
+        digested = ((i, item, file.digest(item)) for item, i in read)
         left = ((i, (item, digest)) for i, item, digest in digested if not file.has(i, digest))
         while chunk := dict(islice(left, CHUNK)):
             arguments = arrange({i: item for i, (item, _) in chunk.items()})
@@ -253,6 +263,8 @@ def run_to_file(
                 n_failed += 1
                 if len(errors) < MAX_ERRORS:
                     errors[state.index] = error
+        if broken:
+            raise broken[0]
         file.check_number(next(numbers))
     if errors and on_error == "raise":
         i, first = next(iter(errors.items()))

@@ -81,6 +81,24 @@ def test_failed_items_have_no_record_and_run_again(mock: bn.Mock, tmp_path: Path
     assert [r.ret_value for r in program.run_batch(rows(10), checkpoint=path)] == list(range(10))
 
 
+@pytest.mark.parametrize("chunk", [2, 4096])
+def test_items_before_an_error_of_the_iterable_are_run(
+    chunk: int, mock: bn.Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_file, "CHUNK", chunk)
+
+    def torn() -> Iterator[dict[str, int]]:
+        yield from rows(5)
+        raise OSError("connection reset")
+
+    path = tmp_path / "out.jsonl"
+    with pytest.raises(OSError, match="connection reset"):
+        item.run_batch(torn(), checkpoint=path)
+    assert len(path.read_bytes().splitlines()) == 5
+    item.run_batch(rows(6), checkpoint=path)
+    assert len(mock.submits) == 6
+
+
 def test_lost_server_ends_the_batch(mock: bn.Mock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_file, "CHUNK", 4)
 
