@@ -154,7 +154,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     max_message: Annotated[int, "maximum size of a message from a client, in bytes; clients split long programs"] = (
         1 << 20
     )
-    max_programs: Annotated[int, "maximum number of concurrent programs of one client"] = 1 << 16
+    max_programs: Annotated[int, "maximum number of programs of one client; a run counts while its state lives"] = (
+        1 << 16
+    )
     max_width: Annotated[int, "maximum number of branches of a fork, samples of a gen, choices of a select"] = 4096
     max_program: Annotated[int, "maximum server memory of one program, in bytes"] = 256 << 20
     max_client: Annotated[

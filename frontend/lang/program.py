@@ -223,7 +223,8 @@ class Program(Typed[Args, R_co]):
         Returns the finished states in order. generator_style: returns an iterator instead, which yields each state when
         it and all states before it have finished; with `ordered=False`, when it has finished (`state.index` is the
         index of its item). At most `concurrency` (256) programs run at once, and their bodies run on at most
-        `num_threads` threads ("auto": 64).
+        `num_threads` threads ("auto": 64). A kept state counts as one of the server's `max_programs` (65,536): for more
+        items, drop the states of an iterator, or use `checkpoint`.
 
         on_error: with "raise", all items finish, and then a BatchError with all results is raised if any item failed;
         an iterator raises the error of the failed item, and the others are stopped. With "return", the state of a

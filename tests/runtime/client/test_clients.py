@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
+import banyan as bn
 from banyan.runtime import config, launch
 from banyan.runtime.client import client
 from banyan.runtime.protocol import ipc, wire
@@ -114,6 +115,35 @@ def test_programs_beyond_the_limit_wait_in_the_client_for_credit(
             assert program.future(0).result(60).samples[0].text == "1 2 3"
         assert 1 <= max(n_running) <= 3
         wait_until(lambda: not c._admitted and not c._programs, "the admission slots to be free")
+
+
+@pytest.mark.parametrize(
+    "options",
+    in_short(
+        [{}, {"generator_style": True}], [{}, {"generator_style": True}, {"ordered": False}, {"checkpoint": "b.jsonl"}]
+    ),
+)
+def test_only_a_batch_that_keeps_its_states_is_limited_in_its_items(
+    options: dict[str, Any], serve: Callable[..., launch.ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = serve(say={"count": "1 2 3"}, options={"max_programs": 6}, step_ms=1)
+
+    @bn.function
+    def program(s: bn.State, k: int) -> None:
+        s += f"{k} count" + bn.gen("a", max_tokens=50)
+
+    with contextlib.closing(bn.RuntimeEndpoint(server.socket)) as backend:
+        errors = [
+            state.error() if isinstance(state, bn.State) else None
+            for state in program.run_batch(
+                [(k,) for k in range(20)], backend=backend, concurrency=2, on_error="return", **options
+            )
+        ]
+    assert len(errors) == 20
+    failed = [str(error) for error in errors if error is not None]
+    assert all("run_batch keeps none with generator_style or checkpoint" in error for error in failed)
+    assert len(failed) == (0 if options else 14)
 
 
 def test_program_waiting_for_credit_can_be_cancelled(

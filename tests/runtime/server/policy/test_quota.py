@@ -38,6 +38,7 @@ def test_number_of_programs_is_limited_per_client(limited: Make, greedy: Make) -
     failed = b.failed(None, 3)
     assert failed.code == "overloaded"
     assert "has 3 programs at once" in failed.message
+    assert "drop the states of finished runs" in failed.message
     b.submit(Append(0, ("a",)), program=4, client=b"you")
     assert not b.messages(wire.Failed, 4), "the limit is per client"
     b.programs.cancel(b"me", wire.Cancel(0, 1))
