@@ -232,7 +232,7 @@ def steps(report: Report, seconds: float) -> None:
         for i in range(n):
             request = Request(Run(i, array("i", [i + 1] * context).tobytes(), Sampling(temperature=0.0)), context + 9)
             request.n_computed = context - 1
-            lease: Any = SimpleNamespace(pages=list(range(i * n_pages, (i + 1) * n_pages)))
+            lease: Any = SimpleNamespace(pages=list(range(i * n_pages, (i + 1) * n_pages)), window=None, state=-1)
             request.lease = lease
             works.append(Work(request, lease, context - 1, 1, True))
         plan = Plan(tuple(works))
