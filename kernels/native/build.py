@@ -1,6 +1,7 @@
-"""Compiles the C++ library (ops.cpp) for this machine, once, and loads it.
+"""Compiles the C++ library (attention.cpp, ops.cpp) for this machine, once, and loads it.
 
-It is built on first use by the system's compiler (10 to 60 s; Triton needs one at run time too), into a cache folder.
+It is built on first use by the system's compiler (10 to 40 s; Triton needs one at run time too), into a cache folder.
+Its files are compiled at the same time, on one core each.
 The file's name is a hash of source, compiler, flags and CPU. A new build is tested against the references before it
 gets that name, so that a compiler bug cannot go unnoticed. Without a compiler, or if the test fails, a warning is
 logged and plain torch is used. ctypes calls the plain C ABI, at 0.3 us per call.
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,8 +26,8 @@ import torch
 
 from banyan.kernels.native import self_test
 
-SOURCE = Path(__file__).with_name("ops.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "-shared", "--param=avoid-fma-max-bits=0")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("attention.cpp", "ops.cpp"))
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-pthread", "-fPIC", "--param=avoid-fma-max-bits=0")
 """The last forbids what GCC does for AMD's processors: it splits fused multiply-adds where a loop has only one chain of
 them, so that one row of a product would have other bits than several rows."""
 DTYPES = (torch.float32, torch.bfloat16)  # the dtypes that the library supports; torch computes all others
@@ -127,22 +129,31 @@ def _lock(folder: Path) -> Iterator[None]:
 
 
 def _build(compiler: Sequence[str], path: Path, check: Callable[[ctypes.CDLL], None]) -> None:
-    _log.info("compiling the CPU kernels for this machine with %s, once; this takes up to 60 s", shlex.join(compiler))
+    _log.info("compiling the CPU kernels for this machine with %s, once; this takes up to 40 s", shlex.join(compiler))
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch) / path.name
-        command = [*compiler, *FLAGS, str(SOURCE), "-o", str(built)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        objects = [str(built.with_name(f"{source.stem}.o")) for source in SOURCES]
+        commands = [
+            [*compiler, *FLAGS, "-c", str(source), "-o", part] for source, part in zip(SOURCES, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(len(SOURCES)) as threads:
+            list(threads.map(_compile, commands))
+        _compile([*compiler, *FLAGS, "-shared", *objects, "-o", str(built)])
         check(_declare(ctypes.CDLL(str(built))))
         with built.open("rb") as file:
             os.fsync(file.fileno())
         built.rename(path)
 
 
+def _compile(command: Sequence[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+
+
 def _key(compiler: Sequence[str]) -> str:
     """The hash of all that the binary depends on."""
     version = subprocess.run([*compiler, "--version"], check=True, capture_output=True, text=True, timeout=60).stdout
     digest = hashlib.sha256()
-    for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))):
+    for file in (*SOURCES, *sorted(SOURCES[0].parent.glob("*.h"))):
         digest.update(file.read_bytes())
     digest.update((version + " ".join([*compiler[1:], *FLAGS]) + _cpu()).encode())
     return digest.hexdigest()[:20]

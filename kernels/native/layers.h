@@ -3,10 +3,13 @@
 // With few rows, calling the nine ops of each layer from Python takes a tenth to a third of the step.
 #pragma once
 
-#include "attention.h"
+#include "items.h"
 #include "linear.h"
 #include "lora.h"
 #include "rows.h"
+
+extern "C" void banyan_attention(int is_bf16, int kind, const Call* c, const Item* small, int n_small, const Item* large,
+                                 int n_large, const int32_t* merges, int n_merges, int n_threads);  // attention.cpp
 
 namespace {
 
@@ -62,7 +65,7 @@ void keep_rows(void* all, const int64_t* rows, int64_t n, int64_t w) {
 }
 
 template <class T, class P>
-void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
+void layers(int kind, Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
     const auto threads = [&](int64_t n_numbers) { return n_numbers < p.row_numbers ? 1 : p.n_threads; };
     for (const Layer* l = all; l < all + n_layers; l++) {
         const int64_t hidden = l->qkv.n_in, intermediate = l->down.n_in;
@@ -100,8 +103,8 @@ void layers(Pass p, const Layer* all, int n_layers, AttentionPlan* plans) {
         AttentionPlan& plan = plans[is_last ? p.last_plan : l->plan];
         Call& c = plan.call;
         c.q = p.q, c.first_q = p.first_q, c.out = p.attended, c.k = l->k, c.v = l->v, c.k_scale = l->k_scale, c.v_scale = l->v_scale;
-        run<T, P>(c, plan.small, plan.n_small, plan.large, plan.n_large, plan.merges, plan.n_merges,
-                  plan.n_threads);
+        banyan_attention(sizeof(T) == 2, kind, &c, plan.small, plan.n_small, plan.large, plan.n_large, plan.merges,
+                         plan.n_merges, plan.n_threads);
         linear(1, l->out, p.attended, p.h);
         add_and_norm(l->mlp_norm);
         linear(2, l->gate_up, p.h, p.gate_up);

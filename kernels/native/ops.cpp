@@ -1,11 +1,7 @@
-// The C interface of the CPU library. Pointers are to float32, or to bfloat16 if is_bf16. Pools have that type too
-// (kind 0), or int8 (1) or e4m3 (2) with scales, or int8 keys and values of 4 bits with scales and minimums (3).
+// The C interface of the CPU library, but for attention (attention.cpp).
 
-#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
-#error "the CPU kernels need GCC 12 or newer, or Clang"
-#endif
+#include "types.h"  // first, as it refuses old compilers
 
-#include "attention.h"
 #include "draw.h"
 #include "experts.h"
 #include "layers.h"
@@ -13,36 +9,7 @@
 #include "lora.h"
 #include "rows.h"
 
-namespace {
-
-// Calls f with a value of the computation's type.
-template <class F>
-void by_dtype(int is_bf16, const F& f) {
-    if (is_bf16) f(bf16{});
-    else f(float{});
-}
-
-// Calls f with values of the computation's type and of the pool's.
-template <class F>
-void by_types(int is_bf16, int kind, const F& f) {
-    by_dtype(is_bf16, [&](auto t) {
-        if (kind == 0) f(t, t);
-        else if (kind == 1) f(t, int8_t{});
-        else if (kind == 2) f(t, e4m3{});
-        else f(t, k8v4{});
-    });
-}
-
-}  // namespace
-
 extern "C" {
-
-void banyan_attention(int is_bf16, int kind, const Call* c, const Item* small, int n_small, const Item* large,
-                      int n_large, const int32_t* merges, int n_merges, int n_threads) {
-    by_types(is_bf16, kind, [&](auto t, auto p) {
-        run<decltype(t), decltype(p)>(*c, small, n_small, large, n_large, merges, n_merges, n_threads);
-    });
-}
 
 void banyan_rms_norm(int is_bf16, const void* x, const void* weight, const void* residual, void* out, void* total,
                      int64_t n, int64_t n_heads, int64_t dim, int64_t s_row, int64_t s_head, float eps, int n_threads) {
@@ -99,7 +66,7 @@ void banyan_draw(const float* logits, const Draws* rows, int64_t* tokens, int64_
 
 // All layers have one dtype and one kind of pools.
 void banyan_layers(int is_bf16, int kind, const Pass* pass, const Layer* all, int n_layers, AttentionPlan* plans) {
-    by_types(is_bf16, kind, [&](auto t, auto p) { layers<decltype(t), decltype(p)>(*pass, all, n_layers, plans); });
+    by_types(is_bf16, kind, [&](auto t, auto p) { layers<decltype(t), decltype(p)>(kind, *pass, all, n_layers, plans); });
 }
 
 void banyan_silu_mul(int is_bf16, const void* x, void* out, int64_t n, int64_t dim, int64_t s_row, int n_threads) {

@@ -16,9 +16,8 @@
 #include <system_error>
 #include <thread>
 
-namespace {
-
-class ThreadPool {
+// Not in an unnamed namespace, as all else here is: the files that are compiled apart share one pool.
+class __attribute__((visibility("hidden"))) ThreadPool {
   public:
     static ThreadPool& instance() {
         static const int renewed = pthread_atfork(nullptr, nullptr, [] { current() = new ThreadPool; });
@@ -115,6 +114,8 @@ class ThreadPool {
         return now;
     }
 };
+
+namespace {
 
 constexpr int RANGES = 2;  // for each thread: with one, a busy core would hold up the others for its whole share
 

@@ -54,7 +54,7 @@ def test_missing_compiler_falls_back_to_torch_with_one_warning(
 @pytest.mark.parametrize("named", ["", "env c++"])
 def test_compiler_may_be_named_with_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, named: str) -> None:
     (tmp_path / "ops.cpp").write_text("int x;")
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "ops.cpp")
+    monkeypatch.setattr(build, "SOURCES", (tmp_path / "ops.cpp",))
     monkeypatch.setattr(build, "_declare", lambda library: library)
     load = functools.partial(build.load, check=lambda library: None)
     monkeypatch.setattr(build, "load", load)
@@ -69,7 +69,7 @@ def test_failed_build_is_logged_and_not_used(
 ) -> None:
     source = tmp_path / "ops.cpp"
     source.write_text("this is not C++")
-    monkeypatch.setattr(build, "SOURCE", source)
+    monkeypatch.setattr(build, "SOURCES", (source,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with caplog.at_level(logging.INFO):
         assert build.library() is None
@@ -123,7 +123,7 @@ def test_build_is_checked_before_it_is_stored(tmp_path: Path, monkeypatch: pytes
     def refuse(library: object) -> None:
         raise AssertionError("wrong on this machine")
 
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, copy, **options))
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: _linking(command, copy, **options))
     with pytest.raises(AssertionError, match="wrong on this machine"):
         build.load(COMPILER, tmp_path, check=refuse)
     assert [file.suffix for file in tmp_path.iterdir()] == [".failed"], "only a note for processes that waited"
@@ -144,7 +144,7 @@ def test_stored_build_that_does_not_load_is_replaced(tmp_path: Path, monkeypatch
         builds.append(command[-1])
         shutil.copy(built, command[-1])
 
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, copy, **options))
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: _linking(command, copy, **options))
     build.load(COMPILER, tmp_path, check=lambda library: None)
     assert len(builds) == 1
     assert stored.stat().st_size == built.stat().st_size
@@ -156,7 +156,7 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     if not COMPILER[0]:
         pytest.skip("no C++ compiler")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-pthread", "-fPIC", "-shared", "-w"))
+        patch.setattr(build, "FLAGS", ("-O0", "-std=c++17", "-pthread", "-fPIC", "-w"))
         return build.load(COMPILER, tmp_path_factory.mktemp("portable"))
 
 
@@ -200,8 +200,11 @@ def test_nan_reaches_all_rows_that_see_it_with_narrow_vectors(portable: ctypes.C
 _run = subprocess.run
 
 
-def _version_only(command: list[str], run_other: object, **options: object) -> object:
-    return _run(command, **options) if "--version" in command else run_other(command)
+def _linking(command: list[str], link: object, **options: object) -> object:
+    """A compiler that tells its version, compiles nothing, and links by calling `link`."""
+    if "--version" in command:
+        return _run(command, **options)
+    return None if "-c" in command else link(command)
 
 
 @pytest.mark.usefixtures("native")
@@ -214,7 +217,7 @@ def test_one_of_several_builds_and_the_others_wait(tmp_path: Path, monkeypatch: 
         time.sleep(0.3)
         shutil.copy(built, command[-1])
 
-    monkeypatch.setattr(subprocess, "run", lambda command, **options: _version_only(command, copy, **options))
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: _linking(command, copy, **options))
     with ThreadPoolExecutor(3) as threads:  # a lock of a folder is one of an open file, so threads are like processes
         list(threads.map(lambda _: build.load(COMPILER, tmp_path, check=lambda library: None), range(3)))
     assert len(builds) == 1
