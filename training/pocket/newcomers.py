@@ -243,6 +243,6 @@ NEWCOMERS = Author(
         (("I think you got that one wrong", "This isn't what I asked for", "You don't understand me at all", "that makes no sense to me at all", "What a bad answer, try harder"), r"sorry|apolog|mistake"),
         (("I'm starting to like you", "You're pretty clever", "wow, impressive", "You are a big help", "that was quick, bravo"), r"thank|glad|happy|kind|welcome"),
         (("It's a pleasure to make your acquaintance", "Happy to meet you", "so nice meeting you"), r"\b(meet you|meeting you|pleasure|pleased|hello|likewise|too)\b"),
-        (("When is my birthday?", "How many children have we got?", "What did I tell you yesterday?", "Where did my parents marry?", "What's the name of my boss?", "How old did I get this year?"), f"{NO_IDEA}|not told|have not|haven't"),
+        (("When is my birthday?", "How many children have we got?", "What did I tell you yesterday?", "Where did my parents marry?", "By which name do I know my boss?", "How old did I get this year?"), f"{NO_IDEA}|not told|have not|haven't"),
     ),
 )  # fmt: skip
