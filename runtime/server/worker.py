@@ -39,7 +39,7 @@ from banyan.runtime.protocol import decoders, ipc, wire
 from banyan.runtime.server.constraints.constraint_checker import ConstraintChecker
 from banyan.runtime.server.engine_link.adapters import AdapterNames
 from banyan.runtime.server.engine_link.changes import EngineChanges
-from banyan.runtime.server.engine_link.link import EngineLink, later_config
+from banyan.runtime.server.engine_link.link import NO_PROCESS, EngineLink, later_config
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.ray_engines import RayEngines
 from banyan.runtime.server.engine_link.remote import EngineHosts, NewHost, RemoteLink
@@ -258,6 +258,7 @@ class Server:
             self.requests,
             self.questions,
             ray=self.ray,
+            start=self._start_again,
             counts=self.observer.goodput.counts,
             n_on=self.programs.n_on,
             on_sockets=self._make_poller,
@@ -346,7 +347,7 @@ class Server:
         hosts = self.hosts.sockets if self.hosts is not None else ()
         launcher = () if self.ray is None else (self.ray.life,)
         for source in (*ours, *engines, *hosts, *launcher, *self.constraints.sockets):
-            if source is not None:
+            if source not in (None, -1):
                 self._poller.register(source, zmq.POLLIN)
 
     def stop(self) -> None:
@@ -594,7 +595,10 @@ class Server:
         self.changes.go_on()
         self.changes.scale()
         for replica in self.replicas:
-            replica.link.heartbeat()
+            if replica.link.life < 0:
+                self._start_again(replica)
+            else:
+                replica.link.heartbeat()
         if self.observer.wants_counters and self.replicas.ready is not None:
             self.questions.ask(OURSELVES, wire.Ask(id=0, what="stats"))
         self._probe_clients()
@@ -844,6 +848,17 @@ class Server:
         launch.report_start(self.ready_fd, launch.StartReport(lines=(*lines, *more)))
         self.ready_fd = None
 
+    def _start_again(self, replica: ReplicaProcess) -> None:
+        """Start an engine in place of the replica's present one. If no process can be started now, the next heartbeat
+        tries again."""
+        is_first = replica.link.life >= 0
+        try:
+            replica.link.start()
+        except NO_PROCESS as e:
+            if is_first:
+                self._log("quiet", f"engine {replica.name} cannot be started now: {e}; trying again")
+        self._make_poller()
+
     def _engine_died(self, replica: ReplicaProcess) -> None:
         """Start another engine and replay the running requests. If an engine dies again and again before it is ready,
         it is not replaced. The server ends if that was the last engine, or if an engine dies while the server itself is
@@ -888,8 +903,7 @@ class Server:
             return
         replica.error = None
         self._log("quiet", f"{lost.message}; {'waiting for' if link.is_gone else 'starting'} another")
-        link.start()
-        self._make_poller()
+        self._start_again(replica)
         self.questions.reload_adapters(replica)
         self.requests.replay(replica.route, death)
         self.changes.go_on()

@@ -26,13 +26,28 @@ from waits import wait_until
 Join = Callable[..., client.Client]
 OUTPUT = " ".join(map(str, range(60)))
 TWO = {"replicas": 2, "engine_timeout": 2.0}
+FULL = """
+import json
+from pathlib import Path
+from banyan.runtime import launch
+start = launch.ChildProcess.__init__
+def start_or_fail(self, command, **options):
+    if "--flight-fd" in command:
+        full = Path(json.loads(command[command.index("--config") + 1])["model"], "full")
+        if full.exists():
+            full.unlink()
+            raise BlockingIOError("too many processes")
+    start(self, command, **options)
+launch.ChildProcess.__init__ = start_or_fail
+"""
+"""With a file `full` in the model's directory, the next start of an engine fails."""
 
 
 @pytest.fixture(scope="module")
 def boot(write_boot: Callable[[str], tuple[str, ...]]) -> tuple[str, ...]:
     scaling = "from banyan.runtime.fleet.scaling import LoadScaler; LoadScaler.started = lambda self, _: None; "
     scaling += "from banyan.runtime.fleet import scaling; scaling.LEAST_START = 0.2"
-    return write_boot(f"ipc.HEARTBEAT, ipc.MAX_SILENT = 0.1, 300; {scaling}")
+    return write_boot(f"ipc.HEARTBEAT, ipc.MAX_SILENT = 0.1, 300; {scaling}\n{FULL}")
 
 
 def submit(c: client.Client, text: str) -> client.Program:
@@ -98,6 +113,23 @@ def test_server_goes_on_without_an_engine_that_does_not_start(join: Join, tmp_pa
     assert [text(program) for program in programs] == [OUTPUT] * 4
     wait_until(lambda: list(engines(c)) == ["0"], "the end of engine 1")
     assert text(submit(c, "count")) == OUTPUT
+
+
+def test_engine_that_cannot_be_started_now_is_started_later(join: Join, tmp_path: Path) -> None:
+    """The OSError ended the server."""
+    c = join(say={"count": OUTPUT}, step_ms=2, options=TWO | {"replicas": 1})
+    c.ask("load_adapter", name="poems", path="/poems")
+    programs = [submit(c, f"{k} count") for k in range(4)]
+    (full := tmp_path / "model/full").touch()
+    os.kill(engines(c)["0"]["pid"], signal.SIGKILL)
+    assert [text(program) for program in programs] == [OUTPUT] * 4
+    assert not full.exists()
+    assert c.ask("info")["adapters"] == ["poems"]
+    full.touch()
+    with pytest.raises(BanyanError, match="no engine can be started now: too many processes"):
+        c.ask("add")
+    c.ask("add")
+    assert {one["state"] for one in engines(c).values()} == {"ready"}
 
 
 def test_engines_are_added_one_at_a_time(join: Join) -> None:
@@ -226,6 +258,8 @@ def test_weights_change_while_programs_end_on_those_that_they_began_with(
     options = TWO | {"replicas": n}
     c = join(say={"count": OUTPUT, "on": "old"}, weights="old", step_ms=5, options=options)
     new = other_model("new", say={"count": "new", "on": "new"}, weights="new", step_ms=5)
+    if n > 1:
+        (new / "full").touch()  # the first of them is started later
     began = [submit(c, f"{k} count") for k in range(6)]
     resting = Resting(c, "on")
     assert text(resting.program) == "old"

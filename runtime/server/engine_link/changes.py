@@ -16,7 +16,7 @@ from banyan.runtime.config import Config, check
 from banyan.runtime.errors import BanyanError, ConfigError
 from banyan.runtime.fleet.scaling import FleetLoad, LoadScaler
 from banyan.runtime.protocol import wire
-from banyan.runtime.server.engine_link.link import EngineConnection
+from banyan.runtime.server.engine_link.link import NO_PROCESS, EngineConnection
 from banyan.runtime.server.engine_link.questions import Questions
 from banyan.runtime.server.engine_link.ray_engines import RayEngines
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas, Then
@@ -30,10 +30,11 @@ class EngineChanges:
     roll   the change of weights that goes on; None: there is none
 
     directory: the model's directory. ray: starts engines on a Ray cluster; None: engines are started here, or join by
-    themselves. counts: `Goodput.counts`. n_on: returns how many programs run on weights with a fingerprint. on_sockets:
-    called when a process was started or ended. find_weights: returns the directory of a model that can replace the
-    present one, or raises. on_weights: called with the model's directory when all engines have the new weights.
-    use_weights: makes the weights of a ready engine those of programs that begin now.
+    themselves. start: starts an engine in place of a replica's present one. counts: `Goodput.counts`. n_on: returns how
+    many programs run on weights with a fingerprint. on_sockets: called when a process was added or ended. find_weights:
+    returns the directory of a model that can replace the present one, or raises. on_weights: called with the model's
+    directory when all engines have the new weights. use_weights: makes the weights of a ready engine those of programs
+    that begin now.
     offload(work, then): runs `work` on a thread, and then `then` on the loop, with its result or exception. log:
     log(level, line) prints a line.
     """
@@ -47,6 +48,7 @@ class EngineChanges:
         questions: Questions,
         *,
         ray: RayEngines | None,
+        start: Callable[[ReplicaProcess], None],
         counts: Mapping[str, int],
         n_on: Callable[[bytes], int],
         on_sockets: Callable[[], None],
@@ -58,8 +60,8 @@ class EngineChanges:
     ) -> None:
         self._config, self._directory, self._replicas, self._requests = config, directory, replicas, requests
         self._questions, self._ray, self._counts, self._n_on = questions, ray, counts, n_on
-        self._on_sockets, self._find_weights, self._on_weights = on_sockets, find_weights, on_weights
-        self._use_weights, self._offload, self._log = use_weights, offload, log
+        self._start, self._on_sockets, self._find_weights = start, on_sockets, find_weights
+        self._on_weights, self._use_weights, self._offload, self._log = on_weights, use_weights, offload, log
         self._scaler = LoadScaler(config.min_replicas, config.max_replicas) if config.max_replicas else None
         self._awaited: deque[Then] = deque()  # callbacks of engines that have not joined yet
         self.roll: WeightsRoll | None = None
@@ -82,7 +84,10 @@ class EngineChanges:
             self._log("info", f"engine {self._add(then).name} is added")
 
     def _add(self, then: Then) -> ReplicaProcess:
-        replica = self._replicas.add(then)
+        try:
+            replica = self._replicas.add(then)
+        except NO_PROCESS as e:
+            raise ConfigError(f"no engine can be started now: {e}") from e
         self._questions.reload_adapters(replica)
         self._on_sockets()
         return replica
@@ -153,8 +158,7 @@ class EngineChanges:
         def restart(replica: ReplicaProcess, model: str) -> None:
             replica.link.model = model
             self._questions.fail(replica.name, f"engine {replica.name} gets other weights")
-            replica.link.start()
-            self._on_sockets()
+            self._start(replica)
             self._questions.reload_adapters(replica)
 
         def add(then: Then) -> ReplicaProcess:

@@ -27,6 +27,8 @@ from banyan.runtime.server.engine_link.recovery import Death, cause, is_stopped,
 
 LOADING = 1800.0
 """The most seconds that an engine may take to load its model."""
+NO_PROCESS = (OSError, zmq.ZMQError)
+"""What is raised if no process can be started now: there are too many of them, too many open files, or no memory."""
 SLOWER = 20
 """An engine counts as hung if it has been silent for SLOWER times the longest step measured at its start, and also for
 `engine_timeout` seconds."""
@@ -59,19 +61,25 @@ class EngineProcess:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], config: Config, path: Path, command: Sequence[str]
     ) -> None:
+        """Raises one of NO_PROCESS if no process can be started now."""
         self._address = ipc.child_path(path, "e")
-        self.socket = ipc.pair(context, self._address)
         options = ["--config", msgspec.json.encode(config).decode(), "--socket", ipc.address(self._address)]
         self._is_hung, self._was_stopped = False, False
         self._n_oom_kills = n_oom_kills()
-        fd = FlightRecord.make()
-        try:
-            self._flight = FlightRecord(fd)
-            self._child = launch.ChildProcess([*command, *options, "--flight-fd", str(fd)], pass_fds=(fd,))
-        finally:
-            os.close(fd)
-        self.pid = self._child.pid
-        self.life = os.pidfd_open(self.pid)
+        with contextlib.ExitStack() as undo:
+            self.socket = ipc.pair(context, self._address)
+            undo.callback(self._address.unlink, missing_ok=True)
+            undo.callback(self.socket.close, 0)
+            fd = FlightRecord.make()
+            try:
+                self._flight = FlightRecord(fd)
+                self._child = launch.ChildProcess([*command, *options, "--flight-fd", str(fd)], pass_fds=(fd,))
+            finally:
+                os.close(fd)
+            undo.callback(self._child.close)
+            self.pid = self._child.pid
+            self.life = os.pidfd_open(self.pid)
+            undo.pop_all()
 
     @property
     def is_stopped(self) -> bool:
@@ -113,7 +121,7 @@ class EngineConnection:
     is_gone  there is no engine, and this connection cannot start one
     host     the machine of the engine; "": this one
     socket   readable when the engine has sent something; None: the server passes on what has arrived
-    life     a file descriptor that is readable once the engine has died
+    life     a file descriptor that is readable once the engine has died; -1: no process could be started
     """
 
     is_gone = False
@@ -155,7 +163,8 @@ class EngineConnection:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Start, or wait for, an engine in place of the one that has died."""
+        """Start, or wait for, an engine in place of the one that has died. Raises one of NO_PROCESS if no process can
+        be started now: then there is none until a later call succeeds, and commands wait for that one."""
         raise NotImplementedError
 
     def death(self) -> Death:
@@ -286,8 +295,10 @@ class EngineLink(EngineConnection):
         self._config = later_config(self._config, self.ready if self._config.replicas > 1 else None)
         if self.model:
             self._config = msgspec.structs.replace(self._config, model=self.model)
-        self._process.close()
-        self.reset()
+        if self.life >= 0:  # otherwise this is another try: what is queued is for this engine
+            self._process.close()
+            self.socket, self.life, self.pid = None, -1, -1
+            self.reset()
         self._process = EngineProcess(self._context, self._config, self._path, self._command)
         self._adopt()
 

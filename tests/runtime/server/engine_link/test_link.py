@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import zmq
 
-from banyan.runtime import config
+from banyan.runtime import config, launch
 from banyan.runtime.protocol import ipc, wire
 from banyan.runtime.server.engine_link.link import EngineLink
 from waits import wait_until
@@ -56,4 +56,29 @@ def test_socket_that_cannot_be_read_does_not_hold_the_loop(tmp_path: Path, capsy
         assert n_read == 1
         assert "it sent an invalid report" in link.death().how
     assert "ZMQError" in capsys.readouterr().err
+    context.destroy(linger=0)
+
+
+def test_commands_wait_for_an_engine_that_cannot_be_started_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context: Any = zmq.Context()
+    tmp_path.chmod(0o700)
+
+    def fail(*_: Any, **options: Any) -> NoReturn:
+        raise BlockingIOError("too many processes")
+
+    with closing(EngineLink(context, config.make(), tmp_path / "s", ("true",))) as link:
+        monkeypatch.setattr(launch.ChildProcess, "__init__", fail)
+        with pytest.raises(BlockingIOError):
+            link.start()
+        assert (link.socket, link.life, link.pid) == (None, -1, -1)
+        assert not list(tmp_path.iterdir()), "the socket of the engine is left behind"
+        link.send(wire.Run(1, b""))
+        with pytest.raises(BlockingIOError):
+            link.start()
+        monkeypatch.undo()
+        link.start()
+        assert link.life >= 0
+        assert list(link._queued) == [("run", 1)]
     context.destroy(linger=0)

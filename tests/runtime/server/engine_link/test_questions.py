@@ -296,6 +296,7 @@ def test_engine_that_gets_other_weights_loads_an_adapter_that_others_still_load(
     names = ("counts", "n_on", "on_sockets", "find_weights", "on_weights", "use_weights", "offload", "log")
     rest: Any = {name: lambda *_: None for name in names}
     replicas: Any = SimpleNamespace(model="")
+    rest["start"] = lambda engine: engine.link.start()
     made = changes.EngineChanges(config.make(), Path(), replicas, replicas, asked.questions, ray=None, **rest)
     made._start_roll(Path("new"), print)
     asked.ask("load_adapter", "a")
