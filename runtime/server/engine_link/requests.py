@@ -138,6 +138,7 @@ class EngineRequest:
         self.is_given = False
         self.pull: PendingPull | None = None  # the pull that the request waits for
         self.record: JournalEntry | None = None
+        self.is_restoring = False  # `_restore` will add its recorded output, and then run it
 
     @property
     def rid(self) -> int:
@@ -274,11 +275,13 @@ class EngineRequests:
         if record is None or record.is_new:
             self._submit(request)
         else:
+            request.is_restoring = True
             self._call_later(partial(self._guarded, self._restore, request, record))
         return request
 
     def _restore(self, request: EngineRequest, record: JournalEntry) -> None:
         """Continue a request of an earlier server, with the output that it had there."""
+        request.is_restoring = False
         if request.rid in self._living:
             self._add(request, memoryview(bytes(record.ids)).cast("i"), record.logprobs)
         if request.rid not in self._living:
@@ -410,7 +413,8 @@ class EngineRequests:
         self._lose_pulls(route)
         self.routes.lost(route)
         route.others = wire.OtherWork()
-        for request in route.trials.judge(death, self._requests_of(route)):
+        sent = [request for request in self._requests_of(route) if not request.is_restoring]
+        for request in route.trials.judge(death, sent):
             n_deaths = max(request.n_deaths, request.n_blamed_ever)
             why = f"{n_deaths} engines died of this request, and it is not run again; the last: {death.how}"
             self.fail(wire.Failed(program=request.rid, seq=0, code=Quarantined.code, message=why))
@@ -467,7 +471,7 @@ class EngineRequests:
         self._n_started += 1
         request.route = self.routes.place(request.run, request.owner.scheduling.weights)
         self._add_living(request)
-        if not self._waits(request):
+        if not (request.is_restoring or self._waits(request)):
             request.route.trials.add(request)
 
     def _run(self, request: EngineRequest, is_trial: bool) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -218,6 +219,29 @@ class Owner:
 
     def crashed(self, error: Exception) -> None:
         raise error
+
+
+@pytest.mark.parametrize("lose", ["replay", "vacate", "remove_engine"])
+def test_durable_request_whose_engine_is_lost_before_its_output_is_restored_is_sent_once(
+    words: Tokenizer, lose: str
+) -> None:
+    """It was sent without its output, and again with it: the engine refused the second one."""
+    calls: list[Callable[[], None]] = []
+    commands: list[Any] = []
+
+    class Durable(Owner):
+        def record(self, run: wire.Run) -> Any:
+            return SimpleNamespace(is_new=False, seed=7, ids=pack([67, 68]), logprobs=[], finish=None)
+
+    requests = EngineRequests(words, None, call_later=calls.append)
+    for name in "01":
+        requests.add_engine(commands.append, name)
+    request = requests.start(pack([1]), wire.Sampling(), lambda r: None, owner=Durable(), order=(0, 0))
+    getattr(requests, lose)(request.route)
+    while calls:
+        calls.pop(0)()
+    (run,) = [command for command in commands if isinstance(command, wire.Run)]
+    assert (run.rid, run.n_done, run.seed) == (request.rid, 2, 7)
 
 
 def test_eos_ids_beyond_the_vocabulary_are_not_sent(words: Tokenizer) -> None:
