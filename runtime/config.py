@@ -344,6 +344,10 @@ def check(c: Config) -> None:
         0 <= c.prefill_replicas < max(1, c.replicas),
         f"prefill_replicas is {c.prefill_replicas}; of {c.replicas} replicas, at least one must generate",
     )
+    require(
+        c.cache or not c.prefill_replicas,
+        "prefill_replicas compute prompts into the cache, from which others pull them, but the cache is off",
+    )
     require(c.tp == 1 or not c.host_file, "host_file holds the KV of one process; use host_memory alone, or tp=1")
     require(c.tp == 1 or not c.adapters, "adapters are not cut into parts; leave tp out, or merge them into the model")
     for name, path in c.adapters.items():

@@ -781,6 +781,9 @@ class Server:
             return
         replica.n_failed_starts, replica.route.is_ready, replica.route.kv = 0, True, ready.kv
         self.changes.started(replica)
+        if replica.route.is_prefill and ready.kv is None:
+            replica.route.is_prefill = False  # what it computes could not be pulled
+            self._log("quiet", f"engine {replica.name} takes programs, as the KV of this model cannot be moved")
         replica.route.weights = ready.weights
         replica.route.cores = CoreShare(replica.link.host, ready.threads, ready.n_cores) if ready.threads else None
         if is_rolled or not others:

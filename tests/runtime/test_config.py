@@ -354,9 +354,10 @@ def test_host_file_may_be_larger_than_memory() -> None:
     assert resolve(make(host_memory="9GiB", host_file="/tmp/x"), CPU, SMALL).n_host > 0
 
 
-def test_host_memory_without_a_cache_is_refused() -> None:
+@pytest.mark.parametrize("options", [{"host_memory": "1GiB"}, {"replicas": 2, "prefill_replicas": 1}])
+def test_what_needs_the_cache_is_refused_without_it(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="cache is off"):
-        make(cache=False, host_memory="1GiB")
+        make(cache=False, **options)
 
 
 def test_weights_in_few_bits_are_named() -> None:

@@ -322,6 +322,18 @@ def test_weights_that_cannot_be_loaded_leave_the_engines_as_they_were(
     assert len(engines(c)) == 2
 
 
+def test_engine_for_prompts_takes_programs_if_its_kv_cannot_be_moved(join: Join) -> None:
+    """It had nothing to do: those of fake engines cannot."""
+    c = join(say={"count": OUTPUT}, step_ms=5, options=TWO | {"prefill_replicas": 1})
+    programs = [submit(c, f"{k} count") for k in range(8)]
+
+    def running() -> list[int]:
+        return [one["engine"]["running"] for one in c.ask("stats")["replicas"].values()]
+
+    wait_until(lambda: all(running()), "work on both engines", seen=running)
+    assert [text(program) for program in programs] == [OUTPUT] * 8
+
+
 @pytest.mark.long
 def test_engines_are_added_and_removed_by_load(join: Join) -> None:
     c = join(say={"count": OUTPUT}, step_ms=10, options={"max_replicas": 2, "slo": "ttft=1ms"})

@@ -203,7 +203,8 @@ class EngineChanges:
                 self._log("info", f"{queued:.1f} s of work are queued for {len(takers)} engines; adding one")
                 self.change(wire.Ask(0, "add"), then)
             else:
-                least = min(takers, key=lambda one: one.route.n_running)
+                # An engine that takes prompts only has no requests of its own, however useful it is.
+                least = min(takers, key=lambda one: (one.route.is_prefill, one.route.n_running))
                 self._log("info", f"engine {least.name} was of no use; it ends")
                 self._replicas.drain(least.name, then)
                 self._end_drained()
