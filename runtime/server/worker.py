@@ -42,6 +42,7 @@ from banyan.runtime.server.engine_link.changes import EngineChanges
 from banyan.runtime.server.engine_link.link import NO_PROCESS, EngineLink, later_config
 from banyan.runtime.server.engine_link.questions import OURSELVES, Questions
 from banyan.runtime.server.engine_link.ray_engines import RayEngines
+from banyan.runtime.server.engine_link.recovery import Death
 from banyan.runtime.server.engine_link.remote import EngineHosts, NewHost, RemoteLink
 from banyan.runtime.server.engine_link.replicas import ReplicaProcess, Replicas
 from banyan.runtime.server.engine_link.requests import EngineRequests
@@ -249,6 +250,7 @@ class Server:
             change=lambda ask, then: self.changes.change(ask, then),
             offload=self._offload,
             adapters=self.adapters,
+            refuse=self._refuse_engine,
             log=partial(self._log, "quiet"),
         )
         self.changes = EngineChanges(
@@ -815,6 +817,21 @@ class Server:
             if (its := getattr(ready, what)) != (ours := getattr(mine, what)):
                 return f"has another {what} than the running engines: {its}, not {ours}"
         return ""
+
+    def _refuse_engine(self, replica: ReplicaProcess, why: str) -> None:
+        """End a ready engine that cannot do what the others do. Its requests go on there. Later calls do nothing."""
+        if replica.link.ready is None:
+            return
+        self._log("quiet", why)
+        replica.link.refuse()
+        replica.route.is_ready = False
+        self.requests.replay(replica.route, Death(why, is_blameless=True, was_ready=False))
+
+        def remove() -> None:
+            if replica in self.replicas:  # its host may be gone meanwhile
+                self.changes.remove(replica, why)
+
+        self._call_soon(remove)  # not now: its link is being read
 
     def _find_weights(self, model: str) -> Path:
         """The directory of a model that can replace the present one. Runs on a thread. Raises if the model cannot

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -190,6 +191,20 @@ def test_engine_that_differs_is_refused_with_the_reason(hosts: Hosts, tmp_path: 
     assert hosts.host(model=str(other)).wait(60) == 1, "nor may it end programs that began on another engine"
     hosts.host()
     assert text(waiting) == OUTPUT
+
+
+@pytest.mark.long
+def test_host_that_lacks_an_adapter_is_refused_with_the_reason(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
+    c = hosts.start(1, say={"count": OUTPUT}, step_ms=5)
+    c.ask("load_adapter", name="a", path="/a")
+    programs = [hosts.submit(f"{k} count") for k in range(4)]
+    (other := tmp_path / "other").mkdir()
+    tiny.make_tokenizer(other)
+    (other / "fake.json").write_text(json.dumps({"say": {"count": OUTPUT}, "adapters": {"a": ""}}))
+    assert hosts.host(model=str(other)).wait(60) == 1
+    assert [text(program) for program in programs] == [OUTPUT] * 4
+    assert c.ask("info")["adapters"] == ["a"]
+    assert list(hosts.engines()) == ["0"]
 
 
 def test_host_with_a_key_that_sends_nonsense_harms_only_itself(hosts: Hosts) -> None:

@@ -43,7 +43,8 @@ class Questions:
     programs, step by step. check: describes a violated invariant of the server, or returns "". on_counters: gets the
     counters that the server itself asked for. change(ask, then): adds or drains an engine, and calls `then` with "" or
     an error. offload(client, n, work, then): runs `work` on a thread if `n` is large, and then `then` on the loop, with
-    its result or exception. adapters: the adapters that clients have loaded. log: prints a line.
+    its result or exception. adapters: the adapters that clients have loaded. refuse(engine, why): ends an engine that
+    cannot do what the others do. log: prints a line.
     """
 
     def __init__(
@@ -61,13 +62,14 @@ class Questions:
         change: Callable[[wire.Ask, Callable[[str], None]], None],
         offload: Callable[[Client, int, Callable[[], Any], Callable[[Any], None]], None],
         adapters: AdapterNames,
+        refuse: Callable[[ReplicaProcess, str], None],
         log: Callable[[str], None],
     ) -> None:
         self._tenants, self._tokenizer = tenants, tokenizer
         self._engines, self._send, self._change = engines, send, change
         self._stats, self._info, self._check, self._on_counters = stats, info, check, on_counters
         self._programs = programs
-        self._offload, self._adapters, self._log = offload, adapters, log
+        self._offload, self._adapters, self._refuse, self._log = offload, adapters, refuse, log
         self._open: dict[int, _OpenQuestion] = {}
         self._n_open: Counter[Client] = Counter()
         self._n_asked = 0
@@ -170,16 +172,17 @@ class Questions:
         question = self._open.pop(number)
         client, ask, answers = question.client, question.ask, question.answers
         self._close(client)
-        answer = next((answer for answer in answers.values() if not answer.ok), next(iter(answers.values())))
+        name, answer = next((one for one in answers.items() if not one[1].ok), next(iter(answers.items())))
         ok, body = answer.ok, answer.body
         if ask.what == "load_adapter":
             before = self._adapters.digest(ask.name) if ask.name in self._adapters else b""
-            ok, body = self._loaded(client, ask, answer)
+            ok, body = self._loaded(client, ask, answer, name)
             loaded = {bytes.fromhex(msgspec.json.decode(one.body)) for one in answers.values() if one.ok}
             self._unnamed |= loaded  # it may have got no name
             if ok and self._adapters.digest(ask.name) != before:  # other engines died meanwhile, or loaded older files
-                others = [engine for engine in self._engines if engine.name not in answers]
-                self._forward(OURSELVES, ask, ask, others)
+                for engine in self._engines:
+                    if engine.name not in answers:
+                        self._forward(OURSELVES, ask, ask, [engine])
             self._unload_unnamed()
         if ok and ask.what == "stats":
             counters = self._counters({name: msgspec.json.decode(one.body) for name, one in answers.items()})
@@ -209,10 +212,13 @@ class Questions:
             row |= {part: by_name.get(name, {}).get(part, {}) for part in ("engine", "cache")}
         return stats
 
-    def _loaded(self, client: Client, ask: wire.Ask, answer: wire.Answer) -> tuple[bool, bytes]:
-        """Give the name to an adapter that the engine has loaded. Returns the answer."""
+    def _loaded(self, client: Client, ask: wire.Ask, answer: wire.Answer, name: str) -> tuple[bool, bytes]:
+        """Give the name to an adapter that the engine has loaded. name: that of the engine. Returns the answer."""
         if client == OURSELVES:
             if ask.name not in self._adapters:  # the adapter was unloaded meanwhile
+                return False, b""
+            if not answer.ok and (engine := self._odd_one(name, ask.name)) is not None:
+                self._refuse(engine, f"engine {name} lacks what the others have: {answer.body.decode()}")
                 return False, b""
             if not answer.ok:  # the adapter's files are gone
                 self._unnamed.add(self._adapters.remove(ask.name))
@@ -226,6 +232,16 @@ class Questions:
         if answer.ok:
             self._adapters.add(ask.name, ask.path, bytes.fromhex(msgspec.json.decode(answer.body)))
         return answer.ok, answer.body
+
+    def _odd_one(self, name: str, adapter: str) -> ReplicaProcess | None:
+        """The engine with this name, if its files are its own, since it is on another machine, and another engine that
+        could take its programs has the adapter."""
+        asks = [question for question in self._open.values() if question.ask.what == "load_adapter"]
+        loading = {engine for question in asks if question.ask.name == adapter for engine in question.waiting}
+        odd = next(one for one in self._engines if one.name == name)
+        others = (one for one in self._engines if one is not odd and one.link.ready is not None and one.route.is_open)
+        is_there = any(one.route.weights == odd.route.weights and one.name not in loading for one in others)
+        return odd if odd.link.host and is_there else None
 
     def _send_tree(self, client: Client, ask: wire.Ask, body: bytes | Exception) -> None:
         found = body if isinstance(body, bytes) else repr(body).encode()

@@ -5,10 +5,11 @@
 The process reads its options from the file `fake.json` in the model directory:
     {"say": {"end of a prompt": "output"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
      "fail": ["code", "message"], "is_late": false, "step_ms": 0, "pause": 0, "context": 512, "weights": "",
-     "end_seconds": 0}
+     "end_seconds": 0, "adapters": {"name": "digest"}}
 It dies, hangs, or sends an invalid report in a step with a prompt that contains the text; with "once", only in the
 first. With "is_late", what it sends arrives after its process has ended. With "pause", each process generates for that
-many steps, then waits for a file `go` in that directory. With "end_seconds", it takes that long to end.
+many steps, then waits for a file `go` in that directory. With "end_seconds", it takes that long to end. The digest of an adapter is its name
+unless "adapters" has another one; an adapter with the digest "" cannot be loaded.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ import signal
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import zmq
@@ -40,8 +42,16 @@ Speak = Callable[[list[int]], Iterable[int]]
 class FakeEngine:
     """Takes commands, returns reports: `burst` tokens of each request per step. A token's score is -(id % 7) / 4."""
 
-    def __init__(self, speak: Speak, max_context: int = 512, burst: int = 1, weights: bytes = b"") -> None:
+    def __init__(
+        self,
+        speak: Speak,
+        max_context: int = 512,
+        burst: int = 1,
+        weights: bytes = b"",
+        adapters: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.speak, self.max_context, self.burst, self.weights = speak, max_context, burst, weights
+        self.adapters = adapters
         self.runs: list[wire.Run] = []
         self.aborted: list[int] = []
         self.steered: list[wire.Hold | wire.Release | wire.EvictFirst] = []
@@ -79,7 +89,9 @@ class FakeEngine:
             case wire.Ask(id=number, what="tree"):
                 self.reports.append(wire.Answer(id=number, ok=True, body=b'{"nodes": []}'))
             case wire.Ask(id=number, what="load_adapter", name=name):
-                self.reports.append(wire.Answer(id=number, ok=True, body=json.dumps(name.encode().hex()).encode()))
+                digest = self.adapters.get(name, name)
+                body = json.dumps(digest.encode().hex()) if digest else f"adapter {name!r}: no such directory"
+                self.reports.append(wire.Answer(id=number, ok=bool(digest), body=body.encode()))
             case wire.Ask(id=number, what="events"):
                 body = b'{"next": 0, "is_all": true, "events": []}'
                 self.reports.append(wire.Answer(id=number, ok=True, body=body))
@@ -169,7 +181,8 @@ def main() -> None:
 
     flight = FlightRecord(args.flight_fd)
     speak = speak_by_table(options.get("say", {}), lambda text: tokenizer.encode(text).ids, decode)
-    engine = FakeEngine(speak, options.get("context", 512), weights=options.get("weights", "").encode())
+    weights, adapters = options.get("weights", "").encode(), options.get("adapters", {})
+    engine = FakeEngine(speak, options.get("context", 512), weights=weights, adapters=adapters)
     if options.get("is_late"):
         if os.fork():
             os._exit(1)

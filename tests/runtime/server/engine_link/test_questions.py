@@ -20,10 +20,11 @@ from banyan.runtime.server.text.tokenizer import Tokenizer
 
 
 class Engine:
-    """An engine that is asked. asked: what it was sent."""
+    """An engine that is asked. asked: what it was sent. host: its machine, if that is another one."""
 
-    def __init__(self, name: str, asked: list[Any]) -> None:
-        self.name, self.link = name, SimpleNamespace(send=asked.append, ready=None)
+    def __init__(self, name: str, asked: list[Any], host: str = "") -> None:
+        self.name, self.link = name, SimpleNamespace(send=asked.append, ready=None, host=host)
+        self.route = SimpleNamespace(is_open=True, weights=b"")
 
 
 def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
@@ -45,6 +46,7 @@ def test_texts_of_a_tree_are_written_off_the_loop(words: Tokenizer) -> None:
         change=lambda ask, then: None,
         offload=lambda client, n, work, then: offloaded.append((n, work, then)),
         adapters=AdapterNames(),
+        refuse=lambda engine, why: None,
         log=print,
     )
     for number in (7, 8):
@@ -72,6 +74,7 @@ class Asked:
         self.to_engine: list[Any] = []
         self.sent: list[Any] = []
         self.log: list[str] = []
+        self.refused: list[tuple[str, str]] = []
         self.adapters = AdapterNames()
         self.questions = Questions(
             tenants,
@@ -86,15 +89,16 @@ class Asked:
             change=lambda ask, then: None,
             offload=lambda client, n, work, then: None,
             adapters=self.adapters,
+            refuse=lambda engine, why: self.refused.append((engine.name, why)),
             log=self.log.append,
         )
 
     def ask(self, what: Any, name: str, client: bytes = b"me") -> None:
         self.questions.ask(client, wire.Ask(7, what, name=name, path=f"/{name}"))
 
-    def answer(self, digest: bytes = b"", error: str = "", at: int = -1) -> None:
+    def answer(self, digest: bytes = b"", error: str = "", at: int = -1, name: str = "0") -> None:
         body = error.encode() if error else json.dumps(digest.hex()).encode()
-        self.questions.receive(wire.Answer(self.to_engine[at].id, not error, body), "0")
+        self.questions.receive(wire.Answer(self.to_engine[at].id, not error, body), name)
 
 
 def test_adapter_has_its_name_once_the_engine_has_loaded_it(words: Tokenizer) -> None:
@@ -193,6 +197,38 @@ def test_new_engine_loads_the_adapters_again(words: Tokenizer) -> None:
     assert asked.adapters.digest("a") == b"A", "the files may have changed"
     assert asked.log == ["adapter 'b': its files are gone"]
     assert not asked.sent
+
+
+def test_engine_of_another_machine_that_lacks_an_adapter_is_refused_and_the_others_keep_it(words: Tokenizer) -> None:
+    asked = AskedPair(words)
+    asked.engines[1].link.host = "gpu1"
+    asked.adapters.add("a", "/a", b"A")
+    asked.questions.reload_adapters(asked.engines[1])
+    asked.answer(error="adapter 'a': no such directory", name="1")
+    assert list(asked.adapters) == ["a"]
+    assert asked.refused == [("1", "engine 1 lacks what the others have: adapter 'a': no such directory")]
+    assert [one.what for one in asked.to_engine] == ["load_adapter"], "nobody unloads it"
+
+
+@pytest.mark.parametrize("change", ["starts", "drained", "weights", "loads"])
+def test_adapter_that_no_other_engine_has_loses_its_name(words: Tokenizer, change: str) -> None:
+    asked = AskedPair(words)
+    first, second = asked.engines
+    second.link.host = "gpu1"
+    asked.adapters.add("a", "/a", b"A")
+    asked.questions.reload_adapters(second)
+    match change:
+        case "starts":
+            first.link.ready = None
+        case "drained":
+            first.route.is_open = False
+        case "weights":
+            first.route.weights = b"others"
+        case "loads":
+            asked.questions.reload_adapters(first)
+    asked.answer(error="adapter 'a': no such directory", at=0, name="1")
+    assert not asked.refused
+    assert not list(asked.adapters)
 
 
 def test_our_own_questions_have_no_limit(words: Tokenizer) -> None:
