@@ -176,9 +176,9 @@ class Questions:
         ok, body = answer.ok, answer.body
         if ask.what == "load_adapter":
             before = self._adapters.digest(ask.name) if ask.name in self._adapters else b""
-            ok, body = self._loaded(client, ask, answer, name)
-            loaded = {bytes.fromhex(msgspec.json.decode(one.body)) for one in answers.values() if one.ok}
-            self._unnamed |= loaded  # it may have got no name
+            digests = {one: bytes.fromhex(msgspec.json.decode(its.body)) for one, its in answers.items() if its.ok}
+            ok, body = self._loaded(client, ask, answer, name, digests)
+            self._unnamed |= set(digests.values())  # it may have got no name
             if ok and self._adapters.digest(ask.name) != before:  # other engines died meanwhile, or loaded older files
                 for engine in self._engines:
                     if engine.name not in answers:
@@ -212,13 +212,18 @@ class Questions:
             row |= {part: by_name.get(name, {}).get(part, {}) for part in ("engine", "cache")}
         return stats
 
-    def _loaded(self, client: Client, ask: wire.Ask, answer: wire.Answer, name: str) -> tuple[bool, bytes]:
-        """Give the name to an adapter that the engine has loaded. name: that of the engine. Returns the answer."""
+    def _loaded(
+        self, client: Client, ask: wire.Ask, answer: wire.Answer, name: str, digests: Mapping[str, bytes]
+    ) -> tuple[bool, bytes]:
+        """Give the name to an adapter that the engines have loaded. answer, name: of an engine that could not load it,
+        or of the first. digests: name of an engine -> what it has loaded. Returns the answer."""
         if client == OURSELVES:
             if ask.name not in self._adapters:  # the adapter was unloaded meanwhile
                 return False, b""
-            if not answer.ok and (engine := self._odd_one(name, ask.name)) is not None:
-                self._refuse(engine, f"engine {name} lacks what the others have: {answer.body.decode()}")
+            is_same = digests.get(name) == self._adapters.digest(ask.name)
+            if not is_same and (engine := self._odd_one(name, ask.name)) is not None:
+                why = f"it has other files of adapter {ask.name!r}" if answer.ok else answer.body.decode()
+                self._refuse(engine, f"engine {name} lacks what the others have: {why}")
                 return False, b""
             if not answer.ok:  # the adapter's files are gone
                 self._unnamed.add(self._adapters.remove(ask.name))
@@ -229,8 +234,11 @@ class Questions:
                 self._adapters.check_new(ask.name)  # another client may have taken it
             except BanyanError as e:
                 return False, e.message.encode()
+            odd = next((one for one, digest in digests.items() if digest != digests.get(name)), "")
+            if answer.ok and odd:
+                return False, f"engine {odd} has other files of adapter {ask.name!r} than engine {name}".encode()
         if answer.ok:
-            self._adapters.add(ask.name, ask.path, bytes.fromhex(msgspec.json.decode(answer.body)))
+            self._adapters.add(ask.name, ask.path, digests[name])
         return answer.ok, answer.body
 
     def _odd_one(self, name: str, adapter: str) -> ReplicaProcess | None:

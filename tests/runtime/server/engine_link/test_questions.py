@@ -210,6 +210,47 @@ def test_engine_of_another_machine_that_lacks_an_adapter_is_refused_and_the_othe
     assert [one.what for one in asked.to_engine] == ["load_adapter"], "nobody unloads it"
 
 
+def test_engine_of_another_machine_with_other_files_of_an_adapter_is_refused(words: Tokenizer) -> None:
+    """The name moved to its files, so the others loaded theirs again and it moved back, and so without end."""
+    asked = AskedPair(words)
+    asked.engines[1].link.host = "gpu1"
+    asked.adapters.add("a", "/a", b"A")
+    asked.questions.reload_adapters(asked.engines[1])
+    asked.answer(b"B", name="1")
+    assert asked.refused == [("1", "engine 1 lacks what the others have: it has other files of adapter 'a'")]
+    assert asked.adapters.digest("a") == b"A"
+    assert [(one.what, one.name) for one in asked.to_engine[1:]] == [("unload_adapter", b"B".hex())] * 2
+
+
+def test_adapter_whose_files_have_changed_here_is_loaded_again_once(words: Tokenizer) -> None:
+    asked = AskedPair(words)
+    asked.engines[1].link.host = "gpu1"
+    asked.adapters.add("a", "/a", b"A")
+    asked.questions.reload_adapters(asked.engines[0])
+    asked.answer(b"B")
+    assert asked.adapters.digest("a") == b"B"
+    assert [one.what for one in asked.to_engine] == ["load_adapter"] * 2
+    asked.answer(b"A", name="1")
+    assert [name for name, _ in asked.refused] == ["1"]
+    assert asked.adapters.digest("a") == b"B"
+    assert [(one.what, one.name) for one in asked.to_engine[2:]] == [("unload_adapter", b"A".hex())] * 2
+
+
+def test_adapter_whose_files_differ_between_engines_is_not_loaded(words: Tokenizer) -> None:
+    """One of them was told to unload what it had loaded, so that gens with the adapter failed there."""
+    asked = AskedPair(words)
+    asked.ask("load_adapter", "a")
+    asked.answer(b"A", at=0)
+    asked.answer(b"B", at=1, name="1")
+    (answer,) = asked.sent
+    assert (answer.ok, answer.body) == (False, b"engine 1 has other files of adapter 'a' than engine 0")
+    assert not list(asked.adapters)
+    assert {(one.what, one.name) for one in asked.to_engine[2:]} == {
+        ("unload_adapter", b"A".hex()),
+        ("unload_adapter", b"B".hex()),
+    }
+
+
 @pytest.mark.parametrize("change", ["starts", "drained", "weights", "loads"])
 def test_adapter_that_no_other_engine_has_loses_its_name(words: Tokenizer, change: str) -> None:
     asked = AskedPair(words)
