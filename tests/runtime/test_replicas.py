@@ -132,6 +132,25 @@ def test_engine_that_cannot_be_started_now_is_started_later(join: Join, tmp_path
     assert {one["state"] for one in engines(c).values()} == {"ready"}
 
 
+@pytest.mark.long
+def test_drained_engine_stays_if_the_other_one_does_not_start_again(join: Join, tmp_path: Path) -> None:
+    """Both ended, and a server without an engine went on."""
+    c = join(say={"count": OUTPUT}, pause=9, step_ms=2, options=TWO)
+    programs = [submit(c, f"{k} count") for k in range(4)]
+    wait_until(lambda: c.ask("stats")["replicas"]["0"]["engine"].get("running"), "requests on engine 0")
+    c.ask("stats")  # engine 0 answers after a step, so its requests have output
+    with ThreadPoolExecutor() as threads:
+        drained = threads.submit(c.ask, "drain", 60, name="0")
+        wait_until(lambda: engines(c)["0"]["state"] == "draining", "the drain")
+        (tmp_path / "model/fake.json").write_text('{"fail": ["out_of_memory", "no room"]}')
+        os.kill(engines(c)["1"]["pid"], signal.SIGKILL)
+        with pytest.raises(BanyanError, match="engine 1 is gone, so engine 0 stays"):
+            drained.result(60)
+    assert {name: one["state"] for name, one in engines(c).items()} == {"0": "ready"}
+    (tmp_path / "model/go").touch()
+    assert [text(program) for program in (*programs, submit(c, "count"))] == [OUTPUT] * 5
+
+
 def test_engines_are_added_one_at_a_time(join: Join) -> None:
     c = join(options=TWO)
     with ThreadPoolExecutor() as threads:

@@ -107,8 +107,15 @@ class EngineChanges:
             self._scaler.started(time.monotonic() - replica.began)
 
     def remove(self, replica: ReplicaProcess, error: str = "") -> None:
-        """End an engine for good."""
+        """End an engine for good. If no other one takes programs, one that is drained stays."""
         self._log("info", f"engine {replica.name} is gone")
+        others = [one for one in self._replicas if one is not replica]
+        for one in others:
+            like = (other for other in others if other.route.weights == one.route.weights)
+            if not (one.is_rolled or any(other.route.is_open for other in like)):
+                self._requests.routes.lost(one.route)  # nothing is placed on it until it is added again
+                one.route.is_open = True
+                one.settle(f"engine {replica.name} is gone, so engine {one.name} stays")
         self._replicas.remove(replica, error)
         self._questions.fail(replica.name, f"engine {replica.name} is gone")
         self._on_sockets()
