@@ -897,12 +897,16 @@ class Server:
         lost = EngineLost(f"the engine process{whose} died ({death.how}){why}")
         self.questions.fail(replica.name, lost.message)
         is_hopeless = replica.n_failed_starts >= MAX_FAILED_STARTS
-        if is_hopeless and (roll := self.changes.roll) is not None and replica is roll.starting:
+        roll = self.changes.roll
+        is_rolled = roll is not None and replica is roll.starting
+        if is_hopeless and roll is not None and is_rolled:
             roll.fail(lost.message)
             return
         if isinstance(link, RemoteLink):
-            others = (one for one in self.replicas if one is not replica and one.route.is_open)
+            others = [one for one in self.replicas if one is not replica and one.route.is_open]
             has_others = any(one.route.weights == replica.route.weights for one in others)
+            if is_rolled:  # no other has the weights that it was loading, and none may get them while it is awaited
+                has_others = any(one.route.is_ready for one in others)
             if (link.is_gone or is_hopeless) and has_others:
                 self._log("quiet", lost.message)
                 self.requests.replay(replica.route, death)

@@ -553,6 +553,22 @@ def test_weights_of_a_shared_engine_stay(hosts: Hosts, tmp_path: Path, tiny: Any
 
 
 @pytest.mark.long
+def test_weights_change_without_a_host_that_dies_while_it_loads_them(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
+    """The change waited for another host, and every other change waited for its end."""
+    c = hosts.start(2, say={"count": OUTPUT}, weights="old")
+    (new := tmp_path / "new").mkdir()
+    tiny.make_tokenizer(new)
+    (new / "fake.json").write_text(json.dumps({"say": {"count": "new"}, "weights": "new", "load_seconds": 2}))
+    with ThreadPoolExecutor() as threads:
+        rolled = threads.submit(c.ask, "roll", 60, path=str(new))
+        wait_until(lambda: "starting" in hosts.states(), "an engine that loads", seen=hosts.states)
+        hosts.hosts[hosts.states().index("starting")].kill()
+        rolled.result(60)
+    assert hosts.states() == ["ready"]
+    assert text(hosts.submit()) == "new"
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("n_servers", [1, 2])
 def test_values_after_kills_drains_and_joins_of_real_hosts_equal_those_of_calm_ones(

@@ -5,11 +5,12 @@
 The process reads its options from the file `fake.json` in the model directory:
     {"say": {"end of a prompt": "output"}, "die_on": "text", "hang_on": "text", "babble_on": "text",
      "fail": ["code", "message"], "is_late": false, "step_ms": 0, "pause": 0, "context": 512, "weights": "",
-     "end_seconds": 0, "adapters": {"name": "digest"}}
+     "load_seconds": 0, "end_seconds": 0, "adapters": {"name": "digest"}}
 It dies, hangs, or sends an invalid report in a step with a prompt that contains the text; with "once", only in the
 first. With "is_late", what it sends arrives after its process has ended. With "pause", each process generates for that
-many steps, then waits for a file `go` in that directory. With "end_seconds", it takes that long to end. The digest of an adapter is its name
-unless "adapters" has another one; an adapter with the digest "" cannot be loaded.
+many steps, then waits for a file `go` in that directory. With "load_seconds", it is ready after that long;
+with "end_seconds", it takes that long to end. The digest of an adapter is its name unless "adapters" has another one;
+an adapter with the digest "" cannot be loaded.
 """
 
 from __future__ import annotations
@@ -194,6 +195,7 @@ def main() -> None:
             code, message = options["fail"]
             socket.send(wire.encode(wire.Failed(program=-1, seq=0, code=code, message=message)))
             sys.exit(1)
+        time.sleep(options.get("load_seconds", 0))
         adapters = {name: name.encode() for name in config.get("adapters", {})}
         socket.send(wire.encode(msgspec.structs.replace(engine.ready, adapters=adapters)))
         poller = zmq.Poller()
