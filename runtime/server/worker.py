@@ -768,13 +768,14 @@ class Server:
     def _engine_ready(self, replica: ReplicaProcess, ready: wire.Ready) -> None:
         others = [one for one in self.replicas if one is not replica and one.route.is_ready]
         roll = self.changes.roll
-        is_rolled = roll is not None and replica is roll.starting
+        is_starting = roll is not None and replica is roll.starting
+        is_rolled = is_starting or (roll is not None and roll.is_first(replica))
         is_needed = others or (isinstance(replica.link, RemoteLink) and len(self.programs))
         if is_needed and (why := self._differs(ready, replica.route.weights, is_rolled)):
             why = f"engine {replica.name} {why}"
             self._log("quiet", why)
             replica.link.refuse()
-            if is_rolled and roll is not None:
+            if is_starting and roll is not None:
                 self._call_soon(partial(roll.fail, why))
             elif len(self.replicas) == 1 and isinstance(replica.link, RemoteLink):
                 replica.link.give_up(why)  # programs wait for another

@@ -569,6 +569,33 @@ def test_weights_change_without_a_host_that_dies_while_it_loads_them(hosts: Host
 
 
 @pytest.mark.long
+def test_host_that_joins_before_the_first_engine_with_new_weights_has_them(
+    hosts: Hosts, tmp_path: Path, tiny: Any
+) -> None:
+    """It was refused, because its weights were not those of the running engines."""
+    c = hosts.start(2, say={"count": OUTPUT}, pause=9, weights="old")
+    (new := tmp_path / "new").mkdir()
+    tiny.make_tokenizer(new)
+    (new / "fake.json").write_text(json.dumps({"say": {"count": "new"}, "weights": "new"}))
+    programs = [hosts.submit(f"{k} count") for k in range(4)]
+    wait_until(lambda: c.ask("stats")["replicas"]["0"]["engine"].get("running"), "requests on engine 0")
+    c.ask("stats")  # engine 0 answers after a step, so its requests have output
+    with ThreadPoolExecutor() as threads:
+        rolled = threads.submit(c.ask, "roll", 60, path=str(new))
+        wait_until(lambda: hosts.states() == ["draining", "ready"], "the change", seen=hosts.states)
+        joined = hosts.host()
+        try:
+            wait_until(lambda: hosts.states()[2:] == ["ready"], "it is ready", alive=lambda: joined.poll() is None)
+            assert text(hosts.submit()) == "new"
+        finally:
+            (tmp_path / "model/go").touch()
+        assert [text(program) for program in programs] == [OUTPUT] * 4
+        rolled.result(60)
+    assert hosts.states() == ["ready"] * 3
+    assert [text(hosts.submit()) for _ in range(6)] == ["new"] * 6
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("n_servers", [1, 2])
 def test_values_after_kills_drains_and_joins_of_real_hosts_equal_those_of_calm_ones(

@@ -56,13 +56,18 @@ class WeightsRoll:
                 "an engine starts, waits for its machine or is drained; change the weights when all are ready"
             )
         # engines may differ in their weights, if an earlier change stopped half-way
-        newest = requests.routes.weights
+        self._newest = newest = requests.routes.weights
         self._left = sorted(replicas, key=lambda one: one.route.weights == newest)
         self._old = b""  # the weights of the engine that is being replaced
         if len(replicas) == 1:
             self._extra = self.starting = add(lambda error: None)
             self._extra.route.weights = LOADING
         self.go_on()
+
+    def is_first(self, replica: ReplicaProcess) -> bool:
+        """Whether an engine that joined during the change is the first that has loaded the new weights."""
+        is_known = self._requests.routes.weights != self._newest
+        return not is_known and replica.link.model == self.model and not replica.route.weights
 
     def go_on(self) -> None:
         """Do what can be done now. Called whenever something may have changed."""
