@@ -7,6 +7,7 @@ what must hold is checked; a `Violation` says what does not.
 
 from __future__ import annotations
 
+import math
 import re
 import select
 import time
@@ -120,7 +121,7 @@ class _Link:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.ready = engine, engine.ready
-        self.socket, self.life = object(), object()
+        self.socket, self.life = object(), math.inf  # the poller takes whole numbers for descriptors
         self.reports: deque[bytes] = deque()
         self.is_busy = False
         self._steps: Iterator[None] = iter(())
