@@ -712,7 +712,7 @@ _DRAWN: dict[str, Maker] = {
     "medic": lambda d: doctor(d) if d.chance(0.75) else person(d), "crime": CRIMES, "subject": SUBJECT_NAMES, "damage": DAMAGES, "kind": lambda d: d.mixed(ANIMALS),
     "work": lambda d: _name_of(d, amounts.WORKS) if d.chance(0.7) else titled(d), "named": lambda d: _name_of(d, amounts.NAMED), "plate": plate, "cold": degrees, "daym": day_month, "version": version, "slug": slug, "ip": address, "species": kind_of("pettype"),
 }  # fmt: skip
-_DRAWN |= {"phrase": phrase, "plate": plate} | {name: one(words) for name, words in parts.WORDS.items()}
+_DRAWN |= {"phrase": phrase} | {name: one(words) for name, words in parts.WORDS.items()}
 _DRAWN |= {name: functools.partial(_name_of, forms=forms) for name, forms in parts.NAMED.items()}
 _DRAWN |= {name: functools.partial(_entitled, titles=titles.split(", ")) for name, titles in parts.TITLED.items()}
 _BARE = ("street", "phone", "mail", "clock", "date", "code", "when", "seat")  # sorts that show without a label
@@ -849,22 +849,22 @@ FIELD_FORMS = ("the_{}", "which_{}", "{}_given", "{}_named", "{}_in_text")
 
 def _with_roles(
     d: Draw,
-    roles: Mapping[str, tuple[str, tuple[str, ...]]],
+    slots: Mapping[str, tuple[str, tuple[str, ...]]],
     phrase: str,
     noise: Sequence[str],
     named: float = 0.0,
 ) -> tuple[dict[str, str], str, list[str], dict[str, Maker], dict[str, str]]:
-    """A phrase with its roles (how each is drawn, names of its field) filled in, and the letter of each field.
+    """A phrase with its slots (how each is drawn, names of its field) filled in, and the letter of each field.
 
     named: the share of fields' names with an addition, such as `name_of_buyer`.
     """
     told = d.vary(phrase)
     letters = list(dict.fromkeys(re.findall(r"\{(\w)\}", told)))
-    names = dict(zip(letters, _keys(d, [roles[letter][1] for letter in letters]), strict=True))
+    names = dict(zip(letters, _keys(d, [slots[letter][1] for letter in letters]), strict=True))
     for letter, name in names.items():
         if "_" not in name and name[-1] != "s" and name[-2:] != "ed" and d.chance(named):
-            names[letter] = d.pick(NAME_FORMS if roles[letter][0] in PEOPLE else FIELD_FORMS).format(name)
-    makers = {names[letter]: _drawn(roles[letter][0]) for letter in letters}
+            names[letter] = d.pick(NAME_FORMS if slots[letter][0] in PEOPLE else FIELD_FORMS).format(name)
+    makers = {names[letter]: _drawn(slots[letter][0]) for letter in letters}
     record: dict[str, str] = {}
     for name, make in makers.items():
         while (value := make(d)) in record.values():
@@ -875,10 +875,10 @@ def _with_roles(
     before, after = (d.vary(d.pick(noise)).format(a=noun(d)) if d.chance(0.2) else "" for _ in range(2))
     end = "" if not after or template[-1] in ".!?" else "."
     people = [name for name, make in makers.items() if make in (person, first, _DRAWN["medic"])]
-    is_alone = len(people) < 2 and "g" not in roles and not named and _DRAWN["job"] not in makers.values()
+    is_alone = len(people) < 2 and "g" not in slots and not named and _DRAWN["job"] not in makers.values()
     template, values = _shown(d, template, record, {n: m for n, m in makers.items() if is_alone or n not in people})
     text = " ".join(filter(None, (before, _styled(d, template).format(**values) + end, after)))
-    absent = [d.pick(keys) for letter, (_, keys) in roles.items() if letter not in letters]
+    absent = [d.pick(keys) for letter, (_, keys) in slots.items() if letter not in letters]
     return record, text, [name for name in absent if name not in record], makers, {n: x for x, n in names.items()}
 
 
@@ -1613,7 +1613,7 @@ def _with_pronoun(d: Draw) -> Sample:
     else:
         messages += [{"role": "user", "content": said}, {"role": "assistant", "content": NOTED}]
         for phrases, reply in d.some(CHAT[:3], d.pick((0, 0, 1, 2))):
-            content = casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d), p=place(d))
+            content = _small_talk(d, phrases)
             messages += [{"role": "user", "content": content}, {"role": "assistant", "content": reply}]
         messages.append({"role": "user", "content": asked})
     return Sample("everyday_recall", (*messages, {"role": "assistant", "content": answer}))
@@ -2045,6 +2045,13 @@ CHAT: tuple[tuple[tuple[str, ...], str], ...] = (
     (("What's Banyan?", "[What|Which] is Banyan for?", "[Explain|Describe] Banyan[.| to me.|]", "Banyan?", "What do you know about Banyan?"), "Banyan is a language and a runtime for programs that call language models."),
     (("[How|how] [large|small|many weights|old] are you?", "[What|Which] size are you?", "How many parameters?"), "I have about seven million parameters."),
 )  # fmt: skip
+
+
+def _small_talk(d: Draw, phrases: Sequence[str]) -> str:
+    """What a user says in one kind of `CHAT`."""
+    return casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d), p=place(d))
+
+
 _ACKS = tuple(phrase for phrases, answer in CHAT if answer == "All right." for phrase in phrases)
 UNTOLD = ("Did I [ever |]tell you my {r}?", "Have I mentioned my {r}?", "[Is|Was] my {r} known to you?", "Got my {r}?", "[You|Do you] have my {r} [on file|saved|written down]?", "[Where|Who|What] might my {r} be?", "Guess my {r}.", "I bet you know my {r}.", "[Have|Do] you [got|have] [a note of|any record of] my {r}?", "[Any|Some] [clue|hint|thought] what my {r} is?")  # fmt: skip
 UNKNOWN = (
@@ -2623,9 +2630,11 @@ def _as_offered(d: Draw, make: Callable[[Draw], tuple[Tool, tuple[str, ...], dic
     return Tool(name, tool.description, {names[f]: kinds[f] for f in order}), ways, makers, {f: names[f] for f in order}
 
 
-_KINDS_ASKED: dict[str, Maker] = _DRAWN | {name: one(words) for name, words in gadgets.LISTS.items()} | {
-    "noun": noun, "phrase": phrase, "plate": plate, "version": version, "drink": DRINKS,
-}  # fmt: skip
+# makers of the values that `gadgets` names and `_drawn` does not know
+_KINDS_ASKED: dict[str, Maker] = {name: one(words) for name, words in gadgets.LISTS.items()} | {
+    "noun": noun,
+    "drink": DRINKS,
+}
 _GADGETS = tuple(gadget for group in gadgets.DOMAINS.values() for gadget in group)
 _TAKING = tuple({kind: [g for g in _GADGETS if kind in (k for k, _ in g.fields.values())] for g in _GADGETS for kind, _ in g.fields.values()}.items())  # fmt: skip
 _FRAMES_OF = {"=": gadgets.OF_NOUN, "?": gadgets.OF_CLAUSE, "!": gadgets.OF_DEED}
@@ -2635,9 +2644,7 @@ Offer = tuple[gadgets.Gadget, Tool, dict[str, str]]
 
 
 def _value_of(d: Draw, kind: str) -> str:
-    """A value of a kind; a kind such as `2-60` is a range of whole numbers."""
-    low, _, high = kind.partition("-")
-    return whole(int(low), int(high))(d) if high else _KINDS_ASKED[kind](d)
+    return (_KINDS_ASKED.get(kind) or _drawn(kind))(d)
 
 
 def _offered(d: Draw, gadget: gadgets.Gadget) -> tuple[Tool, dict[str, str]]:
@@ -2665,7 +2672,7 @@ def _asked_as(d: Draw, way: str, frames: dict[str, tuple[str, ...]]) -> str:
 
 
 def _told_result(d: Draw, gadget: gadgets.Gadget) -> str:
-    told = re.sub("<(\\w+)>", lambda found: _KINDS_ASKED[found[1]](d), d.pick(gadget.gives.split(";")))
+    told = re.sub("<(\\w+)>", lambda found: _value_of(d, found[1]), d.pick(gadget.gives.split(";")))
     way = d.rng.random()
     if way < 0.1:
         return any_value(d)
@@ -2766,7 +2773,7 @@ def _gadgets(d: Draw) -> Sample:
             wanted = f"The result is {result}."
         elif kind == "talk" or (kind == "use" and not tools):
             phrases, answer = d.pick(CHAT)
-            said = casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d), p=place(d))
+            said = _small_talk(d, phrases)
             messages += [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
             answers.append(answer)
             continue
@@ -2884,7 +2891,7 @@ def everyday_tools(d: Draw) -> Sample:
             wanted = f"The date is {result}."
         else:
             phrases, answer = d.pick(CHAT)
-            said = casual(d, d.vary(d.pick(phrases))).format(n=first(d), a=noun(d), p=place(d))
+            said = _small_talk(d, phrases)
             messages += [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]
             answers.append(answer)
             continue
