@@ -1,10 +1,10 @@
 """Compiles the C++ library (attention.cpp, ops.cpp) for this machine, once, and loads it.
 
 It is built on first use by the system's compiler (10 to 40 s; Triton needs one at run time too), into a cache folder.
-Its files are compiled at the same time, on one core each.
-The file's name is a hash of source, compiler, flags and CPU. A new build is tested against the references before it
-gets that name, so that a compiler bug cannot go unnoticed. Without a compiler, or if the test fails, a warning is
-logged and plain torch is used. ctypes calls the plain C ABI, at 0.3 us per call.
+Its files are compiled at the same time, on one core each. The file's name is a hash of source, compiler, flags and CPU.
+A new build is tested against the references before it gets that name, so that a compiler bug cannot go unnoticed.
+Without a compiler, or if the test fails, a warning is logged and plain torch is used. ctypes calls the plain C ABI, at
+0.3 us per call.
 """
 
 import ctypes
