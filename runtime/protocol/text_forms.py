@@ -146,12 +146,13 @@ def with_classes(pattern: str, classes: dict[str, dict[str, str]]) -> str:
     """The pattern with other texts for classes of characters such as \\d. classes: where they are (outside of brackets,
     "", or after "[" or "[^") -> class -> text."""
     around, out = "", list[str]()
-    for part in re.findall(r"\\.|\[\^?|.", pattern, re.DOTALL):
-        out.append(classes[around].get(part, part))
+    for part in re.findall(r"\\.|\[\^?\]?|.", pattern, re.DOTALL):
         if around and part == "]":
             around = ""
         elif not around and part[0] == "[":
-            around = part
+            around = part.rstrip("]")
+            part = part.replace("]", r"\]")  # it comes first, so it is in the class; in ECMA-262 it would end the class
+        out.append(classes[around].get(part, part))
     return "".join(out)
 
 
