@@ -202,7 +202,7 @@ class Caller(ServerCallback):
 
     async def _on_thread(self, tool: Tool, arguments: dict[str, Any], begin: Callable[[], None]) -> _Outcome:
         """begin: called on this loop when the tool has got its thread."""
-        loop = asyncio.get_running_loop()
+        loop, threads = asyncio.get_running_loop(), _threads
         done: Future[_Outcome] = Future()
 
         def work() -> None:
@@ -224,10 +224,10 @@ class Caller(ServerCallback):
             it runs, it keeps its thread, so the thread pool may start one more thread until the tool ends."""
             if done.cancel():
                 return
-            _threads.lend(1)
-            done.add_done_callback(lambda _: _threads.lend(-1))
+            threads.lend(1)
+            done.add_done_callback(lambda _: threads.lend(-1))
 
-        self._context.copy().run(_threads.run, work)
+        self._context.copy().run(threads.run, work)
         return await _shielded(done, abandon)
 
 

@@ -308,11 +308,11 @@ def test_time_that_a_call_waits_for_a_thread_is_not_its_own(monkeypatch: pytest.
     def send(i: int) -> int:
         "Send."
         begun.append(i)
-        time.sleep(0.25)
+        time.sleep(0.8)
         return i
 
     calls = tuple({"send": {"i": i}} for i in range(8))
-    actual = run_with_tools(calls, "done", tools=[send], tool_timeout=0.6)
+    actual = run_with_tools(calls, "done", tools=[send], tool_timeout=2.8)
     assert sorted(call.result for call in actual.tool_calls("a")) == list("01234567")
     assert sorted(begun) == list(range(8))
 
