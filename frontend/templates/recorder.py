@@ -49,38 +49,45 @@ class Recorder:
     def __init__(self, welcome: wire.Welcome) -> None:
         self.welcome = welcome
         self.programs: list[RecordedProgram] = []
+        self.observed: ArgumentObserved | None = None
+        """The first that was raised here. The body may have caught it."""
 
     def program(self, name: str = "") -> RecordedProgram:
-        self.programs.append(RecordedProgram(name))
+        self.programs.append(RecordedProgram(name, self))
         return self.programs[-1]
 
     def ask(self, what: Question) -> NoReturn:
-        raise ArgumentObserved(f"the backend's {what}", source_line())
+        self.observe(f"the backend's {what}")
+
+    def observe(self, what: str | int) -> NoReturn:
+        """Raise an ArgumentObserved."""
+        self.observed = self.observed or ArgumentObserved(what, source_line())
+        raise self.observed
 
 
 class RecordedProgram(ProgramDefaults):
     """A program on a Recorder, and its ops."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, recorder: Recorder) -> None:
+        self.name, self._recorder = name, recorder
         self.ops: list[wire.Op] = []
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
         self.ops += ops
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
-        return RecordedFuture(ref)
+        return RecordedFuture(ref, self._recorder)
 
 
 class RecordedFuture(ValueFuture[wire.Value]):
     """The future of a value that is never generated. Any use of the future ends the recording."""
 
-    def __init__(self, ref: int) -> None:
+    def __init__(self, ref: int, recorder: Recorder) -> None:
         super().__init__()
-        self._ref = ref
+        self._ref, self._recorder = ref, recorder
 
     def _observe(self, timeout: float | None = None) -> NoReturn:
-        raise ArgumentObserved(self._ref, source_line())
+        self._recorder.observe(self._ref)
 
     done = result = exception = _observe
 
@@ -103,6 +110,7 @@ def record(
                     value = _run_coroutine(value)
     except ArgumentObserved as e:
         ended = e
+    ended = recorder.observed or ended  # also if a bare `except` of the body caught it
     with suppress(ArgumentObserved):  # `flush` asks whether the values of dropped states are done
         record.flush()
     record.end()

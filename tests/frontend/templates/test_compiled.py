@@ -367,6 +367,27 @@ def hurries(s: bn.State, x: str) -> None:
     s += x + bn.gen("a", timeout=30)
 
 
+@bn.function
+def catches_its_read(s: bn.State, x: str) -> None:
+    s += x + bn.gen("a")
+    try:
+        n = len(s["a"])
+    except:  # noqa: E722 - what is tested
+        n = 0
+    s += f" n={n}"
+
+
+@bn.function
+def catches_its_adoption(s: bn.State, x: str) -> None:
+    s += x
+    branches = s.fork(2)
+    branches += bn.gen("a")
+    try:
+        s.adopt(branches.first())
+    except:  # noqa: E722 - what is tested
+        s += "none"
+
+
 @pytest.mark.parametrize(
     ("program", "match"),
     [
@@ -377,13 +398,17 @@ def hurries(s: bn.State, x: str) -> None:
         (makes, "a list that the body created is stored"),
         (keeps, "a string that contains an argument or a gen is stored"),
         (hurries, "gen 'a' .* has a timeout of its own"),
+        (catches_its_read, "it reads a generated value"),
+        (catches_its_adoption, "it reads a generated value"),
     ],
     ids=case_id,
 )
 def test_program_without_a_template_runs_its_body(program: bn.Program, match: str) -> None:
     backend, compiled = TemplateMock(), compile(program)
     for x in ("1", "2"):
-        assert results_of(compiled.run(x, backend=backend))["text"].startswith(x)
+        text = results_of(compiled.run(x, backend=backend))["text"]
+        assert text.startswith(x)
+        assert program is draws or text == program.run(x, backend=bn.Mock(script)).text()
     assert backend.n_defined == 0
     assert re.search(f"runs its body every time: .*{match}", compiled.explain())
 
@@ -553,9 +578,19 @@ def test_async_body_that_awaits_runs_its_body() -> None:
     compiled = compile(sleeps)
     assert asyncio.run(main(compiled)) == ["one<a3>", "three<a5>"]
     assert re.search(r"in test_compiled\.py:\d+ it awaits something", compiled.explain())
-    compiled = compile(looks_at_it)
-    assert asyncio.run(main(compiled)) == ["one<a3><a3>!", "three<a5><a5>!"]
-    assert "reads a generated value" in compiled.explain()
+    @bn.function
+    async def catches_it(s: bn.AsyncState, what: str) -> None:
+        s += what + bn.gen("a")
+        try:
+            found = await s.value("a")
+        except:  # noqa: E722 - what is tested
+            found = "none"
+        s += f"{found}!"
+
+    for program in (looks_at_it, catches_it):
+        compiled = compile(program)
+        assert asyncio.run(main(compiled)) == ["one<a3><a3>!", "three<a5><a5>!"]
+        assert "reads a generated value" in compiled.explain()
 
 
 def test_function_that_is_no_program_is_refused() -> None:
