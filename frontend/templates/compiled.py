@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from banyan.backends.base import Backend
 from banyan.execution.program_record import ProgramRecord
+from banyan.lang.fstring import check_unicode, holds_expression
 from banyan.lang.program import AsyncProgram, Program
 from banyan.lang.run_types import Args, R, R_co
 from banyan.lang.sampling import Options
@@ -139,7 +140,7 @@ class Compiled(Program[Args, R_co]):
         for name, value in arguments.items():
             is_bound = name in self._bound and self._bound[name] is value
             any_given |= not is_bound
-            if type(value) in PROBES and name not in self._observed and not is_bound:
+            if type(value) in PROBES and name not in self._observed and not is_bound and _is_plain(value):
                 slots[name] = value
                 rest.append((name, type(value)))
             else:
@@ -223,6 +224,18 @@ def _with_slots(slots: Sequence[ArgumentSlot], recorded: Callable[..., Recording
     if observed := {slot.name: f"it is inspected in {slot.observed.line}" for slot in slots if slot.observed}:
         raise _Observed(observed)
     return result
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the text of this argument says all. A str may contain a gen, or have a lone surrogate, which no message
+    can hold and for which the body raises."""
+    if type(value) is not str:
+        return True
+    try:
+        check_unicode(value)
+    except BadProgram:
+        return False
+    return not holds_expression(value)
 
 
 def frozen(value: Any) -> Hashable:

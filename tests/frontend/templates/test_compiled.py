@@ -272,6 +272,24 @@ def test_argument_whose_text_is_changed_counts_as_inspected() -> None:
     assert "value of 'other'" not in compiled.explain()
 
 
+def test_text_that_no_slot_can_send_is_appended_by_the_body() -> None:
+    @bn.function
+    def asks(s: bn.State, x: str) -> None:
+        s += bn.user(x) + bn.assistant(bn.gen("o"))
+
+    backend, compiled = TemplateMock(), compile(asks)
+    compiled.run("one", backend=backend)
+    for name in ("first", "second"):
+        x = f"Name one. {bn.gen(name)}"
+        expected = results_of(asks.run(x, backend=bn.Mock(script)))
+        assert name in expected["variables"]
+        assert results_of(compiled.run(x, backend=backend)) == expected
+    with pytest.raises(bn.BadProgram, match="character 1 of this text"):
+        compiled.run("x\ud800", backend=backend)
+    assert compiled.run("zwölf", backend=backend)["o"]
+    assert backend.sent[-1] == wire.Use(0, 0, ("zwölf",))
+
+
 @bn.function
 def quotes(s: bn.State, text: str, schema: str) -> None:
     s += text + json.dumps(schema) + bn.gen("a")
