@@ -100,17 +100,16 @@ class ProgramRun(Generic[P]):
 
 def with_state(error: E, state: StateBase) -> E:
     """An error that a run raised, with the run's state as its attribute `state` and a note of the calls so far. An
-    error of an inner run keeps the inner run's state."""
+    error of an inner run keeps the inner run's state. An error that refuses attributes, such as a frozen dataclass,
+    stays as it is."""
     if isinstance(error, Exception) and getattr(error, "state", None) is None:
-        error.state = state  # type: ignore[attr-defined]
         state._record.has_raised = True
         lines = calls(state._record)
         n = f"the last {MAX_CALLS} of {len(lines)} calls" if len(lines) > MAX_CALLS else "the calls so far"
-        error.add_note(
-            "\n  ".join(
-                [f"error.state is the state of program {state._record.name}; {n}:", *(lines[-MAX_CALLS:] or ["none"])]
-            )
-        )
+        note = [f"error.state is the state of program {state._record.name}; {n}:", *(lines[-MAX_CALLS:] or ["none"])]
+        with suppress(Exception):
+            error.state = state  # type: ignore[attr-defined]
+            error.add_note("\n  ".join(note))
     return error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,37 @@ def test_batch_error_has_the_state_of_each_item() -> None:
         breaks.run_batch([{}], backend=bn.Mock("Rex"))
     error: Any = raised.value.errors[0]
     assert error.state["name"] == "Rex"
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    why: str
+
+
+class OwnStateError(Exception):
+    @property
+    def state(self) -> None:
+        """Cannot be set."""
+
+
+@pytest.mark.parametrize("error", [FrozenError("bug"), OwnStateError()], ids=lambda error: type(error).__name__)
+def test_error_that_refuses_attributes_is_raised_as_it_is(error: Exception) -> None:
+    @bn.function
+    def fails(s: bn.State, good: bool = False) -> None:
+        s += "x" + bn.gen("a")
+        if not good:
+            raise error
+
+    with pytest.raises(type(error)) as raised:
+        fails.run(backend=bn.Mock("Rex"))
+    assert raised.value is error
+    with pytest.raises(type(error)) as raised:
+        run_async(fails)
+    assert raised.value is error
+    with pytest.raises(bn.BatchError) as failed:
+        fails.run_batch([{"good": True}, {}], backend=bn.Mock("Rex"))
+    assert failed.value.errors == {1: error}
+    assert failed.value.results[0]["a"] == "Rex"
 
 
 def test_error_of_a_gen_carries_the_state() -> None:
