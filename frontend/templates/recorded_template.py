@@ -46,7 +46,7 @@ class RecordedTemplate:
         parents = {child: fork.state for fork in forks for child in fork.children}
         self._parents = [parents[child] for child in sorted(parents)]  # parents of states 1, 2, ...
         self._gen_paths, self._end_path = _seed_paths(self.shape.ops)
-        self._refs = sorted(set(_lazy_values(self._state)), key=lambda ref: ref.number)
+        self._refs = sorted(set(_lazy_values(self._state, self._value)), key=lambda ref: ref.number)
         self._number, self._process, self._define_lock = -1, os.getpid(), threading.Lock()
 
     @property
@@ -151,7 +151,7 @@ def _check_value(value: Any, state: StateBase) -> None:
 def _results(state: StateBase, value: Any, arguments: Sequence[Any]) -> list[Any]:
     """The return value and the variables, in a form that can be compared with those of another recording."""
     new: dict[Any, Any] = {state: "its state"}
-    new |= {ref: ("value", ref.number) for ref in _lazy_values(state)}
+    new |= {ref: ("value", ref.number) for ref in _lazy_values(state, value)}
 
     def comparable(one: Any) -> Any:
         if isinstance(one, JoinedValues):
@@ -185,9 +185,9 @@ def _text(argument: Any) -> str:
     return argument if type(argument) is str else format(argument)
 
 
-def _lazy_values(state: StateBase) -> Iterator[LazyValue]:
-    """All lazy values that can be reached from the state."""
-    found: list[Any] = [*state._transcript, *state._values.values(), state._transcript.last]
+def _lazy_values(state: StateBase, value: Any) -> Iterator[LazyValue]:
+    """All lazy values that can be reached from the state and from `value`, which the body returned."""
+    found: list[Any] = [*state._transcript, *state._values.values(), state._transcript.last, value]
     while found:
         one = found.pop()
         if isinstance(one, JoinedValues):

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import banyan as bn
+from banyan.lang.lazy_value import LazyValue
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.op_template import ProgramTemplate
 from banyan.templates.compiled import MAX_TEMPLATES, Compiled, compile, frozen
@@ -65,7 +66,7 @@ def results_of(state: bn.State) -> dict[str, Any]:
         "text": state.text(),
         "messages": state.messages(),
         "meta": {name: meta_keys(state.get_meta_info(name)) for name in state._values},
-        "value": state.ret_value,
+        "value": state.ret_value.read() if isinstance(state.ret_value, LazyValue) else state.ret_value,
         "generated": [usage.name for usage in state.usage.gens],
     }
 
@@ -194,6 +195,14 @@ def thinks(s: bn.State, topic: str) -> None:
     branches.join(on_error="collect")
 
 
+@bn.function
+def returns_the_value_of_a_branch(s: bn.State, topic: str) -> Any:
+    s += topic
+    branches = s.fork(2)
+    branches += bn.gen("a") + bn.gen("b")
+    return branches[1].ref("b")
+
+
 ITEMS: list[tuple[bn.Program, list[tuple[Any, ...]]]] = [
     (straight, [("one",), ("two",), ("",), ("  x\n",), ("<|im_end|>",)]),
     (tree, [("one",), ("two", 2), ("three", 3), ("",)]),
@@ -209,6 +218,7 @@ ITEMS: list[tuple[bn.Program, list[tuple[Any, ...]]]] = [
     (asks_for_the_type_of_its_last, [("one", 1), ("two", "2"), ("three", 3)]),
     (adopts, [("one",), ("two",)]),
     (thinks, [("one",), ("two",)]),
+    (returns_the_value_of_a_branch, [("one",), ("two",)]),
 ]
 
 
