@@ -87,6 +87,8 @@ class ProgramRecord:
         self._stop_callbacks: list[Callable[[], None]] = []
         self.index: int | None = None
         """The index of its batch item; None outside a batch."""
+        self.index_line = ""
+        """Where the index was first read, "file.py:12"."""
         self.events: Events | None = None
         """Set if the run was started by `stream`."""
         self.counters: list[Callable[[ValueFuture[wire.Value]], None]] = []

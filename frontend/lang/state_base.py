@@ -102,6 +102,7 @@ class StateBase:
     @property
     def index(self) -> int | None:
         """The index of the batch item that this state belongs to; None outside a batch."""
+        self._record.index_line = self._record.index_line or source_line()
         return self._record.index
 
     # ---- appending ---------------------------------------------------------------------------------------------------

@@ -49,9 +49,9 @@ def compile(program: Program[Args, R]) -> Compiled[Args, R]:
 
     The first run records the body several times, also with unusual arguments. If the body inspects an argument
     (compares, measures or splits it), each value of this argument gets a template of its own. If the body reads a
-    generated value, calls another program or awaits something, it runs every time, as without `compile`. The results
-    are those of the program, provided that what the body appends depends only on its arguments. `explain()` says
-    which of these cases holds.
+    generated value or its index, calls another program or awaits something, it runs every time, as without `compile`.
+    The results are those of the program, provided that what the body appends depends only on its arguments. `explain()`
+    says which of these cases holds.
     """
     if not isinstance(program, Program):
         raise BadProgram(f"compile takes a program, which `@function` makes, not a {type(program).__name__}")
@@ -192,6 +192,8 @@ def _checked_template(
     if plain.ended is not None:
         does = "awaits something" if plain.ended.what == AWAITED else "reads a generated value"
         raise Unsupported(f"in {plain.ended.line} it {does}")
+    if line := plain.state._record.index_line:  # the recording has no item, so it read None
+        raise Unsupported(f"in {line} it reads the index of its batch item")
     slots = [ArgumentSlot(i, name) for i, name in enumerate(values)]
     recording = _with_slots(slots, recorded)
     if isinstance(recording, Exception):

@@ -441,6 +441,18 @@ def test_program_without_a_template_runs_its_body(program: bn.Program, match: st
     assert re.search(f"runs its body every time: .*{match}", compiled.explain())
 
 
+def test_body_that_reads_its_index_runs_for_each_item() -> None:
+    @bn.function
+    def numbers(s: bn.State, x: str) -> None:
+        s += f"item {s.index}: " + x + bn.gen("a")
+
+    backend, compiled = TemplateMock(), compile(numbers)
+    texts = [state.text().partition("<")[0] for state in compiled.run_batch([("x",), ("y",)], backend=backend)]
+    assert texts == ["item 0: x", "item 1: y"]
+    assert re.search(r"in test_compiled\.py:\d+ it reads the index of its batch item", compiled.explain())
+    assert numbers.graph("x").ended is None, "outside a batch the index is known"
+
+
 @pytest.mark.parametrize("names_it", ["run", "using"])
 def test_called_program_on_a_backend_of_its_own_is_not_recorded(names_it: str) -> None:
     own = bn.Mock([f"hint {i}" for i in range(3)])
