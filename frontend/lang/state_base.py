@@ -713,10 +713,11 @@ class Group(Generic[S]):
             branch._check_open()
             if branch._handle.parent is not parent._handle:
                 raise BadProgram("these are branches of a branch, not of this state; adopt one of them instead")
-            if branch._transcript.role != parent._transcript.role:
+            at_fork, own, now = branch._transcript.role_at_fork, branch._transcript.role, parent._transcript.role
+            if not at_fork == own == now:  # the turns of a branch would not fit to those before them
+                role = f"is {own!r} in a branch" if own != now else f"was {at_fork!r} at the fork"
                 raise BadProgram(
-                    f"the open turn is {branch._transcript.role!r} in a branch and {parent._transcript.role!r} in its "
-                    "parent; they must be the same to be joined"
+                    f"the open turn {role} and {now!r} in its parent now; they must be the same to be joined"
                 )
         for branch in self._states:
             for item in branch._transcript.own.items:

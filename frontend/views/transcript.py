@@ -22,11 +22,12 @@ class Transcript:
     """The items of one state. A fork copies no items: it refers to the lists of its ancestors, and notes how many items
     of each it inherits.
 
-    own: the items of this state itself. role: the role of the open turn; None outside of turns. last: the newest lazy
-    value. n_draws: how many gens, selects and forks there were so far; seeds are derived from this number.
+    own: the items of this state itself. role: the role of the open turn; None outside of turns. role_at_fork: what it
+    was when the state was forked. last: the newest lazy value. n_draws: how many gens, selects and forks there were so
+    far; seeds are derived from this number.
     """
 
-    __slots__ = ("_inherited", "last", "n_draws", "own", "role")
+    __slots__ = ("_inherited", "last", "n_draws", "own", "role", "role_at_fork")
 
     def __init__(self, parent: Transcript | None = None) -> None:
         self.own: Feed[Item] = Feed()
@@ -37,6 +38,7 @@ class Transcript:
         if parent is not None:
             self._inherited = (*parent._inherited, (parent.own.items, len(parent.own.items)))
             self.role, self.last = parent.role, parent.last
+        self.role_at_fork = self.role
 
     def copy_from(self, other: Transcript, replaced: Callable[[Any], Any]) -> None:
         """Fill this empty transcript with `replaced(item)` for each item of `other`."""

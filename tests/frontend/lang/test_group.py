@@ -145,6 +145,42 @@ def test_concat_with_different_open_turns_is_refused(mock: bn.Mock) -> None:
     run(body)
 
 
+@pytest.mark.parametrize(
+    ("at_fork", "in_branch", "in_parent"),
+    [
+        (bn.system(""), bn.user_begin() + "a", bn.user_begin() + "p"),
+        (bn.assistant_begin(), "a" + bn.assistant_end(), "p" + bn.assistant_end()),
+        (bn.user_begin(), bn.user_end() + bn.assistant_begin(), bn.user_end() + bn.assistant_begin()),
+    ],
+    ids=["both begin", "both end", "both begin another"],
+)
+def test_concat_of_turns_that_would_nest_is_refused(
+    mock: bn.Mock, at_fork: Any, in_branch: Any, in_parent: Any
+) -> None:
+    def body(s: bn.State) -> None:
+        s += at_fork
+        forks = s.fork(2)
+        forks += in_branch
+        s += in_parent
+        with pytest.raises(bn.BadProgram, match=r"open turn was .* at the fork and .* in its parent now"):
+            forks.join("concat")
+
+    run(body)
+
+
+def test_concat_in_a_turn_that_was_begun_again(mock: bn.Mock) -> None:
+    def body(s: bn.State) -> None:
+        s += bn.user_begin() + "a"
+        forks = s.fork(2)
+        forks += " b" + bn.user_end() + bn.assistant("c") + bn.user_begin() + "d"
+        s += bn.user_end() + bn.assistant("e") + bn.user_begin() + "f"
+        forks.join("concat")
+        s += bn.user_end()
+
+    texts = [message["content"] for message in run(body).messages()]
+    assert texts == ["a", "e", "f b", "c", "d b", "c", "d"]
+
+
 def test_invalid_forks_and_joins_are_refused(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(bn.BadProgram, match="'gather_variable' or 'concat'"):

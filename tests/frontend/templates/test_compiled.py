@@ -618,6 +618,7 @@ def test_async_body_that_awaits_runs_its_body() -> None:
     compiled = compile(sleeps)
     assert asyncio.run(main(compiled)) == ["one<a3>", "three<a5>"]
     assert re.search(r"in test_compiled\.py:\d+ it awaits something", compiled.explain())
+
     @bn.function
     async def catches_it(s: bn.AsyncState, what: str) -> None:
         s += what + bn.gen("a")
