@@ -187,13 +187,17 @@ def _with_logprobs(step: Expression) -> list[str | Leaf]:
 
 
 def likelihood(state: StateBase) -> float:
-    """The sum of the log-probabilities of all text that gens with return_logprob generated for a finished state."""
+    """The sum of the log-probabilities of all choices, and of all text that gens with return_logprob generated, for a
+    finished state."""
     total, n_outputs, n_tokens = 0.0, 0, 0
     for ref in state._lazy_values():
         if (value := ref.wait()).scores is None:
             n_outputs += (ref.has_logprobs or bool(ref.choices)) and bool(value.samples[0].text)
             n_tokens += len(value.samples[0].logprobs)
             total += math.fsum(token.logprob for token in value.samples[0].logprobs)
+        else:
+            chosen = value.scores.tokens[ref.choices.index(value.samples[0].text)]
+            total += math.fsum(logprob for logprob, _ in chosen)
     if n_outputs and not n_tokens:
         raise Unsupported("a beam without a key: this backend returns no log-probabilities to rank by; pass key=")
     return total

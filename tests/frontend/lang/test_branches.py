@@ -426,6 +426,17 @@ def test_beam_ranks_by_logprob_without_a_key(run: Any) -> None:
     assert all(call.op.sampling.logprobs for call in mock.calls)
 
 
+def test_beam_ranks_by_the_logprobs_of_choices_without_a_key(run: Any) -> None:
+    scores = iter([{"a": -2.0, "b": -3.0}, {"a": -4.0, "b": -1.5}, {"a": -9.0, "b": -1.0}])
+
+    def body(s: bn.State) -> None:
+        beams = s.beam(3, bn.select("x", ["a", "b"]))
+        assert [branch["x"] for branch in beams] == ["b", "b", "a"]
+        assert [branch.get_meta_info("x")["input_token_logprobs"][1][0][0] for branch in beams[:2]] == [-1.0, -1.5]
+
+    run(body, bn.Mock(lambda prompt, name: next(scores)))
+
+
 def test_beam_ranks_a_branch_without_output(run: Any) -> None:
     answers = iter(["plan", "", "a"])
 
