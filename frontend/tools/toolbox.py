@@ -215,12 +215,21 @@ def _msgspec_arguments(name: str, hints: dict[str, Any], parameters: list[inspec
     def parse(text: str) -> dict[str, Any]:
         return {key: value for key, value in msgspec.structs.asdict(decode(text)).items() if value is not msgspec.UNSET}
 
-    return _Arguments(_simplified(msgspec.json.schema(kind), parameters), parse)
+    schema = _simplified(msgspec.json.schema(kind))
+    for p in parameters:
+        if p.default is not p.empty and isinstance(p.default, str | int | float):
+            schema["properties"][p.name]["default"] = p.default
+    return _Arguments(schema, parse)
 
 
 def _pydantic_arguments(name: str, hints: dict[str, Any], parameters: list[inspect.Parameter]) -> _Arguments:
     from banyan.lang import pydantic_types  # lazily: pydantic takes longer to import than the rest of the package
 
+    for p in parameters:
+        if p.name.startswith("_"):
+            raise BadProgram(
+                f"tool {name}: parameter {p.name!r} begins with _, which makes it private for pydantic; rename it"
+            )
     fields = {
         p.name: (_with_description(hints[p.name], pydantic_types.describe), ... if p.default is p.empty else p.default)
         for p in parameters
@@ -236,11 +245,11 @@ def _pydantic_arguments(name: str, hints: dict[str, Any], parameters: list[inspe
         except ValueError as e:
             raise ValueError(reason(e)) from e
 
-    return _Arguments(_simplified(schema, parameters), parse)
+    return _Arguments(_simplified(schema), parse)
 
 
-def _simplified(schema: dict[str, Any], parameters: list[inspect.Parameter]) -> dict[str, Any]:
-    """The schema of one object, without the titles that the libraries add, and with the defaults of the parameters."""
+def _simplified(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one object, without the titles that the libraries add."""
     definitions = dict(schema.get("$defs", {}))
     if "$ref" in schema:
         schema = definitions.pop(schema["$ref"].rpartition("/")[2])
@@ -248,8 +257,5 @@ def _simplified(schema: dict[str, Any], parameters: list[inspect.Parameter]) -> 
         key: {word: value for word, value in one.items() if word != "title"}
         for key, one in schema.get("properties", {}).items()
     }
-    for p in parameters:
-        if p.default is not p.empty and isinstance(p.default, str | int | float):
-            properties[p.name]["default"] = p.default
     result: dict[str, Any] = {"type": "object", "properties": properties, "required": schema.get("required", [])}
     return result | ({"$defs": definitions} if definitions else {})

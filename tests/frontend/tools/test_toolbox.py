@@ -166,6 +166,17 @@ def test_pydantic_arguments_are_validated() -> None:
         make.arguments('{"model": {"size": 1}, "more": 2}')
 
 
+def test_alias_of_pydantic_names_the_parameter_for_the_model() -> None:
+    @bn.tool
+    def take(count: Annotated[int, pydantic.Field(alias="n")] = 3, unit: str = "m") -> None:
+        "Take."
+
+    assert take.schema["properties"]["n"] == {"type": "integer", "default": 3}
+    assert take.schema["properties"]["unit"] == {"type": "string", "default": "m"}
+    assert take.arguments('{"n": 4}') == {"count": 4}
+    assert take.arguments("{}") == {}
+
+
 def test_bounds_of_pydantic_are_enforced() -> None:
     @bn.tool
     def wait(seconds: Annotated[int, pydantic.Field(le=60)]) -> None:
@@ -245,6 +256,10 @@ def _positional(x: int, /) -> None:
     "Doc."
 
 
+def _private(model: Model, _x: int = 3) -> None:
+    "Doc."
+
+
 def _silent(x: int) -> None: ...
 
 
@@ -264,6 +279,7 @@ def _yields(x: int) -> Any:
         (_args, "'args' cannot be given by name"),
         (_kwargs, "cannot be given by name"),
         (_positional, "cannot be given by name"),
+        (_private, "parameter '_x' begins with _"),
         (_silent, "has no docstring"),
         (_yields, "contains a `yield`"),
         (lambda: None, "needs a name="),
