@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Generic, Literal, Self, TypeVar, overload
+from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 from msgspec.structs import replace
 
@@ -81,6 +81,12 @@ class StateBase:
     def __reduce__(self) -> tuple[Any, ...]:
         """A state cannot leave its process. An error that holds one can: another process gets the state's repr."""
         return str, (repr(self),)
+
+    def __copy__(self) -> NoReturn:
+        raise BadProgram("a state cannot be copied; s.fork(1)[0] is a branch with its text and variables")
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        self.__copy__()
 
     @property
     def _is_running_view(self) -> bool:

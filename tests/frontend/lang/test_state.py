@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
@@ -355,6 +356,13 @@ def test_repr_does_not_wait(mock: bn.Mock) -> None:
         assert mock.submits == []
 
     program.run()
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
+def test_copy_module_is_refused(mock: bn.Mock, make: Any) -> None:
+    state = bn.function(lambda s: s.__iadd__("text")).run()
+    with pytest.raises(bn.BadProgram, match=r"fork\(1\)"):
+        make(state)
 
 
 def test_state_can_be_continued_after_its_body(mock: bn.Mock) -> None:
