@@ -333,6 +333,9 @@ class Program(Typed[Args, R_co]):
 
         self._check_names(kwargs)
         given = {**self._bound, **kwargs}
+        for p in self._signature.parameters.values():
+            if p.kind is p.VAR_KEYWORD:
+                given[p.name] = {name: given.pop(name) for name in [*given] if name not in self._parameters}
         missing = [
             p.name
             for p in self._signature.parameters.values()

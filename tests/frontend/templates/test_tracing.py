@@ -64,6 +64,17 @@ def test_given_and_bound_arguments_are_constants_in_the_trace() -> None:
         few_shot.trace(questoin="x")
 
 
+def test_keywords_of_a_body_that_takes_any_are_traced(mock: bn.Mock) -> None:
+    @bn.function
+    def takes_any(s: bn.State, q: Any, /, **words: str) -> None:
+        s += f"{words['first']} {words['second']}" + q + bn.gen("x")
+
+    program = takes_any.bind(first="one")
+    assert repr(program.trace(second="two").flatten_nodes()[0]) == "Constant('one two')"
+    program.bind(second="two").cache()
+    assert mock.submits[0][0] == wire.Append(0, ("one two",))
+
+
 def test_trace_ends_where_the_body_reads_a_value() -> None:
     @bn.function
     def reads_value(s: bn.State, q: Any) -> None:
