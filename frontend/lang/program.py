@@ -102,6 +102,9 @@ class Program(Typed[Args, R_co]):
         `run` or another `bind` can override them.
         """
         self._check_names(arguments)
+        for p in self._signature.parameters.values():
+            if p.kind is p.POSITIONAL_ONLY and p.name in arguments:
+                raise TypeError(f"parameter {p.name!r} of {self.name} is positional-only; it cannot be bound")
         return self._with(self.func, {**self._bound, **arguments}, _options({}, opts, self._defaults))
 
     def _with(self, func: Callable[..., Any], bound: Mapping[str, Any], defaults: Options | None) -> Self:
