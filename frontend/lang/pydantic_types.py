@@ -126,8 +126,12 @@ class PatternSchema(GenerateJsonSchema):
         ]
         if not any(map(_is_name, options)):
             raise TypeError("the keys of a dict must be str; if the keys are known, write a TypedDict")
-        if len(options) == 1 and (names := _names(options[0])):
-            written["propertyNames"] = names
+        names = [_names(one) for one in options if _is_name(one)]
+        patterns = [one["pattern"][1:-1] for one in names if one and "pattern" in one]
+        if len(names) > 1 and len(patterns) == len(names):
+            written["propertyNames"] = {"pattern": f"^(?:{'|'.join(patterns)})$"}
+        elif len(names) == 1 and names[0]:
+            written["propertyNames"] = names[0]
         return written
 
     def str_schema(self, schema: Any) -> dict[str, Any]:

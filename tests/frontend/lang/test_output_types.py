@@ -446,6 +446,9 @@ def test_keys_that_are_no_text_are_refused(key: Any) -> None:
         (Annotated[int, pydantic.Field(ge=0)], "1", "-1"),
         (Colour, "red", "2"),
         (Literal["a", 1], "a", "1"),
+        (int | float, "-1.5", "x"),
+        (int | None, "5", "x"),
+        (datetime.date | bool, "true", "x"),
     ],
     ids=str,
 )
