@@ -208,20 +208,26 @@ class OpenAI:
             job.fail(self._translated(e))
         else:
             self.token_usage.add(outcome.usage)
-            job.finish(outcome)
+            job.finish(outcome, is_separated=any(sample.reasoning for sample in outcome.samples))
 
     async def _ask_ahead(self, job: Job, speculation: ApiSpeculation) -> GenOutcome:
         return _deliver(job, await speculation.ask(job, self._max_tokens_as, self._create))
 
     async def _gen(self, job: Job, request: dict[str, Any]) -> GenOutcome:
-        n = request.get("n", 1)
+        assert isinstance(job.op, wire.Gen)
+        n, has_reasoning = request.get("n", 1), job.op.reasoning is not None
         if not request.get("stream"):
-            return responses.outcome(await self._create(request), self.kind, n)
+            return responses.outcome(await self._create(request), self.kind, n, has_reasoning)
         chunks = await self._create(request)
-        reader = responses.ResponseReader(self.kind, n)
+        reader, is_separated = responses.ResponseReader(self.kind, n, has_reasoning), False
         try:
             async for chunk in chunks:
-                if text := reader.take(chunk):
+                reasoning, text = reader.take(chunk)
+                is_separated = is_separated or bool(reasoning)
+                job.deliver_separated(reasoning, is_thought=True)
+                if is_separated:  # the server leaves no marks in the text
+                    job.deliver_separated(text)
+                elif text:
                     job.deliver(text)
             return reader.outcome()
         finally:

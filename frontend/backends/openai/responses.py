@@ -26,31 +26,32 @@ NO_ID = -1
 class ResponseReader:
     """Reads the response to a gen: one whole response, or the chunks of a stream.
 
-    n: the number of choices that were asked for.
-    first: when the first text came, in seconds of time.monotonic(); 0.0 before that.
+    n: the number of choices that were asked for. has_reasoning: keep the reasoning that the server separated.
+    first: when the first text or reasoning came, in seconds of time.monotonic(); 0.0 before that.
     """
 
-    def __init__(self, kind: Kind, n: int = 1) -> None:
-        self._kind, self._n = kind, n
+    def __init__(self, kind: Kind, n: int = 1, has_reasoning: bool = False) -> None:
+        self._kind, self._n, self._has_reasoning = kind, n, has_reasoning
         self._choices: dict[int, _Choice] = {}
         self._usage: Any = None
         self._limits, self._n_chunks = limits.get(), 0
         self.first = 0.0
 
-    def take(self, chunk: Any) -> str:
-        """Read a chunk; returns the new text of the first choice. AnswerTooLarge: see `limits`."""
+    def take(self, chunk: Any) -> tuple[str, str]:
+        """Read a chunk; returns the new reasoning and text of the first choice. AnswerTooLarge: see `limits`."""
         self._n_chunks += 1
         if self._n_chunks > self._limits.n_events:
             raise AnswerTooLarge("events", self._limits.n_events)
         self._usage = getattr(chunk, "usage", None) or self._usage
-        new = ""
+        new_reasoning = new = ""
         for part in _choices_of(chunk):
-            text = self._choices.setdefault(part.index, _Choice()).take(part, self._kind)
-            new += text if part.index == 0 else ""
+            reasoning, text = self._choices.setdefault(part.index, _Choice()).take(part, self._kind)
+            if part.index == 0:
+                new_reasoning, new = new_reasoning + reasoning, new + text
         if sum(choice.n_chars for choice in self._choices.values()) > self._limits.n_chars:
             raise AnswerTooLarge("characters of text", self._limits.n_chars)
-        self.first = self.first or (time.monotonic() if new else 0.0)
-        return new
+        self.first = self.first or (time.monotonic() if new_reasoning or new else 0.0)
+        return new_reasoning if self._has_reasoning else "", new
 
     def outcome(self) -> GenOutcome:
         """The outcome of the whole response. ProgramError: the model refused, or the number of choices is wrong."""
@@ -59,7 +60,8 @@ class ResponseReader:
         if len(self._choices) != self._n:
             raise ProgramError(f"the API was asked for {self._n} choices, but it answered with {len(self._choices)}")
         usage, choices = _usage(self._usage), [choice for _, choice in sorted(self._choices.items())]
-        samples = tuple(choice.sample(usage.generated if len(choices) == 1 else 0) for choice in choices)
+        n_tokens = usage.generated if len(choices) == 1 else 0
+        samples = tuple(choice.sample(n_tokens, self._has_reasoning) for choice in choices)
         calls = tuple(
             wire.WireToolCall(call.id or f"call_{k}", call.name, call.arguments or "{}")
             for k, call in enumerate(choices[0].calls)
@@ -96,10 +98,11 @@ class _PartialCall:
 
 
 class _Choice:
-    """One choice of a response, as far as it was read. n_chars: characters of its text, calls and refusal."""
+    """One choice of a response, as far as it was read. n_chars: characters of reasoning, text, calls and refusal."""
 
     def __init__(self) -> None:
         self.n_chars = 0
+        self.reasonings: list[str] = []
         self.texts: list[str] = []
         self.refusal = ""
         self.calls: list[_PartialCall] = []
@@ -107,8 +110,10 @@ class _Choice:
         self.logprobs: list[wire.TokenLogprob] = []
         self.finish_reason: str | None = None
 
-    def take(self, part: Any, kind: Kind) -> str:
+    def take(self, part: Any, kind: Kind) -> tuple[str, str]:
+        """Read a part of the choice; returns its reasoning and text."""
         self.finish_reason = part.finish_reason or self.finish_reason
+        reasoning = ""
         if kind == "completion":
             self.logprobs += _completion_logprobs(part.logprobs)
             text = part.text or ""
@@ -117,15 +122,17 @@ class _Choice:
             # Azure sends choices without either, with the results of its content filter.
             message = getattr(part, "delta", None) or getattr(part, "message", None)
             text = getattr(message, "content", None) or ""
+            reasoning = _reasoning(message)
             refusal = getattr(message, "refusal", None) or ""
             self.refusal += refusal
             self.n_chars += len(refusal)
             is_whole = getattr(part, "delta", None) is None
             for k, call in enumerate(getattr(message, "tool_calls", None) or ()):
                 self.n_chars += self._call(call, k if is_whole else getattr(call, "index", None)).take(call)
-        self.n_chars += len(text)
+        self.n_chars += len(reasoning) + len(text)
+        self.reasonings.append(reasoning)
         self.texts.append(text)
-        return text
+        return reasoning, text
 
     def _call(self, part: Any, index: int | None) -> _PartialCall:
         """The call to which a fragment belongs. index: as the server gives it, which may be missing, or 0 for each."""
@@ -136,17 +143,19 @@ class _Choice:
             self._open[index] = known
         return known
 
-    def sample(self, n_tokens: int) -> wire.Sample:
+    def sample(self, n_tokens: int, has_reasoning: bool) -> wire.Sample:
         if self.refusal:
             raise ProgramError(f"the model refused: {self.refusal}")
         reasons: dict[str | None, wire.FinishReason] = {"length": "length", "content_filter": "abort"}
         reason, logprobs = reasons.get(self.finish_reason, "stop"), tuple(self.logprobs)
-        return wire.Sample("".join(self.texts), reason, n_tokens=n_tokens or len(logprobs), logprobs=logprobs)
+        reasoning = "".join(self.reasonings) if has_reasoning else ""
+        n_tokens = n_tokens or len(logprobs)
+        return wire.Sample("".join(self.texts), reason, n_tokens=n_tokens, logprobs=logprobs, reasoning=reasoning)
 
 
-def outcome(response: Any, kind: Kind, n: int = 1) -> GenOutcome:
-    """The outcome of a whole response."""
-    reader = ResponseReader(kind, n)
+def outcome(response: Any, kind: Kind, n: int = 1, has_reasoning: bool = False) -> GenOutcome:
+    """The outcome of a whole response. has_reasoning: see ResponseReader."""
+    reader = ResponseReader(kind, n, has_reasoning)
     reader.take(response)
     return reader.outcome()._replace(times=wire.Times())
 
@@ -158,6 +167,12 @@ def _choices_of(response: Any) -> Sequence[Any]:
             f"the API answered with an error: {error.get('message') if isinstance(error, dict) else error}"
         )
     return response.choices or ()
+
+
+def _reasoning(message: Any) -> str:
+    """The reasoning that the server itself separated. Servers differ in the name of the field; some write both."""
+    fields = (getattr(message, name, None) for name in ("reasoning_content", "reasoning"))
+    return next((field for field in fields if field and isinstance(field, str)), "")
 
 
 def _chat_logprobs(logprobs: Any) -> tuple[wire.TokenLogprob, ...]:

@@ -134,6 +134,50 @@ def test_stream_has_pieces_usage_and_times(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("model_type", [None, "deepseek-r1"])
+@pytest.mark.parametrize("fields", [("reasoning_content",), ("reasoning",), ("reasoning_content", "reasoning")])
+def test_reasoning_that_the_server_separated_is_kept(
+    serve: Any, fake: ModuleType, fields: tuple[str, ...], model_type: str | None, stream: bool
+) -> None:
+    def answer(path: str, body: Any) -> Any:
+        if not stream:
+            return fake.chat("42", **dict.fromkeys(fields, "six times seven"))
+        parts = [chunk(None, **dict.fromkeys(fields, text)) for text in ("six times", " seven")]
+        return [chunk(""), *parts, chunk("4"), chunk("2", finish="stop")]
+
+    api, backend = serve(answer)
+
+    @bn.function
+    def ask(s: bn.State) -> None:
+        s += bn.user("6*7?") + bn.separate_reasoning(bn.assistant(bn.gen("x")), model_type=model_type)
+        s += bn.user("Sure?") + bn.assistant(bn.gen("y"))
+
+    state = ask.run(backend=backend, stream=stream)
+    if stream:
+        assert list(state.text_iter("x_reasoning_content")) == ["six times", " seven"]
+        assert list(state.text_iter("x")) == ["4", "2"]
+        assert list(state.text_iter("y")) == ["4", "2"], "without separate_reasoning the stream has no thoughts"
+    assert (state["x"], state["x_reasoning_content"], state["y"]) == ("42", "six times seven", "42")
+    assert api.bodies[1]["messages"][1] == {"role": "assistant", "content": "42"}
+    samples = [state._record.program.future(ref).result().samples[0] for ref in (0, 1)]
+    assert [sample.reasoning for sample in samples] == ["six times seven", ""]
+
+
+@pytest.mark.parametrize("model_type", [None, "deepseek-r1"])
+def test_sample_without_reasoning_is_an_answer_beside_one_with(serve: Any, fake: ModuleType, model_type: Any) -> None:
+    body = fake.chat("42", "43")
+    body["choices"][1]["message"]["reasoning_content"] = "and one"
+    _, backend = serve(lambda path, _: body)
+
+    @bn.function
+    def ask(s: bn.State) -> None:
+        s += bn.user("6*7?") + bn.separate_reasoning(bn.assistant(bn.gen("x", n=2)), model_type)
+
+    state = ask.run(backend=backend)
+    assert (state["x"], state["x_reasoning_content"]) == (["42", "43"], ["", "and one"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_fewer_choices_than_asked_for_are_an_error(stream: bool, serve: Any, fake: ModuleType) -> None:
     _, backend = serve(lambda path, body: [chunk("One", finish="stop")] if stream else fake.chat("One"))
     with pytest.raises(bn.ProgramError, match="asked for 2 choices, but it answered with 1"):

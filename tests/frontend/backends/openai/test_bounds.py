@@ -91,8 +91,8 @@ def run(backend: bn.OpenAI, stream: bool = False, **options: Any) -> str:
     return str(chat.run(opts=bn.Options(backend=backend, stream=stream))["a"])
 
 
-def event(text: str) -> bytes:
-    choices = [{"index": 0, "delta": {"content": text}, "finish_reason": None}]
+def event(text: str, field: str = "content") -> bytes:
+    choices = [{"index": 0, "delta": {field: text}, "finish_reason": None}]
     chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": choices}
     return b"data: %s\n\n" % json.dumps(chunk).encode()
 
@@ -108,11 +108,12 @@ CASES = {
     "events": (endless(EVENTS, event("") * 64), True, "more events"),
     "lines": (endless(EVENTS, b"data:\n" * 4096), True, "more lines in an event"),
     "text": (endless(EVENTS, event("x" * 4096)), True, "more characters of text"),
+    "reasoning": (endless(EVENTS, event("x" * 4096, "reasoning_content")), True, "more characters of text"),
     "error": (endless(b"HTTP/1.1 400 no\r\nConnection: close\r\n\r\n", b"x" * 65536), False, "more bytes"),
 }
 
 
-@pytest.mark.parametrize("case", in_short(["body", "line", "lines", "text", "error"], CASES))
+@pytest.mark.parametrize("case", in_short(["body", "line", "lines", "text", "reasoning", "error"], CASES))
 def test_endless_answer_is_an_error(hostile: Any, case: str) -> None:
     answer, stream, error = CASES[case]
     server, backend = hostile(answer, max_retries=2)
