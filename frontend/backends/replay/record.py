@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -30,13 +31,16 @@ class Record:
     Each entry is written when its value is known, so a run that is interrupted leaves a file that can be replayed up to
     there. Close the Record, or use it in a `with` block. The end of the block waits for values that are not known yet,
     except on an event loop or after an exception. `backend` stays open. ConfigError: the file cannot be written, or
-    this process is a fork of the one that writes it.
+    this process is a fork of the one that writes it. Programs go on when an entry cannot be written: the end of the
+    block, or `close`, raises the error, and the file lacks only the entries that could not be written.
     """
 
     def __init__(self, backend: Backend, path: str | Path) -> None:
         self.backend, self.path, self._process = backend, Path(path), os.getpid()
         self._lock = threading.Lock()
         self._programs: weakref.WeakSet[_RecordedProgram] = weakref.WeakSet()
+        self._end = 0  # bytes of the lines in the file
+        self._error: Exception | None = None  # the first one of a line
         try:
             self._file = self.path.open("wb", buffering=0)  # a forked child would write a buffer again
         except OSError as e:
@@ -55,6 +59,8 @@ class Record:
                 no_images=known.no_images,
             )
         )
+        if self._error is not None:
+            raise ConfigError(f"the recording {path} cannot be written: {self._error}") from self._error
 
     def __repr__(self) -> str:
         return f"<Record of {self.backend!r} in {self.path}>"
@@ -79,24 +85,44 @@ class Record:
         return self.backend.ask(what)
 
     def close(self) -> None:
-        """Stop writing. Idempotent."""
+        """Stop writing. Idempotent. ConfigError: an entry could not be written; raised once."""
         with self._lock:
             self._file.close()
+            error, self._error = self._error, None
+        if error is not None:
+            raise ConfigError(f"the recording {self.path} is incomplete: {error}") from error
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, raised: object, *_: object) -> None:
+    def __exit__(self, _: object, raised: BaseException | None, *__: object) -> None:
         if raised is None and not _is_on_loop():
             for program in list(self._programs):
                 program.settle()
-        self.close()
+        try:
+            self.close()
+        except ConfigError as e:
+            if raised is None:
+                raise
+            raised.add_note(e.message)
 
     def _put(self, line: Header | TapeEntry) -> None:
-        data = encode(line)
+        """Write a line, of which no part is in the file if it fails. Its error is kept for `close`: callbacks of
+        futures call this, and what they raise is only logged."""
         with self._lock:
-            if not self._file.closed:
-                self._file.write(data)
+            if self._file.closed:
+                return
+            try:
+                data = encode(line)
+                left = memoryview(data)
+                while left:
+                    left = left[self._file.write(left) :]  # a disk that is nearly full takes a part
+                self._end += len(data)
+            except (OSError, ValueError) as e:  # ValueError: half of a surrogate pair
+                self._error = self._error or e
+                with suppress(OSError):  # a device
+                    self._file.truncate(self._end)
+                    self._file.seek(self._end)
 
 
 def _is_on_loop() -> bool:

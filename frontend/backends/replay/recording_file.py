@@ -145,9 +145,9 @@ def _spelled(value: Any) -> Any:
 
 
 def read(path: Path) -> tuple[Header, list[TapeEntry]]:
-    """The entries of a recording. ConfigError: it cannot be read."""
+    """The entries of a recording, without a last line that was cut. ConfigError: it cannot be read."""
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().splitlines(keepends=True)
     except OSError as e:
         raise ConfigError(f"the recording {path} cannot be read: {e}") from e
     try:
@@ -166,5 +166,7 @@ def read(path: Path) -> tuple[Header, list[TapeEntry]]:
         try:
             entries.append(msgspec.json.decode(line, type=TapeEntry, strict=False))
         except msgspec.DecodeError as e:
+            if not line.endswith(b"\n"):
+                break
             raise ConfigError(f"line {number} of the recording {path} cannot be read: {e}") from e
     return header, entries

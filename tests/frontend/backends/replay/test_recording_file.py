@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import re
+import resource
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -212,6 +213,66 @@ def test_invalid_recording_raises(path: Path, content: bytes | None, message: st
 def test_record_to_an_unwritable_path_raises(tmp_path: Path) -> None:
     with pytest.raises(bn.ConfigError, match="cannot be written"):
         bn.Record(bn.Mock(), tmp_path / "no" / "such" / "folder")
+
+
+@bn.function
+def two_answers(s: bn.State) -> None:
+    s += "Q" + bn.gen("a") + bn.gen("b")
+
+
+def test_entry_for_which_there_is_no_space_is_an_error_of_the_block(path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(bn.ConfigError, match=r"recording .* is incomplete: .*File too large") as raised:  # noqa: SIM117, PT012
+        with bn.Record(bn.Mock({"a": "x" * 5000, "b": "y"}), path) as recorder:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 3000, hard))  # takes a part, then fails
+            try:
+                state = two_answers.run(backend=recorder)
+                assert (state["a"], state["b"]) == ("x" * 5000, "y")
+                recorder._programs.copy().pop().settle()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert isinstance(raised.value.__cause__, OSError)
+    recorder.close()
+    assert bn.Replay(path).unused == [("two_answers", "b")], "the program goes on, and the file stays readable"
+
+
+def test_entry_that_json_cannot_hold_is_an_error_of_the_block(path: Path) -> None:
+    mock = bn.Mock({"a": "\ud83d", "b": "y"})
+    with (
+        pytest.raises(bn.ConfigError, match=r"is incomplete: .*surrogates not allowed"),
+        bn.Record(mock, path) as record,
+    ):
+        assert two_answers.run(backend=record)["b"] == "y"
+    with pytest.raises(ValueError, match="invalid literal") as raised, bn.Record(mock, path) as record:
+        int(two_answers.run(backend=record)["b"])
+    assert "is incomplete" in raised.value.__notes__[0]
+
+
+def test_entry_after_one_that_could_not_be_written_is_replayed(path: Path) -> None:
+    @bn.function
+    def apart(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += ["P" + bn.gen("a"), "Q" + bn.gen("b")]
+        forks.join()
+
+    with pytest.raises(bn.ConfigError), bn.Record(bn.Mock({"a": "\ud83d", "b": "y"}), path) as recorder:
+        apart.run(backend=recorder).sync()
+    state = bn.function(lambda s: s.__iadd__("Q" + bn.gen("b"))).run(backend=bn.Replay(path))
+    assert state["b"] == "y"
+
+
+def test_record_to_a_full_device_raises() -> None:
+    with pytest.raises(bn.ConfigError, match=r"/dev/full cannot be written: .*No space left"):
+        bn.Record(bn.Mock(), "/dev/full")
+
+
+@pytest.mark.parametrize("n_cut", [1, 2, 100])
+def test_last_line_that_was_cut_is_left_out(path: Path, n_cut: int) -> None:
+    with bn.Record(bn.Mock({"a": "x", "b": "y"}), path) as recorder:
+        two_answers.run(backend=recorder).sync()
+    path.write_bytes(path.read_bytes()[:-n_cut])
+    whole = [("two_answers", "a"), ("two_answers", "b")]
+    assert bn.Replay(path).unused == whole[: 2 if n_cut == 1 else 1], "without the line feed alone it is whole"
 
 
 def test_record_block_waits_for_pending_gens(path: Path) -> None:
