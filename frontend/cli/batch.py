@@ -117,7 +117,8 @@ def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return list(first), []
     names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
-    if missing := [p.name for p in parameters if p.name in names and p.default is p.empty and p.name not in first]:
+    needed = [p.name for p in parameters if p.name in names and p.default is p.empty and p.name not in program._bound]
+    if missing := [name for name in needed if name not in first]:
         have = ", ".join(first)
         raise ConfigError(f"--in: {program.name} takes {missing[0]!r}, but the file has only the columns {have}")
     return [name for name in names if name in first], [name for name in first if name not in names]

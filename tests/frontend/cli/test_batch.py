@@ -302,6 +302,21 @@ def test_program_file_that_cannot_be_read_is_one_line(
         assert err.count("\n") == 1
 
 
+def test_bound_parameter_needs_no_column(program: Path, tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.jsonl"
+    program.write_text(
+        "import banyan as bn\n@bn.function\ndef base(s, text, style): return f'{text} {style}'\n"
+        "short = base.bind(style='short')\n"
+    )
+    rows.write_text("text\nx\n")
+    assert batch.prepare(f"{program}:short", rows, out)(bn.Mock("fine"), None) == 0
+    assert json.loads(out.read_text())["ret_value"] == "x short"
+    rows.write_text("text,style\nx,long\n")
+    out.unlink()
+    assert batch.prepare(f"{program}:short", rows, out)(bn.Mock("fine"), None) == 0
+    assert json.loads(out.read_text())["ret_value"] == "x long", "as a keyword of `run`, a column overrides"
+
+
 def test_type_hints_of_the_file_are_read_when_the_program_runs(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
