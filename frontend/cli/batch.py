@@ -109,12 +109,14 @@ def find(target: str) -> Program[..., Any]:
 
 
 def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[str]]:
-    """Returns the columns that the program takes, and the other columns. ConfigError: a column is missing, or there is
-    no row."""
+    """Returns the columns that the program takes, and the other columns. ConfigError: a column is missing or has a name
+    that cannot be given, or there is no row."""
     if (first := next(read(), None)) is None:
         raise ConfigError("--in: the file has no rows")
-    parameters = list(inspect.signature(program.func).parameters.values())[1:]
+    state, *parameters = inspect.signature(program.func).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        if state.name in first:
+            raise ConfigError(f"--in: {program.name} names its state {state.name!r}, so no column can have this name")
         return list(first), []
     names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
     needed = [p.name for p in parameters if p.name in names and p.default is p.empty and p.name not in program._bound]
@@ -131,7 +133,7 @@ class Items:
     """
 
     def __init__(self, program: Program[..., Any], read: _Read, columns: list[str]) -> None:
-        parameters = inspect.signature(program.func).parameters
+        parameters = dict(list(inspect.signature(program.func).parameters.items())[1:])  # without the state
         kinds = {name: _evaluated(parameters[name].annotation, program) for name in columns if name in parameters}
         self._kinds = {name: kind for name, kind in kinds.items() if all(one in _CONVERTED for one in _members(kind))}
         self._read, self._columns = read, columns

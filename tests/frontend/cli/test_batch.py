@@ -302,6 +302,23 @@ def test_program_file_that_cannot_be_read_is_one_line(
         assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("text", ['{"text": "x", "s": "y"}\n', '{"text": "x"}\n{"text": "x", "s": "y"}\n'])
+def test_column_with_the_name_of_the_state_is_not_taken(
+    text: str, program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "out.csv"
+    rows.write_text(text)
+    assert run(program, rows, out) == 0
+    is_in_first = text.count("\n") == 1
+    assert ("does not take: s" in capsys.readouterr().err) == is_in_first
+    with out.open(newline="") as lines:
+        found = list(csv.DictReader(lines))
+    assert (found[-1]["s"], found[-1]["label"]) == ("y", "fine")
+    program.write_text("import banyan as bn\n@bn.function\ndef every(s, **row): pass\n")
+    with pytest.raises(bn.ConfigError, match=r"every names its state 's'|row 1 has s, which the first row does not"):
+        run(program, rows, tmp_path / "other.csv")
+
+
 def test_bound_parameter_needs_no_column(program: Path, tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.csv", tmp_path / "out.jsonl"
     program.write_text(
