@@ -39,9 +39,15 @@ class TurnFormat(NamedTuple):
         return role_markers(self.markers, role, is_first=not hist_messages)
 
     def get_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The text of messages: each a role and, if the turn is finished, a content."""
+        """The text of messages: each a role and, if the turn is finished, a content. A system message without content
+        is the template's default system prompt; if it has none, there is no turn."""
         text = ""
         for i, message in enumerate(messages):
-            prefix, suffix = self.get_prefix_and_suffix(message["role"], messages[:i])
-            text += prefix if message["content"] is None else prefix + message["content"] + suffix
+            role, content = message["role"], message["content"]
+            if role == "system" and content is None:
+                content = self.default_system_prompt
+                if content is None:
+                    continue
+            prefix, suffix = self.get_prefix_and_suffix(role, messages[:i])
+            text += prefix if content is None else prefix + content + suffix
         return text

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 import banyan as sgl
+from banyan.runtime.protocol import wire
+from banyan.sglang.turn_format import TurnFormat
 
 
 class Case(NamedTuple):
@@ -233,3 +235,14 @@ def test_chat_program_has_messages() -> None:
         {"role": "user", "content": "Q2"},
         {"role": "assistant", "content": "<answer_2>"},
     ]
+
+
+@pytest.mark.parametrize(("default", "expected"), [("", ""), ("Be good.", "<system>Be good.</system>")])
+def test_prompt_of_a_system_message_without_content_has_the_default(default: str, expected: str) -> None:
+    roles = {name: (f"<{name}>", f"</{name}>") for name in ("system", "user", "assistant")}
+    turns = TurnFormat("m", wire.ChatMarkers(roles=roles, default_system=default))
+    system, asked = {"role": "system", "content": None}, {"role": "user", "content": "Hi"}
+    opened = {"role": "assistant", "content": None}
+    assert turns.get_prompt([system, asked, opened]) == f"{expected}<user>Hi</user><assistant>"
+    assert turns.get_prompt([asked, opened]) == f"{expected}<user>Hi</user><assistant>"
+    assert turns.get_prompt([system]) == expected
