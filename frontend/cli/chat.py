@@ -55,7 +55,7 @@ class Chat:
         `gen`."""
         self.runtime, self.system, self.options, self.is_terminal = runtime, system, options, is_terminal
         self.has_failed = False
-        self.console = Console(highlight=False, soft_wrap=True)
+        self.console = Console(highlight=False, soft_wrap=True, emoji=False)
         self.lines: Lines = SimpleQueue()
         self.reset()
 

@@ -57,6 +57,11 @@ def test_history_is_shown_and_reset_clears_it(
     assert mock.calls[1].prompt.startswith("<|im_start|>system\nBe brief.")
 
 
+def test_shown_text_is_what_was_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run_chat("x[1:a:2] :smile: [b]\n/history\n", bn.Mock("y[:x:]"), monkeypatch)
+    assert capsys.readouterr().out.endswith("user  x[1:a:2] :smile: [b]\nassistant  y[:x:]\n")
+
+
 def test_chat_goes_on_after_a_failed_turn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     mock = bn.Mock(["good", wire.Sample("never seen", "stop"), "good again"])
     answer = mock.answer
