@@ -26,6 +26,7 @@ class LineReader:
 
     def __init__(self, words: Sequence[str], is_terminal: bool) -> None:
         self._readline = _set_up(words) if is_terminal else None
+        self._is_terminal = is_terminal
         self._prompts = ("\n> ", ". ") if is_terminal else ("", "")
         if self._readline is not None:
             with suppress(OSError, ValueError):
@@ -45,10 +46,15 @@ class LineReader:
         return text
 
     def _block(self, line: str) -> Iterator[str]:
-        """The lines up to the second BLOCK; `line` is the first of them."""
+        """The lines up to the second BLOCK; `line` is the first of them. The end of a file or pipe ends a block too."""
         while not line.rstrip().endswith(BLOCK):
             yield line
-            line = input(self._prompts[1])
+            try:
+                line = input(self._prompts[1])
+            except EOFError:
+                if self._is_terminal:  # Ctrl-D leaves
+                    raise
+                return
         yield line.rstrip().removesuffix(BLOCK)
 
     def _save(self, text: str) -> None:

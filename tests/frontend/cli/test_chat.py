@@ -43,7 +43,19 @@ def test_message_of_several_lines_and_paths_are_messages(monkeypatch: pytest.Mon
     mock = bn.Mock("yes")
     run_chat('"""a\n  b\nc"""\n"""one line"""\n/etc/hosts is a file\n"""never closed', mock, monkeypatch)
     users = [call.prompt.rpartition("user\n")[2].partition("<|im_end|>")[0] for call in mock.calls]
-    assert users == ["a\n  b\nc", "one line", "/etc/hosts is a file"]
+    assert users == ["a\n  b\nc", "one line", "/etc/hosts is a file", "never closed"]
+
+
+def test_end_of_file_ends_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO('"""\nhello\nworld\n'))
+    reader = line_reader.LineReader((), is_terminal=False)
+    assert reader.read() == "hello\nworld"
+    with pytest.raises(EOFError):
+        reader.read()
+    monkeypatch.setattr("sys.stdin", io.StringIO('"""\nhello\n'))
+    reader._is_terminal = True
+    with pytest.raises(EOFError):
+        reader.read()
 
 
 @pytest.mark.parametrize("leave", ["/exit", "/quit"])
