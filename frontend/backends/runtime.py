@@ -368,23 +368,34 @@ class Engine(Runtime):
 
         stream: for one prompt, returns an iterator instead. Each item has all the text so far.
         """
+        options: dict[str, Any] = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
+        options["top_logprobs_num"] = top_logprobs_num
         if not stream:
-            options = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
-            return self._complete(prompt, sampling_params, lora_path, top_logprobs_num=top_logprobs_num, **options)
+            return self._complete(prompt, sampling_params, lora_path, **options)
         from banyan.sglang import completions
 
-        if not isinstance(prompt, str) or not isinstance(sampling_params, Mapping | None) or return_logprob:
-            raise Unsupported("stream=True needs a single prompt, and no logprobs; for more, write a program")
-        params = {**(sampling_params or {}), **({} if lora_path is None else {"adapter": lora_path})}
-        return completions.growing(completions.start(self, prompt, params, stream=True))
+        return completions.growing(completions.start_stream(self, prompt, sampling_params, lora_path, **options))
 
     async def async_generate(  # type: ignore[override]
-        self, prompt: str, sampling_params: Mapping[str, Any] | None = None
-    ) -> dict[str, Any] | list[dict[str, Any]]:
-        """`generate` on a thread."""
+        self,
+        prompt: str | Sequence[str],
+        sampling_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        return_logprob: bool | None = None,
+        logprob_start_len: int | None = None,
+        top_logprobs_num: int | None = None,
+        lora_path: str | None = None,
+        stream: bool = False,
+    ) -> dict[str, Any] | list[dict[str, Any]] | AsyncIterator[dict[str, Any]]:
+        """`generate` for an event loop. stream: returns an async iterator."""
         import asyncio  # here: `import banyan` is light
 
-        return await asyncio.to_thread(self._complete, prompt, sampling_params)
+        options: dict[str, Any] = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
+        options["top_logprobs_num"] = top_logprobs_num
+        if not stream:
+            return await asyncio.to_thread(self._complete, prompt, sampling_params, lora_path, **options)
+        from banyan.sglang import completions
+
+        return completions.growing_async(completions.start_stream(self, prompt, sampling_params, lora_path, **options))
 
     def score(
         self,

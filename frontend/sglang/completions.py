@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -44,6 +44,25 @@ def results(state: State) -> list[dict[str, Any]]:
     return [{"text": text, "meta_info": meta} for text, meta in pairs]
 
 
+def start_stream(
+    backend: Backend,
+    prompt: Any,
+    params: Any,
+    lora_path: str | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+) -> State:
+    """Start a completion for `growing` or `growing_async`. Unsupported: it has more than a stream of one text gives."""
+    has_logprobs = return_logprob or top_logprobs_num or logprob_start_len not in (None, -1)
+    is_single = (
+        isinstance(prompt, str) and isinstance(params, Mapping | None) and (params or {}).get("n", 1) in (None, 1)
+    )
+    if not is_single or has_logprobs:
+        raise Unsupported("stream=True needs a single prompt, n=1, and no logprobs; for more, write a program")
+    return start(backend, prompt, {**(params or {}), **({} if lora_path is None else {"adapter": lora_path})}, True)
+
+
 def growing(state: State) -> Iterator[dict[str, Any]]:
     """Yields all text so far after each piece. Only the last item has meta info."""
     text = ""
@@ -51,6 +70,15 @@ def growing(state: State) -> Iterator[dict[str, Any]]:
         text += piece
         yield {"text": text, "meta_info": {}}
     yield results(state)[0]
+
+
+async def growing_async(state: State) -> AsyncIterator[dict[str, Any]]:
+    """`growing` for an event loop."""
+    text = ""
+    async for piece in state.text_async_iter("text"):
+        text += piece
+        yield {"text": text, "meta_info": {}}
+    yield results(state)[0]  # known by now
 
 
 def complete(

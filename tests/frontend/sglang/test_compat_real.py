@@ -384,6 +384,17 @@ def test_generate_matches_sglangs_runtime_and_engine(runtime: sgl.Engine) -> Non
         return "".join([piece async for piece in sgl.Runtime.async_generate(runtime, "the quick", params)])
 
     assert asyncio.run(pieces()) == completion["text"]
+
+    async def items() -> list[Any]:
+        stream: Any = await runtime.async_generate("the quick", params, stream=True)  # type: ignore[call-overload]
+        return [item async for item in stream]
+
+    assert asyncio.run(items())[-1]["text"] == completion["text"]
+    scored: Any = asyncio.run(runtime.async_generate("the quick", params, return_logprob=True))  # type: ignore[call-overload]
+    assert len(scored["meta_info"]["output_token_logprobs"]) == 6
+    for generate in (runtime.generate, lambda *a, **o: asyncio.run(runtime.async_generate(*a, **o))):
+        with pytest.raises(sgl.Unsupported, match="stream=True needs a single prompt"):
+            generate("the quick", {"n": 2}, stream=True)
     for method in (lambda: runtime.encode("a"), runtime.start_profile, runtime.stop_profile):
         with pytest.raises(sgl.Unsupported):
             method()

@@ -9,7 +9,7 @@ import pytest
 
 import banyan as bn
 from banyan.runtime.protocol import wire
-from banyan.sglang.completions import complete, growing, start
+from banyan.sglang.completions import complete, growing, growing_async, start, start_stream
 
 
 def test_complete_accepts_one_prompt_or_several() -> None:
@@ -49,6 +49,29 @@ def test_stream_yields_growing_texts() -> None:
         return [piece async for piece in start(mock, "a", {}, stream=True).text_async_iter("text")]
 
     assert asyncio.run(pieces()) == ["one ", "two"]
+
+    async def items() -> list[dict[str, Any]]:
+        return [item async for item in growing_async(start_stream(mock, "a", {"n": 1}, None, False, -1, 0))]
+
+    *partials, last = asyncio.run(items())
+    assert [partial["text"] for partial in partials] == ["one ", "one two"]
+    assert (last["text"], last["meta_info"]["finish_reason"]["type"]) == ("one two", "stop")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "options"),
+    [
+        (["a"], {}, {}),
+        ("a", [{}], {}),
+        ("a", {"n": 2}, {}),
+        ("a", None, {"return_logprob": True}),
+        ("a", None, {"top_logprobs_num": 5}),
+        ("a", None, {"logprob_start_len": 0}),
+    ],
+)
+def test_stream_refuses_what_it_would_lose(prompt: Any, params: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(bn.Unsupported, match="stream=True needs a single prompt, n=1, and no logprobs"):
+        start_stream(bn.Mock("x"), prompt, params, **options)
 
 
 @pytest.mark.parametrize(
