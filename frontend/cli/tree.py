@@ -37,12 +37,15 @@ def draw(snapshot: dict[str, Any], roots: list[TreeNode], console: Console) -> N
     console.print(f"{facts}; a page is {snapshot['page']} tokens\n", soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     rest = sum(COLUMNS.values()) + 2 * len(COLUMNS)
-    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(24, console.width - rest))
-    for name, width in COLUMNS.items():
+    width = max(24, console.width - rest)
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=width)
+    for name, n_chars in COLUMNS.items():
         is_left = name in ("state", "tier")
-        table.add_column(name, no_wrap=True, min_width=width, justify="left" if is_left else "right")
+        table.add_column(name, no_wrap=True, min_width=n_chars, justify="left" if is_left else "right")
     for root in roots:
         for guide, node in _lines(root):
+            if len(guide) > width // 2:  # the other half is for the text
+                guide = "…  " + guide[3 - width // 6 * 3 :]  # a level has 3 characters
             if isinstance(node, TreeNode):
                 label = Text.assemble((guide, "dim"), (node.text, "bold" if node.is_root else STYLES[node.state]))
                 tokens = "" if node.is_root else f"{node.n_tokens:,}"

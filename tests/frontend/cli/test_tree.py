@@ -93,6 +93,16 @@ def test_long_path_is_not_indented() -> None:
     assert len(svg(render_page(snapshot(*deep)))) == 299
 
 
+def test_text_of_deep_branches_is_shown() -> None:
+    forks, at = [node(-1, "", 0)], 0
+    for i in range(60):
+        forks += [node(at, f"text {i}"), node(at, f"side {i}")]
+        at = len(forks) - 2
+    lines = render_lines(snapshot(*forks), 80)
+    assert all(any(f"─ {kind} {i} " in line for line in lines) for kind in ("text", "side") for i in range(60))
+    assert max(map(len, lines[1:])) <= 80
+
+
 def test_text_is_escaped_in_terminal_and_page() -> None:
     injection = "\x1b[2J[red]<script>alert(1)</script>\n\t\u202e"
     line = render_lines(snapshot(node(-1, "", 0), node(0, injection)))[-1]
