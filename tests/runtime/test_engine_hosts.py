@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,9 @@ class Hosts:
 
     def __init__(self, folder: Path, serve: Callable[..., launch.ServerProcess], stack: ExitStack) -> None:
         self._folder, self._serve, self._stack = folder, serve, stack
+        # for the sockets of hosts, which those that are killed leave; `folder` may be too long for a socket's path
+        home = TemporaryDirectory(prefix="banyan-", ignore_cleanup_errors=True)
+        self._environment = os.environ | {"TMPDIR": stack.enter_context(home)}
         self.server_key, secret = tcp_auth.make_keys(folder / "keys")
         public, self.key = tcp_auth.make_keys(folder / "keys", "gpu1")
         (folder / "engines").write_text(f"# hosts\ngpu1 {tcp_auth.public_key(str(public)).decode()}\n")
@@ -72,7 +76,9 @@ class Hosts:
     def host(self, key: Path | None = None, model: str = "", also: str = "") -> subprocess.Popen[str]:
         """Start a host. also: the address of another server that shares its engine."""
         words = (f"{self.address} {also}", str(self.server_key), str(key or self.key), model, str(FAKE))
-        process = subprocess.Popen([sys.executable, "-uc", HOST, *words], stdout=subprocess.PIPE, stderr=2, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-uc", HOST, *words], stdout=subprocess.PIPE, stderr=2, text=True, env=self._environment
+        )
         self._stack.callback(self._end, process)
         return process
 
