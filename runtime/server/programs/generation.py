@@ -613,7 +613,7 @@ class ToolTurn(GenAttempt):
     @property
     def _may_answer(self) -> bool:
         """Whether the output may be a constrained answer in place of calls. If the model makes no call, the output is
-        then generated again, under the answer's constraint; the first output is not streamed."""
+        then generated again, under the answer's constraint; so the first output streams only once it has made calls."""
         tools = self.op.tools
         return self.op.sampling.constraint is not None and tools is not None and tools.ends_turn and not tools.must_call
 
@@ -705,9 +705,22 @@ class ToolTurn(GenAttempt):
         return self.op.tools.must_call and not outcome.calls and outcome.samples[0].finish_reason == "length"
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
-        if isinstance(outcome, GenOutcome) and self._filter is not None and not self._answers and not self.is_over:
-            self._filter.end(bool(outcome.calls) or self._is_cut(outcome))
+        if isinstance(outcome, GenOutcome) and not self._answers and not self.is_over:
+            if self._filter is not None:
+                self._filter.end(bool(outcome.calls) or self._is_cut(outcome))
+            elif self._may_answer and outcome.calls and self.op.stream:
+                self._stream_whole(outcome)
         super()._made(outcome)
+
+    def _stream_whole(self, outcome: GenOutcome) -> None:
+        """Stream an output with calls, which was held back because it could have been refused."""
+        sample, request, n = outcome.samples[0], self.requests[0], outcome.usage.reasoning
+        piece = StreamPiece("", n_prompt=len(request.run.ids) // 4, n_cached=request.n_cached)
+        thought, content = sample.logprobs[:n], sample.logprobs[n:]
+        if sample.reasoning or (sample.text and thought):
+            super()._stream(piece._replace(text=sample.reasoning, n_tokens=n, is_thought=True, logprobs=thought))
+        if sample.text:
+            super()._stream(piece._replace(text=sample.text, n_tokens=sample.n_tokens, logprobs=content))
 
     def _reasons(self) -> bool:
         """Whether the model may reason before it calls."""

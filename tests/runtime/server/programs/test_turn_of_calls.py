@@ -46,12 +46,13 @@ def turn(bench: Any, greedy: Callable[..., wire.Sampling]) -> Callable[..., Any]
 
     def run(
         outputs: dict[str, str], source: str = CHATML, parts: tuple[wire.Part, ...] = TURN, stream: bool = False,
-        reasoning: wire.Reasoning | None = None, burst: int = 1, **options: Any,
+        reasoning: wire.Reasoning | None = None, burst: int = 1, sampling: wire.Sampling | None = None, **options: Any,
     ) -> Any:  # fmt: skip
         b = bench({k: v + "<|im_end|>" for k, v in outputs.items()}, ChatTemplate(source, {}))
         b.engine.burst = burst
         tools = Tools(SPECS, 0, ends_turn=True, **options)
-        b.submit(Append(0, parts), Gen(0, 0, greedy(max_tokens=160), stream, tools=tools, reasoning=reasoning))
+        sampling = sampling or greedy(max_tokens=160)
+        b.submit(Append(0, parts), Gen(0, 0, sampling, stream, tools=tools, reasoning=reasoning))
         b.run()
         return b
 
@@ -80,6 +81,21 @@ def test_text_and_broken_calls_are_text(turn: Callable[..., Any]) -> None:
         b = turn({OPEN: text}, stream=True)
         assert (sample(b).text, sample(b).calls) == (text, ())
         assert "".join(delta.text for delta in b.messages(wire.Delta)) == text
+
+
+def test_turn_that_could_have_answered_streams_what_precedes_its_calls(
+    turn: Callable[..., Any], greedy: Callable[..., wire.Sampling]
+) -> None:
+    for before, reasoning in (("Let me check. ", None), ("<think>hm</think>Let me check. ", wire.Reasoning())):
+        sampling = greedy(max_tokens=160, constraint=wire.ConstraintSpec("regex", "[0-9]+"), logprobs=True)
+        b = turn({OPEN: before + F}, stream=True, reasoning=reasoning, sampling=sampling)
+        deltas, found = b.messages(wire.Delta), sample(b)
+        assert [call.name for call in found.calls] == ["f"]
+        assert "".join(d.text for d in deltas if not d.is_thought) == found.text == "Let me check. "
+        assert "".join(d.text for d in deltas if d.is_thought) == found.reasoning == ("hm" if reasoning else "")
+        assert sum((d.logprobs for d in deltas), ()) == found.logprobs
+        assert [d.n_tokens for d in deltas] == sorted({d.n_tokens for d in deltas})
+        assert deltas[-1].n_prompt == len(b.engine.runs[0].ids) // 4
 
 
 def test_end_of_reasoning_is_text_after_the_reasoning(turn: Callable[..., Any]) -> None:
