@@ -131,7 +131,9 @@ class ChatWriter(ChoiceWriter):
             message["tool_calls"] = calls_of(sample)
         if sample.reasoning:
             message |= {"reasoning_content": sample.reasoning, "reasoning": sample.reasoning}
-        of_content = with_text(sample, sample.logprobs[value.usage.reasoning :])
+        # with max_tokens=0 the server returns the logprobs of what would come next, which is not part of the output
+        tokens = sample.logprobs[value.usage.reasoning :] if value.usage.generated else ()
+        of_content = with_text(sample, tokens)
         return {"message": message, "logprobs": logprobs_of(of_content) if self._has_logprobs else None}
 
 

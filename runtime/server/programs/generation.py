@@ -475,7 +475,7 @@ class GenAttempt(EngineAttempt):
                 turn_ends = (generator.turn_end,)
             elif generator.turn_end_text:
                 sampling = msgspec.structs.replace(sampling, stop=(*sampling.stop, generator.turn_end_text))
-        listener = self._stream if op.stream else None
+        listener = self._stream if op.stream and not self._is_logprobs_only else None
         if marks is not None:
             reasoning = self._reasoning = ReasoningOutput(marks, runs, listener)
             listener = None if listener is None else lambda piece: reasoning.stream(piece, self.requests[0])

@@ -113,6 +113,11 @@ def test_logprobs(openai_client: openai.OpenAI) -> None:
     streamed = create(openai_client, logprobs=True, max_tokens=3, stream=True)
     tokens = [one for chunk in streamed if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
     assert [one.token for one in tokens] == ["I", " am", " the"]
+    (nothing,) = create(openai_client, logprobs=True, max_tokens=0).choices
+    assert (nothing.message.content, nothing.logprobs.content) == ("", [])
+    for chunk in create(openai_client, logprobs=True, max_tokens=0, stream=True):
+        assert not chunk.choices[0].delta.content
+        assert not (chunk.choices[0].logprobs and chunk.choices[0].logprobs.content)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -438,7 +438,7 @@ def test_gen_of_zero_tokens_reports_the_next_logprobs(bench: Any, greedy: Sample
     b = bench({"a": "z"})
     b.submit(
         Append(0, ("a",)),
-        Gen(0, 0, greedy(max_tokens=0, logprobs=True, top_logprobs=2, stop=("z",), stop_token_ids=(9,))),
+        Gen(0, 0, greedy(max_tokens=0, logprobs=True, top_logprobs=2, stop=("z",), stop_token_ids=(9,)), stream=True),
         Gen(0, 1, greedy(max_tokens=0)),
         Read(0, 2),
     )
@@ -448,6 +448,7 @@ def test_gen_of_zero_tokens_reports_the_next_logprobs(bench: Any, greedy: Sample
     (sample,) = b.value(0).samples
     assert (sample.text, sample.finish_reason, sample.n_tokens) == ("", "length", 0)
     assert len(sample.logprobs) == 1
+    assert b.messages(wire.Delta) == []
     assert b.value(0).usage.generated == 0
     assert b.text(2) == "a"
     assert b.engine.runs[1].sampling.max_tokens == 0, "without logprobs, no token is computed"
