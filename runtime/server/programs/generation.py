@@ -689,7 +689,7 @@ class ToolTurn(GenAttempt):
         if self.op.tools.ends_turn:
             calls = tuple(call for call in calls if not call.error)[: 1 if self.op.tools.one_call else None]
         outcome = outcome._replace(calls=calls)
-        if self._is_cut(outcome):
+        if self._is_broken(outcome):
             return outcome._replace(samples=(msgspec.structs.replace(outcome.samples[0], text=""),))
         if not calls:
             return outcome
@@ -699,15 +699,16 @@ class ToolTurn(GenAttempt):
             outcome = outcome._replace(samples=(sample,))
         return outcome._replace(pieces=(*outcome.pieces, TurnEnd(() if form.is_plain else calls)))
 
-    def _is_cut(self, outcome: GenOutcome) -> bool:
-        """Whether max_tokens cut a required call; its first part must not count as text."""
+    def _is_broken(self, outcome: GenOutcome) -> bool:
+        """Whether a required call was cut, or cannot be read; what there is of it must not count as text."""
         assert self.op.tools is not None
-        return self.op.tools.must_call and not outcome.calls and outcome.samples[0].finish_reason == "length"
+        is_part = self._begins_call or outcome.samples[0].finish_reason == "length"
+        return self.op.tools.must_call and not outcome.calls and is_part
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
         if isinstance(outcome, GenOutcome) and not self._answers and not self.is_over:
             if self._filter is not None:
-                self._filter.end(bool(outcome.calls) or self._is_cut(outcome))
+                self._filter.end(bool(outcome.calls) or self._is_broken(outcome))
             elif self._may_answer and outcome.calls and self.op.stream:
                 self._stream_whole(outcome)
         super()._made(outcome)

@@ -162,6 +162,18 @@ def test_a_call_that_must_come_begins_in_the_prompt(
     assert b.prompts()[0].endswith(OPEN + mark)
 
 
+def test_required_call_that_cannot_be_read_is_no_text(
+    turn: Callable[..., Any], greedy: Callable[..., wire.Sampling]
+) -> None:
+    for source, mark, output, stop in (
+        (CHATML, "<tool_call>", '{"name": "f", "arguments": {}}', ("arguments",)),
+        (HIDDEN_NAMED, "<|endoftext|>", "f(x=1)", ()),
+    ):
+        b = turn({OPEN + mark: output}, source, stream=True, sampling=greedy(max_tokens=160, stop=stop), must_call=True)
+        assert (sample(b).calls, sample(b).finish_reason) == ((), "stop")
+        assert sample(b).text == "".join(delta.text for delta in b.messages(wire.Delta)) == ""
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
