@@ -32,7 +32,8 @@ class CallFilter:
             start = self._held.find(self._form.mark)
             self._is_call = start >= 0
             n = start if start >= 0 else len(self._held) - overlap(self._held, self._form.mark)
-        self._pass_on(n)
+        if self._n_passed or self._held[:n].strip():  # white space alone before a call is no text
+            self._pass_on(n)
 
     def end(self, is_call: bool) -> None:
         """Called at the end of the turn, with whether it was a call."""

@@ -125,6 +125,15 @@ def test_stream_ends_at_a_mark_that_is_no_text(turn: Callable[..., Any], source:
         assert len(deltas) > 1, "the text streams"
 
 
+def test_white_space_before_a_call_is_no_text(turn: Callable[..., Any]) -> None:
+    for source, call in ((CHATML, F), (HIDDEN, '<|endoftext|> {"name": "f", "arguments": {}}')):
+        b = turn({OPEN: f"\n\n{call}"}, source, stream=True)
+        assert [call.name for call in sample(b).calls] == ["f"]
+        assert sample(b).text == "".join(delta.text for delta in b.messages(wire.Delta)) == ""
+    b = turn({OPEN: "\n\n"}, stream=True)
+    assert sample(b).text == "".join(delta.text for delta in b.messages(wire.Delta)) == "\n\n"
+
+
 @pytest.mark.parametrize("burst", [1, 3])
 @pytest.mark.parametrize("gap", ["", " ", "\n\n"])
 @pytest.mark.parametrize(
