@@ -165,6 +165,14 @@ def test_tokens_that_contain_a_stop_are_stop_ids(bench: Any, words: Tokenizer, g
     assert b.engine.aborted == []
 
 
+def test_stop_strings_forbid_no_tokens_before_min_tokens(bench: Any, greedy: Sampler) -> None:
+    b = bench({"a": "......"})
+    b.submit(Append(0, ("a",)), Gen(0, 0, greedy(stop=(".",), min_tokens=4)))
+    b.run()
+    assert unpack(b.engine.runs[0].stop_ids) == [IM_END], "the engine draws no stop id before min_tokens"
+    assert (b.text(0), b.value(0).samples[0].matched) == ("....", ".")
+
+
 def test_stream_has_the_text_in_pieces_before_the_value(bench: Any, greedy: Sampler) -> None:
     b = bench({"a": "one two three. four"})
     b.submit(Append(0, ("a",)), Gen(0, 0, greedy(stop=(".",)), stream=True))
