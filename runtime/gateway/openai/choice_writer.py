@@ -31,8 +31,8 @@ def check_stream_options(body: SamplingFields) -> None:
 class TextOffset:
     """An offset in a text, in characters. A character whose bytes are in several tokens ends with the last of them."""
 
-    def __init__(self) -> None:
-        self.n_chars = 0
+    def __init__(self, n_chars: int = 0) -> None:
+        self.n_chars = n_chars
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def move(self, data: bytes) -> None:

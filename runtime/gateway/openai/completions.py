@@ -144,10 +144,13 @@ class CompletionWriter(ChoiceWriter):
         sample = value.samples[0]
         # with max_tokens=0 the server returns the logprobs of what would come next, which is not part of the output
         tokens = (*value.prompt, *(with_text(sample, sample.logprobs) if value.usage.generated else ()))
-        return {
-            "text": self._prompts.get(index // self._n, "") + sample.text,
-            "logprobs": self._logprobs(tokens, TextOffset()),
-        }
+        prompt, of_prompt = self._prompts.get(index // self._n, ""), TextOffset()
+        for token in value.prompt:
+            _, its_bytes, _ = next(spelled(token))
+            of_prompt.move(its_bytes)
+        # the text lacks what the tokenizer adds before it: a begin-of-text token, a space
+        start = TextOffset(min(0, len(prompt) - of_prompt.n_chars))
+        return {"text": prompt + sample.text, "logprobs": self._logprobs(tokens, start)}
 
     def _logprobs(self, tokens: Iterable[wire.TokenLogprob], offset: TextOffset) -> dict[str, Any] | None:
         """Logprobs in the form of completions. offset: of the first token in the text; moved behind the last one."""
@@ -160,6 +163,6 @@ class CompletionWriter(ChoiceWriter):
             found["tokens"].append(name)
             found["token_logprobs"].append(own)
             found["top_logprobs"].append(None if own is None else {other: p for other, _, p in top} | {name: own})
-            found["text_offset"].append(offset.n_chars)
+            found["text_offset"].append(max(0, offset.n_chars))
             offset.move(its_bytes)
         return found

@@ -13,6 +13,9 @@ from banyan.runtime.gateway.endpoint import Handler
 from banyan.runtime.gateway.errors import HTTPError
 from banyan.runtime.gateway.model_call import ModelCall
 from banyan.runtime.gateway.openai import chat, completions
+from banyan.runtime.gateway.openai.chat_types import CompletionRequest
+from banyan.runtime.gateway.openai.completions import CompletionWriter
+from banyan.runtime.protocol import wire
 from forms import in_short
 from gateway_in_process import handled
 from raw_http import post
@@ -75,6 +78,25 @@ def test_offsets_count_characters_that_several_tokens_share(openai_client: opena
     assert [choice.text[at : at + len(token)] for at, token in whole] == [token for _, token in whole]
     assert len(whole) > 2
     assert all(token in top for token, top in zip(found.tokens, found.top_logprobs, strict=True) if top)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "expected"),
+    [
+        ("Hi", ("<s>", "Hi"), [0, 0, 2, 3]),
+        ("Hi you", (" Hi", " you"), [0, 2, 6, 7]),
+        ("<s>Hi", ("<s>", "Hi"), [0, 3, 5, 6]),
+    ],
+)
+def test_offsets_are_those_of_an_echo_without_what_the_tokenizer_adds(
+    prompt: str, tokens: tuple[str, ...], expected: list[int]
+) -> None:
+    before, output = (tuple(wire.TokenLogprob(0, one, -1.0) for one in texts) for texts in (tokens, ("!", "?")))
+    sample, usage = wire.Sample("!?", "length", logprobs=output), wire.TokenUsage(generated=2)
+    values = {0: wire.Value(0, 0, 0, (sample,), usage, prompt=before)}
+    values[1] = wire.Value(0, 1, 1, (wire.Sample(prompt, "stop"),))
+    (choice,) = CompletionWriter(CompletionRequest(model="m", prompt=prompt, logprobs=0), 1).whole(values)["choices"]
+    assert choice["logprobs"]["text_offset"] == expected
 
 
 @pytest.mark.parametrize("stop", [" Banyan", "m the Ban", " pocket model", "the", "nothing of it"])
