@@ -43,6 +43,8 @@ async def go_on(request: HTTPRequest) -> Reply:
         raise HTTPError(400, f"this session takes bodies of the content type {http_frames.KIND} only")
     else:
         session.send(session.program.message(decode(request.body, ProgramRequest)))
+        if session.program.is_over:  # its response waits for a message, and no more will come
+            session.end()
     return json_reply({})
 
 
@@ -51,7 +53,7 @@ async def _values(request: HTTPRequest, session: Session, program: JSONProgram) 
     try:
         yield event({"id": session.id}, "program")
         while not program.is_over:
-            if not (messages := await session.messages()):
+            if not (messages := await session.messages()) and not program.is_over:
                 raise HTTPError(503, "the server is gone", code="runtime_lost")
             if data := b"".join(_events(program, messages)):
                 yield data

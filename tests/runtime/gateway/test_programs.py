@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -279,6 +280,20 @@ def test_invalid_json_is_a_4xx_that_names_the_field(url: str, body: Any, status:
         post(url, body)
     assert caught.value.code == status
     assert text in json.loads(caught.value.read())["error"]["message"] + str(caught.value)
+
+
+def test_program_without_values_left_ends_when_no_more_ops_come(url: str) -> None:
+    seconds = []
+    for _ in range(3):
+        with post(url, begin(last=False)) as response:
+            stream = events(response)
+            session = next(stream)[1]["id"]
+            assert "value" in (name for name, _ in stream)
+            start = time.monotonic()
+            post(url, {"ops": []}, f"/{session}").close()
+            assert [name for name, _ in stream] == ["end"]
+            seconds.append(time.monotonic() - start)
+    assert sorted(seconds)[1] < ipc.HEARTBEAT / 2, "it does not wait for the next message"
 
 
 def test_failed_program_ends_the_stream(url: str) -> None:
