@@ -385,8 +385,7 @@ class EngineLoop:
                 self.answers.append(self.answer(order))
             case wire.SetVocabulary():
                 if vocabulary := self.guides.set_vocabulary(order):
-                    for drafter in self.drafting.drafters:
-                        drafter.set_vocabulary(vocabulary.spelling, vocabulary.control)
+                    self.drafting.set_vocabulary(vocabulary.spelling, vocabulary.control)
             case wire.Run() if order.sampling.constraint is not None:
                 if self._has_adapter(order) and self.scheduler.admit(order):
                     self.guides.submit(order)

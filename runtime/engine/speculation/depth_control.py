@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from operator import attrgetter, mul
 
@@ -130,6 +130,10 @@ class DepthController:
         self._allowance = [0.0] * len(self.drafters)  # drafter -> seconds that it may spend although it does not pay
         self.counts = {d.name: [0, 0] for d in self.drafters}  # drafted, accepted
         self.n_failures = dict.fromkeys(self.counts, 0)
+
+    def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
+        """See Drafter.set_vocabulary."""
+        self._tell_all(lambda drafter: drafter.set_vocabulary(spelling, control))
 
     # ---- plan ------------------------------------------------------------------------------------------------------
 
@@ -237,20 +241,32 @@ class DepthController:
     def _fail(self, d: int, asks: Sequence[_Ask], error: Exception) -> None:
         """Go on without a drafter that failed, for the requests that it was asked about: no output depends on drafts.
         Raises where the device itself is lost."""
-        name = self.drafters[d].name
+        self._count_failure(self.drafters[d], error, f"{len(asks)} requests go on without its drafts")
+        for history, *_ in asks:
+            history.failed.add(d)
+            history.chains = [chain for chain in history.chains if chain.drafter != d]
+
+    def _count_failure(self, drafter: Drafter, error: Exception, effect: str) -> None:
+        name = drafter.name
         if not self.n_failures[name]:
             traceback.print_exception(error, file=sys.stderr)
             print(
-                f"banyan: the drafter {name!r} failed, as above; {len(asks)} requests go on without its drafts. Later "
-                "failures are only counted",
+                f"banyan: the drafter {name!r} failed, as above; {effect}. Later failures are only counted",
                 file=sys.stderr,
                 flush=True,
             )
         self.n_failures[name] += 1
         self._check_device()
-        for history, *_ in asks:
-            history.failed.add(d)
-            history.chains = [chain for chain in history.chains if chain.drafter != d]
+
+    def _tell_all(self, tell: Callable[[Drafter], None]) -> None:
+        """Call `tell` with each drafter. If one fails, go on, as in `_fail`."""
+        for drafter in self.drafters:
+            try:
+                tell(drafter)
+            except PagesLost:
+                raise
+            except Exception as e:
+                self._count_failure(drafter, e, "it is asked as before")
 
     def _chance(self, history: _DraftHistory, d: int, kind: int) -> float:
         own = history.own[d]
@@ -372,8 +388,7 @@ class DepthController:
 
     def end(self, request: Request) -> dict[str, tuple[int, int]]:
         """Forget a request that has ended. Returns the numbers of its drafted and accepted tokens by drafter."""
-        for drafter in self.drafters:
-            drafter.end(request)
+        self._tell_all(lambda drafter: drafter.end(request))
         self._next_ask.pop(request.rid, None)
         self.proposed.pop(request.rid, None)
         history = self._histories.pop(request.rid, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -289,6 +290,31 @@ def test_drafts_of_a_failed_step_are_not_judged(fake: ModuleType) -> None:
     assert not b.drafting.proposed
     assert b.drafting.stats() == {"drafted_always": 0, "accepted_always": 0}
     assert b.step(lambda k: 1)[0] > 0
+
+
+def test_drafter_that_fails_outside_of_a_step_ends_nothing(fake: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:
+    class Broken(Always):
+        def set_vocabulary(self, spelling: Sequence[bytes], control: Collection[int]) -> None:
+            raise ValueError("a bug of the drafter")
+
+        def end(self, request: Request) -> None:
+            raise ValueError("a bug of the drafter")
+
+    class Sound(Always):
+        ended: Request | None = None
+
+        def end(self, request: Request) -> None:
+            self.ended = request
+
+    sound = Sound("sound")
+    b = Bench(fake, DepthController([Broken("broken"), sound], cost=Cost(16, 1, 1)))
+    b.drafting.set_vocabulary([b"a"], ())
+    b.step(lambda k: 1)
+    assert b.drafting.end(b.requests[0])
+    b.drafting.check(set())
+    assert sound.ended is b.requests[0]
+    assert b.drafting.stats()["failed_broken"] == 2
+    assert capfd.readouterr().err.count("ValueError: a bug of the drafter") == 1
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
