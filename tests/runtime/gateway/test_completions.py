@@ -118,6 +118,13 @@ def test_logprobs_are_those_of_the_text_before_a_stop(openai_client: openai.Open
     assert [token.token for one in chunks if one for token in one.content or ()] == whole.logprobs.tokens
 
 
+def test_stop_strings_do_not_count_before_min_tokens(openai_client: openai.OpenAI, url: str) -> None:
+    (dot,) = json.loads(post(url, "/tokenize", {"prompt": "."})[1])["tokens"]
+    options: Any = {"stop": ["."], "logit_bias": {str(dot): 100}, "max_tokens": 8}
+    (choice,) = create(openai_client, **options, extra_body={"min_tokens": 4}).choices
+    assert (choice.text, choice.finish_reason) == ("....", "stop")
+
+
 def test_prompts_of_token_ids_are_those_of_their_texts(openai_client: openai.OpenAI, url: str) -> None:
     def ids(text: str) -> list[int]:
         found: list[int] = json.loads(post(url, "/tokenize", {"prompt": text})[1])["tokens"]
