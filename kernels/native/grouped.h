@@ -10,26 +10,18 @@
 // Scales and minimums are float16 [group][16], as parts of a factor per column.
 #pragma once
 
-#include <vector>
-
 #include "thread_pool.h"
+#include "tiles.h"
 #include "vector.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-#if defined(__AMX_BF16__) && defined(__AVX512FP16__) && defined(__linux__)
-#define BANYAN_TILES
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace {
 
-constexpr int GROUP = 32, COLUMNS = 16;
 constexpr int FLOAT4 = 5;               // in place of a number of bits: E2M1
 constexpr int GROUP_BYTES(int bits) { return GROUP * COLUMNS / (bits == 8 ? 1 : 2); }  // of a group of a panel
 constexpr int PARTS = COLUMNS / W;      // vectors that hold a number per column
-constexpr int TILE = 16;                // rows that lie together
 constexpr int TASK = 64, TASK_ROWS = 64;  // columns and rows of a task
 constexpr int AHEAD_BYTES = 4096;       // bytes of a panel that are prefetched
 
@@ -213,42 +205,9 @@ void few_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t
 }
 
 #ifdef BANYAN_TILES
-// Many rows in Intel's AMX: panels are dequantised to bfloat16, so are the rows, and tiles of 16 rows, 32 k and 16 columns
-// are multiplied. (Tiles of int8 would have to be stored after each group, which takes longer than to multiply them.)
-constexpr int MIN_TILED = 12;         // rows from which this is faster (measured)
-constexpr int TILED_ROWS = 256;       // rows of a task
-constexpr int WIDE_GROUPS = 8;        // groups of a panel that are dequantised at a time
-constexpr int A_TILE = TILE * GROUP;  // numbers
-
-// Whether the system lets this process use tiles.
-inline bool has_tiles() {
-    static const bool is_allowed = !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */);
-    return is_allowed;
-}
-
-// Sets the shapes of the tiles, rows of 64 bytes, and restores those that were set: torch uses tiles in the same thread.
-// All have 16 rows, except tiles 2, 3 and 5, which have n.
-class Tiles {
-    struct alignas(64) Shapes {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-        uint8_t rows[16] = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE};
-    } before;
-
-  public:
-    explicit Tiles(int n = TILE) {
-        // GCC takes these for accesses to 8 bytes, and would drop stores to the other 56.
-        Shapes ours;
-        ours.rows[2] = ours.rows[3] = ours.rows[5] = uint8_t(n);
-        _tile_storeconfig(&before);
-        asm volatile("" : : "r"(&before), "r"(&ours) : "memory");
-        _tile_loadconfig(&ours);
-    }
-    ~Tiles() {
-        if (before.palette) _tile_loadconfig(&before);
-        else _tile_release();
-    }
-};
+// Many rows in Intel's AMX: panels are dequantised to bfloat16, so are the rows, and they are multiplied in tiles. (Tiles
+// of int8 would have to be stored after each group, which takes longer than to multiply them.)
+constexpr int MIN_TILED = 12;  // rows from which this is faster (measured)
 
 // A vector of 32 words: for each column, a pair of k. Eight k are in the order of PAIRS, as their halves come out of bytes.
 constexpr int PAIRS[8] = {0, 2, 4, 6, 1, 3, 5, 7};
@@ -319,67 +278,22 @@ void order_pairs(bf16* to, int64_t s_to, const T* from, int64_t n_in) {  // one 
     }
 }
 
-// bfloat16 columns to multiply: pairs of k, as [16 columns][2], and the distances from one pair, group of k and 16 columns
-// to the next.
-struct Columns {
-    const bf16* at;
-    int64_t s_pair, s_group, s_columns;
-};
-
-// Adds n groups to c[16 * N rows][2 * 16 columns], which starts at 0 if `fresh`. a: of the first row tile and group; s_a:
-// from one row tile to the next; s_c: from one row to the next. With each group, n_ahead cache lines from `ahead` on are
-// prefetched into L2.
-template <int N>
-inline void add_tiles(float* c, int64_t s_c, const bf16* a, int64_t s_a, Columns b, int64_t n, bool fresh,
-                      const char* ahead = nullptr, int64_t n_ahead = 0) {
-    const int64_t row = s_c * sizeof(float), pair = b.s_pair * sizeof(bf16);
-    if (fresh) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    } else {
-        _tile_loadd(0, c, row);
-        _tile_loadd(1, c + COLUMNS, row);
-        if (N > 1) { _tile_loadd(2, c + TILE * s_c, row); _tile_loadd(3, c + TILE * s_c + COLUMNS, row); }
-    }
-    for (int64_t g = 0; g < n; g++, a += A_TILE, b.at += b.s_group) {
-        for (int64_t i = 0; i < n_ahead; i++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
-        _tile_loadd(4, a, 64);
-        _tile_loadd(6, b.at, pair);
-        _tile_loadd(7, b.at + b.s_columns, pair);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (N > 1) { _tile_loadd(5, a + s_a, 64); _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7); }
-    }
-    _tile_stored(0, c, row);
-    _tile_stored(1, c + COLUMNS, row);
-    if (N > 1) { _tile_stored(2, c + TILE * s_c, row); _tile_stored(3, c + TILE * s_c + COLUMNS, row); }
-}
-
-// c[r][0 .. 32) of n rows. a: of the first row, [tile of rows][group][row][32]
+// Dequantises n groups of WIDE columns from group g on to [WIDE / 16][n][GROUP / 2][16][2]. Columns beyond the last panel
+// repeat it.
 template <int BITS, bool HAS_MIN>
-void tiled_rows(const GroupedWeight& w, const int64_t (&panels)[2], const bf16* a, int64_t n_groups, int n, float* c) {
+Columns wide_columns(const GroupedWeight& w, int64_t column, int64_t g, int64_t n, int64_t n_groups, bf16* to) {
     constexpr int n_bytes = GROUP_BYTES(BITS);
-    alignas(64) bf16 wide[2][WIDE_GROUPS * GROUP * COLUMNS];
-    const int64_t s_a = n_groups * A_TILE;
-    for (int64_t g = 0; g < n_groups; g += WIDE_GROUPS) {
-        const int n_part = int(n_groups - g < WIDE_GROUPS ? n_groups - g : WIDE_GROUPS);
-        for (int p = 0; p < 2; p++)
-            for (int i = 0; i < n_part; i++) {
-                const int64_t at = panels[p] * n_groups + g + i, o = at * COLUMNS;
-                const uint8_t* q = w.panels + at * n_bytes;
-                for (int j = 0; j < n_bytes; j += 64) __builtin_prefetch(q + AHEAD_BYTES + j);
-                dequantise<BITS, HAS_MIN>(wide[p] + i * GROUP * COLUMNS, q, w.scale + o,
-                                          HAS_MIN ? w.minimum + o : nullptr);
-            }
-        const Columns b{wide[0], 2 * COLUMNS, GROUP * COLUMNS, WIDE_GROUPS * GROUP * COLUMNS};
-        for (int r = 0; r < n; r += 2 * TILE) {
-            const bf16* from = a + r / TILE * s_a + g * A_TILE;
-            if (n - r > TILE) add_tiles<2>(c + r * 2 * COLUMNS, 2 * COLUMNS, from, s_a, b, n_part, g == 0);
-            else add_tiles<1>(c + r * 2 * COLUMNS, 2 * COLUMNS, from, s_a, b, n_part, g == 0);
+    const int64_t last = (w.n_out - 1) / COLUMNS;
+    for (int64_t i = 0; i < WIDE / COLUMNS; i++) {
+        const int64_t panel = column / COLUMNS + i < last ? column / COLUMNS + i : last;
+        for (int64_t j = 0; j < n; j++) {
+            const int64_t at = panel * n_groups + g + j, o = at * COLUMNS;
+            const uint8_t* q = w.panels + at * n_bytes;
+            for (int k = 0; k < n_bytes; k += 64) __builtin_prefetch(q + AHEAD_BYTES + k);
+            dequantise<BITS, HAS_MIN>(to + (i * n + j) * GROUP * COLUMNS, q, w.scale + o, HAS_MIN ? w.minimum + o : nullptr);
         }
     }
+    return {to, 2 * COLUMNS, GROUP * COLUMNS, n * GROUP * COLUMNS};
 }
 #endif
 
@@ -429,38 +343,17 @@ void quantise_row(const T* from, const SmallRows& x, int64_t row, int64_t n_in, 
     }
 }
 
-// Memory of the calling thread that grows to what its largest batch needs, with some bytes that may be read beyond it.
-inline char* row_memory(int64_t n_bytes) {
-    thread_local std::vector<char> memory;
-    if (int64_t(memory.size()) < n_bytes + 2048) memory.resize(n_bytes + 2048);
-    return memory.data() + (-reinterpret_cast<uintptr_t>(memory.data()) & 63);
-}
-
-// Calls make(first panel, first row, n, c) for blocks of rows and of PANELS panels, and writes the sums c[n][16 PANELS]
-// to `out`, rounded to T.
-template <int ROWS, int PANELS, class T, class U, class F>
-void each_block(const GroupedWeight& w, const T* bias, U* out, int64_t n, int64_t s_out, int n_threads,
-                const F& make) {
-    constexpr int columns = COLUMNS * PANELS;
+// Calls make(panel, first row, n, c) for each panel and block of rows, and writes the sums c[n][16].
+template <int ROWS, class Out, class F>
+void each_block(int64_t n, int64_t n_out, int n_threads, const Out& out, const F& make) {
     const int64_t n_blocks = (n + ROWS - 1) / ROWS;
-    each_range((w.n_out + TASK - 1) / TASK, n_blocks, n_threads, [&](int64_t start, int64_t end, int64_t block) {
+    each_range((n_out + TASK - 1) / TASK, n_blocks, n_threads, [&](int64_t start, int64_t end, int64_t block) {
         const int64_t first = block * ROWS;
         const int n_rows = int(n - first < ROWS ? n - first : ROWS);
-        alignas(64) float c[ROWS * columns];
-        for (int64_t from = start * TASK; from < end * TASK && from < w.n_out; from += columns) {
+        alignas(64) float c[ROWS * COLUMNS];
+        for (int64_t from = start * TASK; from < end * TASK && from < n_out; from += COLUMNS) {
             make(from / COLUMNS, first, n_rows, c);
-            const int width = int(w.n_out - from < columns ? w.n_out - from : columns);
-            for (int64_t r = 0; r < n_rows; r++) {
-                U* to = out + (first + r) * s_out + from;
-                const float *sums = c + r * columns, *factor = w.factor + from;
-                int j = 0;
-                for (; j + W <= width; j += W) {
-                    const vf y = load(sums + j) * load(factor + j);
-                    store(to + j, rounded<T, U>(bias ? y + load(bias + from + j) : y));
-                }
-                for (; j < width; j++)
-                    put(to + j, get(near<T>(sums[j] * factor[j] + (bias ? get(bias[from + j]) : 0.0f))));
-            }
+            out.write(c, COLUMNS, first, n_rows, from);
         }
     });
 }
@@ -470,18 +363,17 @@ void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, U* out, i
                     int n_threads) {
     const int64_t n_groups = (w.n_in + GROUP - 1) / GROUP, n_tiles = (n + TILE - 1) / TILE;
     const int n_row_threads = n * w.n_in < (1 << 16) ? 1 : n_threads;
+    const Output<T, U> to{out, s_out, w.n_out, w.factor, bias};
 #ifdef BANYAN_TILES
     if (n >= MIN_TILED && !w.deterministic && has_tiles()) {
         bf16* rows = reinterpret_cast<bf16*>(row_memory(n_tiles * n_groups * A_TILE * sizeof(bf16)));
         ThreadPool::instance().run(n, n_row_threads, [&](int64_t i) {
             order_pairs(rows + i / TILE * n_groups * A_TILE + i % TILE * GROUP, A_TILE, x + i * s_x, w.n_in);
         });
-        const int64_t last = (w.n_out - 1) / COLUMNS;
-        return each_block<TILED_ROWS, 2>(w, bias, out, n, s_out, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
-            const Tiles shapes;
-            const int64_t panels[2] = {p, p < last ? p + 1 : p};
-            tiled_rows<BITS, HAS_MIN>(w, panels, rows + first * n_groups * GROUP, n_groups, n_rows, c);
-        });
+        return tiled_product(rows, n, n_groups, n_threads, to, [&](int64_t column, int64_t g, int64_t n_part) {
+            bf16* wide = reinterpret_cast<bf16*>(wide_memory(n_part * GROUP * WIDE * sizeof(bf16)));
+            return wide_columns<BITS, HAS_MIN>(w, column, g, n_part, n_groups, wide);
+        }, [](int64_t, int64_t) -> const bf16* { return nullptr; });
     }
 #endif
     constexpr int zero = SIGNED<BITS> ? 0 : ZERO(BITS, HAS_MIN);
@@ -491,7 +383,7 @@ void grouped_linear(const T* x, const GroupedWeight& w, const T* bias, U* out, i
     int32_t* offset = reinterpret_cast<int32_t*>(scale + 2 * n_all);
     const SmallRows rows{numbers, scale, scale + n_all, offset, n_groups, tile};
     ThreadPool::instance().run(n, n_row_threads, [&](int64_t i) { quantise_row(x + i * s_x, rows, i, w.n_in, zero); });
-    each_block<TASK_ROWS, 1>(w, bias, out, n, s_out, n_threads, [&](int64_t p, int64_t first, int n_rows, float* c) {
+    each_block<TASK_ROWS>(n, w.n_out, n_threads, to, [&](int64_t p, int64_t first, int n_rows, float* c) {
         panel_rows<BITS, HAS_MIN>(w, p, rows, first, n_rows, c);
     });
 }

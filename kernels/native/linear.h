@@ -108,38 +108,7 @@ inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int
 template <class T>
 constexpr int64_t padded(int64_t n_in) { return sizeof(T) == 2 ? (n_in + GROUP - 1) / GROUP * GROUP : n_in; }
 
-// Calls make(panel, first row, n, c, is_last) for each panel and ROWS rows, and writes the sums c[n][PANEL] to `out`,
-// rounded to T. is_last: the thread does not go on with the next panel.
-template <int ROWS, class T, class U, class F>
-void each_panel(const T* bias, U* out, int64_t n, int64_t n_out, int64_t s_out, int n_threads, const F& make) {
-    const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + ROWS - 1) / ROWS;
-    const auto compute = [&](int64_t p, int64_t first, bool is_last) {
-        const int64_t n_rows = n - first < ROWS ? n - first : ROWS;
-        alignas(64) float c[ROWS * PANEL];
-        make(p, first, n_rows, c, is_last);
-        const int64_t width = n_out - p * PANEL < PANEL ? n_out - p * PANEL : PANEL;
-        const T* add = bias ? bias + p * PANEL : nullptr;
-        for (int64_t r = 0; r < n_rows; r++) {
-            U* to = out + (first + r) * s_out + p * PANEL;
-            float* sums = c + r * PANEL;
-            int64_t j = 0;
-            for (; add && j + W <= width; j += W) store(sums + j, load(sums + j) + load(add + j));
-            for (; add && j < width; j++) sums[j] += get(add[j]);
-            for (j = 0; j + 2 * W <= width; j += 2 * W)
-                store(to + j, rounded<T, U>(load(sums + j)), rounded<T, U>(load(sums + j + W)));
-            for (; j < width; j++) put(to + j, get(near<T>(sums[j])));
-        }
-    };
-    each_range(n_panels, n_blocks, n_threads, [&](int64_t from, int64_t to, int64_t block) {
-        for (int64_t p = from; p < to; p++) compute(p, block * ROWS, p + 1 == to);
-    });
-}
-
 #ifdef BANYAN_TILES
-constexpr int BLOCK_ROWS = 512;   // of a task: they use a panel while it is in L2
-constexpr int64_t L1_GROUPS = 8;  // groups of k of a panel that stay in L1 while the rows of a task use them
-constexpr int GROUP_LINES = GROUP * PANEL * sizeof(bf16) / 64;  // cache lines of a group of a panel
-
 // x as [tile of 16 rows][group of k][row][GROUP], padded with 0.
 inline const bf16* tiled(const bf16* x, int64_t n, int64_t n_in, int64_t s_x, int n_threads) {
     const int64_t s_tile = padded<bf16>(n_in) * TILE;
@@ -152,49 +121,35 @@ inline const bf16* tiled(const bf16* x, int64_t n, int64_t n_in, int64_t s_x, in
     });
     return rows;
 }
-
-// c[n][PANEL] of one panel b. rows: of `tiled`, from the first one on. Prefetches the next panel, unless b is_last.
-inline void tiled_panel(float* c, const bf16* rows, const bf16* b, int64_t n, int64_t n_groups, bool is_last) {
-    const Tiles shapes;
-    const int64_t n_pairs = (n + 2 * TILE - 1) / (2 * TILE), s_a = n_groups * A_TILE;
-    const int64_t step = n_pairs > 2 ? L1_GROUPS : n_groups, n_ahead = is_last ? 0 : GROUP_LINES / (2 * n_pairs);
-    for (int64_t g = 0; g < n_groups; g += step) {
-        const int64_t n_here = n_groups - g < step ? n_groups - g : step;
-        for (int64_t i = 0; i < 2 * n_pairs; i++) {  // halves of the panel for each pair of row tiles
-            const int64_t r = i / 2 * 2 * TILE, half = i % 2 * 2 * COLUMNS;
-            const bf16* a = rows + r / TILE * s_a + g * A_TILE;
-            const bf16* next = b + n_groups * GROUP * PANEL;  // the next panel comes into L2, a share with each group
-            const char* ahead = reinterpret_cast<const char*>(next) + (i * n_groups + g) * n_ahead * 64;
-            const Columns columns{b + g * GROUP * PANEL + 2 * half, 2 * PANEL, GROUP * PANEL, 2 * COLUMNS};
-            float* to = c + r * PANEL + half;
-            if (n - r > TILE) add_tiles<2>(to, PANEL, a, s_a, columns, n_here, g == 0, ahead, n_ahead);
-            else add_tiles<1>(to, PANEL, a, s_a, columns, n_here, g == 0, ahead, n_ahead);
-        }
-    }
-}
 #endif
 
 template <class T, class U>
 void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
             int64_t s_out, int n_threads) {
     const int64_t s_panel = padded<T>(n_in) * PANEL;
+    const Output<T, U> to{out, s_out, n_out, nullptr, bias};
 #ifdef BANYAN_TILES
     if constexpr (sizeof(T) == 2)
         if (has_tiles()) {
-            const bf16* rows = tiled(x, n, n_in, s_x, n_threads);
             const int64_t n_groups = padded<T>(n_in) / GROUP;
-            const auto make = [&](int64_t p, int64_t first, int64_t n_rows, float* c, bool is_last) {
-                tiled_panel(c, rows + first * n_groups * GROUP, weight + p * s_panel, n_rows, n_groups, is_last);
+            const auto at = [&](int64_t column, int64_t g) { return weight + column / PANEL * s_panel + g * GROUP * PANEL; };
+            const auto read = [&](int64_t column, int64_t g, int64_t) {
+                return Columns{at(column, g), 2 * PANEL, GROUP * PANEL, 2 * COLUMNS};
             };
-            return each_panel<BLOCK_ROWS>(bias, out, n, n_out, s_out, n_threads, make);
+            return tiled_product(tiled(x, n, n_in, s_x, n_threads), n, n_groups, n_threads, to, read, at);
         }
 #endif
-    const auto make = [&](int64_t p, int64_t first, int64_t n_rows, float* c, bool is_last) {
-        for (int64_t k = 0; k < n_in; k += KC)
-            blocks<true>(n_rows, c, x + first * s_x + k, s_x, weight + p * s_panel + k * PANEL,
-                         int(n_in - k < KC ? n_in - k : KC), k == 0, is_last && k + KC >= n_in);
-    };
-    each_panel<MC>(bias, out, n, n_out, s_out, n_threads, make);
+    const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
+    each_range(n_panels, n_blocks, n_threads, [&](int64_t start, int64_t end, int64_t block) {
+        const int64_t first = block * MC, n_rows = n - first < MC ? n - first : MC;
+        alignas(64) float c[MC * PANEL];
+        for (int64_t p = start; p < end; p++) {
+            for (int64_t k = 0; k < n_in; k += KC)
+                blocks<true>(n_rows, c, x + first * s_x + k, s_x, weight + p * s_panel + k * PANEL,
+                             int(n_in - k < KC ? n_in - k : KC), k == 0, p + 1 == end && k + KC >= n_in);
+            to.write(c, PANEL, first, n_rows, p * PANEL);
+        }
+    });
 }
 
 struct Weight {  // the weight of a linear layer, in panels

@@ -148,26 +148,31 @@ def _linear(
 
 
 def _dense(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, tolerance: float) -> None:
-    """A product of many rows; each row has the same bits in all batches."""
-    x, weight = _randn(generator, dtype, 600, 300), _randn(generator, dtype, 150, 300) / 300**0.5
-    product = partial(_product, library, x, packed.pack(weight, library.banyan_panel()))
-    got = product(600)
-    _near("a product", got, x.double() @ weight.double().T, tolerance)
-    for n in (1, 2, 11, 16, 40, 70, 520):
-        assert torch.equal(product(n), got[:n]), f"a row differs in a batch of {n} on this machine"
+    """Products of many rows, and of many inputs and columns; each row has the same bits in all batches."""
+    for n_all, n_in, n_out in ((600, 300, 150), (300, 2100, 1100)):
+        x, weight = _randn(generator, dtype, n_all, n_in), _randn(generator, dtype, n_out, n_in) / n_in**0.5
+        product = partial(_product, library, x, packed.pack(weight, library.banyan_panel()))
+        got = product(n_all)
+        _near("a product", got, x.double() @ weight.double().T, tolerance)
+        for n in (1, 2, 11, 16, 40, 70, n_all - 80):
+            assert torch.equal(product(n), got[:n]), f"a row differs in a batch of {n} on this machine"
 
 
 def _grouped(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype) -> None:
     """Weights in 4 and 8 bits with and without minimums, against products of the same rounded rows; and in
     deterministic mode each row has the same bits in all batches."""
-    n_in, n_out = 96, 70
+    for n_in, n_out in ((96, 70), (2112, 40)):
+        _grouped_of(library, generator, dtype, n_in, n_out)
+
+
+def _grouped_of(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.dtype, n_in: int, n_out: int) -> None:
     x = _randn(generator, dtype, 70, n_in)
-    groups = x.float().view(70, 3, 32)
+    groups = x.float().view(70, n_in // 32, 32)
     step = groups.abs().amax(2, keepdim=True) / 127
     rounded = ((groups / step).round() * step).view(70, n_in).double()
     for n_bits, low, high in ((4, 0, 16), (8, -128, 128)):
         numbers = torch.randint(low, high, (n_out, n_in), generator=generator, dtype=torch.int8)
-        scale, minimum = torch.rand(2, n_out, 3, generator=generator) / (high - low) - 0.5 / (high - low)
+        scale, minimum = torch.rand(2, n_out, n_in // 32, generator=generator) / (high - low) - 0.5 / (high - low)
         doubles = torch.tensor([-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8)
         for weight in (
             Grouped(numbers, scale, minimum, n_bits),
