@@ -48,8 +48,10 @@ from banyan.runtime.protocol.wire import (
     EngineCommand,
     EngineReport,
     Failed,
+    Finish,
     Notice,
     Run,
+    Step,
     encode,
 )
 
@@ -218,7 +220,7 @@ class ServerLink:
                 case Run():
                     self._waiting.setdefault(order.client, {})[order.rid] = order
                 case Abort(rid=rid) if any(runs.pop(rid, None) for runs in self._waiting.values()):
-                    pass
+                    self.send([Step(finished=(Finish(rid, "abort"),))])  # the server, or its host, counts what it sent
                 case Ask(what="unload_adapter"):  # after the requests that it concerns
                     yield from self._take_turns()
                     yield order

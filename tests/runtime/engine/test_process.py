@@ -20,7 +20,7 @@ from banyan.runtime import config as configs
 from banyan.runtime import launch
 from banyan.runtime.engine import process
 from banyan.runtime.engine.hardware import n_cores
-from banyan.runtime.protocol.decoders import decode_report
+from banyan.runtime.protocol.decoders import decode_command, decode_report
 from banyan.runtime.protocol.wire import (
     Abort,
     Answer,
@@ -28,6 +28,7 @@ from banyan.runtime.protocol.wire import (
     EngineCommand,
     EngineReport,
     Failed,
+    Finish,
     Notice,
     Ready,
     Run,
@@ -35,6 +36,7 @@ from banyan.runtime.protocol.wire import (
     Step,
     encode,
 )
+from banyan.runtime.server.engine_link.shared_engine import SHIFT, SharedEngine
 from forms import in_short
 from waits import wait_until
 
@@ -137,6 +139,27 @@ def test_requests_of_clients_take_turns_behind_other_orders(monkeypatch: pytest.
         wait_until(lambda: link._socket.poll(0), "the order")
         assert list(link.drain(block=True)) == [*runs(1, *range(14, 100)), unload]
         link.close()
+
+
+def test_request_aborted_before_the_engine_takes_it_ends_in_its_host() -> None:
+    """Otherwise the host counts it forever, and waits forever for a trial before it sends the next one."""
+    shared = SharedEngine()
+    trial = Run(3, b"", order=(0, 0), is_trial=True)
+    with zmq.Context() as context, context.socket(zmq.PAIR) as host:
+        host.bind("inproc://engine")
+        link = process.ServerLink(context, "inproc://engine", None)
+        for order in (trial, Abort(3)):
+            for data in shared.take(0, encode(order)):
+                host.send(data)
+        assert not list(shared.take(1, encode(trial)))
+        assert list(link.drain(block=True)) == []
+        sent, commands = shared.report(host.recv(zmq.NOBLOCK), {0, 1})
+        link.close()
+    ((server, data),) = sent
+    assert server == 0
+    assert decode_report(data) == Step(finished=(Finish(3, "abort"),))
+    assert [decode_command(data).rid for data in commands] == [1 << SHIFT | 3]
+    assert list(shared._living) == [1 << SHIFT | 3]
 
 
 @pytest.mark.parametrize("is_new", in_short([False], [False, True]), ids=["forked", "a new interpreter"])
