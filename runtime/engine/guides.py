@@ -135,6 +135,11 @@ class Guides:
             self._pool().submit(self._compile, spec, self._vocabulary, run.rid)
 
     @property
+    def has_ready(self) -> bool:
+        """Whether a Run became ready when it was submitted: then `wake` is not written."""
+        return bool(self._ready)
+
+    @property
     def waiting(self) -> Iterator[Run]:
         """The Runs that `ready` has not returned yet."""
         yield from chain.from_iterable(self._waiting.values())

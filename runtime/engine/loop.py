@@ -222,7 +222,8 @@ class EngineLoop:
         ahead: InFlightStep | None = None
         while True:
             try:
-                is_idle = self.scheduler.is_idle and ahead is None and not deferred and not self.exchange.is_busy
+                is_idle = self.scheduler.is_idle and ahead is None and not deferred
+                is_idle = is_idle and not self.guides.has_ready and not self.exchange.is_busy
                 for order in chain(deferred, link.drain(block=is_idle)):
                     self.take(order)
                 self.exchange.clear_wake()

@@ -348,6 +348,14 @@ def test_ready_guide_wakes_the_loop(bench: Bench, slow_build: threading.Event) -
         os.eventfd_read(e.guides.wake)
 
 
+def test_loop_does_not_sleep_while_a_guide_is_ready(bench: Bench, late: ModuleType) -> None:
+    """The request arrives during the last step of the others. Its constraint is compiled already, so no event comes."""
+    e = bench.engine()
+    bench.drive(e, bench.run(100, REGEX, max_tokens=2))
+    box = late.play(e, {0: [bench.run(0, None, max_tokens=1)], 1: [bench.run(1, REGEX, max_tokens=2)]})
+    assert {rid: finish.reason for rid, finish in box.finished.items()} == {0: "length", 1: "length"}
+
+
 def test_collected_engine_closes_its_eventfd(bench: Bench) -> None:
     def n_open_files() -> int:
         gc.collect()
