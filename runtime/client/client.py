@@ -58,6 +58,7 @@ def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key
         address = ServerAddress(Path(path).absolute(), token, tenant=tenant)
     with _connecting:
         loop = _ClientLoop.of_this_process()
+    with loop.handshake(address):
         client = loop.clients.get(address)
         if client is None or client.lost is not None:
             client = Client(loop, address, timeout)
@@ -370,6 +371,7 @@ class _ClientLoop:
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.clients: dict[ServerAddress, Client] = {}
+        self._handshakes: dict[ServerAddress, threading.Lock] = {}
         self.n_lost = 0  # lost connections that had durable programs
         self._calls: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -385,6 +387,11 @@ class _ClientLoop:
         if not self._is_woken:
             self._is_woken = True
             os.eventfd_write(self._wake, 1)
+
+    def handshake(self, address: ServerAddress) -> threading.Lock:
+        """Held while one thread connects to a server: others that want this server wait, and get the same client."""
+        with _connecting:
+            return self._handshakes.setdefault(address, threading.Lock())
 
     def add(self, client: Client) -> None:
         self._poller.register(client.socket, zmq.POLLIN)
@@ -413,7 +420,7 @@ class _ClientLoop:
         fail with RuntimeLost(`why`)."""
 
         def attempt() -> None:
-            with _connecting:
+            with self.handshake(address):
                 client = self.clients.get(address)
                 is_new = client is None or client.lost is not None
                 client = Client(self, address, _RECONNECT_HANDSHAKE) if client is None or is_new else client
@@ -496,6 +503,7 @@ def _define(number: int, template: ProgramTemplate) -> wire.Define:
 
 
 _connecting = threading.Lock()
+"""Never held while a server is waited for."""
 _busy = threading.RLock()
 """Held while messages are handled and during a fork, so that no future is half resolved in the child."""
 

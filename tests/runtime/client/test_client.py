@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -470,6 +471,25 @@ def value(seq: int, ref: int, text: str) -> wire.Value:
 def test_connect_times_out_without_an_answer(stub: Callable[..., Stub]) -> None:
     with pytest.raises(ConnectFailed, match=r"did not answer within 0\.2 s"):
         connect(stub().path, timeout=0.2)
+
+
+def test_connect_does_not_wait_for_another_server_that_does_not_answer(
+    stub: Callable[..., Stub], tmp_path: Path
+) -> None:
+    def connect_to_silent() -> None:
+        with pytest.raises(ConnectFailed, match="ended, or closed the connection"):
+            connect(tmp_path / "silent", timeout=20)
+
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "silent"))
+        silent.listen()
+        waiting = threading.Thread(target=connect_to_silent)
+        waiting.start()
+        silent.accept()[0].close()  # the connection that tries whether somebody listens
+        c = connect(stub([WELCOME]).path)
+        assert waiting.is_alive()
+    join_thread(waiting)
+    assert c.welcome == WELCOME
 
 
 def test_connect_to_missing_socket_fails(tmp_path: Path) -> None:
