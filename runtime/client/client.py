@@ -58,12 +58,7 @@ def connect(path: str | Path, timeout: float = 10.0, token: str = "", server_key
         address = ServerAddress(Path(path).absolute(), token, tenant=tenant)
     with _connecting:
         loop = _ClientLoop.of_this_process()
-    with loop.handshake(address):
-        client = loop.clients.get(address)
-        if client is None or client.lost is not None:
-            client = Client(loop, address, timeout)
-        client._is_for_durables = False
-        return client
+    return loop.client_for(address, timeout)
 
 
 class ServerAddress(NamedTuple):
@@ -86,7 +81,9 @@ class Client:
     lost: str | None
     """Why the connection cannot be used any more; None while it can."""
 
-    def __init__(self, loop: _ClientLoop, address: ServerAddress, timeout: float) -> None:
+    def __init__(
+        self, loop: _ClientLoop, address: ServerAddress, timeout: float, is_for_durables: bool = False
+    ) -> None:
         self.address, self.path, self.lost, self._pid = address, address.path, None, os.getpid()
         self._loop, self._lock = loop, threading.Lock()
         self._programs: dict[int, ProgramFutures] = {}
@@ -96,7 +93,8 @@ class Client:
         self._answers: dict[int, ValueFuture[wire.Answer]] = {}
         # Programs and templates of a lost connection keep their numbers here, so new numbers start above them.
         self._numbers, self._ask_ids = itertools.count(loop.n_lost << 32), itertools.count()
-        self._is_for_durables = False  # made by a reconnect, and closed when its durable programs have ended
+        # Made by a reconnect, and closed when its durable programs have ended, unless a user connects meanwhile.
+        self.is_for_durables = is_for_durables
         self._n_unanswered = 0  # heartbeats since the last message of the server
         if isinstance(address.path, Path):
             self.socket, self.monitor = ipc.connect(loop.context, address.path)
@@ -301,24 +299,24 @@ class Client:
                     admitted.append(other)
         for other in admitted:
             other.admitted()
-        if self._is_for_durables and not self._programs:
+        if self.is_for_durables and not self._programs:
             self._loop.call(self._drop_if_unused)  # after the messages that queued calls send: Cancel
 
     def _drop_if_unused(self) -> None:
-        if not self._programs:
-            self._loop.drop(self, "its durable programs have ended")
+        with _connecting:  # a user may connect now
+            if self.is_for_durables and not self._programs:
+                self._loop.drop(self, "its durable programs have ended")
 
     @property
     def has_durables(self) -> bool:
         with self._lock:
             return any(program.is_durable for program in self._programs.values())
 
-    def adopt(self, programs: Sequence[ProgramFutures], is_new: bool) -> None:
-        """Resume durable programs of a lost connection on this one. is_new: this connection was made for them."""
+    def adopt(self, programs: Sequence[ProgramFutures]) -> None:
+        """Resume durable programs of a lost connection on this one."""
         if self.lost is not None:
             self._loop.reconnect(self.address, programs, self.lost)
             return
-        self._is_for_durables = self._is_for_durables or is_new
         for program in programs:
             if not program.is_over:
                 with self._lock:
@@ -388,10 +386,17 @@ class _ClientLoop:
             self._is_woken = True
             os.eventfd_write(self._wake, 1)
 
-    def handshake(self, address: ServerAddress) -> threading.Lock:
-        """Held while one thread connects to a server: others that want this server wait, and get the same client."""
+    def client_for(self, address: ServerAddress, timeout: float, is_for_durables: bool = False) -> Client:
+        """The present connection to a server, or a new one."""
         with _connecting:
-            return self._handshakes.setdefault(address, threading.Lock())
+            handshake = self._handshakes.setdefault(address, threading.Lock())
+        with handshake:  # others that want this server wait, and get the same client
+            with _connecting:
+                client = self.clients.get(address)
+                if client is not None and client.lost is None:
+                    client.is_for_durables = client.is_for_durables and is_for_durables
+                    return client
+            return Client(self, address, timeout, is_for_durables)
 
     def add(self, client: Client) -> None:
         self._poller.register(client.socket, zmq.POLLIN)
@@ -420,11 +425,8 @@ class _ClientLoop:
         fail with RuntimeLost(`why`)."""
 
         def attempt() -> None:
-            with self.handshake(address):
-                client = self.clients.get(address)
-                is_new = client is None or client.lost is not None
-                client = Client(self, address, _RECONNECT_HANDSHAKE) if client is None or is_new else client
-            self.call(partial(client.adopt, programs, is_new))
+            client = self.client_for(address, _RECONNECT_HANDSHAKE, is_for_durables=True)
+            self.call(partial(client.adopt, programs))
 
         def run() -> None:
             end, last_error = time.monotonic() + RECONNECT_TIMEOUT, ""
@@ -503,7 +505,8 @@ def _define(number: int, template: ProgramTemplate) -> wire.Define:
 
 
 _connecting = threading.Lock()
-"""Never held while a server is waited for."""
+"""Held while connections are looked up, and while one is closed because nobody looks for it; never while a server is
+waited for."""
 _busy = threading.RLock()
 """Held while messages are handled and during a fork, so that no future is half resolved in the child."""
 

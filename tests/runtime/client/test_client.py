@@ -547,3 +547,34 @@ def test_failed_or_unanswered_query_raises(stub: Callable[..., Stub]) -> None:
         c.ask("check")
     with pytest.raises(RuntimeLost, match=r"'stats' within 0\.1 s"):
         c.ask("stats", timeout=0.1)
+
+
+@pytest.mark.parametrize("when", ["as it is made", "as its last program ends"])
+def test_reconnect_of_a_durable_program_is_not_closed_under_a_user(stub: Callable[..., Stub], when: str) -> None:
+    """The I/O thread stands still while the user connects."""
+    server = stub([WELCOME], [], [WELCOME], [value(0, 0, "b")], [], [wire.Answer(0, True, b"3")])
+    first, loop = connect(server.path), clients._ClientLoop.of_this_process()
+    is_still, go_on = threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        is_still.set()
+        go_on.wait(20)
+
+    def lose_server() -> None:
+        loop.drop(first, "the server is gone", may_come_back=True)
+        if when == "as it is made":
+            stand_still()
+
+    program = first.program()
+    program.limit(wire.ProgramLimits(durable="k"))
+    if when == "as its last program ends":
+        program.future(0).add_done_callback(lambda _: loop.call(stand_still))
+    program.submit([wire.Append(0, ("a",)), wire.Gen(0, 0, LONG)], last=True)
+    wait_until(lambda: any(isinstance(message, wire.Submit) for message in server.received), "the program")
+    loop.call(lose_server)
+    wait_until(lambda: is_still.is_set() and first.address in loop.clients, "the reconnect")
+    own = connect(server.path)
+    go_on.set()
+    assert own is not first
+    assert program.future(0).result(5).samples[0].text == "b"
+    assert own.ask("stats") == 3
