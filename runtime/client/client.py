@@ -89,6 +89,7 @@ class Client:
         self._programs: dict[int, ProgramFutures] = {}
         self._admitted: dict[int, ProgramFutures] = {}  # at most welcome.max_programs; 0: any number
         self._waiting: OrderedDict[int, ProgramFutures] = OrderedDict()  # for admission
+        self._kept: list[ProgramFutures] = []  # durable programs that were lost with this connection
         self.templates: dict[int, ProgramTemplate] = {}  # by number
         self._answers: dict[int, ValueFuture[wire.Answer]] = {}
         # Programs and templates of a lost connection keep their numbers here, so new numbers start above them.
@@ -304,7 +305,7 @@ class Client:
 
     def _drop_if_unused(self) -> None:
         with _connecting:  # a user may connect now
-            if self.is_for_durables and not self._programs:
+            if self.is_for_durables and not self._programs and self.lost is None:
                 self._loop.drop(self, "its durable programs have ended")
 
     @property
@@ -323,6 +324,7 @@ class Client:
                     self._programs[program.number] = program
                 program.resume(self)
                 self.forget_if_over(program.number)
+        self._loop.call(self._drop_if_unused)  # all of them may have ended meanwhile
 
     def lose(self, why: str, keep_durable: bool = False) -> list[ProgramFutures]:
         """Called when the connection is lost: fail all programs and questions, except the durable programs, which are
@@ -333,12 +335,19 @@ class Client:
             self._admitted.clear()
             self._waiting.clear()
         kept = [program for program in programs if keep_durable and program.is_durable and not program.is_over]
+        self._kept = kept
         for program in programs:
             if program not in kept:
                 program.fail_all(lambda gen, line: RuntimeLost(why))
         while self._answers:
             self._answers.popitem()[1].set_exception(RuntimeLost(why))
         return kept
+
+    def give_up(self, why: str) -> None:
+        """Called when a lost connection is closed: fail the durable programs that still wait for their server."""
+        for program in self._kept:
+            program.give_up(self, why)
+        self._kept = []
 
     def close_sockets(self) -> None:
         self.socket.disable_monitor()
@@ -417,6 +426,8 @@ class _ClientLoop:
             client.close_sockets()
             if kept:
                 self.reconnect(client.address, kept, why)
+        else:
+            client.give_up(why)
         if done is not None:
             done.set()
 

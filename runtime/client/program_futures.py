@@ -390,6 +390,11 @@ class ProgramFutures:
             self._note_error(error)
             future.set_exception(error)
 
+    def give_up(self, lost: ClientConnection, why: str) -> None:
+        """Fail as `fail_all` does, unless another connection than the lost one has resumed the program."""
+        if self._connection is lost:
+            self.fail_all(lambda gen, line: RuntimeLost(why))
+
     def _note_error(self, error: BaseException) -> None:
         if self.first_error is None and not isinstance(error, Cancelled):
             self.first_error = error

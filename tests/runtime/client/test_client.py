@@ -578,3 +578,20 @@ def test_reconnect_of_a_durable_program_is_not_closed_under_a_user(stub: Callabl
     assert own is not first
     assert program.future(0).result(5).samples[0].text == "b"
     assert own.ask("stats") == 3
+
+
+def test_close_ends_durable_programs_that_wait_for_their_server(stub: Callable[..., Stub]) -> None:
+    """The server comes back too late: the program is not sent again, and the new connection is closed."""
+    server = stub([WELCOME], [], [WELCOME])
+    first, loop = connect(server.path), clients._ClientLoop.of_this_process()
+    program = first.program()
+    program.limit(wire.ProgramLimits(durable="k"))
+    program.submit([wire.Append(0, ("a",)), wire.Gen(0, 0, LONG)], last=True)
+    with loop._handshakes[first.address]:  # the reconnect waits
+        loop.call(lambda: loop.drop(first, "the server is gone", may_come_back=True))
+        first.close()
+        with pytest.raises(RuntimeLost, match="this client was closed"):
+            program.future(0).result(10)
+    wait_until(lambda: all(thread.name != "banyan-reconnect" for thread in threading.enumerate()), "the reconnect")
+    wait_until(lambda: first.address not in loop.clients and not loop._calls, "the end of the new connection")
+    assert sum(isinstance(message, wire.Submit) for message in server.received) == 1
