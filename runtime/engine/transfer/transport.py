@@ -146,9 +146,11 @@ class ThreadRead:
         self.thread.start()
 
     def poll(self) -> memoryview | None:
-        if self._error:
+        if not self._has_ended:
+            return None
+        if self._error:  # set before _has_ended
             raise TransferFailed(self._error)
-        return self._memory if self._has_ended else None
+        return self._memory
 
     def confirm(self) -> None:
         """Nothing to check: what arrived is a copy, which was checked before its use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ from transfer_reads import all_of
 
 from banyan.runtime.engine.transfer import chunks
 from banyan.runtime.engine.transfer.chunks import CHUNK, Chunks
-from banyan.runtime.engine.transfer.transport import Buffer, Buffers, SharedMemory, TransferFailed
+from banyan.runtime.engine.transfer.transport import Buffer, Buffers, SharedMemory, ThreadRead, TransferFailed
 
 
 @pytest.fixture
@@ -102,6 +103,41 @@ def test_closed_buffer_is_not_sent(ends: tuple[Chunks, Chunks]) -> None:
     buffers.close()
     with pytest.raises(TransferFailed, match="does not have the pages"):
         all_of(ends[1].read(place, 10))
+
+
+def test_read_that_fails_while_it_is_polled_gives_no_bytes() -> None:
+    class FailingRead(ThreadRead):
+        """Fails as soon as somebody has looked for an error."""
+
+        error, may_fail = "", threading.Event()
+
+        def _fetch(self) -> None:
+            self.may_fail.wait(20)
+            raise TransferFailed("the peer is gone")
+
+        def _release(self) -> None:
+            pass
+
+        @property
+        def _error(self) -> str:
+            found = self.error
+            self.may_fail.set()
+            self.thread.join()
+            return found
+
+        @_error.setter
+        def _error(self, error: str) -> None:
+            self.error = error
+
+    wake = os.eventfd(0)
+    read = FailingRead(memoryview(b"garbage"), wake, "banyan-kv-test")
+    assert read.poll() is None
+    read.may_fail.set()
+    read.thread.join()
+    with pytest.raises(TransferFailed, match="the peer is gone"):
+        read.poll()
+    read.close()
+    os.close(wake)
 
 
 def test_memory_is_used_again_and_closed_when_it_is_short() -> None:
