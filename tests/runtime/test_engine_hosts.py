@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -350,8 +351,15 @@ def test_host_does_not_wait_for_a_server_that_is_gone(hosts: Hosts) -> None:
         context.destroy(0)
 
 
-def test_host_that_cannot_start_an_engine_now_joins_again(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended for good when a name could not be resolved, or the machine had no process left."""
+@pytest.mark.parametrize(
+    "error",
+    [socket.gaierror(socket.EAI_AGAIN, "no answer"), zmq.ZMQError(errno.EMFILE, "no answer")],
+    ids=["no address", "no socket"],
+)
+def test_host_that_cannot_start_an_engine_now_joins_again(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It ended for good when a name could not be resolved, or the machine had no process or socket left."""
     server = hosts._serve(options=hosts.options, say={"count": OUTPUT})
     address = server.report[-1].split()[3].rstrip(",")
     own_address, n_asked = tcp_auth.own_address, 0
@@ -360,7 +368,7 @@ def test_host_that_cannot_start_an_engine_now_joins_again(hosts: Hosts, monkeypa
         nonlocal n_asked
         n_asked += 1
         if n_asked == 1:
-            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+            raise error
         return own_address(of)
 
     monkeypatch.setattr(tcp_auth, "own_address", fail_once)

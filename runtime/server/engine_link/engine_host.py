@@ -29,7 +29,7 @@ from banyan.runtime import launch
 from banyan.runtime.config import Config
 from banyan.runtime.errors import BanyanError, ConfigError, ConnectFailed
 from banyan.runtime.protocol import decoders, tcp_auth, wire
-from banyan.runtime.server.engine_link.link import EngineProcess
+from banyan.runtime.server.engine_link.link import NO_PROCESS, EngineProcess
 from banyan.runtime.server.engine_link.shared_engine import NotShared, SharedEngine
 
 CONNECT = 10.0
@@ -194,7 +194,7 @@ class EngineHost:
                 raise
             except wire.UNREADABLE as e:
                 raise _Broken(f"the server at {server.address} sent an invalid message: {e}") from e
-            except OSError as e:  # for example, no process can be started now, or a name cannot be resolved
+            except NO_PROCESS as e:  # for example, no process can be started now, or a name cannot be resolved
                 raise _Broken(f"the engine for the server at {server.address} cannot be started: {e}") from e
         elif server.config is None and time.monotonic() > server.deadline:
             raise _Broken(f"the server at {server.address} does not answer; is {server.key} its key?")
