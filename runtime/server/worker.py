@@ -769,9 +769,10 @@ class Server:
         others = [one for one in self.replicas if one is not replica and one.route.is_ready]
         roll = self.changes.roll
         is_starting = roll is not None and replica is roll.starting
-        is_rolled = is_starting or (roll is not None and roll.is_first(replica))
+        is_rolled = roll is not None and roll.is_first(replica)
+        before = b"" if is_starting else replica.route.weights
         is_needed = others or (isinstance(replica.link, RemoteLink) and len(self.programs))
-        if is_needed and (why := self._differs(ready, replica.route.weights, is_rolled)):
+        if is_needed and (why := self._differs(ready, before, is_rolled)):
             why = f"engine {replica.name} {why}"
             self._log("quiet", why)
             replica.link.refuse()
@@ -810,7 +811,7 @@ class Server:
 
     def _differs(self, ready: wire.Ready, before: bytes, is_rolled: bool) -> str:
         """Why a new engine cannot run the programs of the running engines; "": it can. before: the weights of the
-        engine that it replaces. is_rolled: this engine's weights are being changed."""
+        engine that it replaces; b"": those of the running ones. is_rolled: it is the first one with new weights."""
         mine = self._standard
         if not is_rolled and ready.weights != (before or mine.weights):
             return "has other weights than the running engines; its files were changed, or are another model's"

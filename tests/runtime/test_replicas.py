@@ -341,6 +341,25 @@ def test_weights_that_cannot_be_loaded_leave_the_engines_as_they_were(
     assert len(engines(c)) == 2
 
 
+def test_weights_that_change_again_during_their_change_are_refused(
+    join: Join, other_model: Callable[..., Path]
+) -> None:
+    c = join(say={"count": "old"}, weights="old", options=TWO)
+    new = other_model("new", say={"count": "new"}, weights="new")
+    resting = Resting(c, "count")
+    assert text(resting.program) == "old"
+    with ThreadPoolExecutor() as threads:
+        rolled = threads.submit(c.ask, "roll", 60, path=str(new))
+        wait_until(lambda: text(submit(c, "count")) == "new", "an engine with the new weights")
+        (new / "fake.json").write_text('{"say": {"count": "newer"}, "weights": "newer"}')
+        resting.go_on()
+        with pytest.raises(BanyanError, match="has other weights than the running engines"):
+            rolled.result(60)
+    assert text(resting.program, 1) == "old"
+    wait_until(lambda: {one["state"] for one in engines(c).values()} == {"ready"}, "the engine with the old weights")
+    assert [text(submit(c, "count")) for _ in range(4)] == ["new"] * 4
+
+
 def test_engine_for_prompts_takes_programs_if_its_kv_cannot_be_moved(join: Join) -> None:
     """It had nothing to do: those of fake engines cannot."""
     c = join(say={"count": OUTPUT}, step_ms=5, options=TWO | {"prefill_replicas": 1})

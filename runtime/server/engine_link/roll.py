@@ -65,9 +65,10 @@ class WeightsRoll:
         self.go_on()
 
     def is_first(self, replica: ReplicaProcess) -> bool:
-        """Whether an engine that joined during the change is the first that has loaded the new weights."""
+        """Whether an engine, which may have joined during the change, is the first that has loaded the new weights."""
         is_known = self._requests.routes.weights != self._newest
-        return not is_known and replica.link.model == self.model and not replica.route.weights
+        has_joined = replica.link.model == self.model and not replica.route.weights
+        return not is_known and (replica is self.starting or has_joined)
 
     def go_on(self) -> None:
         """Do what can be done now. Called whenever something may have changed."""
