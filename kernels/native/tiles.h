@@ -180,13 +180,14 @@ void tiled_product(const bf16* rows, int64_t n, int64_t n_groups, int n_threads,
         const Tiles shapes;
         const int64_t first = block * n_pairs / n_blocks, n_here = (block + 1) * n_pairs / n_blocks - first;
         const int64_t n_sums = 2 * n_here * height * width, n_ahead = GROUP_LINES / (2 * n_here);
-        float* sums = reinterpret_cast<float*>(sum_memory((is_whole ? 1 : TOGETHER) * n_sums * sizeof(float)));
+        alignas(64) float own[height * width];  // of all k, one after the other; of a part of k, in `sums`
+        float* sums = is_whole ? own : reinterpret_cast<float*>(sum_memory(TOGETHER * n_sums * sizeof(float)));
         // The sums of one part and WIDE columns; `lines` are prefetched meanwhile.
         const auto multiply = [&](int64_t column, int64_t g, float* c, const bf16* lines) {
             const int64_t n_part = std::min(part, n_groups - g);
             const bool is_last = g + n_part == n_groups;
             const Columns b = read(column, g, n_part);
-            for (int64_t i = 0; i < 2 * n_here; i++, c += height * width) {
+            for (int64_t i = 0; i < 2 * n_here; i++, c += is_whole ? 0 : height * width) {
                 const int64_t row = (first + i / 2) * height, n_rows = std::min(height, n - row);
                 const int64_t at = column + i % 2 * width;
                 const bf16* a = rows + row * n_groups * GROUP + g * A_TILE;
