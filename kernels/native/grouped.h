@@ -207,7 +207,7 @@ void few_rows(const GroupedWeight& w, int64_t panel, const SmallRows& x, int64_t
 #ifdef BANYAN_TILES
 // Many rows in Intel's AMX: panels are dequantised to bfloat16, so are the rows, and they are multiplied in tiles. (Tiles
 // of int8 would have to be stored after each group, which takes longer than to multiply them.)
-constexpr int MIN_TILED = 12;  // rows from which this is faster (measured)
+constexpr int MIN_TILED = 17;  // rows from which this is faster (measured)
 
 // A vector of 32 words: for each column, a pair of k. Eight k are in the order of PAIRS, as their halves come out of bytes.
 constexpr int PAIRS[8] = {0, 2, 4, 6, 1, 3, 5, 7};
