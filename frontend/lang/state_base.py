@@ -85,8 +85,11 @@ class StateBase:
     def __copy__(self) -> NoReturn:
         raise BadProgram("a state cannot be copied; s.fork(1)[0] is a branch with its text and variables")
 
-    def __deepcopy__(self, memo: object) -> NoReturn:
-        self.__copy__()
+    def __deepcopy__(self, memo: object) -> Self:
+        """What holds a state, such as an error, can be copied, and its copy holds this state."""
+        if not memo:
+            self.__copy__()
+        return self
 
     @property
     def _is_running_view(self) -> bool:

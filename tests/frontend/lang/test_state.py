@@ -363,6 +363,9 @@ def test_copy_module_is_refused(mock: bn.Mock, make: Any) -> None:
     state = bn.function(lambda s: s.__iadd__("text")).run()
     with pytest.raises(bn.BadProgram, match=r"fork\(1\)"):
         make(state)
+    error = bn.BanyanError("no luck")
+    error.state = state  # type: ignore[attr-defined]
+    assert make(error).state is state
 
 
 def test_state_can_be_continued_after_its_body(mock: bn.Mock) -> None:
