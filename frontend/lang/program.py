@@ -346,7 +346,7 @@ class Program(Typed[Args, R_co]):
         ]
         slots = {name: ArgumentSlot(i, name) for i, name in enumerate(missing)}
         body = self._body(inspect.BoundArguments(self._signature, {**given, **slots}))
-        return record(self.name, body, Options(), welcome, self._state_class), missing
+        return record(self.name, body, Options(), welcome, self._state_class, slots.values()), missing
 
     # ---- arguments ---------------------------------------------------------------------------------------------------
 

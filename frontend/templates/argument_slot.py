@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from banyan.execution.source_line import source_line
@@ -29,11 +30,12 @@ class ArgumentSlot(Expr):
     Any other use raises ArgumentObserved, which is kept: for another argument, the body may append something else.
     """
 
-    __slots__ = ("__weakref__", "i", "name", "observed")
+    __slots__ = ("__weakref__", "i", "name", "observed", "on_observed")
 
     def __init__(self, i: int, name: str) -> None:
         self.i, self.name = i, name
         self.observed: ArgumentObserved | None = None
+        self.on_observed: Callable[[ArgumentObserved], None] | None = None
 
     def __format__(self, spec: str) -> str:
         return self._observe() if spec else super().__format__(spec)
@@ -45,6 +47,8 @@ class ArgumentSlot(Expr):
 
     def _observe(self, *_: Any) -> NoReturn:
         self.observed = self.observed or ArgumentObserved(f"argument {self.name!r}", source_line())
+        if self.on_observed is not None:
+            self.on_observed(self.observed)
         raise self.observed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CoroutineType
@@ -15,9 +15,10 @@ from banyan.execution.source_line import source_line
 from banyan.lang.sampling import Options
 from banyan.lang.state import State
 from banyan.lang.state_base import StateBase
+from banyan.runtime.errors import BanyanError
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
-from banyan.templates.argument_slot import AWAITED, ArgumentObserved
+from banyan.templates.argument_slot import AWAITED, ArgumentObserved, ArgumentSlot
 from banyan.views.transcript import Transcript
 
 
@@ -50,7 +51,11 @@ class Recorder:
         self.welcome = welcome
         self.programs: list[RecordedProgram] = []
         self.observed: ArgumentObserved | None = None
-        """The first that was raised here. The body may have caught it."""
+        """The first that ended the recording. The body may have caught it."""
+        self.flush: Callable[[], None] | None = None
+        """Submits what the body has appended so far."""
+        self.is_ended = False
+        """Whether ops are ignored: the body caught `observed`, and what it appends then is no run's."""
 
     def program(self, name: str = "") -> RecordedProgram:
         self.programs.append(RecordedProgram(name, self))
@@ -61,8 +66,19 @@ class Recorder:
 
     def observe(self, what: str | int) -> NoReturn:
         """Raise an ArgumentObserved."""
-        self.observed = self.observed or ArgumentObserved(what, source_line())
+        self.end(ArgumentObserved(what, source_line()))
+        assert self.observed is not None
         raise self.observed
+
+    def end(self, observed: ArgumentObserved) -> None:
+        """End the recording with what the body has appended so far. Only the first call has an effect."""
+        if self.observed is not None:
+            return
+        self.observed = observed
+        if self.flush is not None:
+            with suppress(ArgumentObserved, BanyanError):  # see `record`; the body may have stopped its program
+                self.flush()
+        self.is_ended = True
 
 
 class RecordedProgram(ProgramDefaults):
@@ -73,7 +89,8 @@ class RecordedProgram(ProgramDefaults):
         self.ops: list[wire.Op] = []
 
     def submit(self, ops: Sequence[wire.Op], last: bool = False) -> None:
-        self.ops += ops
+        if not self._recorder.is_ended:
+            self.ops += ops
 
     def future(self, ref: int) -> ValueFuture[wire.Value]:
         return RecordedFuture(ref, self._recorder)
@@ -93,11 +110,20 @@ class RecordedFuture(ValueFuture[wire.Value]):
 
 
 def record(
-    name: str, body: Callable[[Any], Any], options: Options, welcome: wire.Welcome, state_class: type[StateBase] = State
+    name: str,
+    body: Callable[[Any], Any],
+    options: Options,
+    welcome: wire.Welcome,
+    state_class: type[StateBase] = State,
+    slots: Iterable[ArgumentSlot] = (),
 ) -> Recording:
-    """Run `body`, of the program `name`, on a new state. Raises what it raises, except ArgumentObserved."""
+    """Run `body`, of the program `name`, on a new state. Raises what it raises, except ArgumentObserved. slots: those
+    that end the recording also if the body catches their ArgumentObserved."""
     recorder = Recorder(welcome)
     record = ProgramRecord(name, recorder, options)
+    recorder.flush = record.flush
+    for slot in slots:
+        slot.on_observed = recorder.end
     state = state_class(record, record.new_handle(), options.seed, Transcript())
     value, ended = None, None
     try:
@@ -111,6 +137,7 @@ def record(
     except ArgumentObserved as e:
         ended = e
     ended = recorder.observed or ended  # also if a bare `except` of the body caught it
+    recorder.flush = None  # no cycle keeps the record
     with suppress(ArgumentObserved):  # `flush` asks whether the values of dropped states are done
         record.flush()
     record.end()

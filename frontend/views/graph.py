@@ -76,7 +76,7 @@ class Graph:
         end = trace.ended or float("inf")
         sent = [message for message in trace.sent if message.at <= end]
         if recording is not None and trace.sent:  # nothing waited: early flushes belong to the one message
-            ops = [op for message in trace.sent for op in message.ops]
+            ops = recording.ops  # without what was sent after the recording ended
             sent = [Sent(trace.sent[0].at, ops, trace.sent[-1].why)] if ops else []
         self.name = state._record.name
         self.messages = [

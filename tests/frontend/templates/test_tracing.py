@@ -89,6 +89,52 @@ def test_trace_ends_where_the_body_reads_a_value() -> None:
     assert bn.function(lambda s: None).trace().last_node is None
 
 
+@bn.function
+def catches_its_read(s: bn.State) -> None:
+    s += "a" + bn.gen("x")
+    try:
+        n = len(s["x"])
+    except:  # noqa: E722 - what is tested
+        n = 0
+    s += f"n={n} " + bn.gen("y")
+
+
+@bn.function
+def catches_its_argument(s: bn.State, q: Any) -> None:
+    s += "a"
+    try:
+        n = len(q)
+    except:  # noqa: E722 - what is tested
+        n = 0
+    s += f"n={n} " + q + bn.gen("x")
+    try:
+        s["x"]
+    except:  # noqa: E722 - what is tested
+        s += "b"
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "nodes"),
+    [(catches_its_read, 0, ["Constant('a')", "Gen('x')"]), (catches_its_argument, "argument 'q'", ["Constant('a')"])],
+    ids=lambda one: getattr(one, "name", None),
+)
+def test_trace_ends_where_the_body_catches_what_ends_it(
+    mock: bn.Mock, program: bn.Program, what: Any, nodes: list[str]
+) -> None:
+    trace = program.trace()
+    assert list(map(repr, trace.flatten_nodes())) == nodes
+    assert trace.ended is not None
+    assert trace.ended.what == what
+    program.cache()
+    assert mock.submits[0][0] == wire.Append(0, ("a",))
+
+
+def test_graph_ends_where_the_body_catches_what_ends_it() -> None:
+    graph = catches_its_read.graph()
+    assert [node.kind for node in graph.nodes] == ["text", "gen"]
+    assert graph.ended is not None
+
+
 def test_cache_computes_the_common_prefix(mock: bn.Mock) -> None:
     EFFECTS.clear()
     few_shot.cache()
