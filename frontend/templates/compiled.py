@@ -133,14 +133,17 @@ class Compiled(Program[Args, R_co]):
         return None, {}
 
     def _plan(self, arguments: Mapping[str, Any], options: Options) -> ArgumentPlan | None:
-        """The plan for these arguments. None: no argument can have a slot, or one is mutable, so the body must run."""
+        """The plan for these arguments. None: no argument can have a slot, or one is mutable or holds a gen, so the
+        body must run."""
         slots: dict[str, Any] = {}
         rest: list[Hashable] = []
         any_given = False
         for name, value in arguments.items():
             is_bound = name in self._bound and self._bound[name] is value
             any_given |= not is_bound
-            if type(value) in PROBES and name not in self._observed and not is_bound and _is_plain(value):
+            if not is_bound and not _is_plain(value):
+                return None  # its texts may all differ, and each would take the place of a template
+            if type(value) in PROBES and name not in self._observed and not is_bound:
                 slots[name] = value
                 rest.append((name, type(value)))
             else:

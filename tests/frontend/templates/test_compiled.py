@@ -300,6 +300,20 @@ def test_text_that_no_slot_can_send_is_appended_by_the_body() -> None:
     assert backend.sent[-1] == wire.Use(0, 0, ("zwölf",))
 
 
+def test_argument_that_holds_a_gen_takes_no_template() -> None:
+    @bn.function
+    def asks(s: bn.State, x: str, y: str) -> None:
+        s += x + y + bn.gen("o")
+
+    backend, compiled = TemplateMock(), compile(asks)
+    for i in range(3):
+        x = f"Name one. {bn.gen(f'n{i}')}"
+        expected = results_of(asks.run(x, "and", backend=bn.Mock(script)))
+        assert results_of(compiled.run(x, "and", backend=backend)) == expected
+    assert compiled.run("one", "and", backend=backend)["o"]
+    assert backend.n_defined == 1
+
+
 @bn.function
 def quotes(s: bn.State, text: str, schema: str) -> None:
     s += text + json.dumps(schema) + bn.gen("a")
