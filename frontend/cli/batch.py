@@ -115,7 +115,7 @@ def arguments(program: Program[..., Any], read: _Read) -> tuple[list[str], list[
         raise ConfigError("--in: the file has no rows")
     state, *parameters = inspect.signature(program.func).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        if state.name in first:
+        if state.name in first and state.kind is not state.POSITIONAL_ONLY:
             raise ConfigError(f"--in: {program.name} names its state {state.name!r}, so no column can have this name")
         return list(first), []
     names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]

@@ -317,6 +317,10 @@ def test_column_with_the_name_of_the_state_is_not_taken(
     program.write_text("import banyan as bn\n@bn.function\ndef every(s, **row): pass\n")
     with pytest.raises(bn.ConfigError, match=r"every names its state 's'|row 1 has s, which the first row does not"):
         run(program, rows, tmp_path / "other.csv")
+    program.write_text("import banyan as bn\n@bn.function\ndef every(s, /, **row): return row.get('s')\n")
+    if is_in_first:  # a state without a keyword leaves its name free
+        assert run(program, rows, tmp_path / "free.jsonl") == 0
+        assert '"y"' in (tmp_path / "free.jsonl").read_text()
 
 
 def test_bound_parameter_needs_no_column(program: Path, tmp_path: Path) -> None:
