@@ -190,7 +190,8 @@ def likelihood(state: StateBase) -> float:
     """The sum of the log-probabilities of all choices, and of all text that gens with return_logprob generated, for a
     finished state."""
     total, n_outputs, n_tokens = 0.0, 0, 0
-    for ref in state._lazy_values():
+    ref = state._transcript.last  # from here on, only what was generated in its prompt: a spliced value is a text
+    while ref is not None:
         if (value := ref.wait()).scores is None:
             n_outputs += (ref.has_logprobs or bool(ref.choices)) and bool(value.samples[0].text)
             n_tokens += len(value.samples[0].logprobs)
@@ -198,6 +199,7 @@ def likelihood(state: StateBase) -> float:
         else:
             chosen = value.scores.tokens[ref.choices.index(value.samples[0].text)]
             total += math.fsum(logprob for logprob, _ in chosen)
+        ref = ref.previous
     if n_outputs and not n_tokens:
         raise Unsupported("a beam without a key: this backend returns no log-probabilities to rank by; pass key=")
     return total

@@ -437,6 +437,23 @@ def test_beam_ranks_by_the_logprobs_of_choices_without_a_key(run: Any) -> None:
     run(body, bn.Mock(lambda prompt, name: next(scores)))
 
 
+def test_beam_counts_no_spliced_choice(run: Any) -> None:
+    scores = iter([{"a": -3.0, "b": -4.0}, {"a": -2.0, "b": -3.0}, {"a": -5.0, "b": -6.0}])
+
+    def body(s: bn.State) -> None:
+        other = s.fork(1)[0]
+        other += bn.select("y", ["a", "b"])
+        splices = iter([True, False])
+
+        def step(branch: bn.State) -> Any:
+            branch += bn.select("x", ["a", "b"])
+            return branch.ref("x") + other.ref("y") if next(splices) else ""
+
+        assert [branch.text() for branch in s.beam(2, step, depth=1)] == ["aaa", "a"]
+
+    run(body, bn.Mock(lambda prompt, name: next(scores)))
+
+
 def test_beam_ranks_a_branch_without_output(run: Any) -> None:
     answers = iter(["plan", "", "a"])
 
