@@ -127,9 +127,8 @@ class PatternSchema(GenerateJsonSchema):
         if not any(map(_is_name, options)):
             raise TypeError("the keys of a dict must be str; if the keys are known, write a TypedDict")
         names = [_names(one) for one in options if _is_name(one)]
-        patterns = [one["pattern"][1:-1] for one in names if one and "pattern" in one]
-        if len(names) > 1 and len(patterns) == len(names):
-            written["propertyNames"] = {"pattern": f"^(?:{'|'.join(patterns)})$"}
+        if len(names) > 1 and all(names):
+            written["propertyNames"] = {"pattern": f"^(?:{'|'.join(_name_pattern(one) for one in names if one)})$"}
         elif len(names) == 1 and names[0]:
             written["propertyNames"] = names[0]
         return written
@@ -167,8 +166,8 @@ def _is_name(keys: dict[str, Any]) -> bool:
 
 def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
     """The schema of a dict's keys, where pydantic writes none that the server takes."""
-    if "enum" in keys:
-        return {"enum": [value for value in keys["enum"] if isinstance(value, str)]}
+    if "enum" in keys or "const" in keys:
+        return {"enum": [value for value in keys.get("enum", [keys.get("const")]) if isinstance(value, str)]}
     form = keys.get("format", "")
     match keys.get("type"):
         case "integer":
@@ -183,6 +182,11 @@ def _names(keys: dict[str, Any]) -> dict[str, Any] | None:
         case "string" if "allOf" in keys:  # bytes with a maximum length
             return {"pattern": f"^{_ASCII}{{{keys.get('minLength', 0)},{keys['maxLength']}}}$"}
     return None
+
+
+def _name_pattern(names: dict[str, Any]) -> str:
+    """The pattern of what `_names` returns, for a union."""
+    return "|".join(map(re.escape, names["enum"])) if "enum" in names else names["pattern"][1:-1]
 
 
 _ASCII = r"[\x01-\x7f]"

@@ -449,6 +449,11 @@ def test_keys_that_are_no_text_are_refused(key: Any) -> None:
         (int | float, "-1.5", "x"),
         (int | None, "5", "x"),
         (datetime.date | bool, "true", "x"),
+        (int | Literal["auto"], "auto", "x"),
+        (int | Literal["a.b", "c d"], "a.b", "a-b"),
+        (bool | Literal["x"], "x", "y"),
+        (int | Colour, "red", "blue"),
+        (Literal["x"] | None, "x", "y"),
     ],
     ids=str,
 )
