@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -24,6 +25,8 @@ from banyan.runtime.executor.generator import Attempt, Done, GenOutcome
 from banyan.runtime.future import ValueFuture
 from banyan.runtime.protocol import wire
 
+_logger = logging.getLogger("banyan")
+
 
 class Record:
     """Runs programs on `backend`, and writes the backend's answers to the file `path`. An existing file is replaced.
@@ -31,8 +34,8 @@ class Record:
     Each entry is written when its value is known, so a run that is interrupted leaves a file that can be replayed up to
     there. Close the Record, or use it in a `with` block. The end of the block waits for values that are not known yet,
     except on an event loop or after an exception. `backend` stays open. ConfigError: the file cannot be written, or
-    this process is a fork of the one that writes it. Programs go on when an entry cannot be written: the end of the
-    block, or `close`, raises the error, and the file lacks only the entries that could not be written.
+    this process is a fork of the one that writes it. Programs go on when an entry cannot be written: the first error
+    is logged, and raised by the end of the block or `close`. The file lacks only the entries that could not be written.
     """
 
     def __init__(self, backend: Backend, path: str | Path) -> None:
@@ -119,6 +122,8 @@ class Record:
                     left = left[self._file.write(left) :]  # a disk that is nearly full takes a part
                 self._end += len(data)
             except (OSError, ValueError) as e:  # ValueError: half of a surrogate pair
+                if self._error is None and self._end:  # `__init__` raises what the first line fails with
+                    _logger.warning("the recording %s is incomplete: %s", self.path, e)  # it may never be closed
                 self._error = self._error or e
                 with suppress(OSError):  # a device
                     self._file.truncate(self._end)

@@ -261,6 +261,13 @@ def test_entry_after_one_that_could_not_be_written_is_replayed(path: Path) -> No
     assert state["b"] == "y"
 
 
+def test_entry_that_could_not_be_written_is_logged_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = bn.Record(bn.Mock({"a": "\ud83d", "b": "\ud83d"}), path)
+    two_answers.run(backend=recorder).sync()
+    (line,) = caplog.messages  # nobody has closed the Record
+    assert re.search("the recording .* is incomplete: .*surrogates not allowed", line)
+
+
 def test_record_to_a_full_device_raises() -> None:
     with pytest.raises(bn.ConfigError, match=r"/dev/full cannot be written: .*No space left"):
         bn.Record(bn.Mock(), "/dev/full")
