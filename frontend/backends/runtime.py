@@ -366,7 +366,8 @@ class Engine(Runtime):
         """Complete a prompt. Returns {"text": ..., "meta_info": ...}; a list for several prompts or samples. lora_path:
         the name of an adapter.
 
-        stream: for one prompt, returns an iterator instead. Each item has all the text so far.
+        stream: returns an iterator instead, for one prompt and one sample, without logprobs. Each item has all the text
+        so far. Unsupported: anything else.
         """
         options: dict[str, Any] = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}
         options["top_logprobs_num"] = top_logprobs_num
@@ -386,7 +387,7 @@ class Engine(Runtime):
         lora_path: str | None = None,
         stream: bool = False,
     ) -> dict[str, Any] | list[dict[str, Any]] | AsyncIterator[dict[str, Any]]:
-        """`generate` for an event loop. stream: returns an async iterator."""
+        """`generate` for an event loop. stream: the awaited call returns an async iterator."""
         import asyncio  # here: `import banyan` is light
 
         options: dict[str, Any] = {"return_logprob": return_logprob, "logprob_start_len": logprob_start_len}

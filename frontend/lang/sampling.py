@@ -37,8 +37,8 @@ class GenOptions(
     max_new_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
     """The largest number of output tokens: another name of max_tokens. The struct keeps the value as max_tokens."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
-    """The smallest number of output tokens. Until then, no end-of-sequence token or stop token is drawn, and no other
-    stop counts."""
+    """The smallest number of output tokens. Until then, no end-of-sequence token or stop token is drawn, and no stop
+    string or stop_regex ends the output."""
     n: Annotated[int, Meta(ge=1, le=MAX_COUNT)] | None = None
     """Number of samples. With more than one, the variable is a list, and the prompt continues with the first sample."""
     stop: wire.Stop | wire.Stops | None = None
