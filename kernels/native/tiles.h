@@ -58,7 +58,7 @@ struct Output {
     const float* factor;
     const T* bias;
 
-    // The lines of n rows that are written soon. Their distance is often a power of two, which no hardware prefetcher likes.
+    // The lines of n rows that are written soon. Their distance is often a power of two, which hardware prefetchers do not follow.
     void expect(int64_t row, int64_t n, int64_t column) const {
         const char* at = reinterpret_cast<const char*>(out + row * s_out + column);
         for (; n > 0; n--, at += s_out * sizeof(U)) __builtin_prefetch(at, 1);
@@ -85,8 +85,12 @@ struct Output {
                     put(to + j, get(near<T>(from[j] * (F ? factor[column + j] : 1.0f) + (B ? get(bias[column + j]) : 0.0f))));
             }
         };
-        if (factor) bias ? some(std::true_type(), std::true_type()) : some(std::true_type(), std::false_type());
-        else bias ? some(std::false_type(), std::true_type()) : some(std::false_type(), std::false_type());
+        const auto with_factor = [&](auto has_factor) {
+            if (bias) some(has_factor, std::true_type());
+            else some(has_factor, std::false_type());
+        };
+        if (factor) with_factor(std::true_type());
+        else with_factor(std::false_type());
     }
 };
 
@@ -180,7 +184,7 @@ void tiled_product(const bf16* rows, int64_t n, int64_t n_groups, int n_threads,
         const Tiles shapes;
         const int64_t first = block * n_pairs / n_blocks, n_here = (block + 1) * n_pairs / n_blocks - first;
         const int64_t n_sums = 2 * n_here * height * width, n_ahead = GROUP_LINES / (2 * n_here);
-        alignas(64) float own[height * width];  // of all k, one after the other; of a part of k, in `sums`
+        alignas(64) float own[height * width];  // the sums of all k, if they are one part
         float* sums = is_whole ? own : reinterpret_cast<float*>(sum_memory(TOGETHER * n_sums * sizeof(float)));
         // The sums of one part and WIDE columns; `lines` are prefetched meanwhile.
         const auto multiply = [&](int64_t column, int64_t g, float* c, const bf16* lines) {

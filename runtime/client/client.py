@@ -399,13 +399,18 @@ class _ClientLoop:
         """The present connection to a server, or a new one."""
         with _connecting:
             handshake = self._handshakes.setdefault(address, threading.Lock())
-        with handshake:  # others that want this server wait, and get the same client
+        # Others that want this server wait, and get the same client.
+        if not handshake.acquire(timeout=timeout):
+            raise ConnectFailed(f"{address.path} did not answer within {timeout:g} s; another thread waits for it too")
+        try:
             with _connecting:
                 client = self.clients.get(address)
                 if client is not None and client.lost is None:
                     client.is_for_durables = client.is_for_durables and is_for_durables
                     return client
             return Client(self, address, timeout, is_for_durables)
+        finally:
+            handshake.release()
 
     def add(self, client: Client) -> None:
         self._poller.register(client.socket, zmq.POLLIN)

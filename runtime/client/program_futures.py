@@ -391,9 +391,15 @@ class ProgramFutures:
             future.set_exception(error)
 
     def give_up(self, lost: ClientConnection, why: str) -> None:
-        """Fail as `fail_all` does, unless another connection than the lost one has resumed the program."""
-        if self._connection is lost:
-            self.fail_all(lambda gen, line: RuntimeLost(why))
+        """Fail as `fail_all` does, when the user closes a connection that was lost. If another one has resumed the
+        program, the server ends it."""
+        if self.is_over:
+            return
+        self.fail_all(lambda gen, line: RuntimeLost(why))
+        if self._connection is not lost:
+            with self._lock:
+                self._send_cancel()
+            self._connection.forget_if_over(self.number)
 
     def _note_error(self, error: BaseException) -> None:
         if self.first_error is None and not isinstance(error, Cancelled):

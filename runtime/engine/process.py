@@ -220,7 +220,9 @@ class ServerLink:
                 case Run():
                     self._waiting.setdefault(order.client, {})[order.rid] = order
                 case Abort(rid=rid) if any(runs.pop(rid, None) for runs in self._waiting.values()):
-                    self.send([Step(finished=(Finish(rid, "abort"),))])  # the server, or its host, counts what it sent
+                    self.send(
+                        [Step(finished=(Finish(rid, "abort"),))]
+                    )  # the server, or its host, counts a request until its Finish
                 case Ask(what="unload_adapter"):  # after the requests that it concerns
                     yield from self._take_turns()
                     yield order

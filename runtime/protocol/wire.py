@@ -747,7 +747,7 @@ class Run(Wire, frozen=True):
     """One generation for the engine. The engine works on token ids, and on images.
 
     ids: the whole prompt, int32. sample: the index among the gen's n samples. stop_ids: int32 ids that end the output
-    and are not part of it: eos, stop_token_ids, and without min_tokens every token that contains a whole stop string.
+    and are not part of it: eos, stop_token_ids, and, if min_tokens is 0, every token that contains a whole stop string.
     n_done: how many ids at the end of `ids` were generated before an engine died; penalties, min_tokens and draws
     continue from there.
     score_from: if >= 1, return the logprobs of prompt tokens from this index on, in Finish; max_tokens may be 0.

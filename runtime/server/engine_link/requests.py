@@ -243,7 +243,7 @@ class EngineRequests:
         if not sampling.ignore_eos:
             stops |= {i for i in (*tokens.eos_ids, *turn_ends) if self._n_vocabulary is None or i < self._n_vocabulary}
         stop_strings = frozenset[int]()
-        if not sampling.min_tokens:  # until then the engine draws no stop id, but these are tokens like others
+        if not sampling.min_tokens:  # before min_tokens the engine draws no stop id, but may draw these
             stop_strings = stop_strings.union(*(tokens.stop_ids(stop) for stop in sampling.stop)) - stops
         info = owner.scheduling
         self.check_room(info.client, len(ids))

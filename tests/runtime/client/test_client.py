@@ -580,6 +580,29 @@ def test_reconnect_of_a_durable_program_is_not_closed_under_a_user(stub: Callabl
     assert own.ask("stats") == 3
 
 
+def test_close_ends_durable_programs_that_another_connection_resumed(stub: Callable[..., Stub]) -> None:
+    server = stub([WELCOME], [], [WELCOME], [], [])
+    first, loop = connect(server.path), clients._ClientLoop.of_this_process()
+    program = first.program()
+    program.limit(wire.ProgramLimits(durable="k"))
+    program.submit([wire.Append(0, ("a",)), wire.Gen(0, 0, LONG)], last=True)
+    wait_until(lambda: any(isinstance(message, wire.Submit) for message in server.received), "the program")
+    loop.call(lambda: loop.drop(first, "the server is gone", may_come_back=True))
+    wait_until(lambda: sum(isinstance(message, wire.Submit) for message in server.received) == 2, "the reconnect")
+    first.close()
+    with pytest.raises(RuntimeLost, match="this client was closed"):
+        program.future(0).result(10)
+    wait_until(lambda: any(isinstance(message, wire.Cancel) for message in server.received), "the program's end")
+
+
+def test_connect_keeps_its_timeout_while_another_thread_connects(stub: Callable[..., Stub]) -> None:
+    path, loop = stub([WELCOME]).path, clients._ClientLoop.of_this_process()
+    handshake = loop._handshakes.setdefault(clients.ServerAddress(path.absolute()), threading.Lock())
+    with handshake, pytest.raises(ConnectFailed, match=r"did not answer within 0.05 s; another thread waits"):
+        connect(path, timeout=0.05)
+    assert connect(path).welcome == WELCOME
+
+
 def test_close_ends_durable_programs_that_wait_for_their_server(stub: Callable[..., Stub]) -> None:
     """The server comes back too late: the program is not sent again, and the new connection is closed."""
     server = stub([WELCOME], [], [WELCOME])
