@@ -559,9 +559,10 @@ class ToolTurn(GenAttempt):
         self._filter: CallFilter | None = None
         self._mark_at = -1  # where a mark that the text does not show is in the content; -1: it has not come
         self._n_seen = 0  # output tokens among which that mark is not
-        self._begins_call = False  # the prompt ends with the mark of a call
+        self._begins_call = False  # a call must come at once; the prompt ends with its mark, if there is one
         self._answers = False  # this is the second output of a turn that may answer under a constraint
         self._n_refused = 0  # tokens of the first output
+        self._held: list[StreamPiece] | None = []  # pieces of an output that may be refused; None: it has calls
 
     def _constraints(self) -> list[wire.ConstraintSpec | None]:
         """The constraints on calls, the strictest first. A looser one is used where those before it are unusable."""
@@ -589,7 +590,7 @@ class ToolTurn(GenAttempt):
         if tools.ends_turn and (self.prompt.role != ASSISTANT or self.op.sampling.n != 1):
             raise BadProgram("a gen with tools must be in a turn of the assistant, and have one sample")
         self.prompt.tools = tools.specs
-        # After reasoning, the constraint waits for the mark of the call. Otherwise the prompt has the mark already.
+        # After reasoning, the constraint waits for the mark of the call. Otherwise the prompt has it, if there is one.
         self._begins_call = tools.must_call and not self._reasons()
         if self._begins_call and (mark := self._generator.call_format.mark):
             self.prompt.append_part(wire.Raw(mark))
@@ -620,13 +621,14 @@ class ToolTurn(GenAttempt):
     def finish(self, outcome: GenOutcome | BanyanError) -> None:
         if isinstance(outcome, GenOutcome) and self._may_answer and not self._answers and not outcome.calls:
             self._answers, self._n_refused, self._left = True, outcome.usage.generated, [self.op.sampling.constraint]
-            self._filter, self.requests = None, []
+            self._filter, self.requests, self._held = None, [], []
             self._encode()
             return
         if isinstance(outcome, GenOutcome) and self._n_refused:
             n_generated = outcome.usage.generated + self._n_refused
             outcome = outcome._replace(usage=msgspec.structs.replace(outcome.usage, generated=n_generated))
         if isinstance(outcome, UNUSABLE) and len(self._left) > 1 and not self.is_over:
+            self._held = []
             del self._left[0]  # parameters may say more than a grammar can; the client checks the arguments anyway
             self._abort_requests()
             try:
@@ -637,12 +639,13 @@ class ToolTurn(GenAttempt):
         super().finish(outcome)
 
     def _stream(self, piece: StreamPiece) -> None:
-        if self._may_answer and not self._answers:
+        if self._may_answer and not self._answers and self._held is not None:
+            self._held.append(piece)
             return
         if piece.is_thought or self._answers:
             super()._stream(piece)
             return
-        if self._begins_call:
+        if self._is_in_call:
             return
         if self._filter is None:
             self._filter = CallFilter(self._generator.call_format, self._stream_text)
@@ -699,29 +702,27 @@ class ToolTurn(GenAttempt):
             outcome = outcome._replace(samples=(sample,))
         return outcome._replace(pieces=(*outcome.pieces, TurnEnd(() if form.is_plain else calls)))
 
+    @property
+    def _is_in_call(self) -> bool:
+        """Whether the output begins inside of a call. Without a mark, a call that must come may still be prose, if no
+        constraint could be used."""
+        return self._begins_call and bool(self._generator.call_format.mark)
+
     def _is_broken(self, outcome: GenOutcome) -> bool:
-        """Whether a required call was cut, or cannot be read; what there is of it must not count as text."""
+        """Whether a required call was cut, or cannot be read; its part must not count as text."""
         assert self.op.tools is not None
-        is_part = self._begins_call or outcome.samples[0].finish_reason == "length"
+        is_part = self._is_in_call or outcome.samples[0].finish_reason == "length"
         return self.op.tools.must_call and not outcome.calls and is_part
 
     def _made(self, outcome: GenOutcome | Exception) -> None:
         if isinstance(outcome, GenOutcome) and not self._answers and not self.is_over:
+            if self._may_answer and outcome.calls and self._held is not None:
+                held, self._held = self._held, None
+                for piece in held:
+                    self._stream(piece)
             if self._filter is not None:
                 self._filter.end(bool(outcome.calls) or self._is_broken(outcome))
-            elif self._may_answer and outcome.calls and self.op.stream:
-                self._stream_whole(outcome)
         super()._made(outcome)
-
-    def _stream_whole(self, outcome: GenOutcome) -> None:
-        """Stream an output with calls, which was held back because it could have been refused."""
-        sample, request, n = outcome.samples[0], self.requests[0], outcome.usage.reasoning
-        piece = StreamPiece("", n_prompt=len(request.run.ids) // 4, n_cached=request.n_cached)
-        thought, content = sample.logprobs[:n], sample.logprobs[n:]
-        if sample.reasoning or (sample.text and thought):
-            super()._stream(piece._replace(text=sample.reasoning, n_tokens=n, is_thought=True, logprobs=thought))
-        if sample.text:
-            super()._stream(piece._replace(text=sample.text, n_tokens=sample.n_tokens, logprobs=content))
 
     def _reasons(self) -> bool:
         """Whether the model may reason before it calls."""

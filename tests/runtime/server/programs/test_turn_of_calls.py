@@ -93,7 +93,10 @@ def test_turn_that_could_have_answered_streams_what_precedes_its_calls(
         assert [call.name for call in found.calls] == ["f"]
         assert "".join(d.text for d in deltas if not d.is_thought) == found.text == "Let me check. "
         assert "".join(d.text for d in deltas if d.is_thought) == found.reasoning == ("hm" if reasoning else "")
-        assert sum((d.logprobs for d in deltas), ()) == found.logprobs
+        plain = turn(
+            {OPEN: before + F}, stream=True, reasoning=reasoning, sampling=greedy(max_tokens=160, logprobs=True)
+        )
+        assert sum((d.logprobs for d in deltas), ()) == sum((d.logprobs for d in plain.messages(wire.Delta)), ())
         assert [d.n_tokens for d in deltas] == sorted({d.n_tokens for d in deltas})
         assert deltas[-1].n_prompt == len(b.engine.runs[0].ids) // 4
 
@@ -169,6 +172,16 @@ def test_a_call_that_must_come_begins_in_the_prompt(
     assert [call.name for call in sample(b).calls] == ["f"]
     assert (sample(b).text, b.messages(wire.Delta)) == ("", [])
     assert b.prompts()[0].endswith(OPEN + mark)
+
+
+def test_prose_in_place_of_a_required_call_without_a_mark_is_text(
+    turn: Callable[..., Any], greedy: Callable[..., wire.Sampling]
+) -> None:
+    """No constraint is in force under ignore_eos."""
+    sampling = greedy(max_tokens=160, ignore_eos=True, stop=("!",))
+    b = turn({OPEN: "I cannot call it!"}, BARE, stream=True, sampling=sampling, must_call=True)
+    assert (sample(b).calls, sample(b).text) == ((), "I cannot call it")
+    assert "".join(delta.text for delta in b.messages(wire.Delta)) == sample(b).text
 
 
 def test_required_call_that_cannot_be_read_is_no_text(
