@@ -58,7 +58,8 @@ struct Output {
     const float* factor;
     const T* bias;
 
-    // The lines of n rows that are written soon. Their distance is often a power of two, which hardware prefetchers do not follow.
+    // Prefetches the lines of n rows that are written soon. Their distance is often a power of two, and hardware
+    // prefetchers do not follow it.
     void expect(int64_t row, int64_t n, int64_t column) const {
         const char* at = reinterpret_cast<const char*>(out + row * s_out + column);
         for (; n > 0; n--, at += s_out * sizeof(U)) __builtin_prefetch(at, 1);
