@@ -173,6 +173,7 @@ def _grouped_of(library: ctypes.CDLL, generator: torch.Generator, dtype: torch.d
     for n_bits, low, high in ((4, 0, 16), (8, -128, 128)):
         numbers = torch.randint(low, high, (n_out, n_in), generator=generator, dtype=torch.int8)
         scale, minimum = torch.rand(2, n_out, n_in // 32, generator=generator) / (high - low) - 0.5 / (high - low)
+        scale, minimum = (parts * (96 / n_in) ** 0.5 for parts in (scale, minimum))  # so errors are alike in all sizes
         doubles = torch.tensor([-12, -8, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int8)
         for weight in (
             Grouped(numbers, scale, minimum, n_bits),
