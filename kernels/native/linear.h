@@ -3,8 +3,8 @@
 // A panel is PANEL output columns with all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a pair
 // of k; there, k is padded with 0 to a multiple of GROUP. A register tile is MR rows times a panel; the KC numbers k of a
 // panel stay in L2 while all rows use them. Intel's AMX multiplies bfloat16 in tiles, which is faster for any number of
-// rows. Each row is summed by itself, in the order of k: its bits do not depend on the batch. Quantised weights are in
-// grouped.h.
+// rows; processors without instructions for bfloat16 multiply it as float32. Each row is summed by itself, in the order
+// of k: its bits do not depend on the batch. Quantised weights are in grouped.h.
 #pragma once
 
 #include "grouped.h"
@@ -33,10 +33,11 @@ inline void panel(vf (*t)[V], const At& at, const T* b, int n_k, const T* ahead 
                 for (int v = 0; v < V; v++) t[r][v] += x * row[v];
             }
         }
-    } else {
+    }
+#ifdef __AVX512BF16__
+    else {
         for (int k = 0; k < n_k; k += 2) {
             for (int v = 0; v < AHEAD; v++) __builtin_prefetch(ahead + k * PANEL + v * W * 2, 0, 4 - LEVEL);
-#ifdef __AVX512BF16__
             __m512bh row[V];
             for (int v = 0; v < V; v++) row[v] = (__m512bh)_mm512_loadu_si512(b + k * PANEL + v * W * 2);
             for (int r = 0; r < R; r++) {
@@ -45,21 +46,9 @@ inline void panel(vf (*t)[V], const At& at, const T* b, int n_k, const T* ahead 
                 const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
                 for (int v = 0; v < V; v++) t[r][v] = (vf)_mm512_dpbf16_ps((__m512)t[r][v], x, row[v]);
             }
-#else
-            vf even[V], odd[V];
-            for (int v = 0; v < V; v++) {
-                vu pair;
-                std::memcpy(&pair, b + k * PANEL + v * W * 2, sizeof pair);
-                even[v] = reinterpret_cast<vf>(pair << 16);
-                odd[v] = reinterpret_cast<vf>(pair & 0xFFFF0000u);
-            }
-            for (int r = 0; r < R; r++) {
-                const float x = get(at(r, k)[0]), y = get(at(r, k)[1]);
-                for (int v = 0; v < V; v++) t[r][v] += x * even[v] + y * odd[v];
-            }
-#endif
         }
     }
+#endif
 }
 
 template <int R, int AHEAD, int LEVEL, class T>
@@ -123,6 +112,71 @@ inline const bf16* tiled(const bf16* x, int64_t n, int64_t n_in, int64_t s_x, in
 }
 #endif
 
+#ifndef __AVX512BF16__
+// The first or second number of each pair of bfloat16 at `from`, in float32.
+template <int SECOND>
+inline vf widened(const bf16* from) {
+    vu pair;
+    std::memcpy(&pair, from, sizeof pair);
+    return reinterpret_cast<vf>(SECOND ? pair & 0xFFFF0000u : pair << 16);
+}
+
+// R rows from `first` on, for P panels from `column` on, which are widened as they are read. x: rows in float32, s_x apart.
+template <int R, int P, class U>
+void widened_panels(const float* x, int64_t s_x, const bf16* b, const Output<bf16, U>& to, int64_t first, int64_t column) {
+    vf t[R][P * NV] = {};
+    x += first * s_x;
+    for (int64_t k = 0; k < s_x; k += 2) {
+        const bf16* at[P];
+        for (int i = 0; i < P; i++) at[i] = b + (i * s_x + k) * PANEL;
+        vf row[P * NV];
+        for (int v = 0; v < P * NV; v++) __builtin_prefetch(at[v / NV] + v % NV * W * 2 + FLOAT_AHEAD / sizeof(bf16));
+        for (int v = 0; v < P * NV; v++) row[v] = widened<0>(at[v / NV] + v % NV * W * 2);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < P * NV; v++) t[r][v] += x[r * s_x + k] * row[v];
+        for (int v = 0; v < P * NV; v++) row[v] = widened<1>(at[v / NV] + v % NV * W * 2);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < P * NV; v++) t[r][v] += x[r * s_x + k + 1] * row[v];
+    }
+    alignas(64) float c[P][R * PANEL];
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < P * NV; v++) store(c[v / NV] + r * PANEL + v % NV * W, t[r][v]);
+    for (int i = 0; i < P; i++) to.write(c[i], PANEL, first, R, column + i * PANEL);
+}
+
+// On a processor that multiplies only float32: rows are widened before, weights as they are read. A sum waits for the one
+// before it, so one or two rows take several panels at once.
+template <class U>
+void widened_linear(const bf16* x, const bf16* weight, const Output<bf16, U>& to, int64_t n, int64_t n_in, int64_t n_out,
+                    int64_t s_x, int n_threads) {
+    const int64_t s_wide = padded<bf16>(n_in), s_panel = s_wide * PANEL;
+    float* wide = reinterpret_cast<float*>(row_memory(n * s_wide * sizeof(float)));
+    ThreadPool::instance().run(n, n * n_in < (1 << 16) ? 1 : n_threads, [&](int64_t i) {
+        for (int64_t k = 0; k < s_wide; k++) wide[i * s_wide + k] = k < n_in ? get(x[i * s_x + k]) : 0.0f;
+    });
+    const auto rows = [&](int64_t n_here, int64_t first, int64_t p) {
+        const bf16* b = weight + p * s_panel;
+        switch (n_here) {
+            case 1: return widened_panels<1, 1>(wide, s_wide, b, to, first, p * PANEL);
+            case 2: return widened_panels<2, 1>(wide, s_wide, b, to, first, p * PANEL);
+            case 3: return widened_panels<3, 1>(wide, s_wide, b, to, first, p * PANEL);
+            case 4: return widened_panels<4, 1>(wide, s_wide, b, to, first, p * PANEL);
+            case 5: return widened_panels<5, 1>(wide, s_wide, b, to, first, p * PANEL);
+            case 6: return widened_panels<6, 1>(wide, s_wide, b, to, first, p * PANEL);
+        }
+    };
+    const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_tasks = (n + MC - 1) / MC;
+    each_range(n_panels, n_tasks, n_threads, [&](int64_t p, int64_t end, int64_t task) {
+        for (; n == 1 && p + 4 <= end; p += 4) widened_panels<1, 4>(wide, s_wide, weight + p * s_panel, to, 0, p * PANEL);
+        for (; n == 2 && p + 2 <= end; p += 2) widened_panels<2, 2>(wide, s_wide, weight + p * s_panel, to, 0, p * PANEL);
+        const int64_t from = task * MC, n_rows = n - from < MC ? n - from : MC, n_blocks = (n_rows + MR - 1) / MR;
+        for (; p < end; p++)
+            for (int64_t i = 0; i < n_blocks; i++)
+                rows((i + 1) * n_rows / n_blocks - i * n_rows / n_blocks, from + i * n_rows / n_blocks, p);
+    });
+}
+#endif
+
 template <class T, class U>
 void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
             int64_t s_out, int n_threads) {
@@ -138,6 +192,9 @@ void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64
             };
             return tiled_product(tiled(x, n, n_in, s_x, n_threads), n, n_groups, n_threads, to, read, at);
         }
+#endif
+#ifndef __AVX512BF16__
+    if constexpr (sizeof(T) == 2) return widened_linear(x, weight, to, n, n_in, n_out, s_x, n_threads);
 #endif
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
     each_range(n_panels, n_blocks, n_threads, [&](int64_t start, int64_t end, int64_t block) {

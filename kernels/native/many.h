@@ -49,20 +49,14 @@ inline void interleave(bf16* to, const bf16* a, const bf16* b) {
     std::memcpy(to + 2 * W, &high, sizeof high);
 }
 
-// a[0], b[0], a[1], b[1], ..., rounded to nearest even; NaN is not handled
+// a[0], b[0], a[1], b[1], ..., rounded to nearest even; NaN is not handled. Only called if `can_pair`.
 inline void store_pairs(bf16* to, vf a, vf b) {
 #ifdef __AVX512BF16__
     const __m512i in_pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
                                               23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i both = _mm512_permutexvar_epi16(in_pairs, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
-#else
-    const auto near = [](vf x) {
-        const vu bits = reinterpret_cast<vu>(x);
-        return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
-    };
-    const vu both = near(a) | near(b) << 16;
-#endif
     std::memcpy(to, &both, sizeof both);
+#endif
 }
 
 // A block of keys, and which rows attend to it.
