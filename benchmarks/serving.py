@@ -434,6 +434,9 @@ def main() -> None:
     options.add_argument("model", type=Path, help="a folder made by random_models.py")
     for peer, what in PEERS.items():
         options.add_argument(f"--{peer}", type=Path, help=f"the {what} of an environment that has it")
+    options.add_argument(
+        "--peer-dtype", choices=("float32", "bfloat16"), help="where the peers are faster in another dtype"
+    )
     options.add_argument("--http", action="store_true", help="also through the HTTP process")
     options.add_argument("--server", nargs=2, action="append", default=[], metavar=("NAME", "COMMAND"))
     options.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS))
@@ -455,7 +458,7 @@ def main() -> None:
             systems[name] = Server(name, command, args.model, banyan.vocabulary)
         for peer in PEERS:
             if place := getattr(args, peer):
-                systems[peer] = Peer(peer, place, args.model, dtype)
+                systems[peer] = Peer(peer, place, args.model, args.peer_dtype or dtype)
         runs = measure(systems, args.workloads, args.times)
         for name, driver in systems.items():
             report.row(f"start of {name}", "s", driver.startup)

@@ -59,15 +59,14 @@ def ceilings(dtype: str) -> Ceilings:
 
 def products(dtype: str) -> list[Callable[[], object]]:
     """The ways to multiply two matrices of SIDE x SIDE by torch; the faster one gives the machine's rate. In float32
-    oneDNN's product with a packed weight can be far faster than torch's own."""
+    oneDNN's product with a packed weight can be far faster than torch's own. A processor without instructions for
+    bfloat16 multiplies in float32: torch's own product of bfloat16 takes most of a minute there."""
     import torch
 
-    a, b = torch.randn(2, SIDE, SIDE, dtype=getattr(torch, dtype))
-    found: list[Callable[[], object]] = [lambda: a @ b]
-    if dtype == "float32" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        packed = torch.ops.mkldnn._reorder_linear_weight(b)
-        found.append(lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], ""))
-    return found
+    in_float32 = dtype == "float32" or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    a, b = torch.randn(2, SIDE, SIDE, dtype=torch.float32 if in_float32 else torch.bfloat16)
+    packed = torch.ops.mkldnn._reorder_linear_weight(b)
+    return [lambda: a @ b, lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], "")]
 
 
 def _best(work: Callable[[], object], n: int = 10) -> float:
