@@ -72,6 +72,19 @@ class LazyValue(Expr):
         self._value: wire.Value | None = None
         self._objects: list[Any] | None = None
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str | int | float):  # a condition that would be False whatever the text is
+            raise errors.BadProgram(self._unread(f"== {other!r}"))
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise errors.BadProgram(self._unread("as a condition"))
+
+    def _unread(self, use: str) -> str:
+        return f"s.ref({self.name!r}) {use}: the text may not be known yet; s[{self.name!r}] waits for it"
+
     def __repr__(self) -> str:
         return f"<Ref {self.name or self.number} of program {self.record.name}>"
 

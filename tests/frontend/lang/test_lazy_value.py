@@ -37,6 +37,19 @@ def test_samples_are_a_list_and_the_prompt_continues_with_the_first() -> None:
     assert list(state.text_iter("x")) == ["one"]
 
 
+def test_conditions_on_a_text_that_may_not_be_known_are_refused() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        s += "prompt" + bn.gen("x")
+        ref = s.ref("x")
+        assert ref in [s, ref]
+        for condition in (lambda: ref == "7", lambda: ref != 7, lambda: ref in ("7", "8"), lambda: not ref):
+            with pytest.raises(bn.BadProgram, match=r"s\['x'\] waits for it"):
+                condition()
+
+    program.run(backend=bn.Mock(["7"]))
+
+
 @pytest.mark.parametrize(
     ("sample", "reason"),
     [
