@@ -67,14 +67,8 @@ template <class P>
 constexpr bool is_scaled = sizeof(P) == 1;
 template <class P>
 constexpr bool has_halves = std::is_same_v<P, k8v4>;  // values have 4 bits
-#ifdef __AVX512BF16__
 template <class T, class P>
-constexpr bool can_pair = sizeof(T) == 2 && sizeof(P) == 2;  // products of pairs of bfloat16
-static_assert(PANEL == BLOCK);
-#else
-template <class T, class P>
-constexpr bool can_pair = false;
-#endif
+constexpr bool can_pair = HAS_PAIRS && sizeof(T) == 2 && sizeof(P) == 2 && PANEL == BLOCK;
 
 // Locates a block's keys. Entries past the end repeat the first key, and are masked later.
 inline void locate(const Call& c, const Item& item, int at, int n, Scratch& x) {

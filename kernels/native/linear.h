@@ -3,8 +3,8 @@
 // A panel is PANEL output columns with all k: float32 [k][PANEL], bfloat16 [k / 2][PANEL][2], so that a lane holds a pair
 // of k; there, k is padded with 0 to a multiple of GROUP. A register tile is MR rows times a panel; the KC numbers k of a
 // panel stay in L2 while all rows use them. Intel's AMX multiplies bfloat16 in tiles, which is faster for any number of
-// rows; processors without instructions for bfloat16 multiply it as float32. Each row is summed by itself, in the order
-// of k: its bits do not depend on the batch. Quantised weights are in grouped.h.
+// rows; without AVX-512's instructions for pairs of bfloat16, it is multiplied as float32. Each row is summed by itself,
+// in the order of k: its bits do not depend on the batch. Quantised weights are in grouped.h.
 #pragma once
 
 #include "grouped.h"
@@ -48,6 +48,8 @@ inline void panel(vf (*t)[V], const At& at, const T* b, int n_k, const T* ahead 
             }
         }
     }
+#else
+    static_assert(sizeof(T) == 4);
 #endif
 }
 
@@ -112,7 +114,6 @@ inline const bf16* tiled(const bf16* x, int64_t n, int64_t n_in, int64_t s_x, in
 }
 #endif
 
-#ifndef __AVX512BF16__
 // The first or second number of each pair of bfloat16 at `from`, in float32.
 template <int SECOND>
 inline vf widened(const bf16* from) {
@@ -121,22 +122,22 @@ inline vf widened(const bf16* from) {
     return reinterpret_cast<vf>(SECOND ? pair & 0xFFFF0000u : pair << 16);
 }
 
-// R rows from `first` on, for P panels from `column` on, which are widened as they are read. x: rows in float32, s_x apart.
+// R rows of n_k numbers from `first` on, for P panels from `column` on, which are widened as they are read.
 template <int R, int P, class U>
-void widened_panels(const float* x, int64_t s_x, const bf16* b, const Output<bf16, U>& to, int64_t first, int64_t column) {
+void widened_panels(const float* x, int64_t n_k, const bf16* b, const Output<bf16, U>& to, int64_t first, int64_t column) {
     vf t[R][P * NV] = {};
-    x += first * s_x;
-    for (int64_t k = 0; k < s_x; k += 2) {
+    x += first * n_k;
+    for (int64_t k = 0; k < n_k; k += 2) {
         const bf16* at[P];
-        for (int i = 0; i < P; i++) at[i] = b + (i * s_x + k) * PANEL;
+        for (int i = 0; i < P; i++) at[i] = b + (i * n_k + k) * PANEL;
         vf row[P * NV];
         for (int v = 0; v < P * NV; v++) __builtin_prefetch(at[v / NV] + v % NV * W * 2 + FLOAT_AHEAD / sizeof(bf16));
         for (int v = 0; v < P * NV; v++) row[v] = widened<0>(at[v / NV] + v % NV * W * 2);
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < P * NV; v++) t[r][v] += x[r * s_x + k] * row[v];
+            for (int v = 0; v < P * NV; v++) t[r][v] += x[r * n_k + k] * row[v];
         for (int v = 0; v < P * NV; v++) row[v] = widened<1>(at[v / NV] + v % NV * W * 2);
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < P * NV; v++) t[r][v] += x[r * s_x + k + 1] * row[v];
+            for (int v = 0; v < P * NV; v++) t[r][v] += x[r * n_k + k + 1] * row[v];
     }
     alignas(64) float c[P][R * PANEL];
     for (int r = 0; r < R; r++)
@@ -144,38 +145,46 @@ void widened_panels(const float* x, int64_t s_x, const bf16* b, const Output<bf1
     for (int i = 0; i < P; i++) to.write(c[i], PANEL, first, R, column + i * PANEL);
 }
 
-// On a processor that multiplies only float32: rows are widened before, weights as they are read. A sum waits for the one
-// before it, so one or two rows take several panels at once.
+// Where no instruction multiplies bfloat16: rows are widened before, weights as they are read, all k for each block of
+// rows. A sum waits for the one before it, so one or two rows take several panels at once.
 template <class U>
 void widened_linear(const bf16* x, const bf16* weight, const Output<bf16, U>& to, int64_t n, int64_t n_in, int64_t n_out,
                     int64_t s_x, int n_threads) {
-    const int64_t s_wide = padded<bf16>(n_in), s_panel = s_wide * PANEL;
-    float* wide = reinterpret_cast<float*>(row_memory(n * s_wide * sizeof(float)));
+    const int64_t n_k = padded<bf16>(n_in), s_panel = n_k * PANEL;
+    float* wide = reinterpret_cast<float*>(row_memory(n * n_k * sizeof(float)));
     ThreadPool::instance().run(n, n * n_in < (1 << 16) ? 1 : n_threads, [&](int64_t i) {
-        for (int64_t k = 0; k < s_wide; k++) wide[i * s_wide + k] = k < n_in ? get(x[i * s_x + k]) : 0.0f;
+        const bf16* from = x + i * s_x;
+        float* row = wide + i * n_k;
+        int64_t k = 0;
+        for (; k + W <= n_in; k += W) store(row + k, load(from + k));
+        for (; k < n_in; k++) row[k] = get(from[k]);
+        for (; k < n_k; k++) row[k] = 0.0f;
     });
-    const auto rows = [&](int64_t n_here, int64_t first, int64_t p) {
+    const auto multiply_rows = [&](int64_t n_here, int64_t first, int64_t p) {
         const bf16* b = weight + p * s_panel;
         switch (n_here) {
-            case 1: return widened_panels<1, 1>(wide, s_wide, b, to, first, p * PANEL);
-            case 2: return widened_panels<2, 1>(wide, s_wide, b, to, first, p * PANEL);
-            case 3: return widened_panels<3, 1>(wide, s_wide, b, to, first, p * PANEL);
-            case 4: return widened_panels<4, 1>(wide, s_wide, b, to, first, p * PANEL);
-            case 5: return widened_panels<5, 1>(wide, s_wide, b, to, first, p * PANEL);
-            case 6: return widened_panels<6, 1>(wide, s_wide, b, to, first, p * PANEL);
+            case 1: return widened_panels<1, 1>(wide, n_k, b, to, first, p * PANEL);
+            case 2: return widened_panels<2, 1>(wide, n_k, b, to, first, p * PANEL);
+            case 3: return widened_panels<3, 1>(wide, n_k, b, to, first, p * PANEL);
+            case 4: return widened_panels<4, 1>(wide, n_k, b, to, first, p * PANEL);
+            case 5: return widened_panels<5, 1>(wide, n_k, b, to, first, p * PANEL);
+            case 6: return widened_panels<6, 1>(wide, n_k, b, to, first, p * PANEL);
         }
     };
     const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_tasks = (n + MC - 1) / MC;
     each_range(n_panels, n_tasks, n_threads, [&](int64_t p, int64_t end, int64_t task) {
-        for (; n == 1 && p + 4 <= end; p += 4) widened_panels<1, 4>(wide, s_wide, weight + p * s_panel, to, 0, p * PANEL);
-        for (; n == 2 && p + 2 <= end; p += 2) widened_panels<2, 2>(wide, s_wide, weight + p * s_panel, to, 0, p * PANEL);
+        if (n == 1)
+            for (; p + 4 <= end; p += 4) widened_panels<1, 4>(wide, n_k, weight + p * s_panel, to, 0, p * PANEL);
+        if (n == 2)
+            for (; p + 2 <= end; p += 2) widened_panels<2, 2>(wide, n_k, weight + p * s_panel, to, 0, p * PANEL);
         const int64_t from = task * MC, n_rows = n - from < MC ? n - from : MC, n_blocks = (n_rows + MR - 1) / MR;
         for (; p < end; p++)
-            for (int64_t i = 0; i < n_blocks; i++)
-                rows((i + 1) * n_rows / n_blocks - i * n_rows / n_blocks, from + i * n_rows / n_blocks, p);
+            for (int64_t i = 0; i < n_blocks; i++) {
+                const int64_t first = i * n_rows / n_blocks, n_here = (i + 1) * n_rows / n_blocks - first;
+                multiply_rows(n_here, from + first, p);
+            }
     });
 }
-#endif
 
 template <class T, class U>
 void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64_t n_in, int64_t n_out, int64_t s_x,
@@ -193,20 +202,21 @@ void linear(const T* x, const T* weight, const T* bias, U* out, int64_t n, int64
             return tiled_product(tiled(x, n, n_in, s_x, n_threads), n, n_groups, n_threads, to, read, at);
         }
 #endif
-#ifndef __AVX512BF16__
-    if constexpr (sizeof(T) == 2) return widened_linear(x, weight, to, n, n_in, n_out, s_x, n_threads);
-#endif
-    const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
-    each_range(n_panels, n_blocks, n_threads, [&](int64_t start, int64_t end, int64_t block) {
-        const int64_t first = block * MC, n_rows = n - first < MC ? n - first : MC;
-        alignas(64) float c[MC * PANEL];
-        for (int64_t p = start; p < end; p++) {
-            for (int64_t k = 0; k < n_in; k += KC)
-                blocks<true>(n_rows, c, x + first * s_x + k, s_x, weight + p * s_panel + k * PANEL,
-                             int(n_in - k < KC ? n_in - k : KC), k == 0, p + 1 == end && k + KC >= n_in);
-            to.write(c, PANEL, first, n_rows, p * PANEL);
-        }
-    });
+    if constexpr (sizeof(T) == 2 && !HAS_PAIRS) {
+        widened_linear(x, weight, to, n, n_in, n_out, s_x, n_threads);
+    } else {
+        const int64_t n_panels = (n_out + PANEL - 1) / PANEL, n_blocks = (n + MC - 1) / MC;
+        each_range(n_panels, n_blocks, n_threads, [&](int64_t start, int64_t end, int64_t block) {
+            const int64_t first = block * MC, n_rows = n - first < MC ? n - first : MC;
+            alignas(64) float c[MC * PANEL];
+            for (int64_t p = start; p < end; p++) {
+                for (int64_t k = 0; k < n_in; k += KC)
+                    blocks<true>(n_rows, c, x + first * s_x + k, s_x, weight + p * s_panel + k * PANEL,
+                                 int(n_in - k < KC ? n_in - k : KC), k == 0, p + 1 == end && k + KC >= n_in);
+                to.write(c, PANEL, first, n_rows, p * PANEL);
+            }
+        });
+    }
 }
 
 struct Weight {  // the weight of a linear layer, in panels

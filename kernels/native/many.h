@@ -2,7 +2,7 @@
 //
 // Q of a task is transposed once, into panels of rows. Then each number of a key or value is read from the pages and
 // multiplied with vectors of rows: S^T = K Q^T, and O^T += V^T P^T. So blocks are not transposed, and a row's maximum and
-// sum need no reduction across lanes. In bfloat16, both products multiply pairs: of a key's numbers, and of keys. Weights
+// sum need no reduction across lanes. If `can_pair`, both products multiply pairs: of a key's numbers, and of keys. Weights
 // are rounded to bfloat16 for that, as on a GPU. In float, everything is summed in the order of few.h, so results do not
 // depend on the number of rows.
 #pragma once
@@ -56,6 +56,9 @@ inline void store_pairs(bf16* to, vf a, vf b) {
                                               23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i both = _mm512_permutexvar_epi16(in_pairs, (__m512i)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a));
     std::memcpy(to, &both, sizeof both);
+#else
+    (void)to, (void)a, (void)b;
+    __builtin_trap();
 #endif
 }
 

@@ -18,6 +18,11 @@ constexpr int W = 8, NV = 2;
 #else
 constexpr int W = 4, NV = 2;
 #endif
+#ifdef __AVX512BF16__
+constexpr bool HAS_PAIRS = true;  // an instruction multiplies pairs of bfloat16
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
 constexpr int MR = 6;  // rows of a register tile
 constexpr float LOG2E = 1.4426950408889634f;
 

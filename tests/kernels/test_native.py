@@ -3,6 +3,8 @@
 import ctypes
 import functools
 import logging
+import os
+import platform
 import shutil
 import subprocess
 import time
@@ -164,6 +166,18 @@ def portable(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 def test_build_without_optimisation_gives_the_same_results(portable: ctypes.CDLL) -> None:
     case = attention_case(2, [1, 40], [70, 90], window=50, softcap=4.0, sinks=True)
     case.check(native.attend(portable, *case[:4], AttentionOptions(**case.options)))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="x86's levels of vectors")
+@pytest.mark.parametrize("processor", ["haswell", "skylake-avx512", "sapphirerapids"])
+def test_the_library_compiles_for_processors_with_other_instructions(processor: str) -> None:
+    """AVX2; AVX-512 without and with instructions for bfloat16, and AMX."""
+    if not COMPILER[0]:
+        pytest.skip("no C++ compiler")
+    for source in build.SOURCES:
+        flags = ("-O0", "-std=c++17", "-fPIC", "-w", f"-march={processor}")
+        build._compile([*COMPILER, *flags, "-c", str(source), "-o", os.devnull])
 
 
 def check_nan(library: ctypes.CDLL) -> None:
