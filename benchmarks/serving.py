@@ -435,7 +435,7 @@ def main() -> None:
     for peer, what in PEERS.items():
         options.add_argument(f"--{peer}", type=Path, help=f"the {what} of an environment that has it")
     options.add_argument(
-        "--peer-dtype", choices=("float32", "bfloat16"), help="where the peers are faster in another dtype"
+        "--peer-dtype", choices=("float32", "bfloat16"), help="of vLLM, SGLang and transformers, if not the model's"
     )
     options.add_argument("--http", action="store_true", help="also through the HTTP process")
     options.add_argument("--server", nargs=2, action="append", default=[], metavar=("NAME", "COMMAND"))
@@ -445,12 +445,15 @@ def main() -> None:
     options.add_argument("--page", type=Path, help="also write a table and a plot here")
     args = options.parse_args()
     args.times = 1 if args.quick else args.times
+    if args.peer_dtype and args.llamacpp:
+        options.error("--peer-dtype does not change llama.cpp's dtype")
     dtype = args.model.name.rpartition("-")[2]
     ours = {name: json.loads(value) for name, value in (option.split("=", 1) for option in args.set)}
     ceiling = ceilings(dtype)
     banyan = Ours(args.model, dtype, **ours)
     systems: dict[str, System] = {"banyan": banyan}
-    report = Report("serving", f"{args.model.name}, {os.cpu_count()} cores, median of {args.times}")
+    shape = f"{args.model.name}, {os.cpu_count()} cores, median of {args.times}"
+    report = Report("serving", f"{shape}, peers in {args.peer_dtype}" if args.peer_dtype else shape)
     try:
         for kind in sorted(HTTP) if args.http else ():
             systems[kind] = OverHTTP(banyan, kind)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -58,15 +59,20 @@ def ceilings(dtype: str) -> Ceilings:
 
 
 def products(dtype: str) -> list[Callable[[], object]]:
-    """The ways to multiply two matrices of SIDE x SIDE by torch; the faster one gives the machine's rate. In float32
-    oneDNN's product with a packed weight can be far faster than torch's own. A processor without instructions for
-    bfloat16 multiplies in float32: torch's own product of bfloat16 takes most of a minute there."""
+    """The ways to multiply two matrices of SIDE x SIDE by torch; the fastest one gives the machine's rate. In float32
+    oneDNN's product with a packed weight can be far faster than torch's own. Without bfloat16 instructions, products
+    in float32 are faster, and torch's own product of bfloat16 takes most of a minute."""
     import torch
 
-    in_float32 = dtype == "float32" or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    a, b = torch.randn(2, SIDE, SIDE, dtype=torch.float32 if in_float32 else torch.bfloat16)
-    packed = torch.ops.mkldnn._reorder_linear_weight(b)
-    return [lambda: a @ b, lambda: torch.ops.mkldnn._linear_pointwise(a, packed, None, "none", [], "")]
+    mkldnn = torch.ops.mkldnn
+    a, b = torch.randn(2, SIDE, SIDE)
+    pairs = [(a, b)]
+    if dtype == "bfloat16" and mkldnn._is_mkldnn_bf16_supported():
+        pairs.append((a.bfloat16(), b.bfloat16()))
+    found: list[Callable[[], object]] = [partial(torch.matmul, *pair) for pair in pairs]
+    for x, weight in pairs:
+        found.append(partial(mkldnn._linear_pointwise, x, mkldnn._reorder_linear_weight(weight), None, "none", [], ""))
+    return found
 
 
 def _best(work: Callable[[], object], n: int = 10) -> float:

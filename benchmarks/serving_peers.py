@@ -75,11 +75,12 @@ def vllm(model: str, dtype: str, write: Callable[[Any], None]) -> None:
     """vLLM, in process: the client's event loop steps its engine, which is fastest here. On a GPU with its defaults."""
     if has_gpu := Path("/dev/nvidia0").exists():
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    cpus = sorted(os.sched_getaffinity(0))
     settings = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": f"{os.cpu_count()}", "KMP_BLOCKTIME": "200",
-        "KMP_AFFINITY": "granularity=fine,explicit,proclist=[0,1]",
+        "OMP_NUM_THREADS": f"{len(cpus)}", "KMP_BLOCKTIME": "200",
+        "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{','.join(map(str, cpus))}]",
     }  # fmt: skip
     if not has_gpu and "LD_PRELOAD" not in os.environ:  # only read when a process starts
         libraries = [Path("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"), Path(sys.prefix, "lib", "libiomp5.so")]
