@@ -202,6 +202,11 @@ def _small_ops(run: Run) -> dict[str, tuple[dict[str, int], Callable[[], object]
         for pool in pools:
             pool[order[n_copies:].long(), :8] = pool[order[:n_copies].long(), :8]
 
+    def copied_slots() -> None:
+        for pool in pools:
+            numbers = pool.flatten(0, 1)
+            numbers[slots[1, :, 0]] = numbers[slots[0, :, 0]]
+
     flat = {"rows": rows, "dim": dim, "vocab": vocab, "forbidden": vocab // 2, "masks": 1, "words": masks.shape[1]}
     found: dict[str, Any] = {
         "rms_norm": (flat, lambda: ops.rms_norm(x, weight, 1e-6, residual=residual),
@@ -211,7 +216,7 @@ def _small_ops(run: Run) -> dict[str, tuple[dict[str, int], Callable[[], object]
         "mask_logits": (flat, lambda: ops.mask_logits(logits, masks, which),
                         lambda: logits.masked_fill_(barred, -torch.inf)),
         "copy_pages": (moved | {"slots": 8 * n_copies}, lambda: ops.copy_pages(pools, pages), copied),
-        "copy_slots": (moved | {"slots": n_copies}, lambda: ops.copy_slots(pools, slots[0], slots[1]), copied),
+        "copy_slots": (moved | {"slots": n_copies}, lambda: ops.copy_slots(pools, slots[0], slots[1]), copied_slots),
     }  # fmt: skip
     return found | _draws(run, rows, vocab)
 
@@ -277,7 +282,10 @@ class Steps:
 
     @property
     def weight_bytes(self) -> int:
-        return self.model.spec.n_parameters * self.run.dtype.itemsize
+        """Of the weights that a step reads whole: a table of embeddings of its own gives one row per token."""
+        spec = self.model.spec
+        tied = spec.dense is None or spec.dense.tie_word_embeddings
+        return (spec.n_parameters - (0 if tied else spec.vocab_size * spec.hidden)) * self.run.dtype.itemsize
 
 
 def steps(run: Run, roof: dict[str, float]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -56,8 +57,9 @@ class Report:
     ) -> None:
         """Add a row and print it. target: "<= 2" compares `ours`, "ratio >= 1" compares the ratio."""
         ratio = None
-        if baseline is not None and ours and baseline:
-            ratio = ours / baseline if more_is_better else baseline / ours
+        if baseline is not None:
+            more, less = (ours, baseline) if more_is_better else (baseline, ours)
+            ratio = more / less if less else math.inf if more else 1.0
         self.rows.append({
             "name": name, "unit": unit, "ours": ours, "baseline": baseline, "baseline_name": baseline_name,
             "ratio": ratio, "target": target, "holds": _holds(target, ours, ratio),
@@ -71,7 +73,7 @@ class Report:
         lines = ["| what | ours | baseline | | ratio | target |", "|---|--:|--:|---|--:|---|"]
         for row in self.rows:
             baseline = "" if row["baseline"] is None else f"{row['baseline']:,.4g}"
-            ratio = f"{row['ratio']:.2f} x" if row["ratio"] else ""
+            ratio = f"{row['ratio']:.2f} x" if row["ratio"] is not None else ""
             target = row["target"] + {True: ": holds", False: ": **missed**", None: ""}[row["holds"]]
             cells = (row["name"], f"{row['ours']:,.4g} {row['unit']}", baseline, row["baseline_name"], ratio, target)
             lines.append(f"| {' | '.join(cells)} |")
@@ -107,7 +109,7 @@ def _line(row: dict[str, Any]) -> str:
     line = f"{row['name']:44}{row['ours']:>12,.3f} {row['unit']:10}"
     if row["baseline"] is not None:
         line += f"{row['baseline']:>12,.3f} {row['baseline_name']:34}"
-        line += f"{row['ratio']:>9.2f} x" if row["ratio"] else ""
+        line += f"{row['ratio']:>9.2f} x" if row["ratio"] is not None else ""
     if row["holds"] is not None:
         line += f"   {row['target']}: {'holds' if row['holds'] else 'MISSED'}"
     return line.rstrip()

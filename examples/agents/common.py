@@ -13,14 +13,16 @@ def choose_runtime(about: str) -> None:
     Default: a private runtime with the pocket model. `--model`: with another model. `--socket`: a running server.
     """
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
-    parser.add_argument(
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
         "--model", default="pocket", help="a directory, .gguf file, hub id or smol (default: %(default)s)"
     )
-    parser.add_argument("--socket", help="connect to the server that `banyan serve` runs there")
+    place.add_argument("--socket", help="connect to the server that `banyan serve` runs there")
     options = parser.parse_args()
     backend = bn.connect(options.socket) if options.socket else bn.Runtime(options.model)
     bn.set_default_backend(backend)
-    print(*backend.ask("info")["engine"]["report"], sep="\n", end="\n\n")
+    engine = backend.ask("info")["engine"] or {}
+    print(*engine.get("report", ()), sep="\n", end="\n\n")  # the report is only for operators
 
 
 class Saved:

@@ -28,9 +28,11 @@ def calculator(expression: str):
 
     def value(node):
         match node:
-            case ast.Constant():
-                return node.value
-            case ast.BinOp():
+            case ast.Constant(value=int() | float() as known):
+                return known
+            case ast.UnaryOp(op=ast.USub()):
+                return -value(node.operand)
+            case ast.BinOp() if type(node.op) in SIGNS:
                 return SIGNS[type(node.op)](value(node.left), value(node.right))
         raise ValueError("only numbers, + - * / and brackets")
 

@@ -28,10 +28,15 @@ def step(text: str, numbers: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def propose(state, numbers, target):
-    """Fork `state` with one sampled proposal per branch; return the distinct, possible ones."""
+    """Fork `state` with one sampled proposal per branch. Does not wait for them."""
     state += bn.user(f"Numbers: {' '.join(map(str, numbers))}\nTarget: {target}\nPropose a step.")
     branches = state.fork(WIDTH)
     branches += lambda i: bn.assistant(bn.gen("step", max_tokens=16, temperature=1.0, seed=i))
+    return branches
+
+
+def possible(branches, numbers):
+    """The distinct, possible proposals: (text, branch, the numbers after it)."""
     different = {branch["step"]: branch for branch in branches}
     return [(text, branch, after) for text, branch in different.items() if (after := step(text, numbers))]
 
@@ -40,10 +45,11 @@ def propose(state, numbers, target):
 def solve(s, numbers, target):
     frontier = [((), s, numbers)]
     while frontier:
+        asked = [(steps, left, propose(state, left, target)) for steps, state, left in frontier]
         paths = [
             ((*steps, text), branch, after)
-            for steps, state, left in frontier
-            for text, branch, after in propose(state, left, target)
+            for steps, left, branches in asked
+            for text, branch, after in possible(branches, left)
         ]
         print("  ", "   ".join(f"{', '.join(steps)} = {after[-1]}" for steps, _, after in paths))
         for steps, _, after in paths:

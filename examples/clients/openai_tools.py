@@ -39,16 +39,20 @@ QUESTIONS = ["What date is 45 days after 2027-01-20?", "How many days are betwee
 
 def answer(client: OpenAI, question: str) -> str:
     messages = [{"role": "user", "content": question}]
-    while True:
+    for _ in range(5):
         found = client.chat.completions.parse(model="pocket", messages=messages, tools=TOOLS, temperature=0)
         message = found.choices[0].message
         if not message.tool_calls:
             return message.content
         messages.append(message)
         for call in message.tool_calls:
-            result = call.function.parsed_arguments()
+            try:
+                result = call.function.parsed_arguments()
+            except ValueError as error:  # a date such as 2027-02-30
+                result = f"Error: {error}"
             print(f"  {call.function.name}({call.function.arguments}) = {result}")
             messages.append({"role": "tool", "tool_call_id": call.id, "content": str(result)})
+    return "no answer after five rounds"
 
 
 def main(url: str = "http://127.0.0.1:8000") -> None:
