@@ -33,7 +33,7 @@ class Expr:
     __slots__ = ()
 
     def __add__(self, other: Expression) -> Seq:
-        return Seq((*_parts(self), *_parts(other)))
+        return Seq(tuple(_parts((self, other))))
 
     def __radd__(self, other: Expression) -> Seq:
         return Seq((*_parts(other), *_parts(self)))
@@ -125,8 +125,25 @@ class Seq(_Node, frozen=True):
     parts: tuple[Any, ...]
 
 
+class Appended(Seq, frozen=True):
+    """What a call returns that has appended its text already, so that `s += s.user("x")` adds one turn. Python makes
+    the call before what stands around it is appended, so nothing may stand before it."""
+
+    parts: tuple[Any, ...] = ()
+
+    def __radd__(self, other: Expression) -> Seq:
+        return Seq(tuple(_parts((other, self))))
+
+    def __format__(self, spec: str) -> str:
+        raise BadProgram(f"in an f-string, {_TOO_EARLY}")
+
+
+_TOO_EARLY = (
+    "a call that appends at once, such as s.user(...) or inline, would put its text before the text to its left; "
+    "make it a statement of its own, inside `with s.user():` if it belongs to a turn"
+)
 NOTHING = Seq(())
-"""Appends nothing. `s.user("x")` appends its turn and returns this, so that `s += s.user("x")` adds one turn."""
+"""Appends nothing."""
 Leaf: TypeAlias = Expr
 """An expression that is not a Seq: one of the above, a LazyValue or an ArgumentSlot."""
 Expression: TypeAlias = str | Expr | Sequence["str | Expr"]
@@ -361,6 +378,8 @@ def role(name: str, expr: Expression = NOTHING) -> Seq:
     BadProgram: the name is not one of 1 to 64 letters, digits, spaces and `_.-`, or `expr` is None.
     """
     check_role(name)
+    if isinstance(expr, Appended):
+        raise BadProgram(f"in {name}(...), {_TOO_EARLY}")
     return Seq((RoleBegin(name), *_parts(expr), RoleEnd(name)))
 
 
@@ -477,7 +496,12 @@ def _parts(expr: Any) -> Iterable[Any]:
     if isinstance(expr, Expr):
         return (expr,)
     if isinstance(expr, list | tuple):
-        return [part for item in expr for part in _parts(item)]
+        parts: list[Any] = []
+        for item in expr:
+            if isinstance(item, Appended) and any(not isinstance(part, str) or part for part in parts):
+                raise BadProgram(f"in an expression, {_TOO_EARLY}")
+            parts += _parts(item)
+        return parts
     if expr is None:
         raise BadProgram("None was appended; does a function lack its return?")
     instead = getattr(expr, "_instead", "to append its text, use str(...)")

@@ -31,7 +31,7 @@ from banyan.execution.batch_file import BatchFile, run_to_file
 from banyan.execution.program_run import P, ProgramRun, finished, read_only_view, start_on_thread, with_state
 from banyan.execution.run_limits import BatchLimits
 from banyan.lang.async_state import AsyncState
-from banyan.lang.expr import Seq
+from banyan.lang.expr import Appended
 from banyan.lang.run_types import Args, BatchOptions, ItemOptions, R, R_co, Typed, typed_run
 from banyan.lang.sampling import RUN_OPTIONS, Options, make, near
 from banyan.lang.state import State
@@ -50,7 +50,7 @@ Batch: TypeAlias = Iterable[Mapping[str, Any] | Sequence[Any]]
 """For each item of a batch, the arguments of its run."""
 
 
-class Inlined(Seq, Generic[R_co], frozen=True):
+class Inlined(Appended, Generic[R_co], frozen=True):
     """Returned by `inline`, which has appended all text itself. So `s += prog.inline(s)` appends nothing more."""
 
     ret_value: R_co = None  # type: ignore[assignment]
@@ -101,6 +101,9 @@ class Program(Typed[Args, R_co]):
 
         `run` or another `bind` can override them.
         """
+        for name in arguments:
+            if name in RUN_OPTIONS and name not in self._parameters and not self._takes_any:
+                raise TypeError(f"{self.name} has no parameter {name!r}; for an option, write opts=Options({name}=...)")
         self._check_names(arguments)
         for p in self._signature.parameters.values():
             if p.kind is p.POSITIONAL_ONLY and p.name in arguments:

@@ -20,6 +20,7 @@ from banyan.execution.text_pieces import pieces_async
 from banyan.lang.expr import (
     NOTHING,
     REASONING_SUFFIX,
+    Appended,
     Expr,
     Expression,
     GenExpr,
@@ -297,7 +298,7 @@ class StateBase:
         if expr is NOTHING:
             return self._turn(name)
         self._append(turn(name, expr))
-        return NOTHING  # so that `s += s.user("x")` adds one turn, not two
+        return Appended()
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[Self]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_inlined_programs_share_one_message(mock: bn.Mock) -> None:
     assert len(mock.submits) == 1
 
 
-def test_inline_works_in_turns_branches_and_f_strings(mock: bn.Mock) -> None:
+def test_inline_works_in_turns_and_branches(mock: bn.Mock) -> None:
     @bn.function
     def part(s: bn.State) -> None:
         s += "because " + bn.gen("why")
@@ -55,17 +56,51 @@ def test_inline_works_in_turns_branches_and_f_strings(mock: bn.Mock) -> None:
     @bn.function
     def outer(s: bn.State) -> None:
         with s.assistant():
-            s += f"Yes, {part.inline(s)}."
+            s += "Yes, "
+            s += part.inline(s) + "."
         forks = s.fork(2)
         for fork in forks:
             ask.inline(fork, "?")
         forks.join()
 
     state = outer.run()
-    assert state.messages()[0]["content"] == "because <why>Yes, .", (
-        "it runs at the call, before the f-string is appended"
-    )
+    assert state.messages()[0]["content"] == "Yes, because <why>."
     assert state["answer"] == ["<answer>"] * 2
+
+
+def test_calls_that_append_at_once_are_refused_behind_other_text(mock: bn.Mock) -> None:
+    """Python makes the call first, so its text would come before the text to its left."""
+
+    @bn.function
+    def part(s: bn.State) -> None:
+        s += "part"
+
+    expressions: list[Callable[[bn.State], Any]] = [
+        lambda s: "Q: " + part.inline(s),
+        lambda s: bn.user("Q: ") + part.inline(s) + bn.assistant("A"),
+        lambda s: bn.user(part.inline(s)),
+        lambda s: s.user(s.user("x")),
+        lambda s: "Intro" + s.user("hi"),
+        lambda s: ["Intro", s.user("hi")],
+        lambda s: f"Yes, {part.inline(s)}.",
+        lambda s: bn.user("one") + s.assistant("two"),
+    ]
+    for expression in expressions:
+
+        @bn.function
+        def outer(s: bn.State, expression: Callable[[bn.State], Any] = expression) -> None:
+            with pytest.raises(bn.BadProgram, match="statement of its own"):
+                s += expression(s)
+
+        outer.run().sync()
+
+    @bn.function
+    def in_order(s: bn.State) -> None:
+        s += s.user("one") + s.assistant("two")
+        s += "" + s.user("three") + bn.assistant("four")
+        s += [part.inline(s), "end"]
+
+    assert [m["content"] for m in in_order.run().messages()][:4] == ["one", "two", "three", "four"]
 
 
 def test_methods_and_async_programs_can_be_inlined() -> None:

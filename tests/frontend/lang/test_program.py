@@ -125,6 +125,8 @@ def test_bind_sets_default_arguments(mock: bn.Mock) -> None:
     assert items == [{"question": "i"}]
     with pytest.raises(TypeError, match="did you mean 'question'"):
         qa.bind(qestion="x")
+    with pytest.raises(TypeError, match=r"no parameter 'temperature'; for an option, write opts=Options\(temperature"):
+        qa.bind(temperature=0)
     by_place = bn.function(lambda s, x, /: s.__iadd__(x))
     with pytest.raises(TypeError, match="parameter 'x' of <lambda> is positional-only; it cannot be bound"):
         by_place.bind(x="1")
