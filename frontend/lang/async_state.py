@@ -205,13 +205,15 @@ class AsyncBranches(Group[AsyncState]):
         try:
             async for i in branch_choice.finishing(self._states):
                 if not ranking.has_failed(i):
-                    score = (key or branch_choice.likelihood)(self._states[i])
-                    if inspect.isawaitable(score):
-                        pending[i] = asyncio.ensure_future(score)
-                    else:
-                        ranking.scores[i] = score
+                    with ranking.scoring(i):
+                        score = (key or branch_choice.likelihood)(self._states[i])
+                        if inspect.isawaitable(score):
+                            pending[i] = asyncio.ensure_future(score)
+                        else:
+                            ranking.scores[i] = score
             for i, future in pending.items():
-                ranking.scores[i] = await future
+                with ranking.scoring(i):
+                    ranking.scores[i] = await future
         finally:
             for future in pending.values():
                 future.cancel()

@@ -4,8 +4,8 @@ State and AsyncState do the waiting; nothing here waits."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from msgspec.structs import replace
@@ -98,6 +98,14 @@ class Ranking(BranchChoice[P]):
     def __init__(self, states: Sequence[P], on_error: OnError) -> None:
         super().__init__(states, on_error)
         self.scores: dict[int, Any] = {}
+
+    @contextmanager
+    def scoring(self, i: int) -> Iterator[None]:
+        """For the block that computes the score of branch `i`: an invalid value that it reads fails the branch."""
+        try:
+            yield
+        except (BadOutput, ForkError) as e:  # ForkError: of a joined variable
+            self._fail(i, e)
 
     def winners(self, k: int) -> list[P]:
         """The best `k` branches, the best first; fewer if there are fewer."""

@@ -217,7 +217,7 @@ class Branches(Group[State]):
         """The branch with the greatest `key(branch)`; among equals the first one. The others are dropped.
 
         on_error: with "raise", a failed branch raises a ForkError. With "collect", a failed branch cannot win, and
-        ForkError is raised only if all branches fail.
+        ForkError is raised only if all branches fail. A branch for which the key raises BadOutput or ForkError failed.
         """
         return self._top(1, key, on_error)[0]
 
@@ -249,5 +249,6 @@ class Branches(Group[State]):
         ranking = branch_choice.Ranking(self._states, on_error)
         for i in branch_choice.finishing(self._states):
             if not ranking.has_failed(i):
-                ranking.scores[i] = (key or branch_choice.likelihood)(self._states[i])
+                with ranking.scoring(i):
+                    ranking.scores[i] = (key or branch_choice.likelihood)(self._states[i])
         return ranking.winners(k)

@@ -96,6 +96,60 @@ def test_best_raises_if_all_branches_failed(run: Any, echo: Any, branches: Any) 
     run(body, bn.Mock(echo))
 
 
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_branch_whose_key_reads_an_invalid_value_has_failed(is_joined: bool, run: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(3)
+        for branch in forks:
+            if is_joined:
+                inner = branch.fork(1)
+                inner += bn.gen("score", type=int)
+                inner.join()
+            else:
+                branch += bn.gen("score", type=int)
+
+        def key(branch: bn.State) -> int:
+            value = branch.value("score")
+            return value[0] if is_joined else value
+
+        with pytest.raises(bn.ForkError, match="branch 0 failed") as e:
+            forks.best(key)
+        assert isinstance(e.value.__cause__, bn.ForkError if is_joined else bn.BadOutput)
+        assert forks.best(key, on_error="collect") is forks[2]
+
+    run(body, bn.Mock(["n/a", "2", "3"]))
+
+
+def test_best_raises_if_the_key_reads_only_invalid_values(run: Any) -> None:
+    def body(s: bn.State) -> None:
+        forks = s.fork(2)
+        forks += bn.gen("score", type=int)
+        with pytest.raises(bn.ForkError, match="2 of 2 branches failed; branch 0 failed"):
+            forks.best(lambda branch: branch.value("score"), on_error="collect")
+
+    run(body, bn.Mock("n/a"))
+
+
+def test_async_key_that_reads_an_invalid_value_fails_its_branch() -> None:
+    async def score(branch: bn.AsyncState) -> int:
+        return await branch.value("score", int)
+
+    def known_score(branch: bn.AsyncState) -> int:
+        if branch["score"] == "n/a":
+            raise bn.BadOutput("no number")
+        return int(branch["score"])
+
+    async def body(s: bn.AsyncState) -> None:
+        for key in (score, known_score):
+            forks = s.fork(3)
+            forks += bn.gen("score", type=int)
+            with pytest.raises(bn.ForkError, match="branch 0 failed"):
+                await forks.best(key)
+            assert await forks.best(key, on_error="collect") is forks[2]
+
+    run_async(body, bn.Mock(["n/a", "2", "3"] * 2))
+
+
 def test_best_raises_errors_of_the_key_unchanged(run: Any, echo: Any, branches: Any) -> None:
     def body(s: bn.State) -> None:
         with pytest.raises(ZeroDivisionError):
