@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -79,6 +80,32 @@ def test_failed_items_have_no_record_and_run_again(mock: bn.Mock, tmp_path: Path
     assert [r.index for r in program.run_batch(rows(10), checkpoint=path, on_error="return")] == [0, 2, 3, 4, 6, 7, 8]
     is_broken = False
     assert [r.ret_value for r in program.run_batch(rows(10), checkpoint=path)] == list(range(10))
+
+
+def test_item_with_an_invalid_object_has_no_record_and_runs_again(tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State, q: str) -> None:
+        s += bn.user(q) + bn.assistant(bn.gen("a", type=dict[str, int], retries=1))
+
+    path = tmp_path / "out.jsonl"
+    cut = bn.Mock({re.compile("bad"): '{"x": 1', re.compile(""): '{"x": 1}'})
+    with pytest.raises(bn.BatchError, match="1 items failed") as e:
+        program.run_batch([("good",), ("bad",)], checkpoint=path, backend=cut)
+    assert isinstance(e.value.errors[1], bn.BadOutput)
+    assert [r.index for r in e.value.results] == [0]
+    records = program.run_batch([("good",), ("bad",)], checkpoint=path, backend=bn.Mock('{"x": 2}'))
+    assert [r.values for r in records] == [{"a": '{"x": 1}'}, {"a": '{"x": 2}'}]
+
+
+def test_joined_branch_with_an_invalid_object_fails_the_item(tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        branches = s.fork(2)
+        branches += bn.gen("a", type=int)
+        branches.join()
+
+    with pytest.raises(bn.BatchError, match="branch 0 failed"):
+        program.run_batch([()], checkpoint=tmp_path / "out.jsonl", backend=bn.Mock("many"))
 
 
 @pytest.mark.parametrize("chunk", [2, 4096])
