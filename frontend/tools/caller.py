@@ -9,11 +9,12 @@ is not an Exception, such as SystemExit, ends the program.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -261,13 +262,29 @@ def _tool_turns(chat: wire.ChatMarkers, calls: Sequence[ToolCall]) -> str:
 
 
 def _text(value: Any) -> str:
-    """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON."""
+    """A tool's result as text for the model: strings, dates and string enums as they are, other values as JSON.
+    TypeError: the result, or a part of it, has no text that tells the model anything."""
     if hasattr(value, "model_dump_json"):  # a pydantic model
         return str(value.model_dump_json())
-    builtins = msgspec.to_builtins(value, enc_hook=plain)
+    builtins = msgspec.to_builtins(value, enc_hook=_plain)
+    if isinstance(builtins, float) and not math.isfinite(builtins):
+        return str(builtins)  # JSON would have null
     text = builtins if isinstance(builtins, str) else msgspec.json.encode(builtins).decode()
     fstring.refuse(text, "the result holds an expression, such as a gen; a tool gives text")
     return text
+
+
+def _plain(value: Any) -> Any:
+    """`plain`, but TypeError for a value whose text would be only its class and its address."""
+    kind: Any = type(value)
+    if isinstance(value, Iterator | AsyncIterator):
+        raise TypeError(f"the result holds an iterator of class {kind.__qualname__}; return a list of its items")
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        raise TypeError(
+            f"the result holds an object of class {kind.__qualname__}, which has no text; "
+            "return a str, a dict or a dataclass"
+        )
+    return plain(value)
 
 
 def _reason(error: BaseException) -> str:

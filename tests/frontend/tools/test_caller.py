@@ -10,8 +10,10 @@ import enum
 import functools
 import gc
 import inspect
+import math
 import threading
 import time
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,6 +175,8 @@ def test_tools_run_in_the_context_of_the_append() -> None:
         ("name\udcff", "name\\udcff"),
         ([datetime.date(2027, 3, 6)], '["2027-03-06"]'),
         (datetime.date(2027, 3, 6), "2027-03-06"),
+        (-math.inf, "-inf"),
+        (math.nan, "nan"),
     ],
 )
 def test_result_is_converted_to_text(value: Any, text: str) -> None:
@@ -182,6 +186,38 @@ def test_result_is_converted_to_text(value: Any, text: str) -> None:
         return value
 
     assert single_call({"give": {}}, tools=[give]).result == text
+
+
+class Opaque:
+    """A class without a text of its own."""
+
+
+async def numbers() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: map(str, [1]), "an iterator of class map; return a list of its items"),
+        (lambda: (x for x in [1]), "an iterator of class generator; return a list of its items"),
+        (lambda: {"rows": iter([1])}, "an iterator of class list_iterator; return a list of its items"),
+        (numbers, "an iterator of class async_generator; return a list of its items"),
+        (Opaque, "an object of class Opaque, which has no text; return a str, a dict or a dataclass"),
+        (
+            lambda: [{"a": Opaque()}],
+            "an object of class Opaque, which has no text; return a str, a dict or a dataclass",
+        ),
+    ],
+)
+def test_result_without_a_text_is_an_error(make: Callable[[], Any], text: str) -> None:
+    @bn.tool
+    def give() -> Any:
+        "Give."
+        return make()
+
+    call = single_call({"give": {}}, tools=[give])
+    assert (call.result, call.is_error) == (f"error: TypeError: the result holds {text}", True)
 
 
 def test_expression_in_a_result_is_an_error() -> None:
