@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from banyan.execution.feed import Feed
 from banyan.execution.program_record import ProgramRecord, StateHandle
@@ -295,18 +295,29 @@ def read(value: Any) -> Any:
 def read_object(value: Any, kind: Any = None) -> Any:
     """What `s.value(name)` returns: an object for a gen with a type; for all others the same as `read`.
 
-    kind: the type that the object must have. BadProgram: a value that no gen made has another type.
+    kind: the type that the object must have; for joined branches list[T], and each value is read as T. BadProgram: a
+    value that no gen made has another type, or the values of joined branches are not read as a list.
     """
     if isinstance(value, LazyValue):
         return value.value() if kind is None else value.value_as(kind)
+    if isinstance(value, JoinedValues):
+        item = None if kind in (None, list) else _item_type(kind, len(value.values))
+        return value.each(lambda one: read_object(one, item))
+    found = read(value)
     if kind is not None:
-        found, expected = read(value), get_origin(kind) or kind
+        expected = get_origin(kind) or kind
         if not isinstance(expected, type) or not isinstance(found, expected):
             raise errors.BadProgram(
                 f"the variable holds a {type(found).__name__} that was not generated, so it cannot be read as {kind!r}"
             )
-        return found
-    return value.each(read_object) if isinstance(value, JoinedValues) else read(value)
+    return found
+
+
+def _item_type(kind: Any, n: int) -> Any:
+    """T of list[T], as which the values of `n` branches are read. BadProgram: another type."""
+    if get_origin(kind) is not list or len(get_args(kind)) != 1:
+        raise errors.BadProgram(f"the variable holds the values of {n} branches; read it as list[...], not as {kind!r}")
+    return get_args(kind)[0]
 
 
 def tool_calls(value: Any) -> Any:

@@ -57,8 +57,8 @@ class State(StateBase):
         """The value of a variable as an object of its gen's `type`. Without a type, the same as `s[name]`.
 
         type: the type of the object, as for `gen(type=...)`; a type checker then knows it. If the gen had another type
-        or none, its text is converted. BadOutput: the text is not a valid object, for example because max_tokens cut
-        it.
+        or none, its text is converted. A variable of joined branches is read as list[T], that of each branch as T.
+        BadOutput: the text is not a valid object, for example because max_tokens cut it.
         """
         return read_object(self._lookup(name), type)
 

@@ -200,6 +200,31 @@ def as_list(meta: Any) -> list[dict[str, Any]]:
     return meta if isinstance(meta, list) else [meta]
 
 
+def test_joined_values_are_read_as_a_list_of_a_type() -> None:
+    @bn.function
+    def program(s: bn.State) -> None:
+        forks = s.fork(2)
+        for branch in forks:
+            inner = branch.fork(2)
+            inner += bn.gen("b")
+            inner.join()
+        forks += bn.gen("a")
+        for i, branch in enumerate(forks):
+            branch["set"] = i
+        forks.join()
+
+    state = program.run(backend=bn.Mock({"a": ["1", "2"], "b": ["3", "4", "5", "6"]}))
+    assert state.value("a", list[int]) == [int(text) for text in state["a"]]
+    assert state.value("a", list[str]) == state.value("a", list) == state.value("a") == state["a"]
+    assert sorted(x for inner in state.value("b", list[list[int]]) for x in inner) == [3, 4, 5, 6]
+    assert state.value("set", list[int]) == [0, 1]
+    for kind in (int, tuple[int, int], dict[str, int]):
+        with pytest.raises(bn.BadProgram, match=r"holds the values of 2 branches; read it as list\[...\]"):
+            state.value("a", kind)
+    with pytest.raises(bn.ForkError, match=r"branch 0 failed: not a valid bool"):
+        state.value("a", list[bool])
+
+
 def test_error_holds_usage_and_attempts() -> None:
     answers = {"a": wire.Sample("x", "stop", n_tokens=7), "b": ["no", "no, again"]}
 
