@@ -24,7 +24,7 @@ import msgspec
 from banyan.execution.batch import BatchRun, OnError, bar
 from banyan.execution.program_run import with_state
 from banyan.lang.json_types import plain
-from banyan.lang.lazy_value import read_object
+from banyan.lang.lazy_value import LazyValue, read_object
 from banyan.lang.state import State
 from banyan.runtime.errors import BadProgram, BanyanError, BatchError, ConfigError, RuntimeLost
 
@@ -123,13 +123,17 @@ class BatchFile(Sequence[BatchRecord]):
 
     def write(self, index: int, digest: int, state: State) -> None:
         """Add the record of an item that has finished. OSError: the file cannot grow; then no part of the record is in
-        it. BadOutput: a text is no valid object of its gen's type. BadProgram: the item has no digest."""
+        it. BadOutput: a text that the body did not read is no valid object of its gen's type. BadProgram: the item has
+        no digest."""
         if not digest:
             raise BadProgram(
                 f"item {index} cannot be told from others: it has half of a surrogate pair, or holds itself"
             )
         for value in state._values.values():
-            read_object(value)  # only this finds an invalid object, and an item with a record never runs again
+            # only this finds an invalid object, and an item with a record never runs again; a body that met the error
+            # and finished has dealt with it
+            if not (isinstance(value, LazyValue) and value.was_refused):
+                read_object(value)
         values = {name: state[name] for name in state._values}
         record = BatchRecord(index, digest, values, state.ret_value)
         line = memoryview(msgspec.json.encode(record, enc_hook=plain) + b"\n")

@@ -42,7 +42,7 @@ class LazyValue(Expr):
             "deltas",
             "has_logprobs",
         ),
-        *("line", "method", "name", "number", "output_type", "previous", "record", "with_text"),
+        *("line", "method", "name", "number", "output_type", "previous", "record", "was_refused", "with_text"),
     )
 
     def __init__(
@@ -58,6 +58,8 @@ class LazyValue(Expr):
         self.has_logprobs = self.with_text = False
         """Whether the meta info has the log-probabilities of the tokens, and with them the text of each token."""
         self.output_type: OutputType | None = None
+        self.was_refused = False
+        """Whether a reader got BadOutput, because a text is no valid object of the type."""
         self.method: wire.ChoicesMethod | None = None
         """For a select: how its choices are scored."""
         self.choices: tuple[str, ...] = ()
@@ -177,6 +179,7 @@ class LazyValue(Expr):
             try:
                 self._objects = [self.output_type.parse_sample(sample) for sample in samples]
             except errors.BadOutput as e:
+                self.was_refused = True
                 if self.checker is not None:
                     e.message += f" (the model was told {self.checker.n_refused} times)"
                 raise _with_location(e, self) from e.__cause__

@@ -97,6 +97,19 @@ def test_item_with_an_invalid_object_has_no_record_and_runs_again(tmp_path: Path
     assert [r.values for r in records] == [{"a": '{"x": 1}'}, {"a": '{"x": 2}'}]
 
 
+def test_body_that_deals_with_an_invalid_object_has_a_record(tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State) -> int:
+        s += bn.gen("a", type=int)
+        try:
+            return s.value("a", int)
+        except bn.BadOutput:
+            return -1
+
+    (record,) = program.run_batch([()], checkpoint=tmp_path / "out.jsonl", backend=bn.Mock("many"))
+    assert (record.values, record.ret_value) == ({"a": "many"}, -1)
+
+
 def test_joined_branch_with_an_invalid_object_fails_the_item(tmp_path: Path) -> None:
     @bn.function
     def program(s: bn.State) -> None:
