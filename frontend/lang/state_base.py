@@ -60,8 +60,8 @@ class StateBase:
     _instead = "append one of its variables, such as s['x']; to continue it in another program, use prog.inline(s, ...)"
 
     __slots__ = (
-        *("__weakref__", "_closed", "_handle", "_is_view", "_names", "_record", "_refs", "_seed", "_transcript"),
-        "_values",
+        *("__weakref__", "_closed", "_handle", "_is_view", "_n_inherited", "_names", "_record", "_refs", "_seed"),
+        *("_transcript", "_values"),
     )
     _is_async = False
 
@@ -69,7 +69,8 @@ class StateBase:
         """Created by programs and forks. seed: the seed of the run or branch; None: its gens have random seeds."""
         self._record, self._handle, self._seed, self._transcript = record, handle, seed, transcript
         self._values: dict[str, Any] = {}
-        self._names: Feed[str] = Feed()  # names of variables as they are set, without those that a fork inherits
+        self._n_inherited = 0  # how many of the values, the first ones, the state had when it was forked
+        self._names: Feed[str] = Feed()  # names of variables as they are set, for readers that wait for one
         self._refs: list[Any] = []  # the numbers of its values, with a nested list for each branch
         self._closed = ""  # why nothing more can be appended; "" while it can
         self._is_view = False  # whether this object belongs to code outside the body
@@ -393,7 +394,7 @@ class StateBase:
     @property
     def _own_joined(self) -> list[JoinedValues]:
         """Those of branches of this state; none that it inherited."""
-        values = [self._values[name] for name in dict.fromkeys(self._names.items)]
+        values = tuple(self._values.values())[self._n_inherited :]
         return [value for value in values if isinstance(value, JoinedValues)]
 
     def _check_values(self, refs: Sequence[LazyValue], joined: Sequence[JoinedValues]) -> None:
@@ -525,7 +526,7 @@ class StateBase:
     def _branch(self, i: int) -> Self:
         handle, seed = self._record.new_handle(self._handle), mix(self._seed, self._transcript.n_draws, i)
         child = type(self)(self._record, handle, seed, Transcript(self._transcript))
-        child._values = dict(self._values)
+        child._values, child._n_inherited = dict(self._values), len(self._values)
         self._refs.append(child._refs)
         return child
 
@@ -640,12 +641,11 @@ class Group(Generic[S]):
     A slice is a group of some of the branches.
     """
 
-    __slots__ = ("_n_joined", "_parent", "_states")
+    __slots__ = ("_parent", "_states")
 
     def __init__(self, states: list[S], parent: StateBase) -> None:
         """Created by states."""
         self._states, self._parent = states, parent
-        self._n_joined = [0] * len(states)  # how many of the names that each branch has set are joined
 
     def __len__(self) -> int:
         return len(self._states)
@@ -703,10 +703,9 @@ class Group(Generic[S]):
     ) -> None:
         """Merge the branches into their parent. Does not wait for them.
 
-        gather_variable: each variable that a branch has set since the fork, or since the last join of this group,
-        becomes a list with the value of each branch, or None if a branch lacks it. It replaces the parent's variable of
-        that name. If a branch failed, reading the variable and `sync()` raise a ForkError; with on_error="collect", the
-        list contains that error instead.
+        gather_variable: each variable that the parent lacks becomes a list with the value of each branch, or None if a
+        branch lacks it. If a branch failed, reading the variable and `sync()` raise a ForkError; with
+        on_error="collect", the list contains that error instead.
         concat (SGLang: concate_and_append): the parent appends the text that each branch added since the fork, in
         order. Nothing more can be appended to the branches. If a branch failed, the parent fails.
         """
@@ -729,12 +728,11 @@ class Group(Generic[S]):
             state.drop()
 
     def _gather(self, on_error: OnError) -> None:
-        parent, branches = self._parent, self._states
-        new = {name for branch, n in zip(branches, self._n_joined, strict=True) for name in branch._names.items[n:]}
-        self._n_joined = [len(branch._names.items) for branch in branches]
-        for name in dict.fromkeys(name for branch in branches for name in branch._values):  # in order of appearance
-            if name in new or name not in parent._values:  # after a beam, a branch may inherit what the parent lacks
-                values = [branch._values.get(name) for branch in branches]
+        parent = self._parent
+        names = dict.fromkeys(name for branch in self._states for name in branch._values)  # in order of appearance
+        for name in names:
+            if name not in parent._values:
+                values = [branch._values.get(name) for branch in self._states]
                 parent._set(name, JoinedValues(values, on_error == "collect"))
 
     def _concatenate(self) -> None:

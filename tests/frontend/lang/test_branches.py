@@ -287,17 +287,6 @@ def test_variables_that_failed_before_the_fork_do_not_count(run: Any, echo: Any,
     run(body, bn.Mock(echo))
 
 
-def test_branch_fails_by_a_joined_variable_that_replaces_an_inherited_one(run: Any, echo: Any, branches: Any) -> None:
-    def body(s: bn.State) -> None:
-        s["a"] = "old"
-        forks = s.fork(2)
-        branches(forks[0], "1!").join()
-        branches(forks[1], "1").join()
-        assert forks.first() is forks[1]
-
-    run(body, bn.Mock(echo))
-
-
 def test_branch_has_finished_after_the_scopes_that_it_joined(run: Any) -> None:
     mock = bn.Mock(lambda prompt, name: name, latency=lambda call: 0.2 if call.name == "slow" else 0.0)
 

@@ -140,51 +140,9 @@ def test_gather_makes_a_list_of_each_new_variable(mock: bn.Mock) -> None:
     assert state["b"] == ["<b>"] * 3
     assert state["c"] == [["<c>", "<c>"]] * 3
     assert state["own"] == [None, None, 7]
-    assert state["old"] == ["<old>", "changed", "<old>"]
+    assert state["old"] == "<old>"
     assert [m["completion_tokens"] for m in state.get_meta_info("b")] == [0, 0, 0]
     assert len(mock.submits) == 1, "join does not wait"
-
-
-def test_join_replaces_what_an_earlier_join_gathered(run: Any) -> None:
-    def body(s: bn.State) -> list[Any]:
-        found = []
-        for _ in range(2):
-            forks = s.fork(2)
-            forks += bn.gen("a")
-            forks.join()
-            found.append(s["a"])
-        with s.copy() as t:
-            t += bn.gen("a")
-        return [*found, s["a"]]
-
-    assert run(body, bn.Mock(list("01234"))).ret_value == [["0", "1"], ["2", "3"], ["4"]]
-
-
-def test_variables_that_branches_only_inherit_are_not_joined(mock: bn.Mock) -> None:
-    def body(s: bn.State) -> None:
-        s["kept"], s["same"] = "kept", 1
-        forks = s.fork(2)
-        s["kept"] = "set after the fork"
-        for fork in forks:
-            fork["same"] = 1
-        forks.join()
-
-    state = run(body)
-    assert (state["kept"], state["same"]) == ("set after the fork", [1, 1])
-
-
-def test_second_join_of_a_group_takes_what_is_set_since_the_first(mock: bn.Mock) -> None:
-    def body(s: bn.State) -> None:
-        forks = s.fork(2)
-        forks += bn.gen("a") + bn.gen("b")
-        forks.join()
-        s["a"] = "chosen"
-        forks[0]["b"] = "again"
-        forks += bn.gen("c")
-        forks.join()
-
-    state = run(body)
-    assert (state["a"], state["b"], state["c"]) == ("chosen", ["again", "<b>"], ["<c>", "<c>"])
 
 
 def test_fork_of_one_gathers_lists_of_one(mock: bn.Mock) -> None:
