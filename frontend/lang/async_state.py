@@ -181,11 +181,11 @@ class AsyncBranches(Group[AsyncState]):
     @overload
     async def first(self) -> AsyncState: ...
     @overload
-    async def first(self, k: int) -> AsyncBranches: ...
-    async def first(self, k: int | None = None) -> AsyncState | AsyncBranches:
+    async def first(self, k: int) -> list[AsyncState]: ...
+    async def first(self, k: int | None = None) -> AsyncState | list[AsyncState]:
         """`Branches.first`."""
         winners = (await self._decide(branch_choice.Race(self._states, 1 if k is None else k))).winners()
-        return winners[0] if k is None else AsyncBranches(winners, self._parent)
+        return winners[0] if k is None else winners
 
     async def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> AsyncState:
         """`Branches.vote`."""

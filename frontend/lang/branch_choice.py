@@ -24,9 +24,6 @@ Step: TypeAlias = Expression | Callable[[Any], Expression]
 def finishing(states: Sequence[StateBase]) -> Feed[int]:
     """A feed that gets the index of each branch when the branch has finished or failed, and closes after the last."""
     feed = Feed[int]()
-    if not states:
-        feed.close()
-        return feed
     with suppress(BanyanError):  # if the program could not be sent, its values have failed: all branches have finished
         states[0]._record.flush()
 
@@ -60,8 +57,6 @@ class BranchChoice(Generic[P]):
 
     def __init__(self, states: Sequence[P], on_error: OnError) -> None:
         check_on_error(on_error)
-        if not states:
-            raise BadProgram("there are no branches to choose from")
         self._states, self._on_error = states, on_error
         self._errors: dict[int, BanyanError] = {}
 

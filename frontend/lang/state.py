@@ -224,15 +224,14 @@ class Branches(Group[State]):
     @overload
     def first(self) -> State: ...
     @overload
-    def first(self, k: int) -> Branches: ...
-    def first(self, k: int | None = None) -> State | Branches:
-        """The branch that finishes first, or a group of the first `k`, in the order in which they finish.
-        The others are dropped.
+    def first(self, k: int) -> list[State]: ...
+    def first(self, k: int | None = None) -> State | list[State]:
+        """The branch that finishes first, or the first `k` in the order in which they finish. The others are dropped.
 
         ForkError: so many branches failed that fewer than `k` remain.
         """
         winners = self._decide(branch_choice.Race(self._states, 1 if k is None else k)).winners()
-        return winners[0] if k is None else Branches(winners, self._parent)
+        return winners[0] if k is None else winners
 
     def vote(self, name: str, key: Callable[[Any], Any] | None = None, on_error: OnError = "raise") -> State:
         """The first branch whose variable `name` has the most frequent value. The others are dropped.

@@ -636,10 +636,7 @@ class StateKV:
 
 
 class Group(Generic[S]):
-    """The branches of a fork, in order. Each branch begins with the text and variables of its parent.
-
-    A slice is a group of some of the branches.
-    """
+    """The branches of a fork, in order. Each branch begins with the text and variables of its parent."""
 
     __slots__ = ("_parent", "_states")
 
@@ -656,29 +653,14 @@ class Group(Generic[S]):
     @overload
     def __getitem__(self, i: int) -> S: ...
     @overload
-    def __getitem__(self, i: slice) -> Self: ...
-    def __getitem__(self, i: int | slice) -> S | Self:
-        return type(self)(self._states[i], self._parent) if isinstance(i, slice) else self._states[i]
+    def __getitem__(self, i: slice) -> list[S]: ...
+    def __getitem__(self, i: int | slice) -> S | list[S]:
+        return self._states[i]
 
-    @overload
-    def __setitem__(self, i: int, state: S) -> None: ...
-    @overload
-    def __setitem__(self, i: slice, state: Group[S]) -> None: ...
-    def __setitem__(self, i: int | slice, state: S | Group[S]) -> None:
-        """Only for `group[i] += ...`, which assigns the same again, also for a slice. BadProgram: another state is
-        assigned."""
-        if state != self[i]:
-            at, what = ("i:j", "branches") if isinstance(i, slice) else (i, f"branch {i}")
-            raise BadProgram(f"{what} cannot be replaced; append with group[{at}] += ...")
-
-    def __eq__(self, other: object) -> bool:
-        """Whether `other`, a group or a list, has the same states in the same order."""
-        if isinstance(other, Group | list):
-            return self._states == list(other)
-        return NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._states))
+    def __setitem__(self, i: int, state: S) -> None:
+        """Only for `group[i] += ...`, which assigns the same state again. BadProgram: another state is assigned."""
+        if state is not self._states[i]:
+            raise BadProgram(f"branch {i} cannot be replaced; append to it with group[{i}] += ...")
 
     def __iadd__(self, what: Expression | Branchwise) -> Self:
         """Append to every branch: an expression, or to branch i the item `what[i]` of a list or `what(i)`."""
@@ -751,8 +733,7 @@ class Group(Generic[S]):
             for item in branch._transcript.own.items:
                 parent._transcript.own.put(item)
             branch._closed = "was appended to its parent"
-        if self._states:
-            parent._record.add(wire.Join(parent._handle.number, tuple(state._handle.number for state in self._states)))
+        parent._record.add(wire.Join(parent._handle.number, tuple(branch._handle.number for branch in self._states)))
 
 
 def check_on_error(on_error: object) -> None:

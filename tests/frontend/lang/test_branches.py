@@ -181,10 +181,7 @@ def test_first_k_skips_failed_branches(run: Any, echo: Any, branches: Any) -> No
 
     def body(s: bn.State) -> None:
         forks = branches(s, "0", "1!", "2", "3")
-        first = forks.first(2)
-        assert first == [forks[3], forks[0]]
-        first += " more"
-        assert [branch.text() for branch in first] == ["#33 more", "#00 more"]
+        assert forks.first(2) == [forks[3], forks[0]]
 
     run(body, ordered.mock)
 
@@ -603,10 +600,7 @@ def test_choosing_methods_are_async_in_async_programs(echo: Any, branches: Any) 
         forks = branches(s, "0", "1", "3!")
         assert await forks.first() is forks[1]
         forks = branches(s, "0", "1", "2")
-        first = await forks.first(2)
-        assert first == [forks[1], forks[0]]
-        first += lambda i: f" more {i}"
-        assert await forks[0].text() == "#00 more 1"
+        assert await forks.first(2) == [forks[1], forks[0]]
         forks = branches(s, "0", "1", "2")
         assert await forks.vote("a", key=lambda value: int(value) > 0) is forks[1]
         s.adopt(forks[1])

@@ -73,59 +73,6 @@ def test_group_appends_to_every_branch(mock: bn.Mock) -> None:
     run(body)
 
 
-def test_slice_of_a_group_is_a_group(mock: bn.Mock) -> None:
-    def body(s: bn.State) -> None:
-        forks = s.fork(3)
-        forks[:2] += "x"
-        some = forks[1:]
-        some += ["y", "z"]
-        forks[0] += "0"
-        assert [fork.text() for fork in forks] == ["x0", "xy", "z"]
-        assert isinstance(some, bn.Branches)
-        assert (len(some), list(some), some[-1]) == (2, [forks[1], forks[2]], forks[2])
-        assert some == forks[1:] != forks
-        assert hash(some) == hash(forks[1:])
-        assert some != (forks[1], forks[2])
-        some += bn.gen("a")
-        some.join()
-        assert s["a"] == ["<a>", "<a>"]
-        forks[:2].join("concat")
-        assert s.text() == "x0xy<a>"
-
-    run(body)
-
-
-def test_branches_of_a_group_cannot_be_replaced(mock: bn.Mock) -> None:
-    def body(s: bn.State) -> None:
-        forks = s.fork(3)
-        with pytest.raises(bn.BadProgram, match=r"branch 0 cannot be replaced; append with group\[0\] \+= "):
-            forks[0] = forks[1]
-        with pytest.raises(bn.BadProgram, match=r"branches cannot be replaced; append with group\[i:j\] \+= "):
-            forks[:2] = forks[1:]
-
-    run(body)
-
-
-def test_slice_without_branches_gives_nothing_to_choose(mock: bn.Mock) -> None:
-    def body(s: bn.State) -> None:
-        none = s.fork(2)[2:]
-        none += bn.gen("a")
-        none.join()
-        none.join("concat")
-        assert list(none) == list(none.as_completed()) == []
-        assert "a" not in s
-        for choose in (
-            lambda: none.best(lambda branch: 1),
-            lambda: none.first(),
-            lambda: none.vote("a"),
-        ):
-            with pytest.raises(bn.BadProgram, match="no branches to choose from"):
-                choose()
-
-    run(body)
-    assert not [op for ops in mock.submits for op in ops if isinstance(op, wire.Join)]
-
-
 def test_gather_makes_a_list_of_each_new_variable(mock: bn.Mock) -> None:
     def body(s: bn.State) -> None:
         s += bn.gen("old")
