@@ -62,7 +62,7 @@ class Report:
             ratio = more / less if less else math.inf if more else 1.0
         self.rows.append({
             "name": name, "unit": unit, "ours": ours, "baseline": baseline, "baseline_name": baseline_name,
-            "ratio": ratio, "target": target, "holds": _holds(target, ours, ratio),
+            "ratio": ratio if ratio != math.inf else None, "target": target, "holds": _holds(target, ours, ratio),
         })  # fmt: skip
         if len(self.rows) == 1:
             print(f"{self.name}: {self.shape}\n{self.machine}, commit {self.commit}\n")

@@ -24,7 +24,7 @@ import msgspec
 from banyan.execution.batch import BatchRun, OnError, bar
 from banyan.execution.program_run import with_state
 from banyan.lang.json_types import plain
-from banyan.lang.lazy_value import LazyValue, read_object
+from banyan.lang.lazy_value import JoinedValues, LazyValue, read_object
 from banyan.lang.state import State
 from banyan.runtime.errors import BadProgram, BanyanError, BatchError, ConfigError, RuntimeLost
 
@@ -130,10 +130,7 @@ class BatchFile(Sequence[BatchRecord]):
                 f"item {index} cannot be told from others: it has half of a surrogate pair, or holds itself"
             )
         for value in state._values.values():
-            # only this finds an invalid object, and an item with a record never runs again; a body that met the error
-            # and finished has dealt with it
-            if not (isinstance(value, LazyValue) and value.was_refused):
-                read_object(value)
+            _check_objects(value)
         values = {name: state[name] for name in state._values}
         record = BatchRecord(index, digest, values, state.ret_value)
         line = memoryview(msgspec.json.encode(record, enc_hook=plain) + b"\n")
@@ -227,6 +224,15 @@ def _until_error(items: Iterable[Any], errors: list[Exception]) -> Iterator[Any]
         yield from items
     except Exception as e:
         errors.append(e)
+
+
+def _check_objects(value: Any) -> None:
+    """Only this finds an invalid object, and an item with a record never runs again. A body that met the error and
+    finished has dealt with it."""
+    if isinstance(value, JoinedValues):
+        value.each(_check_objects)
+    elif not (isinstance(value, LazyValue) and value.was_refused):
+        read_object(value)
 
 
 def run_to_file(

@@ -76,16 +76,12 @@ class LazyValue(Expr):
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str | int | float):  # a condition that would be False whatever the text is
-            raise errors.BadProgram(self._unread(f"== {other!r}"))
+            raise errors.BadProgram(
+                f"s.ref({self.name!r}) == {other!r}: the text may not be known yet; s[{self.name!r}] waits for it"
+            )
         return self is other
 
     __hash__ = object.__hash__
-
-    def __bool__(self) -> bool:
-        raise errors.BadProgram(self._unread("as a condition"))
-
-    def _unread(self, use: str) -> str:
-        return f"s.ref({self.name!r}) {use}: the text may not be known yet; s[{self.name!r}] waits for it"
 
     def __repr__(self) -> str:
         return f"<Ref {self.name or self.number} of program {self.record.name}>"
@@ -198,6 +194,7 @@ class LazyValue(Expr):
         try:
             return wanted.parse_sample(samples[0])
         except errors.BadOutput as e:
+            self.was_refused = True
             raise _with_location(e, self) from e.__cause__
 
     def tool_calls(self) -> list[ToolCall]:

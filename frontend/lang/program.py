@@ -240,9 +240,10 @@ class Program(Typed[Args, R_co]):
 
         checkpoint: a file to which the variables of each finished item are appended, a JSON line each. Items that have
         a line in the file are not run again, so a batch that was interrupted continues where it stopped. Failed items
-        have no line, nor have those with an output that is not valid for its type. A file that belongs to another
-        program (by name), other bound arguments or other items is refused. Lines are in the order in which items
-        finish. Items can be any iterable and are read 4,096 at a time; if it raises, the items before that run first.
+        have no line, nor have those with an output that is not valid for its type, unless the body caught the
+        BadOutput. A file that belongs to another program (by name), other bound arguments or other items is refused.
+        Lines are in the order in which items finish. Items can be any iterable and are read 4,096 at a time; if it
+        raises, the items before that run first.
         The result is the file's records, in the order of the items.
         """
         self._refuse_to_block("run_batch")

@@ -110,6 +110,19 @@ def test_body_that_deals_with_an_invalid_object_has_a_record(tmp_path: Path) -> 
     assert (record.values, record.ret_value) == ({"a": "many"}, -1)
 
 
+def test_vote_without_an_invalid_object_has_a_record(tmp_path: Path) -> None:
+    @bn.function
+    def program(s: bn.State) -> Any:
+        branches = s.fork(3)
+        branches += bn.gen("a", type=int)
+        winner = branches.vote("a", on_error="collect").value("a")
+        branches.join()
+        return winner
+
+    (record,) = program.run_batch([()], checkpoint=tmp_path / "out.jsonl", backend=bn.Mock(["n/a", "2", "2"]))
+    assert (record.values, record.ret_value) == ({"a": ["n/a", "2", "2"]}, 2)
+
+
 def test_joined_branch_with_an_invalid_object_fails_the_item(tmp_path: Path) -> None:
     @bn.function
     def program(s: bn.State) -> None:
