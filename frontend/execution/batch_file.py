@@ -227,8 +227,9 @@ def _until_error(items: Iterable[Any], errors: list[Exception]) -> Iterator[Any]
 
 
 def _check_objects(value: Any) -> None:
-    """Only this finds an invalid object, and an item with a record never runs again. A body that met the error and
-    finished has dealt with it."""
+    """BadOutput, or ForkError for a branch: the text of a variable is not a valid object, and the body did not read it.
+    An item with a record never runs again, so such an item must not get one. A body that met the error and finished has
+    dealt with it."""
     if isinstance(value, JoinedValues):
         value.each(_check_objects)
     elif not (isinstance(value, LazyValue) and value.was_refused):

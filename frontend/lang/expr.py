@@ -33,7 +33,7 @@ class Expr:
     __slots__ = ()
 
     def __add__(self, other: Expression) -> Seq:
-        return Seq(tuple(_parts((self, other))))
+        return Seq((*_parts(self), *_parts(other)))
 
     def __radd__(self, other: Expression) -> Seq:
         return Seq((*_parts(other), *_parts(self)))
@@ -125,23 +125,12 @@ class Seq(_Node, frozen=True):
     parts: tuple[Any, ...]
 
 
-class Appended(Seq, frozen=True):
+class Appended(_Node, frozen=True):
     """What a call returns that has appended its text already, so that `s += s.user("x")` adds one turn. Python makes
-    the call before what stands around it is appended, so nothing may stand before it."""
-
-    parts: tuple[Any, ...] = ()
-
-    def __radd__(self, other: Expression) -> Seq:
-        return Seq(tuple(_parts((other, self))))
-
-    def __format__(self, spec: str) -> str:
-        raise BadProgram(f"in an f-string, {_TOO_EARLY}")
+    the call before it appends what stands around it, so `leaves` refuses it behind other text."""
 
 
-_TOO_EARLY = (
-    "a call that appends at once, such as s.user(...) or inline, would put its text before the text to its left; "
-    "make it a statement of its own, inside `with s.user():` if it belongs to a turn"
-)
+APPENDED = Appended()
 NOTHING = Seq(())
 """Appends nothing."""
 Leaf: TypeAlias = Expr
@@ -378,8 +367,6 @@ def role(name: str, expr: Expression = NOTHING) -> Seq:
     BadProgram: the name is not one of 1 to 64 letters, digits, spaces and `_.-`, or `expr` is None.
     """
     check_role(name)
-    if isinstance(expr, Appended):
-        raise BadProgram(f"in {name}(...), {_TOO_EARLY}")
     return Seq((RoleBegin(name), *_parts(expr), RoleEnd(name)))
 
 
@@ -468,8 +455,8 @@ def checked_name(name: object) -> str:
 def leaves(expr: Expression) -> list[str | Leaf]:
     """The expression as a flat list, including expressions inside f-strings.
 
-    BadProgram: a value cannot be appended, or two gens of the expression have the same name. (In separate appends, the
-    later gen replaces the variable.)
+    BadProgram: a value cannot be appended, text stands before a call that appends at once, or two gens of the
+    expression have the same name. (In separate appends, the later gen replaces the variable.)
     """
     flat: list[str | Leaf] = []
     for part in _parts(expr):
@@ -479,6 +466,14 @@ def leaves(expr: Expression) -> list[str | Leaf]:
             flat += _embedder.extract(part)
         elif part:
             flat.append(part)
+    appended = [i for i, part in enumerate(flat) if type(part) is Appended]
+    if appended:
+        if appended[-1] >= len(appended):
+            raise BadProgram(
+                "a call that appends at once, such as s.user(...) or inline, would put its text before the text to its "
+                "left; make it a statement of its own, inside `with s.user():` if it belongs to a turn"
+            )
+        del flat[: len(appended)]
     # Not isinstance, here and in _append: with a struct's class it takes 0.1 us whenever the answer is no.
     draws = [part for part in flat if type(part) is GenExpr or type(part) is SelectExpr]
     names = [part.name for part in draws if part.name is not None]
@@ -493,15 +488,12 @@ def _parts(expr: Any) -> Iterable[Any]:
         return (expr,)
     if isinstance(expr, Seq):
         return expr.parts
+    if isinstance(expr, Appended):
+        return (APPENDED,)  # without what a subclass adds
     if isinstance(expr, Expr):
         return (expr,)
     if isinstance(expr, list | tuple):
-        parts: list[Any] = []
-        for item in expr:
-            if isinstance(item, Appended) and any(not isinstance(part, str) or part for part in parts):
-                raise BadProgram(f"in an expression, {_TOO_EARLY}")
-            parts += _parts(item)
-        return parts
+        return [part for item in expr for part in _parts(item)]
     if expr is None:
         raise BadProgram("None was appended; does a function lack its return?")
     instead = getattr(expr, "_instead", "to append its text, use str(...)")
@@ -509,4 +501,4 @@ def _parts(expr: Any) -> Iterable[Any]:
     raise BadProgram(f"a value of type {kind} cannot be appended, only strings and expressions; {instead}")
 
 
-_embedder = fstring.Embedder(RawExpr | ImageExpr | RoleBegin | RoleEnd | GenExpr | SelectExpr)
+_embedder = fstring.Embedder(Appended | RawExpr | ImageExpr | RoleBegin | RoleEnd | GenExpr | SelectExpr)

@@ -153,7 +153,7 @@ class Program(Typed[Args, R_co]):
         """
         self._check_inline(state)
         arguments = self._arrange(args, kwargs)
-        return Inlined((), self.func(state, *arguments.args, **arguments.kwargs))
+        return Inlined(self.func(state, *arguments.args, **arguments.kwargs))
 
     @typed_run
     async def run_async(self, *args: Any, opts: Options | None = None, **kwargs: Any) -> AsyncState:
@@ -243,8 +243,7 @@ class Program(Typed[Args, R_co]):
         have no line, nor have those with an output that is not valid for its type, unless the body caught the
         BadOutput. A file that belongs to another program (by name), other bound arguments or other items is refused.
         Lines are in the order in which items finish. Items can be any iterable and are read 4,096 at a time; if it
-        raises, the items before that run first.
-        The result is the file's records, in the order of the items.
+        raises, the items before that run first. The result is the file's records, in the order of the items.
         """
         self._refuse_to_block("run_batch")
         if num_threads != "auto" and num_threads < 1:
@@ -474,7 +473,7 @@ class AsyncProgram(Program[Args, R_co]):
         if not isinstance(state, AsyncState):
             raise BadProgram(f"{self.name} is an `async def`; it is inlined where it can be awaited, in another one")
         arguments = self._arrange(args, kwargs)
-        return Inlined((), await self.func(state, *arguments.args, **arguments.kwargs))
+        return Inlined(await self.func(state, *arguments.args, **arguments.kwargs))
 
     def _refuse_to_block(self, name: str) -> None:
         raise BadProgram(

@@ -217,7 +217,8 @@ class Branches(Group[State]):
         """The branch with the greatest `key(branch)`; among equals the first one. The others are dropped.
 
         on_error: with "raise", a failed branch raises a ForkError. With "collect", a failed branch cannot win, and
-        ForkError is raised only if all branches fail. A branch for which the key raises BadOutput or ForkError failed.
+        ForkError is raised only if all branches fail. A branch for which the key raises BadOutput or ForkError counts
+        as failed.
         """
         return self._top(1, key, on_error)[0]
 

@@ -18,9 +18,9 @@ from banyan.execution.run_limits import limit_gen
 from banyan.execution.source_line import source_line, warn
 from banyan.execution.text_pieces import pieces_async
 from banyan.lang.expr import (
+    APPENDED,
     NOTHING,
     REASONING_SUFFIX,
-    Appended,
     Expr,
     Expression,
     GenExpr,
@@ -298,7 +298,7 @@ class StateBase:
         if expr is NOTHING:
             return self._turn(name)
         self._append(turn(name, expr))
-        return Appended()
+        return APPENDED
 
     @contextmanager
     def _turn(self, name: str) -> Iterator[Self]:

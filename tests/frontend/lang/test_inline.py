@@ -84,6 +84,9 @@ def test_calls_that_append_at_once_are_refused_behind_other_text(mock: bn.Mock) 
         lambda s: ["Intro", s.user("hi")],
         lambda s: f"Yes, {part.inline(s)}.",
         lambda s: bn.user("one") + s.assistant("two"),
+        lambda s: "Intro" + (s.user("one") + s.assistant("two")),
+        lambda s: bn.user([part.inline(s)]),
+        lambda s: bn.user(s.user("one") + "two"),
     ]
     for expression in expressions:
 
@@ -99,6 +102,7 @@ def test_calls_that_append_at_once_are_refused_behind_other_text(mock: bn.Mock) 
         s += s.user("one") + s.assistant("two")
         s += "" + s.user("three") + bn.assistant("four")
         s += [part.inline(s), "end"]
+        s += f"{part.inline(s)}."
 
     assert [m["content"] for m in in_order.run().messages()][:4] == ["one", "two", "three", "four"]
 
