@@ -78,7 +78,10 @@ def test_phases_end_when_the_time_is_over_or_nothing_can_begin(
 ) -> None:
     monkeypatch.setattr(gpu, "HERE", tmp_path)
     names = ["attention", "steps"]
-    assert gpu.measure_all(gpu.Report("gpu", ""), names, [], -1.0) == dict.fromkeys(names, "no time was left")
+    script = tmp_path / "gpu_measure.py"
+    script.write_text("import time; time.sleep(100)")
+    assert gpu.measure_all(gpu.Report("gpu", ""), names, [], 0.0) == dict.fromkeys(names, "no time was left")
+    script.unlink()
     assert gpu.measure_all(gpu.Report("gpu", ""), names, [], 100.0) == dict.fromkeys(
         names, "the process ended with status 2"
     )

@@ -26,7 +26,7 @@ from pathlib import Path
 from banyan.runtime.client import client
 from banyan.runtime.protocol import wire
 c = client.connect(Path(sys.argv[1]))
-endless = wire.Sampling(max_tokens=400, ignore_eos=True, temperature=0.0)
+endless = wire.Sampling(max_tokens=2000, ignore_eos=True, temperature=0.0)
 for k in range(60):
     ops = [wire.Append(0, (f"program {k}",)), wire.Fork(0, (1, 2))]
     c.program("p").submit([*ops, *(wire.Gen(s, s, endless) for s in range(3))])
@@ -37,7 +37,8 @@ time.sleep(100)
 
 
 def test_killed_client_frees_its_resources_at_once(tiny_model: Callable[..., Path]) -> None:
-    options = config.make(model=str(tiny_model("llama")), threads=1, kv_memory="16MB", device="cpu", max_running=12)
+    model = tiny_model("llama", max_position_embeddings=2048)  # so long that no program ends before its client
+    options = config.make(model=str(model), threads=1, kv_memory="16MB", device="cpu", max_running=12)
     with (
         contextlib.closing(launch.start(options, timeout=100)) as server,
         contextlib.closing(client.connect(server.socket)) as other,
