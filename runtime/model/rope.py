@@ -60,6 +60,7 @@ class Proportional(_Scaling, tag="proportional", frozen=True, kw_only=True):
 
 
 class Yarn(_Scaling, tag="yarn", frozen=True, kw_only=True):
+    rope_theta: Annotated[float, msgspec.Meta(gt=1, le=_LARGEST)] = 10000.0  # its logarithm is a divisor
     factor: _Positive
     original_max_position_embeddings: _Length
     attention_factor: _NotNegative | None = None
@@ -76,7 +77,7 @@ class Yarn(_Scaling, tag="yarn", frozen=True, kw_only=True):
 class LongRope(_Scaling, tag="longrope", frozen=True, kw_only=True):
     short_factor: list[_Positive]
     long_factor: list[_Positive]
-    original_max_position_embeddings: _Length
+    original_max_position_embeddings: Annotated[int, msgspec.Meta(ge=2)]  # its logarithm is a divisor
     factor: _Positive
     attention_factor: _NotNegative | None = None
 

@@ -118,6 +118,8 @@ def test_reach_is_the_extended_context(scaling, context):
         ({"rope_type": "yarn", "original_max_position_embeddings": -8}, BadModel, r"\$.original_max_position"),
         ({"rope_type": "longrope", "original_max_position_embeddings": "4096", **FACTORS}, BadModel, r"\$.original"),
         ({"rope_type": "longrope", "short_factor": [1], "long_factor": [0]}, BadModel, r"\$.long_factor\[0\]"),
+        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1}, BadModel, r"\$.rope_theta"),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 1, **FACTORS}, BadModel, r"\$.original"),
     ],
 )
 def test_unknown_or_invalid_setting_is_named(scaling, error, message):
