@@ -64,9 +64,9 @@ class RequestOwner(Protocol):
 
     scheduling: SchedulingInfo
 
-    def record(self, run: wire.Run) -> JournalEntry | None:
+    def record(self, run: wire.Run, visible: Collection[int]) -> JournalEntry | None:
         """The record of this request in the program's journal; None: the program is not durable. run: with the stop
-        strings and patterns, which the engine does not get."""
+        strings and patterns, which the engine does not get. visible: see `EngineRequests.start`."""
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
         """Count `n` tokens that the request with this `order` got."""
@@ -265,7 +265,7 @@ class EngineRequests:
         )
         hidden = tokens.special.difference(visible) if visible else tokens.special
         text = Detokenizer(tokens.spelling, hidden, sampling.stop, sampling.min_tokens, sampling.stop_regex)
-        record = owner.record(run)  # first, since it raises if the journal is full
+        record = owner.record(run, visible)  # first, since it raises if the journal is full
         seed = seed if record is None else record.seed
         run = msgspec.structs.replace(run, sampling=_without_texts(sampling), seed=seed)
         request = EngineRequest(run, owner, text, done, self.routes.place(run, info.weights), self.clock())

@@ -16,7 +16,7 @@ import contextlib
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -134,9 +134,9 @@ class Diary:
         self._n = len(by_number)
         return n_bytes
 
-    def begin(self, run: wire.Run) -> JournalEntry:
-        """The entry of a request that starts: the recorded one, or a new one."""
-        identity = _identity(run)
+    def begin(self, run: wire.Run, visible: Collection[int] = ()) -> JournalEntry:
+        """The entry of a request that starts: the recorded one, or a new one. visible: as for `_identity`."""
+        identity = _identity(run, visible)
         entry = self._entries.pop(identity, None)
         if entry is None:
             entry = JournalEntry(self, self._n, run.seed)
@@ -189,16 +189,16 @@ def records(data: bytes) -> Iterator[tuple[int, Record]]:
         yield at, record
 
 
-def _identity(run: wire.Run) -> bytes:
+def _identity(run: wire.Run, visible: Collection[int]) -> bytes:
     """Digest of what identifies a request: its place in the program, its prompt, its sampling parameters with all
-    stops, and the ids that end its output.
+    stops, the ids that end its output, and the special tokens that its text contains (`visible`).
 
     If a version of Banyan digests something else, requests in older files are not found, and are generated anew.
     """
     state = blake2b(digest_size=16, person=b"banyan journal")
     for part in (run.namespace, repr(run.order[1:]).encode(), wire.encode(run.sampling), run.ids, run.stop_ids):
         state.update(len(part).to_bytes(8, "little") + part)
-    state.update(repr((run.sample, run.score_from)).encode())
+    state.update(repr((run.sample, run.score_from, *sorted(visible))).encode())
     return state.digest()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
 from typing import NamedTuple
 
@@ -83,5 +83,5 @@ class RunningProgram(Executor):
     def stream(self, ref: int, piece: StreamPiece) -> None:
         self._stream(self, ref, piece)
 
-    def record(self, run: wire.Run) -> JournalEntry | None:
-        return None if self.journal is None else self.journal.begin(run)
+    def record(self, run: wire.Run, visible: Collection[int]) -> JournalEntry | None:
+        return None if self.journal is None else self.journal.begin(run, visible)

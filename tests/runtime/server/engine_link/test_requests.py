@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -211,7 +211,7 @@ class Owner:
 
     scheduling = SchedulingInfo()
 
-    def record(self, run: wire.Run) -> None:
+    def record(self, run: wire.Run, visible: Collection[int]) -> None:
         return None
 
     def spend(self, order: tuple[int, ...], n: int) -> None:
@@ -230,7 +230,7 @@ def test_durable_request_whose_engine_is_lost_before_its_output_is_restored_is_s
     commands: list[Any] = []
 
     class Durable(Owner):
-        def record(self, run: wire.Run) -> Any:
+        def record(self, run: wire.Run, visible: Collection[int]) -> Any:
             return SimpleNamespace(is_new=False, seed=7, ids=pack([67, 68]), logprobs=[], finish=None)
 
     requests = EngineRequests(words, None, call_later=calls.append)

@@ -529,7 +529,7 @@ def test_request_whose_stops_have_changed_is_generated_anew(
 ) -> None:
     ids = words.encode([TextSpan("one two three")])
 
-    def start(sampling: wire.Sampling, turn_ends: tuple[int, ...] = ()) -> tuple[EngineRequest, list[Any]]:
+    def start(sampling: wire.Sampling, **options: Any) -> tuple[EngineRequest, list[Any]]:
         """A request of the program after a restart, and what the engine gets."""
         diary = Journal(tmp_path / "j", 1 << 20).open(b"key")
         stack.callback(diary.close)
@@ -537,7 +537,7 @@ def test_request_whose_stops_have_changed_is_generated_anew(
         requests = EngineRequests(words, None)
         requests.add_engine(commands.append)
         owner = Owner(diary)
-        request = requests.start(pack(ids), sampling, lambda r: None, owner=owner, order=(0, 0), turn_ends=turn_ends)
+        request = requests.start(pack(ids), sampling, lambda r: None, owner=owner, order=(0, 0), **options)
         return request, commands
 
     with contextlib.ExitStack() as stack:
@@ -551,6 +551,7 @@ def test_request_whose_stops_have_changed_is_generated_anew(
         assert (request.text.text, commands) == ("one ", [])
         assert [type(one) for one in start(changed)[1]] == [wire.Run]
         assert [type(one) for one in start(stopped, turn_ends=(5,))[1]] == [wire.Run], "other ids end it"
+        assert [type(one) for one in start(stopped, visible=(0,))[1]] == [wire.Run], "its text has other tokens"
 
 
 def test_file_that_cannot_begin_is_closed_and_removed(tmp_path: Path) -> None:
