@@ -792,8 +792,9 @@ class Server:
         replica.route.cores = CoreShare(replica.link.host, ready.threads, ready.n_cores) if ready.threads else None
         if is_rolled or not others:
             self._use_weights(ready)
-        for name, digest in ready.adapters.items():
-            self.adapters.add(name, self.config.adapters[name], digest)
+        if not others:
+            for name, digest in ready.adapters.items():
+                self.adapters.add(name, self.config.adapters[name], digest)
         self.programs.generator.set_context(ready.max_context)
         self.requests.routes.measured(0.0, ready.step_seconds / self.config.step_tokens)
         of = f"engine {replica.name}: " if len(self.replicas) > 1 else ""
@@ -818,6 +819,9 @@ class Server:
         for what in ("page", "max_context", "layout"):
             if (its := getattr(ready, what)) != (ours := getattr(mine, what)):
                 return f"has another {what} than the running engines: {its}, not {ours}"
+        for name, digest in ready.adapters.items():  # it loaded them by itself, as no engine was ready yet
+            if name in self.adapters and self.adapters.digest(name) != digest:
+                return f"has other files of adapter {name!r} than the running engines"
         return ""
 
     def _refuse_engine(self, replica: ReplicaProcess, why: str) -> None:

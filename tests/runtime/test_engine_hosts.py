@@ -63,10 +63,11 @@ class Hosts:
             "curve_key": str(secret),
         }  # fmt: skip
 
-    def start(self, n: int, options: dict[str, Any] | None = None, **rule: Any) -> client.Client:
+    def start(self, n: int, options: dict[str, Any] | None = None, beside: str = "", **rule: Any) -> client.Client:
+        """Start n hosts. beside: the model of one more, which starts together with the first."""
         server = self._serve(options=self.options | (options or {}), **rule)
         self.address = server.report[-1].split()[3].rstrip(",")
-        self.hosts = [self.host()]
+        self.hosts = [self.host(), *([self.host(model=beside)] if beside else [])]
         self.c = client.connect(server.socket, 60)
         self._stack.callback(self.c.close)
         for k in range(1, n):  # host k has engine k
@@ -212,6 +213,21 @@ def test_host_that_lacks_an_adapter_is_refused_with_the_reason(hosts: Hosts, tmp
     assert [text(program) for program in programs] == [OUTPUT] * 4
     assert c.ask("info")["adapters"] == ["a"]
     assert list(hosts.engines()) == ["0"]
+
+
+def test_host_that_starts_with_other_files_of_an_adapter_is_refused(hosts: Hosts, tmp_path: Path, tiny: Any) -> None:
+    """Its digest replaced that of the first engine, which then refused all requests with the adapter."""
+    (other := tmp_path / "other").mkdir()
+    tiny.make_tokenizer(other)
+    rule = {"say": {"count": OUTPUT}, "adapters": {"a": "other files"}, "load_seconds": 3}
+    (other / "fake.json").write_text(json.dumps(rule))
+    c = hosts.start(1, {"adapters": {"a": "/a"}}, str(other), say={"count": OUTPUT}, load_seconds=1)
+    assert hosts.hosts[1].wait(60) == 1
+    assert list(hosts.engines()) == ["0"]
+    program = c.program()
+    gen = wire.Gen(0, 0, wire.Sampling(max_tokens=300, temperature=0.0), adapter="a")
+    program.submit([wire.Append(0, ("count",)), gen], last=True)
+    assert text(program) == OUTPUT
 
 
 def test_host_with_a_key_that_sends_nonsense_harms_only_itself(hosts: Hosts) -> None:

@@ -196,7 +196,7 @@ def main() -> None:
             socket.send(wire.encode(wire.Failed(program=-1, seq=0, code=code, message=message)))
             sys.exit(1)
         time.sleep(options.get("load_seconds", 0))
-        adapters = {name: name.encode() for name in config.get("adapters", {})}
+        adapters = {name: engine.adapters.get(name, name).encode() for name in config.get("adapters", {})}
         socket.send(wire.encode(msgspec.structs.replace(engine.ready, adapters=adapters)))
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
