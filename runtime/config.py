@@ -409,6 +409,7 @@ def _check_window(c: Config, n_host_bytes: int) -> None:
         ("tp" if c.tp > 1 else "", "tp cuts a model as it was trained"),
         ("draft_model" if c.draft_model else "", "a draft model keeps and reads the whole text"),
         ("host_memory" if n_host_bytes else "", "host memory holds all pages of a text or none"),
+        ("prefill_replicas" if c.prefill_replicas else "", "no other engine can use what these replicas compute"),
     ):
         if other:
             raise ConfigError(f"window frees pages inside a text, and {reason}; leave out window or {other}")

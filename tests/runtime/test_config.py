@@ -302,6 +302,7 @@ def test_window_lets_a_text_be_longer_than_the_memory_and_the_context() -> None:
         ({"window": 100, "tp": 2}, "leave out window or tp"),
         ({"window": 100, "draft_model": "draft"}, "leave out window or draft_model"),
         ({"window": 100, "host_memory": "1GiB"}, "leave out window or host_memory"),
+        ({"window": 100, "replicas": 2, "prefill_replicas": 1}, "leave out window or prefill_replicas"),
     ],
 )
 def test_window_is_refused_with(options: dict[str, Any], message: str) -> None:
