@@ -269,6 +269,10 @@ class EngineAttempt(Attempt):
     def _check(self) -> None:
         """Check what only the server can check; the engine checks the rest of Sampling. Raises BanyanError."""
         self._adapter = self._generator.adapters.digest(self.op.adapter)
+        if self._program.adapters.setdefault(self.op.adapter, self._adapter) != self._adapter:
+            error = BadProgram(f"adapter {self.op.adapter!r} was replaced while this program ran; run it again")
+            self._program.crashed(error)  # all of it: no state may go on with a mixture
+            raise error
         check_seconds("timeout", self.op.timeout)
         assert isinstance(self.prompt, PromptText)
         self.prompt.kwargs = self.op.chat_template_kwargs

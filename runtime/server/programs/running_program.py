@@ -74,6 +74,8 @@ class RunningProgram(Executor):
         """Whether its client has said that it has all values of this durable program."""
         self.ended_gens: deque[EndedGen] = deque(maxlen=MAX_GENS)
         """The latest gens that have ended, for an overview."""
+        self.adapters: dict[str, bytes] = {}
+        """The adapters that its gens have named -> their digests at that time."""
         self.early_results: dict[tuple[int, int], tuple[str, ...]] = {}
         """(ref, round) -> results of a durable program, which its client sends again before they are asked for."""
 

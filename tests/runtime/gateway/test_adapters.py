@@ -73,3 +73,18 @@ def test_unknown_or_unloaded_adapter_is_not_found(poems: client.Client, openai_c
         openai_client.completions.create(model="poems", prompt="x")
     with pytest.raises(BanyanError, match="there is no adapter 'poems'; this server has none"):
         poems.ask("unload_adapter", name="poems")
+
+
+def test_response_whose_adapter_was_replaced_can_be_continued_when_sent_again(
+    poems: client.Client, openai_client: openai.OpenAI, module_at: Callable[[Path], ModuleType], tmp_path: Path
+) -> None:
+    options: Any = {"model": "poems", "temperature": 0, "max_output_tokens": 4}
+    first = openai_client.responses.create(input="Say hello.", **options)
+    poems.ask("unload_adapter", name="poems")
+    files = module_at(Path(__file__).parents[2] / "helpers" / "lora_files.py")
+    files.write(other := tmp_path / "other", SHIPPED / "pocket", size=1.0)
+    poems.ask("load_adapter", name="poems", path=str(other))
+    with pytest.raises(openai.BadRequestError, match="adapter 'poems' was replaced"):
+        openai_client.responses.create(input="Again.", previous_response_id=first.id, **options)
+    again = openai_client.responses.create(input="Again.", previous_response_id=first.id, **options)
+    assert again.output_text

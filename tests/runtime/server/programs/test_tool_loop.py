@@ -134,6 +134,25 @@ def test_adapter_unloaded_while_a_tool_runs_fails_the_gen(bench: Any, greedy: Sa
     assert b.text(0, program=1) == "x"
 
 
+@pytest.mark.parametrize("last", [Results(0, 0, 0, ("one",)), Gen(1, 1, adapter="a")], ids=["round", "gen"])
+def test_adapter_replaced_while_a_program_runs_ends_it(bench: Any, greedy: Sampler, last: wire.Op) -> None:
+    """The next round, or the next gen, went on with the other adapter."""
+    b = bench({OPEN: call("f") + "<|im_end|>"}, ChatTemplate(CHATML, {}))
+    b.adapters.add("a", "/a", b"A")
+    gen = Gen(0, 0, greedy(max_tokens=160), name="g", tools=TOOLS, adapter="a")
+    b.submit(wire.Fork(0, (1,)), Append(1, ("x",)), ASK, gen)
+    b.run()
+    b.adapters.remove("a")
+    b.adapters.add("a", "/b", b"B")
+    b.submit(last)
+    b.run()
+    assert (b.failed(None).code, len(b.engine.runs)) == ("bad_program", 1)
+    assert "adapter 'a' was replaced while this program ran" in b.failed(None).message
+    b.submit(ASK, gen, program=1)
+    b.run()
+    assert [run.adapter for run in b.engine.runs] == [b"A", b"B"]
+
+
 def test_later_ops_wait_for_the_tools(begin: Callable[..., Any], greedy: Sampler) -> None:
     b = begin(
         {f"ask<|im_end|>\n{OPEN}": call("f"), f"one<|im_end|>\n{OPEN}": "done", "so ": "and on", "child ": "born"}
