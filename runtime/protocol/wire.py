@@ -821,7 +821,8 @@ class Abort(Wire, frozen=True):
 
 
 class ProgramEnded(Wire, frozen=True):
-    """No more Runs of this program will come. program: the first number of Run.order."""
+    """No more Runs of this program will come, and all that came have ended or were aborted. program: the first number
+    of Run.order."""
 
     client: int
     program: int

@@ -188,8 +188,8 @@ class EngineRequests:
         self._living: dict[int, EngineRequest] = {}
         self._max_bytes = max_bytes
         self._prompt_bytes = Counter[int]()  # by client
-        self._dropped: deque[tuple[EngineRequest, bool]] = deque()
-        """Requests that nobody needs any more -> whether the engine must still be told to stop it."""
+        self._dropped: deque[Callable[[], None]] = deque()
+        """Calls that stop requests which nobody needs any more, and that end their programs after them."""
         self._n_started = 0
 
     def add_engine(self, send: Callable[[wire.EngineCommand], None], name: str = "0") -> Route:
@@ -320,8 +320,14 @@ class EngineRequests:
             request.owner.crashed(e)
 
     def end(self, client: int, serial: int) -> None:
-        """Called when the program will start no more requests."""
-        self.routes.end(client, serial)
+        """Called when the program will start no more requests, and all that it had have ended or were aborted. The
+        engine is told after it was told to stop these: it would keep a program of which a Run comes into its queue
+        later, as that of a Run whose constraint it still compiles."""
+        end = partial(self.routes.end, client, serial)
+        if self._dropped:
+            self._dropped.append(end)
+        else:
+            end()
 
     def check_room(self, client: int, n_bytes: int) -> None:
         """Check whether the client may start requests whose prompts take n_bytes. Raises Overloaded if the prompts of
@@ -355,15 +361,19 @@ class EngineRequests:
     def abort(self, *requests: EngineRequest) -> None:
         """Forget requests, and stop those that have not ended; `done` is not called. The engine is told, and their
         memory is freed, later, when there is time."""
-        self._dropped.extend((request, self._forget(request.rid) is not None) for request in requests)
+        self._dropped.extend(
+            partial(self._stop, request, self._forget(request.rid) is not None) for request in requests
+        )
         self._drop()
+
+    def _stop(self, request: EngineRequest, was_living: bool) -> None:
+        if was_living:
+            request.route.send(wire.Abort(rid=request.rid))
+            self.kv_hints.ended(request.run, request.ids)
 
     def _drop(self) -> None:
         while self._dropped:
-            request, was_living = self._dropped.popleft()
-            if was_living:
-                request.route.send(wire.Abort(rid=request.rid))
-                self.kv_hints.ended(request.run, request.ids)
+            self._dropped.popleft()()
             if self._dropped and self._is_late():
                 self._call_later(self._drop)
                 return

@@ -221,6 +221,26 @@ class Owner:
         raise error
 
 
+def test_engine_is_told_the_end_of_a_program_after_the_aborts_of_its_requests(words: Tokenizer) -> None:
+    """With many requests, some were aborted later. A Run whose constraint the engine still compiled then came into its
+    queue after the program had ended, and the engine kept the program for good."""
+    calls: list[Callable[[], None]] = []
+    commands: list[Any] = []
+    requests = EngineRequests(words, None, call_later=calls.append, is_late=lambda: True)
+    requests.add_engine(commands.append)
+    started = [
+        requests.start(pack([5]), wire.Sampling(), lambda request: None, owner=Owner(), order=(7, 0, k, 0))
+        for k in range(3)
+    ]
+    commands.clear()
+    requests.abort(*started)
+    requests.end(0, 7)
+    while calls:
+        calls.pop(0)()
+    kinds = [type(one) for one in commands if isinstance(one, wire.Abort | wire.ProgramEnded)]
+    assert kinds == [wire.Abort] * 3 + [wire.ProgramEnded]
+
+
 @pytest.mark.parametrize("lose", ["replay", "vacate", "remove_engine"])
 def test_durable_request_whose_engine_is_lost_before_its_output_is_restored_is_sent_once(
     words: Tokenizer, lose: str
