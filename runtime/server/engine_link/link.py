@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,9 @@ SLOWER = 20
 `engine_timeout` seconds."""
 LAST_REPORT = 0.5
 """Seconds within which the last report of an engine that failed arrives."""
+ENDING = 0.05
+"""Seconds for which the loop waits for the end of an engine in whose place another starts. One that has died needs
+none. Another may take seconds; the next one starts after it, since it needs the memory."""
 STOPPED = 2
 """Heartbeats without an answer after which an engine that was stopped by a signal (SIGSTOP) is killed."""
 
@@ -164,7 +168,8 @@ class EngineConnection:
 
     def start(self) -> None:
         """Start, or wait for, an engine in place of the one that has died. Raises one of NO_PROCESS if no process can
-        be started now: then there is none until a later call succeeds, and commands wait for that one."""
+        be started now: then there is none until a later call succeeds, and commands wait for that one. The same holds
+        if the one before has not ended yet, but nothing is raised."""
         raise NotImplementedError
 
     def death(self) -> Death:
@@ -284,6 +289,7 @@ class EngineLink(EngineConnection):
         """path: the server's own socket."""
         self._context, self._config, self._path, self._command = context, config, path, command
         self._process = EngineProcess(context, config, path, command)
+        self._ending: threading.Thread | None = None  # ends the process before
         super().__init__(config.engine_timeout)
         self._adopt()
 
@@ -296,9 +302,13 @@ class EngineLink(EngineConnection):
         if self.model:
             self._config = msgspec.structs.replace(self._config, model=self.model)
         if self.life >= 0:  # otherwise this is another try: what is queued is for this engine
-            self._process.close()
+            self._ending = threading.Thread(target=self._process.close)
+            self._ending.start()
             self.socket, self.life, self.pid = None, -1, -1
             self.reset()
+            self._ending.join(ENDING)
+        if self._ending is not None and self._ending.is_alive():
+            return
         self._process = EngineProcess(self._context, self._config, self._path, self._command)
         self._adopt()
 
@@ -324,4 +334,6 @@ class EngineLink(EngineConnection):
         return death._replace(how=self._bad_report, is_blameless=False) if self._bad_report else death
 
     def close(self) -> None:
+        if self._ending is not None:
+            self._ending.join()
         self._process.close()

@@ -59,6 +59,26 @@ def test_socket_that_cannot_be_read_does_not_hold_the_loop(tmp_path: Path, capsy
     context.destroy(linger=0)
 
 
+def test_engine_that_does_not_end_is_replaced_later_and_does_not_hold_the_loop(tmp_path: Path) -> None:
+    """For an engine that got other weights, the loop stood still until the one before had ended, up to 5 s."""
+    context: Any = zmq.Context()
+    tmp_path.chmod(0o700)
+    asleep = ("sh", "-c", "exec sleep 600")  # does not see that its pipe is closed
+    with closing(EngineLink(context, config.make(), tmp_path / "s", asleep)) as link:
+        before = link._process
+        link.start()
+        assert (link.socket, link.life, link.pid) == (None, -1, -1)
+        assert before._child.is_alive
+        link.send(wire.Run(1, b""))
+        link.start()
+        assert link._process is before, "the next one needs the memory"
+        before.kill()
+        wait_until(lambda: link.start() or link.life >= 0, "the next engine")
+        assert list(link._queued) == [("run", 1)]
+        link._process.kill()
+    context.destroy(linger=0)
+
+
 def test_commands_wait_for_an_engine_that_cannot_be_started_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
