@@ -23,7 +23,8 @@ from banyan.runtime.protocol import wire
 MAX_STORED = 1024
 """Most responses that are kept for later requests. The least recently used are dropped first."""
 SHARE = 0.25
-"""The part of the server's memory for one client (`max_client`) that the stored responses of a tenant may take."""
+"""The part of the server's memory for one client (`max_client`), and of its programs (`max_programs`), that the stored
+responses of a tenant may take."""
 
 
 @dataclass
@@ -77,25 +78,27 @@ class ResponseStore:
 
     def put(self, stored: StoredResponse) -> None:
         """Keep a response. Drops the least recently used: of all tenants above MAX_STORED, and of this tenant while its
-        conversations, or its payloads, take too much of what the server keeps for one client."""
+        conversations, or its payloads, take too much of what the server keeps for one client, or are too many."""
         self._stored[stored.payload["id"]] = stored
         while len(self._stored) > MAX_STORED:
             self._drop(next(iter(self._stored.values())))
         if stored.conversation is None:
             return
-        most = stored.conversation.client.welcome.max_client * SHARE
+        welcome = stored.conversation.client.welcome
         for one in [one for one in self._stored.values() if one.tenant == stored.tenant and one is not stored]:
-            if self._held(stored.tenant) <= most:
+            n_conversations, n_bytes = self._held(stored.tenant)
+            is_few = n_conversations <= max(1, welcome.max_programs * SHARE) or not welcome.max_programs
+            if is_few and n_bytes <= welcome.max_client * SHARE:
                 break
             self._drop(one)
 
-    def _held(self, tenant: str) -> int:
-        """The bytes of all conversations of a tenant, or of all payloads if these are more."""
+    def _held(self, tenant: str) -> tuple[int, int]:
+        """How many conversations a tenant has, and the bytes of them, or of all payloads if these are more."""
         found = [one for one in self._stored.values() if one.tenant == tenant]
         conversations = {
             id(one.conversation): one.conversation.n_bytes for one in found if one.conversation is not None
         }
-        return max(sum(conversations.values()), sum(one.n_bytes for one in found))
+        return len(conversations), max(sum(conversations.values()), sum(one.n_bytes for one in found))
 
     def _drop(self, stored: StoredResponse) -> None:
         del self._stored[stored.payload["id"]]

@@ -235,6 +235,16 @@ def test_stored_responses_leave_room_for_other_requests(
             found.delete(made[0])
 
 
+def test_stored_conversations_leave_programs_for_other_requests(
+    serve: Callable[..., launch.ServerProcess], fake_model: Callable[..., Path]
+) -> None:
+    """When there were `max_programs`, the server refused all requests of the tenant."""
+    (fake_model() / "chat_template.jinja").write_text(wire_fuzz.TEMPLATE)
+    with endpoints(serve({"max_programs": 4})) as found:
+        made = [found.create(model="model", input="Hi")["id"] for _ in range(6)]
+        assert found.create(model="model", previous_response_id=made[-1])["status"] == "completed"
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
