@@ -142,17 +142,31 @@ class ConstraintChecker:
 
     def _start(self) -> None:
         """Start the preflight process, which compiles constraints in a child process. When the child reports that it is
-        ready, `_handle` sends it the vocabulary and all waiting constraints."""
+        ready, `_handle` sends it the vocabulary and all waiting constraints. If no process can be started now, these
+        fail, and the next one tries again."""
+        try:
+            with contextlib.ExitStack() as undo:
+                self._start_process(undo)
+                undo.pop_all()
+        except (OSError, zmq.ZMQError) as e:
+            error = ConstraintBusy(f"no process that compiles constraints can be started now: {e}; try again")
+            for number in list(self._waiting):
+                self._finish(number, error)
+        self._on_sockets_changed()
+
+    def _start_process(self, undo: contextlib.ExitStack) -> None:
         self._n_starts += 1
         self._address = ipc.child_path(self._path, "c")
         self._socket = ipc.pair(self._context, self._address)
+        undo.callback(self._address.unlink, missing_ok=True)
+        undo.callback(self._socket.close, 0)
         options = ["--socket", ipc.address(self._address), "--vocabulary", str(self._n_vocab)]
         options += ["--seconds", str(self._seconds), "--engine", self._engine]
-        self._child = launch.ChildProcess([*PREFLIGHT, *options])
-        self._life = os.pidfd_open(self._child.pid)
-        self._is_ready = False
+        child = launch.ChildProcess([*PREFLIGHT, *options])
+        undo.callback(child.close)
+        self._life = os.pidfd_open(child.pid)
+        self._child, self._is_ready = child, False
         self.sockets = self._socket, self._life
-        self._on_sockets_changed()
 
     def _send(self, command: wire.SetVocabulary | wire.Check) -> None:
         with contextlib.suppress(zmq.Again):  # the process has died; `_life` will report it
@@ -183,7 +197,8 @@ class ConstraintChecker:
             n_chars, expires = n_chars + len(result.message), self._clock() + ERROR_TTL
         else:
             n_chars += _n_chars(result)
-        self._cache.put(spec, (result, expires), n_chars)
+        if not isinstance(result, ConstraintBusy):
+            self._cache.put(spec, (result, expires), n_chars)
         for then in callbacks:
             then(result)
 

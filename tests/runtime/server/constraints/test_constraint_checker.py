@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import zmq
 
+from banyan.runtime import launch
 from banyan.runtime.errors import BanyanError, ConstraintBusy, ConstraintCrashed, ConstraintError, Unsupported
 from banyan.runtime.protocol.wire import ConstraintSpec
 from banyan.runtime.server.constraints import constraint_checker, preflight
@@ -128,6 +129,37 @@ def hanging(words: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     driver.ask(ConstraintSpec("regex", "warm"))
     yield driver
     driver.close()
+
+
+def refuse_to_start(*_: Any, **options: Any) -> None:
+    raise BlockingIOError("too many processes")
+
+
+def test_constraint_fails_if_no_process_can_be_started_and_can_be_tried_again(
+    driver: CheckerDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later gens with the constraint waited without end."""
+    spec = ConstraintSpec("regex", "[ab]")
+    with monkeypatch.context() as patch:
+        patch.setattr(launch.ChildProcess, "__init__", refuse_to_start)
+        for _ in range(2):
+            (error,) = driver.ask(spec)
+            assert isinstance(error, ConstraintBusy)
+            assert "too many processes; try again" in error.message
+        assert (driver.checker.sockets, list(tmp_path.iterdir())) == ((), [])
+    assert isinstance(driver.ask(spec)[0], ConstraintSpec)
+
+
+def test_constraint_fails_if_no_process_can_be_started_in_place_of_one_that_died(
+    hanging: CheckerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The OSError ended the server."""
+    verdicts = hanging.begin(ConstraintSpec("regex", "hang"))
+    monkeypatch.setattr(launch.ChildProcess, "__init__", refuse_to_start)
+    assert hanging.checker._child is not None
+    os.kill(hanging.checker._child.pid, signal.SIGKILL)
+    hanging.wait(lambda: bool(verdicts))
+    assert isinstance(verdicts[0], ConstraintBusy)
 
 
 def schema(value: Any, **options: Any) -> ConstraintSpec:
