@@ -245,9 +245,11 @@ class Journal:
             )
 
     def delete(self, name: str) -> None:
-        """Delete a closed file."""
+        """Delete a closed file. One that cannot be deleted, as on a disk that has become read-only, stays: the program
+        that it belonged to has ended, and others have nothing to do with it."""
         self.n_bytes -= self.closed_sizes.pop(name, 0)
-        (self._folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (self._folder / name).unlink()
 
     def close(self) -> None:
         """Remove the directory if it is empty."""

@@ -655,6 +655,24 @@ def test_drawn_choice_survives_a_restart(bench: Callable[..., Any], tmp_path: Pa
     assert choose(8, "one", " two") == choose(9, "one two"), "the same text, sent in other ops"
 
 
+def test_journal_that_cannot_be_removed_does_not_harm_the_server(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that had become read-only, the end of a durable program whose client was gone ended the server."""
+    durables = Durables(Journal(tmp_path / "journal", 1 << 20))
+    b = bench(durables=durables)
+    for number in (0, 1):
+        b.send(wire.Submit(number, 0, (wire.Mark(0, 0),), limits=wire.ProgramLimits(durable=str(number))))
+    b.programs.acknowledge(b"me", wire.Acknowledge(0))
+
+    def fail(*_: Any, **options: Any) -> None:
+        raise OSError(errno.EROFS, "read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", fail)
+    b.leave()
+    assert len(b.programs) == len(b.programs._ending) == len(durables._running) == 0
+
+
 def test_acknowledgements_are_forgotten_with_their_programs(bench: Callable[..., Any], tmp_path: Path) -> None:
     durables = Durables(Journal(tmp_path / "journal", 1 << 20))
     b = bench(durables=durables)
