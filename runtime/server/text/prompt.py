@@ -268,13 +268,30 @@ class PromptText(Prompt):
                 check_calls(calls)
                 self.append(TurnEnd(calls, is_given=bool(calls)))
             case wire.TokenIds(ids=ids):
-                assert self._tokenizer is not None
-                self.append(GeneratedText(self._tokenizer.text_of_packed(ids), ids, is_given=True))
+                self._append_ids(ids)
             case wire.Image(data=data):
                 if isinstance(self.images, str):
                     raise Unsupported(f"image: {self.images or 'this model takes only text'}")
                 mark = self.images.mark
                 self.append(ImagePiece(mark, ImageFile(data), self.images.spec.alone))
+
+    def _append_ids(self, ids: bytes) -> None:
+        """Append token ids of a client. If they go on in the middle of a character, it becomes part of their text, and
+        not a mark of broken text in both pieces: clients cut long prompts anywhere. (A character in three pieces, which
+        then have very few ids, stays broken.)"""
+        assert self._tokenizer is not None
+        text = self._tokenizer.text_of_packed(ids)
+        last = self.pieces[-1] if self.pieces else None
+        if isinstance(last, GeneratedText) and last.is_given and last.text.endswith("\ufffd"):
+            tail = last.ids[-4 * 4 :]  # no character has more than 4 bytes
+            before, whole = map(self._tokenizer.text_of_packed, (tail, tail + ids))
+            if whole != before + text:
+                self.pieces.pop()
+                self.pieces.append(last._replace(text=last.text[:-1]))
+                self._n_chars -= 1
+                self._head = None  # it may have the piece
+                text = whole[len(before) - 1 :]
+        self.append(GeneratedText(text, ids, is_given=True))
 
     def append_output(self, outcome: GenOutcome) -> None:
         for piece in outcome.pieces or (TextSpan(outcome.text),):

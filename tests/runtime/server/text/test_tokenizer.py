@@ -17,6 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from banyan.runtime.errors import BadModel, BadProgram, Unsupported
 from banyan.runtime.protocol import wire
 from banyan.runtime.server.text import encoder
+from banyan.runtime.server.text.chat_template import ChatTemplate
 from banyan.runtime.server.text.encoder import LocalEncoder
 from banyan.runtime.server.text.prompt import PromptText, pack, unpack
 from banyan.runtime.server.text.tokenizer import Files, TextSpan, Tokenizer, merge
@@ -55,6 +56,27 @@ def test_ids_of_a_client_are_its_prompt_as_they_are(tmp_path: Path) -> None:
     for ids in (b"\1", pack([-1]), pack([len(spaced.spelling)])):
         with pytest.raises(BadProgram, match=r"vocabulary|bytes"):
             prompt.append_part(wire.TokenIds(ids))
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_ids_of_a_client_may_be_cut_inside_of_a_character(words: Tokenizer, chatml: ChatTemplate, reads: bool) -> None:
+    """The echo of a long prompt had marks of broken text where the HTTP process had cut its ids."""
+    text, now = "a€🙂é\U0001f333b€", datetime.now()
+    ids = words.encode([TextSpan(text)])
+    for size in range(3, 7):
+        prompt = PromptText(tokenizer=words)
+        for part in (wire.BeginTurn("user"), "x", wire.EndTurn(), *(
+            wire.TokenIds(pack(ids[at : at + size])) for at in range(0, len(ids), size)
+        )):  # fmt: skip
+            prompt.append_part(part)
+            if reads:
+                prompt.tokens(words, chatml, now)
+        assert prompt.read(words, chatml, now) == f"<|im_start|>user\nx<|im_end|>\n{text}"
+        found, whole = prompt.tokens(words, chatml, now)
+        assert unpack(found.ids)[-len(ids) :] == ids
+        assert sum(unpack(found.lengths)) == len(whole)
+        assert whole.endswith(text)
+        assert prompt.n_chars == len("x" + text)
 
 
 def test_ids_decode_to_their_text(words: Tokenizer) -> None:
