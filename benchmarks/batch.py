@@ -85,7 +85,8 @@ class Batch:
         command = [self._banyan, "serve", "--model", str(self._model), "--socket", str(self._socket), "--kv-memory", KV]
         self._server = subprocess.Popen([*command, "--log", "quiet"], stdout=self._log, stderr=self._log)
         self._socket.unlink(missing_ok=True)  # of a server that was killed
-        while not self._socket.exists() and self._server.poll() is None:
+        deadline = time.monotonic() + 120  # after which `connect` says that there is no server
+        while not self._socket.exists() and self._server.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         with bn.connect(self._socket, timeout=120) as backend:
             info = backend.get_server_info()

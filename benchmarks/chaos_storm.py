@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 import msgspec
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 from banyan.runtime import config, launch
 from banyan.runtime.client import client as clients
 from banyan.runtime.errors import BanyanError
 from banyan.runtime.protocol import wire
 from banyan.runtime.protocol.wire import Append, ConstraintSpec, Fork, Gen, Join, Read, Sampling, Select
+from waits import wait_until
 
 VANISHING = """
 import sys, time
@@ -131,10 +133,13 @@ def _play(c: clients.Client, n: int, patience: float) -> Iterator[tuple[str, ...
 
 
 def starts(c: clients.Client) -> int:
-    while True:
+    def ask() -> Any:
         with contextlib.suppress(BanyanError):  # the engine died before it answered
-            n: int = c.ask("stats", timeout=60)["server"]["engine_starts"]
-            return n
+            return c.ask("stats", timeout=60)
+        return None
+
+    n: int = wait_until(ask, "the server's statistics", seconds=300)["server"]["engine_starts"]
+    return n
 
 
 def _storm(server: launch.ServerProcess, c: clients.Client, faults: Faults, seed: int) -> None:
@@ -149,8 +154,7 @@ def _storm(server: launch.ServerProcess, c: clients.Client, faults: Faults, seed
                 os.kill(pid, signal.SIGKILL)
             elif event == "stop":
                 os.kill(pid, signal.SIGSTOP)
-                while _engine(c) == pid:
-                    time.sleep(0.1)
+                wait_until(lambda pid=pid: _engine(c) != pid, "an engine in place of the stopped one", seconds=300)
             else:
                 _vanish(server)
 
@@ -173,7 +177,7 @@ def _left(c: clients.Client) -> dict[str, Any]:
     """What remains after all programs have ended; {} if nothing leaked."""
     deadline = time.monotonic() + 60
     while True:
-        with contextlib.suppress(BanyanError):
+        try:
             stats = c.ask("stats", timeout=60)
             server, engine, cache = stats["server"], stats["engine"], stats.get("cache", {})
             found = {"programs": server["programs"], "requests": server["requests"]}
@@ -187,6 +191,9 @@ def _left(c: clients.Client) -> dict[str, Any]:
             if not found or time.monotonic() > deadline:
                 c.ask("check", timeout=60)
                 return found
+        except BanyanError:  # the engine died before it answered
+            if time.monotonic() > deadline:
+                raise
         time.sleep(0.05)
 
 

@@ -67,6 +67,8 @@ sys.exit(worker.main(sys.argv[1:]))
 TOKEN = "a-token-that-is-long-enough"
 SECONDS = 120.0
 """The longest wait for an answer."""
+LONGEST = 1800.0
+"""The longest wait until the server has no programs."""
 SILENCE = 20.0
 """Seconds without a Pong after which the server has dropped a client: one with 100,000 unread messages, say."""
 
@@ -293,7 +295,7 @@ class Peer:
         """Codes of all messages until the server has no programs, or closed the connection."""
         found: Counter[str] = Counter()
         self.send(wire.encode(wire.Ask(10**6, "info")))
-        is_open, is_idle = True, False
+        is_open, is_idle, end = True, False, time.monotonic() + LONGEST
         while is_open:
             match self.receive():
                 case None:
@@ -305,6 +307,7 @@ class Peer:
                 case wire.Value():
                     found["value"] += 1
                 case wire.Answer(id=number) if number == 10**6:
+                    assert time.monotonic() < end, f"programs still run after {LONGEST:g} s: {found}"
                     is_open = not is_idle
                     is_idle = not stats()["programs"]  # then the next answer comes behind all results
                     time.sleep(0.05)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+LONGEST = 3600.0
+"""Seconds that a process may take to start, or to answer a request."""
 
 
 class ProcessTree:
@@ -24,9 +27,10 @@ class ProcessTree:
     def __init__(self, pid: int) -> None:
         self._root = psutil.Process(pid)
 
-    def _all(self) -> Iterator[psutil.Process]:
-        yield self._root
-        yield from self._root.children(recursive=True)
+    def _all(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [self._root, *self._root.children(recursive=True)]
+        return []
 
     def signal(self, number: signal.Signals) -> None:
         for process in self._all():
@@ -52,21 +56,29 @@ class PeerProcess:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-        self.ready = self._read()
         self._tree = ProcessTree(self._process.pid)
+        try:
+            self.ready = self._read()
+        except BaseException:
+            self.close()
+            raise
         self._tree.signal(signal.SIGSTOP)
 
     def ask(self, request: str) -> Any:
         """Send a request and return the answer."""
         self._tree.signal(signal.SIGCONT)
         assert self._process.stdin is not None
-        print(request, file=self._process.stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `_read` says so
+            print(request, file=self._process.stdin, flush=True)
         answer = self._read()
         self._tree.signal(signal.SIGSTOP)
         return answer
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], LONGEST)[0]:
+            self._tree.signal(signal.SIGKILL)
+            raise SystemExit(f"{self._process.args!r} has not answered within {LONGEST:g} s")
         if not (line := self._process.stdout.readline()):
             raise SystemExit(f"{self._process.args!r} ended with status {self._process.wait()}; see its output above")
         return json.loads(line)
@@ -77,9 +89,12 @@ class PeerProcess:
 
     def close(self) -> None:
         self._tree.signal(signal.SIGCONT)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
         try:
             self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self._tree.signal(signal.SIGKILL)
+            self._process.wait()

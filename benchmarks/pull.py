@@ -16,6 +16,7 @@ import itertools
 import multiprocessing
 import select
 import statistics
+import sys
 import threading
 import time
 from contextlib import closing
@@ -25,6 +26,8 @@ from typing import Any
 
 import msgspec
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
 from random_models import words as random_words
 from serving_work import Call, Source, chat, long_context, nothing_shared
 
@@ -35,6 +38,7 @@ from banyan.runtime.engine.model_runner import ModelRunner
 from banyan.runtime.engine.transfer.exchange import KVExchange
 from banyan.runtime.model.spec import ModelSpec
 from banyan.runtime.protocol import wire
+from waits import join, wait_until
 
 PAGE, N_PAGES, N_MOVED = 16, 512, 299
 SPEC = ModelSpec(
@@ -45,6 +49,8 @@ SPEC = ModelSpec(
 KV = wire.KVFormat(1, b"", "cpu", "float32", "auto", PAGE, 12, 4, 64, PAGE * N_PAGES, False)
 
 
+LONGEST = 60.0
+"""Seconds that a pull may take."""
 HAS_NIXL = importlib.util.find_spec("nixl") is not None
 
 
@@ -82,13 +88,15 @@ class Side:
 
     def answer(self, command: Any) -> Any:
         """The report on a command, and CPU seconds of this process."""
-        start = time.process_time()
+        start, deadline = time.process_time(), time.monotonic() + LONGEST
         self.exchange.take(command)
         reports: list[Any] = []
         while not reports and not isinstance(command, wire.EndPull):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no report within {LONGEST:g} s on {type(command).__name__}")
             reports = list(self.exchange.work(0.0))
             if not reports and not self.exchange.is_busy and self.exchange.wake is not None:
-                select.select([self.exchange.wake], [], [])
+                select.select([self.exchange.wake], [], [], LONGEST)
         return (*reports, None)[0], time.process_time() - start
 
 
@@ -110,12 +118,19 @@ def source(peer: Connection) -> None:
         peer.send_bytes(msgspec.msgpack.encode((seconds, report and wire.encode(report))))
 
 
+def receive(peer: Connection) -> bytes:
+    """The next answer of the process that exports. EOFError: it has ended."""
+    if not peer.poll(2 * LONGEST):
+        raise TimeoutError(f"the process that exports has not answered within {2 * LONGEST:g} s")
+    return peer.recv_bytes()
+
+
 def pull_once(side: Side, peer: Connection, number: int, ids: bytes, kind: str) -> tuple[float, float]:
     """Wall seconds, and CPU seconds of both sides. kind: of the place that is read."""
 
     def ask(command: Any) -> tuple[float, Any]:
         peer.send_bytes(wire.encode(command))
-        seconds, report = msgspec.msgpack.decode(peer.recv_bytes())
+        seconds, report = msgspec.msgpack.decode(receive(peer))
         return seconds, report and msgspec.msgpack.decode(report, type=wire.EngineReport)
 
     start = time.perf_counter()
@@ -134,13 +149,14 @@ def measure_pulls(n: int, kind: str) -> None:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=source, args=(theirs,), daemon=True)
     process.start()
+    theirs.close()  # so that `ours` ends with the process
     side, reference = Side(), Side("")
     walls, cpus = [], []
     n_bytes = side.store.export_bytes(N_MOVED)
     for number in range(n + 1):
         ids = torch.full((N_MOVED * PAGE,), number, dtype=torch.int32).numpy().tobytes()
         ours.send_bytes(b"\0" + number.to_bytes(8, "little") + ids)
-        assert ours.recv_bytes() == b"ok"
+        assert receive(ours) == b"ok"
         side.cache.reset()
         wall, cpu = pull_once(side, ours, number, ids, kind)
         reference.cache.reset()
@@ -188,11 +204,13 @@ def gaps(backend: Any, source: Source, rounds: int, n_decodes: int) -> tuple[lis
                     break
             arrivals[k].append(0.0)
 
-    threads = [threading.Thread(target=decode, args=(k,)) for k in range(n_decodes)]
+    def all_run() -> bool:
+        return all(thread.is_alive() for thread in threads)
+
+    threads = [threading.Thread(target=decode, args=(k,), daemon=True) for k in range(n_decodes)]
     for thread in threads:
         thread.start()
-    while not all(len(times) > 20 for times in arrivals):
-        time.sleep(0.05)
+    wait_until(lambda: all(len(times) > 20 for times in arrivals), "tokens of all decodes", alive=all_run, seconds=600)
     begin = time.perf_counter()
     for _ in range(rounds):
         start = time.perf_counter()
@@ -200,9 +218,9 @@ def gaps(backend: Any, source: Source, rounds: int, n_decodes: int) -> tuple[lis
         reader.run_batch([{"text": call.text, "n_out": call.n_out} for call in calls], backend=backend)
         ends.append(time.perf_counter() - start)
     end = time.perf_counter()
+    assert all_run(), "a decode has failed"
     stop.set()
-    for thread in threads:
-        thread.join(60)
+    join(*threads)
     found = []
     for times in arrivals:
         found += [b - a for a, b in itertools.pairwise(times) if a and b and begin <= a and b <= end]

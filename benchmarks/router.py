@@ -39,6 +39,8 @@ N_ENGINES, KV_TOKENS = 4, 24_576
 WORKLOADS = ("W2", "W3", "W4")
 STARTING = 300.0
 """Seconds that the router may take to start."""
+LONGEST = 600.0
+"""Seconds that a call may take."""
 
 
 class Cached(NamedTuple):
@@ -66,16 +68,17 @@ def pocket_words() -> list[str]:
     return sorted(f" {token[1:]}" for token in vocabulary if re.fullmatch("\u0120[a-z]{3,8}", token))
 
 
-async def complete(url: str, prompt: str, n_out: int) -> str:
-    """The text of one completion."""
+async def complete(url: str, prompt: str, n_out: int, seconds: float = LONGEST) -> str:
+    """The text of one completion. TimeoutError: it took longer than `seconds`."""
     host, port = url.removeprefix("http://").split(":")
     body = {"model": "pocket", "prompt": prompt, "max_tokens": n_out, "temperature": 0.0, "ignore_eos": True}
     data = json.dumps(body).encode()
-    reader, writer = await asyncio.open_connection(host, int(port))
     head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
-    answer = await reader.read()
-    writer.close()
+    async with asyncio.timeout(seconds):
+        reader, writer = await asyncio.open_connection(host, int(port))
+        with closing(writer):
+            writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+            answer = await reader.read()
     head_bytes, _, rest = answer.partition(b"\r\n\r\n")
     assert head_bytes.startswith(b"HTTP/1.1 200"), answer[:500]
     text: str = json.loads(rest[rest.index(b"{") : rest.rindex(b"}") + 1])["choices"][0]["text"]
@@ -122,7 +125,7 @@ def as_programs(c: client.Client, calls: list[Call]) -> list[float]:
         start, program = time.monotonic(), c.program()
         program.submit(ops, last=True)
         for ref in range(n[0]):
-            program.future(ref).result(600)
+            program.future(ref).result(LONGEST)
         return time.monotonic() - start
 
     with ThreadPoolExecutor(len(calls)) as threads:
@@ -157,11 +160,11 @@ def start_router(stack: ExitStack, python: str, policy: str, workers: list[str])
     url, deadline = f"http://127.0.0.1:{ports[0]}", time.monotonic() + STARTING
     while True:
         try:
-            asyncio.run(complete(url, " the", 1))
+            asyncio.run(complete(url, " the", 1, STARTING))
             return url
         except (AssertionError, OSError, ValueError) as e:
             if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the router does not answer: {e}") from e
+                raise SystemExit(f"the router does not answer: {e!r}") from e
             time.sleep(1)
 
 

@@ -42,7 +42,8 @@ from typing import Any, NamedTuple
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from peer_process import PeerProcess, ProcessTree
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "helpers"))
+from peer_process import LONGEST, PeerProcess, ProcessTree
 from random_models import gguf_of, words
 from report import Report, fill, parser, percentile
 from serving_floor import Ceilings, Shape, ceilings, floor
@@ -50,6 +51,7 @@ from serving_work import WORKLOADS, Call, every, work
 
 import banyan as bn
 from banyan.runtime import config, launch
+from waits import wait_until
 
 HERE = Path(__file__).resolve().parent
 KV = "2GiB"
@@ -178,12 +180,14 @@ class Server:
         with Path(tempfile.gettempdir(), f"serving-{name}.log").open("wb") as log:
             line = shlex.split(command.format(port=port, model=model, gguf=gguf))
             self._process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        while not self._answers():
-            if self._process.poll() is not None:
-                raise SystemExit(f"{name} ended with status {self._process.returncode}; see {log.name}")
-            time.sleep(0.1)
-        self.startup = time.perf_counter() - started
         self._tree = ProcessTree(self._process.pid)
+        try:
+            what = f"an answer of {name}, which writes to {log.name}"
+            wait_until(self._answers, what, alive=lambda: self._process.poll() is None, seconds=LONGEST)
+        except BaseException:
+            self.close()
+            raise
+        self.startup = time.perf_counter() - started
         self._tree.signal(signal.SIGSTOP)
 
     def _answers(self) -> bool:
@@ -211,14 +215,18 @@ class Server:
             self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self._tree.signal(signal.SIGKILL)
+            self._process.wait()
 
 
 def run_completions(url: str, calls: list[Call]) -> Run:
     """Run the calls on an OpenAI server, on its first model."""
-    with urllib.request.urlopen(f"{url}/v1/models") as answer:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=LONGEST) as answer:
         model = json.load(answer)["data"][0]["id"]
     started = time.perf_counter()
-    answers = asyncio.run(complete_all(url, model, calls))
+    try:
+        answers = asyncio.run(asyncio.wait_for(complete_all(url, model, calls), LONGEST))
+    except TimeoutError:
+        raise SystemExit(f"{url} has not answered all calls within {LONGEST:g} s") from None
     wall = time.perf_counter() - started
     cached = [(one.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0) for one in answers]
     return Run(

@@ -46,7 +46,8 @@ def start(model: str, *options: str) -> float:
             [str(banyan), "serve", "--model", model, "--socket", str(socket), *options], stdout=subprocess.DEVNULL
         )
         try:
-            while not socket.exists() and server.poll() is None:
+            deadline = started + 120  # after which `connect` says that there is no server
+            while not socket.exists() and server.poll() is None and time.perf_counter() < deadline:
                 time.sleep(0.002)
             with bn.connect(socket, timeout=60) as backend:
                 first_token.run(backend=backend).sync()

@@ -1,0 +1,63 @@
+"""Processes under test that die, hang or cannot start: the benchmark says so, and leaves none behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+HANGS = "import time; print('{}', flush=True); time.sleep(1000)"
+
+
+@pytest.fixture(scope="module")
+def serving(module_at: Callable[[Path], ModuleType]) -> ModuleType:
+    return module_at(FOLDER / "serving.py")
+
+
+@pytest.fixture
+def peers(serving: ModuleType) -> ModuleType:
+    return sys.modules["peer_process"]
+
+
+def test_peer_that_hangs_or_dies_is_named(peers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs = peers.PeerProcess([sys.executable, "-c", HANGS])
+    monkeypatch.setattr(peers, "LONGEST", 0.1)
+    with pytest.raises(SystemExit, match=r"time\.sleep.* has not answered within 0\.1 s"):
+        hangs.ask("")
+    hangs.close()
+    monkeypatch.undo()
+    with pytest.raises(SystemExit, match="ended with status 3"):
+        peers.PeerProcess([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_signal_reaches_children_of_a_process_that_it_ends(peers: ModuleType) -> None:
+    parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {HANGS!r}]); time.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # both run
+        found = psutil.Process(process.pid).children()
+        tree = peers.ProcessTree(process.pid)
+        tree.signal(peers.signal.SIGKILL)
+        assert psutil.wait_procs(found, 60)[1] == []
+    tree.signal(peers.signal.SIGKILL)  # nobody is there any more
+    assert tree.peak == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "why"), [("raise SystemExit(3)", "can no longer come"), (HANGS, "the time is up")], ids=["dies", "hangs"]
+)
+def test_server_that_does_not_start_is_ended(
+    serving: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str, why: str
+) -> None:
+    monkeypatch.setattr(serving.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(serving, "LONGEST", 1.0)
+    before = psutil.Process().children()
+    with pytest.raises(AssertionError, match=f"an answer of it, which writes to .*serving-it.log: .*{why}"):
+        serving.Server("it", f"{sys.executable} -c {serving.shlex.quote(code.replace('{}', 'here'))}", tmp_path, [])
+    assert psutil.Process().children() == before
