@@ -85,9 +85,11 @@ def measure_all(report: Report, names: list[str], arguments: list[str], seconds:
             try:
                 why = f"the process ended with status {child.wait(max(0.0, end - time.monotonic()))}"
             except subprocess.TimeoutExpired:
-                os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
                 why = "no time was left"
+            finally:
+                if child.poll() is None:  # also after Ctrl-C, which does not reach a session of its own
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
             lines = file.read_text().split("\n")[:-1] if file.exists() else []
         if not lines:  # it could not even begin
             return failed | dict.fromkeys(names, why)
@@ -113,7 +115,7 @@ def main() -> int:
     if lacking := missing():
         refuse(lacking)
     report = Report("gpu", "")
-    arguments = [option for option in ("--dry", "--quick") if option in sys.argv]
+    arguments = ["--dry"] * chosen.dry + ["--quick"] * chosen.quick
     failed = measure_all(report, chosen.phases, arguments, 60 * chosen.minutes)
     table = report.table() + "".join(f"\nNot measured: {name}, as {why}.\n" for name, why in failed.items())
     print(table)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,6 +86,36 @@ def test_phases_end_when_the_time_is_over_or_nothing_can_begin(
     assert gpu.measure_all(gpu.Report("gpu", ""), names, [], 100.0) == dict.fromkeys(
         names, "the process ended with status 2"
     )
+
+
+def test_interrupt_ends_the_process_of_the_phases(
+    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if not started:
+                started.append(self)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    (tmp_path / "gpu_measure.py").write_text("import time; time.sleep(1000)")
+    monkeypatch.setattr(gpu, "HERE", tmp_path)
+    report = gpu.Report("gpu", "")
+    monkeypatch.setattr(gpu.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.measure_all(report, ["attention"], [], 100.0)
+    assert [child.returncode for child in started] == [-signal.SIGKILL]
+
+
+def test_options_in_short_are_forwarded(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    forwarded: list[list[str]] = []
+    monkeypatch.setattr(gpu, "measure_all", lambda report, names, options, seconds: forwarded.append(options) or {})
+    monkeypatch.setattr(gpu, "missing", list)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--dr", "--qu", "--phases", "steps"])
+    gpu.main()
+    assert forwarded == [["--dry", "--quick"]]
 
 
 def test_missing_packages_are_named_with_their_wheels(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
