@@ -36,6 +36,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -455,6 +456,9 @@ def main() -> None:
     args.times = 1 if args.quick else args.times
     if args.peer_dtype and args.llamacpp:
         options.error("--peer-dtype does not change llama.cpp's dtype")
+    named = ["banyan", *HTTP, *(name for name, _ in args.server), *(peer for peer in PEERS if getattr(args, peer))]
+    if twice := [name for name, n in Counter(named).items() if n > 1]:
+        options.error(f"--server needs another name than {', '.join(twice)}, which another system has")
     dtype = args.model.name.rpartition("-")[2]
     ours = {name: json.loads(value) for name, value in (option.split("=", 1) for option in args.set)}
     ceiling = ceilings(dtype)

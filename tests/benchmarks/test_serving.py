@@ -1,4 +1,4 @@
-"""Processes under test that die, hang or cannot start: the benchmark says so, and leaves none behind."""
+"""Systems under test: their names, and that those that die, hang or cannot start are named and not left behind."""
 
 from __future__ import annotations
 
@@ -47,6 +47,21 @@ def test_signal_reaches_children_of_a_process_that_it_ends(peers: ModuleType) ->
         assert psutil.wait_procs(found, 60)[1] == []
     tree.signal(peers.signal.SIGKILL)  # nobody is there any more
     assert tree.peak == 0
+
+
+@pytest.mark.parametrize("others", [["--vllm", "python"], ["--server", "vllm", "x"]])
+@pytest.mark.parametrize("name", ["vllm", "completions"])
+def test_server_with_the_name_of_another_system_is_refused(
+    serving: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    others: list[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["serving.py", "no-model", "--server", name, "x", *others])
+    with pytest.raises(SystemExit):
+        serving.main()
+    assert f"--server needs another name than {name}, which another system has" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
