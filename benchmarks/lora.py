@@ -52,7 +52,7 @@ TARGETS = dict.fromkeys(CASES[1:], "ratio >= 0.87")  # 1 / 1.15
 def decoding(model: Path, dtype: str, case: Case, folder: Path) -> EngineLoop:
     """An engine in which a batch decodes."""
     engine = build(configs.make(model=str(model), dtype=dtype, device="cpu", threads=1, kv_memory="20000 tokens",
-                                context=N_PROMPT + N_OUT, speculate="off", step_tokens=BATCH))  # fmt: skip
+                                context=N_PROMPT + N_OUT, speculate="off", step_tokens=16 * BATCH))  # fmt: skip
     digests = []
     for k in range(case.n):
         directory = folder / f"{case.r}-{len(case.targets)}-{k}"
@@ -85,6 +85,7 @@ def main() -> None:
             before = time.thread_time()
             engine.step()
             times[case].append(1000 * (time.thread_time() - before))
+            assert len(engine.scheduler.running) == BATCH, f"{case}: only {len(engine.scheduler.running)} still decode"
     for case in CASES:
         ours, baseline = statistics.median(times[case]), statistics.median(times[NONE])
         report.row(str(case), "ms", ours, baseline, str(NONE), TARGETS.get(case, ""))
