@@ -108,7 +108,8 @@ def gguf_of(model: Path) -> Path:
     c = json.loads((model / "config.json").read_text())
     kind = gguf.GGMLQuantizationType[{"bfloat16": "BF16", "float32": "F32"}[c["dtype"]]]
     heads, kv_heads, size = c["num_attention_heads"], c["num_key_value_heads"], c["vocab_size"]
-    writer = gguf.GGUFWriter(file, "llama")
+    unfinished = file.with_name(f"{file.name}.part")  # a file with the final name is whole
+    writer = gguf.GGUFWriter(unfinished, "llama")
     writer.add_context_length(c["max_position_embeddings"])
     writer.add_embedding_length(c["hidden_size"])
     writer.add_block_count(c["num_hidden_layers"])
@@ -145,7 +146,7 @@ def gguf_of(model: Path) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+    return unfinished.replace(file)
 
 
 if __name__ == "__main__":
