@@ -80,11 +80,11 @@ class Day:
         return Session(self.n_begun, *self.chance.choice(self.systems))
 
     def tenths(self, n: int = 10) -> list[Tenth]:
-        """Run the whole day."""
+        """Run the whole day. n_requests must be a multiple of n thousand."""
         found = []
         for _ in range(n):
             times = []
-            for _ in range(max(1, self.n_requests // n // 1000)):
+            for _ in range(self.n_requests // n // 1000):
                 times.append(self._thousand())
             check(self.cache)
             stats = self.cache.stats()
@@ -161,6 +161,8 @@ def main() -> int:
     arguments = parser(__doc__, quick="200,000 requests, and no tests first")
     arguments.add_argument("--requests", type=int, default=N_REQUESTS, metavar="N", help=f"default: {N_REQUESTS:,}")
     options = arguments.parse_args()
+    if options.requests <= 0 or options.requests % 10_000:
+        arguments.error("--requests must be a multiple of 10,000")
     if not options.quick:
         correct("tests/radix_cache")
     n_requests = 200_000 if options.quick else options.requests

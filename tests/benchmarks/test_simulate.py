@@ -139,6 +139,17 @@ def test_aware_policy_recomputes_at_most_three_quarters_of_lru(hits: ModuleType)
     assert 0 < shape.recomputed(0.5, "aware") <= 0.75 * shape.recomputed(0.5, "lru")
 
 
+@pytest.mark.parametrize("n", ["0", "25000"])
+def test_number_of_requests_that_are_no_whole_tenths_is_refused(
+    day: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], n: str
+) -> None:
+    monkeypatch.setattr("sys.argv", ["simulate_day.py", "--quick", "--requests", n])
+    monkeypatch.setattr(day, "Day", None)
+    with pytest.raises(SystemExit):
+        day.main()
+    assert "--requests must be a multiple of 10,000" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_simulated_day_does_not_grow_memory_or_time(day: ModuleType) -> None:
     tenths = day.Day(20_000, scale=0.02).tenths()
