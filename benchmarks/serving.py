@@ -432,8 +432,7 @@ def write_page(file: Path, model: str, runs: Runs, report: Report) -> None:
     axes.set_ylabel("wall time, banyan = 1")
     axes.legend()
     figure.savefig(plot, metadata={"Date": None})
-    n_times = len(next(iter(runs.values()))[systems[0]])
-    head = f"{model}, {report.machine}, commit {report.commit}. Wall seconds, medians of {n_times}."
+    head = f"{report.shape}. {report.machine}, commit {report.commit}. Wall seconds."
     body = [head, "", *lines, "", f"![wall times]({plot.name})", "", *more, ""]
     fill(file, f"{report.name} {model}{kind}", "\n".join(body))
 
@@ -464,8 +463,8 @@ def main() -> None:
     ceiling = ceilings(dtype)
     banyan = Ours(args.model, dtype, **ours)
     systems: dict[str, System] = {"banyan": banyan}
-    shape = f"{args.model.name}, {os.cpu_count()} cores, median of {args.times}"
-    report = Report("serving", f"{shape}, peers in {args.peer_dtype}" if args.peer_dtype else shape)
+    shape = [args.model.name, f"{os.cpu_count()} cores", f"median of {args.times}", *args.set]
+    report = Report("serving", ", ".join([*shape, *([f"peers in {args.peer_dtype}"] if args.peer_dtype else [])]))
     try:
         for kind in sorted(HTTP) if args.http else ():
             systems[kind] = OverHTTP(banyan, kind)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -47,6 +48,20 @@ def test_signal_reaches_children_of_a_process_that_it_ends(peers: ModuleType) ->
         assert psutil.wait_procs(found, 60)[1] == []
     tree.signal(peers.signal.SIGKILL)  # nobody is there any more
     assert tree.peak == 0
+
+
+def test_page_names_the_conditions(serving: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plots = MagicMock()
+    plots.pyplot.subplots.return_value = MagicMock(), MagicMock()
+    monkeypatch.setitem(sys.modules, "matplotlib", plots)
+    (page := tmp_path / "page.md").write_text("<!-- serving M -->\n<!-- end of serving M -->\n")
+    report = serving.Report("serving", "M, 2 cores, median of 1, threads=1, peers in float32")
+    report.row("W1 floor", "s", 0.5)
+    run = serving.Run(1.0, 8, 1, [1.0], [1.0], ["a"])
+    serving.write_page(page, "M", {"W1": {"banyan": [run], "vllm": [run]}}, report)
+    text = page.read_text()
+    assert f"{report.shape}. {report.machine}, commit {report.commit}. Wall seconds." in text
+    assert "| 0.50 | 1.00 | 1.00, 1.00 x |" in text
 
 
 @pytest.mark.parametrize("others", [["--vllm", "python"], ["--server", "vllm", "x"]])
