@@ -37,6 +37,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,11 +67,12 @@ HTTP_BOUND = 1.1
 
 
 class Run(NamedTuple):
-    """One run of a workload. wall, ttft, itl: seconds; itl is a call's mean time between tokens."""
+    """One run of a workload. wall, ttft, itl: seconds; itl is a call's mean time between tokens. computed: prompt
+    tokens; None: the system does not report how many were cached."""
 
     wall: float
     n_out: int
-    computed: int
+    computed: int | None
     ttft: list[float]
     itl: list[float]
     out: list[str]
@@ -229,15 +231,28 @@ def run_completions(url: str, calls: list[Call]) -> Run:
     except TimeoutError:
         raise SystemExit(f"{url} has not answered all calls within {LONGEST:g} s") from None
     wall = time.perf_counter() - started
-    cached = [(one.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0) for one in answers]
+    prompts = [
+        (one.usage["prompt_tokens"], (one.usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
+        for one in answers
+    ]
     return Run(
         wall,
         sum(one.usage["completion_tokens"] for one in answers),
-        sum(one.usage["prompt_tokens"] for one in answers) - sum(cached),
+        n_computed(prompts),
         [one.first for one in answers],
         [(one.last - one.first) / (one.usage["completion_tokens"] - 1) for one in answers],
         [one.text for one in answers],
     )
+
+
+def n_computed(prompts: Iterable[tuple[int, int | None]]) -> int | None:
+    """Of prompts, each with its tokens and those of them that were cached."""
+    n = 0
+    for n_prompt, n_cached in prompts:
+        if n_cached is None:
+            return None
+        n += n_prompt - n_cached
+    return n
 
 
 class Answer(NamedTuple):
@@ -303,7 +318,7 @@ class Peer(PeerProcess):
         return Run(
             result["wall"],
             sum(len(call["out"]) for call in calls),
-            sum(call["prompt"] - call["cached"] for call in calls),
+            n_computed((call["prompt"], call["cached"]) for call in calls),
             [call["times"][0] for call in calls],
             [(call["times"][-1] - call["times"][0]) / (len(call["out"]) - 1) for call in calls],
             [self._tokenizer.decode(call["out"], skip_special_tokens=True) for call in calls],
@@ -384,7 +399,8 @@ def compare(
     report.row(f"{name} wall", "s", ours.wall, theirs.wall, peer, target)
     rates = ours.n_out / ours.wall, theirs.n_out / theirs.wall
     report.row(f"{name} output", "tokens/s", *rates, peer, more_is_better=True)
-    report.row(f"{name} prompt tokens computed", "", ours.computed, theirs.computed, peer)
+    if ours.computed is not None and theirs.computed is not None:
+        report.row(f"{name} prompt tokens computed", "", ours.computed, theirs.computed, peer)
     for what, mine, other in (("first token", ours.ttft, theirs.ttft), ("between tokens", ours.itl, theirs.itl)):
         for share in (0.5, 0.99):
             label = f"{name} {what}, p{100 * share:.0f}"

@@ -29,8 +29,8 @@ ANSWERS = "SERVING_PEERS_FD"
 sys.path = [place for place in sys.path if Path(place or ".").resolve() != Path(__file__).resolve().parent]
 # Otherwise transformers would import the benchmark kernels.py as its package `kernels`.
 
-Generate = Callable[[list[int], int, Callable[[], None]], Awaitable[tuple[list[int], int]]]
-"""(prompt ids, number of output tokens, callback per token) -> output ids, cached prompt tokens."""
+Generate = Callable[[list[int], int, Callable[[], None]], Awaitable[tuple[list[int], int | None]]]
+"""(prompt ids, number of output tokens, callback per token) -> output ids, cached prompt tokens; None: unknown."""
 
 
 async def run(calls: list[Any], tokenize: Callable[[str], list[int]], generate: Generate) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def transformers(model: str, dtype: str, write: Callable[[Any], None]) -> None:
     manager.start()
     n_asked = 0
 
-    async def generate(prompt: list[int], n: int, tick: Callable[[], None]) -> tuple[list[int], int]:
+    async def generate(prompt: list[int], n: int, tick: Callable[[], None]) -> tuple[list[int], None]:
         nonlocal n_asked
         n_asked += 1
         name, queue = f"{n_asked}", asyncio.Queue[Any]()
@@ -169,7 +169,7 @@ def transformers(model: str, dtype: str, write: Callable[[Any], None]) -> None:
                 tick()
             n_seen = len(result.generated_tokens)
             if result.is_finished():
-                return list(result.generated_tokens), 0  # it does not report cached tokens
+                return list(result.generated_tokens), None  # it does not report cached tokens
 
     try:
         asyncio.run(serve(model, generate, lambda: None, write))

@@ -64,6 +64,19 @@ def test_page_names_the_conditions(serving: ModuleType, monkeypatch: pytest.Monk
     assert "| 0.50 | 1.00 | 1.00, 1.00 x |" in text
 
 
+def test_computed_prompt_tokens_are_unknown_if_cached_ones_are(serving: ModuleType) -> None:
+    assert serving.n_computed([(9, 4), (5, 0)]) == 10
+    assert serving.n_computed([(9, 4), (5, None)]) is None
+    known, unknown = (serving.Run(1.0, 8, n, [1.0], [1.0], ["a"]) for n in (3, None))
+    for theirs, n_rows in ((known, 1), (unknown, 0)):
+        report = serving.Report("serving", "")
+        runs = {"banyan": [known], "transformers": [theirs]}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(serving, "agreement", lambda calls, ours, theirs: (1.0, 1))
+            serving.compare(report, "W1", "banyan", "transformers", runs, [" a"])
+        assert sum("computed" in row["name"] for row in report.rows) == n_rows
+
+
 @pytest.mark.parametrize("others", [["--vllm", "python"], ["--server", "vllm", "x"]])
 @pytest.mark.parametrize("name", ["vllm", "completions"])
 def test_server_with_the_name_of_another_system_is_refused(
