@@ -27,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import chaos_load as load
 import chaos_storm as storm
-from chaos_latency import Latency, measure
+from chaos_latency import DTYPE, Latency, measure
 from report import Report, correct, parser, passes
 
 GATE = (
@@ -82,9 +82,10 @@ def real(report: Report, model: Path, vllm: Path | None, is_quick: bool) -> None
     ours, theirs = measure(model, vllm, 1 if is_quick else 3)
     for name, mine, peers in zip(Latency._fields[:2], ours, theirs or (None, None), strict=False):
         report.row(
-            f"latency, {model.name}: p99 gap, {name}", "ms", 1000 * mine, 1000 * peers if peers else None, "vLLM"
-        )
-    report.row(f"latency, {model.name}: its rise, over a chunk's, CPU", "", ours.rise, target="<= 1.0")
+            f"latency, {model.name} in {DTYPE}: p99 gap, {name}", "ms", 1000 * mine, peers and 1000 * peers,
+            "vLLM, with its default chunks" if peers else "",
+        )  # fmt: skip
+    report.row(f"latency, {model.name} in {DTYPE}: its rise, over a chunk's, CPU", "", ours.rise, target="<= 1.0")
 
 
 def agents(report: Report, is_quick: bool) -> None:

@@ -1,4 +1,5 @@
-"""How much a long prompt delays running decodes, on a real model, with our engine and with vLLM; used by chaos.py.
+"""How much a long prompt delays running decodes, on a real model in bfloat16, with our engine and with vLLM, each with
+its default size of a prompt's chunks; used by chaos.py.
 
 The file is also the process that runs our engine, with the protocol of serving_peers.py:
 
@@ -14,6 +15,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from report import percentile
 from serving_work import N_DECODES
 
 HERE = Path(__file__).resolve().parent
-STEP_TOKENS = 512
+DTYPE, STEP_TOKENS = "bfloat16", 512
 
 
 class Latency(NamedTuple):
@@ -53,10 +55,11 @@ def least(rounds: Sequence[tuple[float, float, float, float, float]]) -> Latency
 
 def measure(model: Path, vllm: Path | None, n_rounds: int) -> tuple[Latency, Latency | None]:
     """Our latency and vLLM's, measured in turns; see `least`."""
-    peers = [PeerProcess([sys.executable, str(HERE / "chaos_latency.py"), str(model), "bfloat16"])]
+    commands = [[sys.executable, str(HERE / "chaos_latency.py"), str(model), DTYPE]]
     if vllm is not None:
-        peers.append(PeerProcess([str(vllm), str(HERE / "serving_peers.py"), "vllm", str(model), "bfloat16"]))
-    try:
+        commands.append([str(vllm), str(HERE / "serving_peers.py"), "vllm", str(model), DTYPE])
+    with ExitStack() as stack:
+        peers = [stack.enter_context(closing(PeerProcess(command))) for command in commands]
         for peer in peers:
             peer.ask("warm-up 0")
         found: list[list[tuple[float, float, float, float, float]]] = [[] for _ in peers]
@@ -67,9 +70,6 @@ def measure(model: Path, vllm: Path | None, n_rounds: int) -> tuple[Latency, Lat
                 rounds.append((alone, beside, was, now, chunk))
         ours, *theirs = map(least, found)
         return ours, theirs[0] if theirs else None
-    finally:
-        for peer in peers:
-            peer.close()
 
 
 async def answer(model: str, dtype: str, write: Callable[[Any], None]) -> None:
