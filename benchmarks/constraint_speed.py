@@ -178,10 +178,10 @@ def speed(report: Report, n_rounds: int, vllm: str | None) -> None:
                 for system, some in zip(systems, runs, strict=True):
                     done = system.round(n_at_once)
                     some += [done] if number else []
-            compare(report, f"JSON, {n_at_once} at a time", systems, runs)
+            compare(report, what := f"JSON, {n_at_once} at a time", systems, runs)
             share = {system.name: share_valid(some, requests) for system, some in zip(systems, runs, strict=True)}
             other = systems[-1].name
-            report.row("valid answers", "%", share[""], share[other], other, ">= 100", more_is_better=True)
+            report.row(f"{what}: valid answers", "%", share[""], share[other], other, ">= 100", more_is_better=True)
         report.row("output tokens that were forced", "%", ours.share_forced())
 
 

@@ -106,8 +106,10 @@ def main() -> int:
         ("event", f"CPU per event of {ours.tokens_per_event:.2f} tokens", ""),
         ("request", "CPU per request", ""),
     ):
-        baseline = None if theirs is None else getattr(theirs, name)
-        peer = args.peer[0] if args.peer else ""
+        baseline, peer = None, ""
+        if theirs is not None:
+            baseline, peer = getattr(theirs, name), args.peer[0]
+            peer += f", {theirs.tokens_per_event:.2f} tokens" if name == "event" else ""
         report.row(what, "us", getattr(ours, name), baseline, peer, target)
         both = getattr(ours, name) + getattr(server_only, name)
         report.row(f"{what}, with the server", "us", both, baseline, peer)
