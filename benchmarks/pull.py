@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import itertools
+import json
 import multiprocessing
 import select
 import statistics
@@ -250,7 +251,7 @@ def measure_fleet(model: Path, rounds: int, repeats: int, dtype: str) -> None:
         "two mixed": {"replicas": 2},
         "apart": {"replicas": 2, "prefill_replicas": 1},
     }
-    words = random_words(16_384 if model.name.startswith("M1") else 32_000)
+    words = random_words(json.loads((model / "config.json").read_text())["vocab_size"])
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in kinds}
     for k in range(repeats):
         for name, options in kinds.items():
