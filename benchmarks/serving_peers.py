@@ -261,7 +261,8 @@ def llamacpp(model: str, dtype: str, write: Callable[[Any], None], server: str) 
                 if await _post(port, "/completion", {"prompt": [5], "n_predict": 1}) == 200:
                     break
             except OSError:
-                await asyncio.sleep(0.02)
+                pass  # it does not listen yet
+            await asyncio.sleep(0.02)
             if process.poll() is not None:
                 raise SystemExit(f"llama-server ended with status {process.returncode}")
         await serve(model, generate, reset, write)
