@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
 import shlex
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -31,9 +32,13 @@ def refresh(module_at: Callable[[Path], ModuleType]) -> ModuleType:
     return module_at(ROOT / "docs/refresh.py")
 
 
-@pytest.fixture(scope="session")
-def reference(module_at: Callable[[Path], ModuleType]) -> ModuleType:
-    return module_at(ROOT / "docs/reference.py")
+@pytest.fixture
+def reference(module_at: Callable[[Path], ModuleType]) -> Iterator[ModuleType]:
+    """Without garbage collection: CPython 3.11's `ast.parse` fails with "AST constructor recursion depth mismatch" if a
+    finaliser that runs in it parses code too, as the formatting of its traceback does."""
+    gc.disable()
+    yield module_at(ROOT / "docs/reference.py")
+    gc.enable()
 
 
 @pytest.mark.parametrize(
