@@ -104,6 +104,43 @@ inline void touch_lines(const Call& c, int n, const Scratch& x) {
             }
 }
 
+// Prefetches the keys and values of the next block for some heads, a few lines with each call, in the order of memory. The
+// processor waits for its fill buffers if it is asked for more at a time.
+template <class P>
+class NextBlock {
+    const Call& c;
+    const int64_t offset, width;  // numbers
+    int64_t place[BLOCK];
+    int n = 0, at = 0, n_each = 0;  // keys: all, prefetched, with each call
+
+    static void fetch(const void* pool, int64_t first, int64_t n_bytes) {
+        const char* from = static_cast<const char*>(pool) + first;
+        for (int64_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    }
+
+  public:
+    NextBlock(const Call& call, int head, int n_heads)
+        : c(call), offset(int64_t(head) * call.dim), width(int64_t(n_heads) * call.dim) {}
+
+    // From now on, the keys from `key` on are the next block, and are prefetched with n_calls calls.
+    void set(const Item& item, int key, int n_calls) {
+        const int32_t* table = c.table + int64_t(item.request) * c.s_table;
+        at = 0, n = item.end - key < BLOCK ? item.end - key : BLOCK;
+        for (int s = 0; s < n; s++, key++) place[s] = table[key / c.page] * c.s_page + key % c.page * c.s_slot + offset;
+        n_each = (n + n_calls - 1) / n_calls;
+    }
+
+    void prefetch() {
+        const int end = n - at < n_each ? n : at + n_each;
+        for (; at < end; at++) {
+            fetch(c.k, place[at] * int64_t(sizeof(P)), width * sizeof(P));
+            if (c.v == c.k) continue;
+            if constexpr (has_halves<P>) fetch(c.v, place[at] / 2, width / 2);
+            else fetch(c.v, place[at] * int64_t(sizeof(P)), width * sizeof(P));
+        }
+    }
+};
+
 // Widens the values of a block's key, for one head. In 4 bits, a value is number * scale + minimum of its group.
 template <class P>
 inline void widen_value(const Call& c, const Scratch& x, int s, int head, float* to) {

@@ -24,6 +24,7 @@ constexpr int FLOAT_AHEAD = 2048;  // bytes of a panel that are prefetched (meas
 template <class T, int R, int V, int AHEAD = 0, int LEVEL = 1, class At>
 inline void panel(vf (*t)[V], const At& at, const T* b, int n_k, const T* ahead = nullptr) {
     if constexpr (sizeof(T) == 4) {
+#pragma GCC unroll 4  // short loops, as over the dimensions of a head, predict their ends better
         for (int k = 0; k < n_k; k++) {
             vf row[V];
             for (int v = 0; v < AHEAD; v++) __builtin_prefetch(ahead + k * PANEL + v * W, 0, 4 - LEVEL);

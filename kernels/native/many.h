@@ -265,14 +265,19 @@ void attend_many(const Call& c, const Item& item, int head, Scratch& x, const Re
 // Without tiles. P: the type of pools.
 template <class T, class Q, class P>
 void attend_many(const Call& c, const Item& item, int head, Scratch& x) {
-    attend_many<T, Q>(
-        c, item, head, x, [&](int at, int n) { load_block<T, P>(c, item, at, n, head, x); },
-        [&](const Block& block, int p, int n) {
-            // use as few vectors as the rows need; with fewer still, reading K and V would dominate
-            if (n > 3 * PANEL / 4) panel_across<T, P, NV>(c, item, x, block, p);
-            else if (n > PANEL / 2) panel_across<T, P, (3 * NV + 3) / 4>(c, item, x, block, p);
-            else panel_across<T, P, NV / 2>(c, item, x, block, p);
-        });
+    const int n_panels = (item.n * (c.n_heads / c.n_kv_heads) + PANEL - 1) / PANEL;
+    NextBlock<P> next(c, head, 1);
+    const auto read_block = [&](int at, int n) {
+        load_block<T, P>(c, item, at, n, head, x);
+        next.set(item, at + BLOCK, n_panels);
+    };
+    attend_many<T, Q>(c, item, head, x, read_block, [&](const Block& block, int p, int n) {
+        next.prefetch();
+        // use as few vectors as the rows need; with fewer still, reading K and V would dominate
+        if (n > 3 * PANEL / 4) panel_across<T, P, NV>(c, item, x, block, p);
+        else if (n > PANEL / 2) panel_across<T, P, (3 * NV + 3) / 4>(c, item, x, block, p);
+        else panel_across<T, P, NV / 2>(c, item, x, block, p);
+    });
 }
 
 }  // namespace

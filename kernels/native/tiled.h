@@ -13,36 +13,6 @@ namespace {
 
 constexpr int N_CALLS = 12;  // of NextBlock::prefetch, for each head of a whole block
 
-// Prefetches the keys and values of the next block for some heads, a few lines with each call, in the order of memory. The
-// processor waits for its fill buffers if it is asked for more at a time.
-class NextBlock {
-    const Call& c;
-    const int64_t offset, width;  // numbers
-    int64_t place[BLOCK];
-    int n = 0, at = 0, n_each = 0;  // keys: all, prefetched, with each call
-
-  public:
-    NextBlock(const Call& call, int head, int n_heads)
-        : c(call), offset(int64_t(head) * call.dim), width(int64_t(n_heads) * call.dim) {}
-
-    // From now on, the keys from `key` on are the next block, and are prefetched with n_calls calls.
-    void set(const Item& item, int key, int n_calls) {
-        const int32_t* table = c.table + int64_t(item.request) * c.s_table;
-        at = 0, n = item.end - key < BLOCK ? item.end - key : BLOCK;
-        for (int s = 0; s < n; s++, key++) place[s] = table[key / c.page] * c.s_page + key % c.page * c.s_slot + offset;
-        n_each = (n + n_calls - 1) / n_calls;
-    }
-
-    void prefetch() {
-        const int end = n - at < n_each ? n : at + n_each;
-        for (; at < end; at++)
-            for (const void* pool : {c.k, c.v}) {
-                const bf16* from = static_cast<const bf16*>(pool) + place[at];
-                for (int64_t d = 0; d < width; d += 64 / sizeof(bf16)) __builtin_prefetch(from + d, 0, 2);
-            }
-    }
-};
-
 // 16 numbers of up to 4 columns, to[column * BLOCK]. from: [16][TILE]
 inline void four_columns(float* to, const float* from, int n) {
     __m512 x[4];
@@ -60,7 +30,7 @@ inline void four_columns(float* to, const float* from, int n) {
 
 // The scores [row][BLOCK] of up to 16 rows. keys: of each 16, and from one key to the next; q: [dim / 2][n][2]
 inline void tile_scores(float* scores, const bf16* const* keys, int64_t s_key, int n_keys, const bf16* q, int n, int dim,
-                        NextBlock& next) {
+                        NextBlock<bf16>& next) {
     alignas(64) float across[2][TILE * TILE];
     for (int s = 0; s < n_keys; s += 2 * TILE) {
         const bf16* const* key = keys + s / TILE;
@@ -121,7 +91,7 @@ class KeyTiles {
 
 // V of a block as [dim / 16][BLOCK / 2][16][2], in pairs of keys; 0 for keys from n on. Of 32 numbers, 0 to 3, 8 to 11, ...
 // come first, and then the others: `in_order` puts sums right.
-inline void pair_values(const Call& c, Scratch& x, int n, int head, NextBlock& next) {
+inline void pair_values(const Call& c, Scratch& x, int n, int head, NextBlock<bf16>& next) {
     const auto row = [&](int s, int d) { return value_row(c, x, n, head, s, d); };
     for (int s = 0; s < (n + GROUP - 1) / GROUP * GROUP; s += 2) {
         if (s % 8 == 0) next.prefetch();
@@ -143,7 +113,7 @@ inline void in_order(vf& low, vf& high) {
 
 // acc[n rows][dim] += weights * values. weights: [n][BLOCK]
 inline void tile_sums(float* acc, const bf16* weights, const bf16* values, int n_keys, int dim,
-                      NextBlock& next) {
+                      NextBlock<bf16>& next) {
     for (int d = 0; d < dim; d += GROUP, acc += GROUP, values += GROUP * BLOCK) {
         next.prefetch();
         _tile_loadd(2, acc, dim * sizeof(float));
@@ -178,7 +148,7 @@ inline void attend_tiled(const Call& c, const Item& item, int head_from, int hea
             x.top[at + i] = -INFINITY;
             x.total[at + i] = vf{};
         }
-    NextBlock next(c, head_from, head_to - head_from);
+    NextBlock<bf16> next(c, head_from, head_to - head_from);
     next.set(item, item.start, 1);
     for (int key = item.start; key < item.end; key += BLOCK) {
         const int n_keys = item.end - key < BLOCK ? item.end - key : BLOCK, n_whole = (n_keys + GROUP - 1) / GROUP * GROUP;

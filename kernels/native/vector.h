@@ -205,17 +205,17 @@ inline vf exp2(vf x) {
     y = y * f + 1.0f;  // so that 2^0 is exactly 1
     return (vf)_mm512_scalef_ps((__m512)y, (__m512)x);
 #else
-    vf clipped = vmax(x, vf{} - 126.0f);
-    vi whole = __builtin_convertvector(clipped + (clipped < 0 ? vf{} - 0.5f : vf{} + 0.5f), vi);
-    vf f = clipped - __builtin_convertvector(whole, vf);  // within 0.5 of 0
+    // Adding MAGIC rounds to an integer, whose low bits, moved up, are 2 to its power, and 0 for -127. NaN stays NaN.
+    constexpr float MAGIC = 0x1.8p23f + 127;
+    const vf clipped = vmax(vf{} - 127.0f, x), shifted = clipped + MAGIC;
+    const vf f = clipped - (shifted - MAGIC);  // within 0.5 of 0
     vf y = f * 1.5403530e-4f + 1.3333558e-3f;
     y = y * f + 9.6181291e-3f;
     y = y * f + 5.5504109e-2f;
     y = y * f + 2.4022651e-1f;
     y = y * f + 6.9314718e-1f;
     y = y * f + 1.0f;
-    y = reinterpret_cast<vf>(reinterpret_cast<vi>(y) + (whole << 23));
-    return x != x ? x : x < -126.0f ? vf{} : y;  // `clipped` is -126 for NaN
+    return y * reinterpret_cast<vf>(reinterpret_cast<vi>(shifted) << 23);
 #endif
 }
 
