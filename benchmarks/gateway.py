@@ -65,7 +65,7 @@ async def together(url: str, n: int, body: dict[str, object]) -> tuple[int, int]
 
 
 def cost(url: str, pids: Sequence[int], n_streams: int, n_requests: int) -> list[Cost]:
-    """The cost in each of these processes."""
+    """The CPU time of each process per streamed token, per event and per request."""
     with urllib.request.urlopen(f"{url}/v1/models") as answer:
         model = json.load(answer)["data"][0]["id"]
     processes = [psutil.Process(pid) for pid in pids]

@@ -236,7 +236,7 @@ def is_limit_of_run(error: BanyanError) -> bool:
 def describe_surrogate(error: UnicodeEncodeError) -> str:
     """The lone surrogate at which a text could not be encoded, and the text around it."""
     text, at = error.object, error.start
-    return f"the lone surrogate {text[at]!r}, which no encoding of Unicode has: {text[max(0, at - 20) : at + 20]!r}"
+    return f"the lone surrogate {text[at]!r}, which cannot be encoded: {text[max(0, at - 20) : at + 20]!r}"
 
 
 def copy_of(error: E) -> E:

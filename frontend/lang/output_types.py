@@ -120,7 +120,7 @@ def output_type(kind: Any) -> OutputType:
     try:
         return make(kind, spelling(kind))
     except UnicodeEncodeError as e:
-        raise BadProgram(f"type={kind!r} has a lone surrogate, which no encoding of Unicode has") from e
+        raise BadProgram(f"type={kind!r} has a lone surrogate, which cannot be encoded") from e
     except TypeError as e:
         raise BadProgram(f"type={kind!r} is not supported: {e}") from e
 

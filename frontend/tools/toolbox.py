@@ -162,11 +162,11 @@ def toolbox(
     if isinstance(tools, str | Tool) or not isinstance(tools, Iterable):
         raise BadProgram(f"tools is {tools!r:.80}; it must be a list of tools")
     if not isinstance(max_rounds, int) or not 0 <= max_rounds <= 1000:
-        raise BadProgram(f"max_rounds is {max_rounds!r}; it must be a number from 0 to 1000")
+        raise BadProgram(f"max_rounds is {max_rounds!r}; it must be an integer from 0 to 1000")
     if not isinstance(tool_timeout, int | float) or not tool_timeout > 0:
         raise BadProgram(f"tool_timeout is {tool_timeout!r}; it must be more than 0 seconds (inf: no limit)")
     if not isinstance(max_tool_output, int) or max_tool_output < 1:
-        raise BadProgram(f"max_tool_output is {max_tool_output!r}; it must be at least 1 character")
+        raise BadProgram(f"max_tool_output is {max_tool_output!r}; it must be an integer of at least 1 (characters)")
     checked: list[Tool] = []
     for item in tools:
         if not callable(item):

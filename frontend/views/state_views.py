@@ -1,4 +1,4 @@
-"""The views of a state: usage, timeline, page, and the form in which a notebook displays it."""
+"""The views of a state: usage, timeline, HTML page, and display in a notebook."""
 
 from __future__ import annotations
 

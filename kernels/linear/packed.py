@@ -16,9 +16,9 @@ _DOUBLES = 0, 1, 2, 3, 4, 6, 8, 12
 
 
 class Packed(NamedTuple):
-    """A weight in panels. In the rows' dtype: [panels, n_in, width] for float32, [panels, n_in / 2, width, 2] for
-    bfloat16, with n_in padded to a multiple of 32. A quantised weight: bytes [panels, groups, 512 or 256], whose scales
-    are relative to a factor per output."""
+    """A weight in panels: float32 [panels, n_in, width]; bfloat16 [panels, n_in / 2, width, 2], n_in padded to a
+    multiple of 32; quantised: bytes [panels, groups, 512 (8 bits) or 256 (4 bits)], whose scales are multiplied by the
+    factor of their output."""
 
     panels: Tensor
     n_out: int

@@ -66,7 +66,7 @@ template <class T>
 void experts(const Experts& c, int n_threads) {
     const int64_t hidden = c.gate_up.n_in, width = c.down.n_in, n_pairs = c.n * c.n_each;
     T *rows = (T*)c.rows, *inner = (T*)c.inner;
-    std::vector<int64_t> starts(c.n_experts + 1), place(n_pairs), used;  // place: of each pair; -1: no expert
+    std::vector<int64_t> starts(c.n_experts + 1), place(n_pairs), used;  // place: a pair's row in `rows`; -1: no expert
     const auto is_expert = [&](int64_t e) { return e >= 0 && e < c.n_experts; };
     for (int64_t i = 0; i < n_pairs; i++)
         if (is_expert(c.index[i])) starts[c.index[i] + 1]++;

@@ -28,7 +28,7 @@ constexpr int AHEAD_BYTES = 4096;       // bytes of a panel that are prefetched
 struct GroupedWeight {
     const uint8_t* panels;
     const uint16_t *scale, *minimum;  // minimum: may be null
-    const float* factor;              // per column, whole panels of them
+    const float* factor;              // per column, padded to whole panels
     int64_t n_in, n_out;
     bool deterministic;               // a row has the same bits in any batch
 };

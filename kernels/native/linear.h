@@ -86,7 +86,7 @@ inline void blocks(int64_t n, float* c, const T* a, int64_t s_a, const T* b, int
     if (PREFETCHES && n_blocks == 1) return block_of<NV, 1>(n, c, a, s_a, b, n_k, fresh, b + FLOAT_AHEAD / sizeof(T));
     for (int64_t i = 0; i < n_blocks; i++) {
         const int64_t first = i * n / n_blocks, n_here = (i + 1) * n / n_blocks - first;
-        const int share = is_last ? 0 : n_blocks < NV ? 2 : 1, at = int(i) * share;  // vectors of each k
+        const int share = is_last ? 0 : n_blocks < NV ? 2 : 1, at = int(i) * share;  // vectors per k that a block prefetches, and its first
         const T* next = b + n_k * PANEL + at * (W * 4 / sizeof(T));
         const auto run = [&](auto lines) {
             block_of<decltype(lines)::value, 2>(n_here, c + first * PANEL, a + first * s_a, s_a, b, n_k, fresh, next);

@@ -17,7 +17,7 @@ void each_row(int64_t n, int n_threads, const F& row) {
     });
 }
 
-// rows: of x and of the residual; or null: all
+// rows: which rows of x and of the residual are normalised; null: all
 template <class T>
 void norm(const T* x, const T* weight, const T* residual, T* out, T* total, int64_t n, int64_t n_heads, int64_t dim,
           int64_t s_row, int64_t s_head, float eps, int n_threads, const int64_t* rows = nullptr) {

@@ -16,7 +16,7 @@ constexpr int N_CALLS = 12;  // of NextBlock::prefetch, for each head of a whole
 // 16 numbers of up to 4 columns, to[column * BLOCK]. from: [16][TILE]
 inline void four_columns(float* to, const float* from, int n) {
     __m512 x[4];
-    for (int i = 0; i < 4; i++) {  // rows i, i + 4, ...: so the result is in order
+    for (int i = 0; i < 4; i++) {  // its lane j: row i + 4 j, so that 4 x 4 transposes keep the order
         const auto row = [&](int r) { return _mm_loadu_ps(from + (i + r) * TILE); };
         x[i] = _mm512_insertf32x4(_mm512_castps128_ps512(row(0)), row(4), 1);
         x[i] = _mm512_insertf32x4(_mm512_insertf32x4(x[i], row(8), 2), row(12), 3);

@@ -101,7 +101,7 @@ constexpr int WIDE = 4 * COLUMNS;     // columns that are multiplied at a time
 constexpr int GROUP_LINES = GROUP * WIDE * sizeof(bf16) / 64;  // cache lines of a group of them
 constexpr int64_t PART = 64;          // groups of k that are multiplied at a time
 constexpr int64_t TASK_TILES = 1024;  // of rows: 1 MB, half of L2
-constexpr int64_t TOGETHER = 16;      // times WIDE columns, whose sums wait for the next part of k
+constexpr int64_t TOGETHER = 16;      // blocks of WIDE columns, whose sums are kept for the next part of k
 
 // Whether the system lets this process use tiles.
 inline bool has_tiles() {
@@ -140,9 +140,8 @@ struct Columns {
     int64_t s_pair, s_group, s_columns;
 };
 
-// Adds n groups to the sums c[32 rows][32 columns], which start at 0 if `fresh`; with N = 1, to the first 16 rows. a: of the
-// first row tile and group; s_a: from one row tile to the next. With each group, n_ahead cache lines from `ahead` on are
-// prefetched into L2.
+// Adds n groups of k to the sums c[16 * N rows][32 columns], which start at 0 if `fresh`. N: row tiles, 1 or 2. a: the first
+// one; s_a: distance to the second. With each group, n_ahead cache lines from `ahead` on are prefetched into L2.
 template <int N>
 inline void add_tiles(float* c, const bf16* a, int64_t s_a, Columns b, int64_t n, bool fresh, const bf16* ahead,
                       int64_t n_ahead) {

@@ -12,7 +12,7 @@
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int W = 16, NV = 4;  // lanes of a vector, vectors of a register tile
+constexpr int W = 16, NV = 4;  // lanes of a vector, vectors per row of a register tile
 #elif defined(__AVX2__)
 constexpr int W = 8, NV = 2;
 #else
@@ -219,7 +219,7 @@ inline vf exp2(vf x) {
 #endif
 }
 
-// c[r][0 .. V * W) = shrink[r] * c[r][...] + sum over k of a[r][k] * b[k][...], for R rows; `fresh`: c starts at 0
+// c[r][0 .. V * W) = shrink[r] * c[r][...] + sum over k of a[r][k] * b[k][...], for R rows; no shrink: c starts at 0
 template <int R, int V, class B>
 inline void tile(float* c, int s_c, const float* a, int s_a, const B* const* b, int o_b, int n_k,
                  const float* shrink) {

@@ -1,4 +1,4 @@
-"""Norms of heads, rotary embedding and the write to KV, fused: one program per row."""
+"""QK norm, rotary embedding and the write to the KV cache, fused: one program per row."""
 
 import torch
 import triton

@@ -76,7 +76,8 @@ def check_site(headers: Mapping[bytes, bytes], origins: Collection[str]) -> None
         if host and name != "localhost" and not name.endswith(".localhost"):
             ipaddress.ip_address(name)
     except ValueError:
-        raise HTTPError(403, f"{host[:200]!r} is not a name of this machine; use 127.0.0.1, or API keys") from None
+        why = f"without API keys, no request to {host[:200]!r} is answered; use 127.0.0.1, or API keys"
+        raise HTTPError(403, why) from None
     origin = headers.get(b"origin", b"").decode("latin-1")
     if origin and origin.partition("://")[2] != host and not {origin, "*"} & set(origins):
         raise HTTPError(403, f"pages of {origin[:200]!r} may not call this server; --http-cors allows it")

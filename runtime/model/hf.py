@@ -279,8 +279,9 @@ class _PackedLinear(nn.Module):
 
 
 def _round(model: nn.Module, n_bits: int, kept: set[nn.Module]) -> None:
-    """Round the weights of each nn.Linear, so that the probe does not see what rounding changes. The embedding of a
-    tied head keeps its weights. Rounding is idempotent. kept: modules that are not rounded."""
+    """Round the weights of each nn.Linear, so that both models which the probe compares have the same ones. The
+    embedding of a tied head is not rounded. `_pack` rounds again, which changes nothing. kept: modules that are not
+    rounded."""
     for module in model.modules():
         if type(module) is nn.Linear and module not in kept:
             weight = module.weight.data

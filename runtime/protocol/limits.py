@@ -1,8 +1,8 @@
 """The limits of one message: how long each string and each list in it may be. They are the same for all servers. (The
-limit of marks applies to a state.)
+limits of marks, of pixels and of characters to read are checked after decoding.)
 
-Decoders check them before they read the contents, so a message that exceeds one costs no time. The limits that a server
-can set are in `config`: bytes of a message, and what a client may have on the server at a time.
+A decoder checks a list's length before it reads the items, so a list that is too long costs no time. The limits that a
+server can set are in `config`: bytes of a message, and what a client may have on the server at a time.
 """
 
 from __future__ import annotations

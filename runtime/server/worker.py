@@ -265,7 +265,7 @@ class Server:
             n_on=self.programs.n_on,
             on_sockets=self._make_poller,
             find_weights=self._find_weights,
-            on_weights=self._has_weights,
+            on_weights=self._on_weights,
             use_weights=self._use_weights,
             offload=partial(self._offload, OURSELVES, MAX_INLINE + 1),
             log=self._log,
@@ -858,8 +858,8 @@ class Server:
         self.tenants.set_weights(ready.weights)
         self.requests.routes.weights, self._standard = ready.weights, ready
 
-    def _has_weights(self, directory: Path) -> None:
-        """Called when all engines have the weights of another model."""
+    def _on_weights(self, directory: Path) -> None:
+        """Take over the name and directory of the model whose weights all engines have now."""
         self.directory, self.name = directory, name_of(directory)
         if isinstance(self.images, Images):
             self.images.move(directory)  # the one before may be deleted now

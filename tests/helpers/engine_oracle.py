@@ -28,7 +28,8 @@ class Tiny:
         self._known: dict[tuple[int, ...], int] = {}
 
     def expected(self, prompt: list[int], n: int = N_OUT, draft: Sequence[int] = ()) -> list[int]:
-        """Each pass recomputes everything, for all tokens of `draft`: where this is the right output, one proves it."""
+        """The n greedy tokens, computed without a KV cache. One pass checks all of `draft`; if it is right, no other is
+        needed."""
         ids, drafted = list(prompt), [*prompt, *draft[: n - 1]]
         for _ in range(n):
             if tuple(ids) not in self._known:

@@ -69,7 +69,7 @@ BARE = Phrases(("{a}", "{a}, {b}", "The {a}", "A {a}", "{a} and {b}"), ("The {a}
 def _classes(d: Draw, n: int, *, short: bool) -> tuple[list[Callable[[], str]], list[tuple[str, ...]]]:
     """n classes, each as a function that makes texts: by topic, opinion, or made-up keywords.
 
-    The keywords are also returned if only the examples show which class they belong to.
+    Made-up keywords are also returned, because only the examples show their classes.
     """
     kind = d.rng.random()
     if n == 2 and kind < 0.2:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Memory(NamedTuple):
-    """A kind of fact. maker: how its value is drawn. about: what `{r}` may be, none for a fact that is told once."""
+    """A kind of fact. maker: how its value is drawn. about: the values of `{r}`; empty if the phrases have none."""
 
     maker: str
     about: tuple[str, ...]

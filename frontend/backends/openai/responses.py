@@ -78,8 +78,8 @@ class _PartialCall:
     arguments: str = ""
 
     def is_another(self, part: Any) -> bool:
-        """Whether a fragment begins another call: it has a name, and another id; or, from a server that writes no ids,
-        another name."""
+        """Whether a fragment begins another call: it has a name and another id or, without ids, another name after
+        arguments."""
         name = part.function.name if part.function is not None else None
         if not name:
             return False

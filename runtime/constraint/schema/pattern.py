@@ -2,8 +2,8 @@
 
 Inside a character class, `[`, `&&`, `--` and `~~` are plain characters in ECMA-262 and operators in Rust. And a class
 that contains all 32 control characters would let the compiler (llguidance 1.9.1) write any escape inside a JSON string,
-even those of `"` and `\\` if the class excludes them: so U+0000 is removed from every class. Classes with `\\s` also
-lose U+001C to U+001F, on which validators disagree.
+even those of `"` and `\\` if the class excludes them: so U+0000 is removed from every class in brackets. Classes with
+`\\s` or `\\S` also lose U+001C to U+001F, on which validators disagree.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class _SchemaWriter:
             return schema
         self._n_written += 1
         if self._n_written > NODES:
-            raise ConstraintTooLarge(f"the schema, written out, has more than {NODES} subschemas")
+            raise ConstraintTooLarge(f"the schema has more than {NODES} subschemas after it is rewritten")
         types = meet(types_of(schema), types)
         rest, also = dict(schema), list[Schema]()
         for key, step in _STEPS.items():

@@ -26,7 +26,7 @@ _static = Path(__file__).parent / "static"
 
 
 def _file(name: str, kind: str) -> Handler:
-    """Answers with a file of the page. The file has no secrets; if there are keys, the data need one."""
+    """A handler that sends a file of the page. It needs no API key, as only the data are protected."""
     headers = {"content-security-policy": POLICY, "x-content-type-options": "nosniff", "cache-control": "no-cache"}
 
     async def answer(request: HTTPRequest) -> Reply:

@@ -82,7 +82,7 @@ PACKED = {
 EXPERTS = "_blocks", "_scales"
 """The ends of the names in which gpt-oss stores the experts' weights in MXFP4."""
 _BITS = {"I32": 32, "U8": 8, "I8": 8, "F8_E4M3": 8}
-_INSTEAD = "load a checkpoint in one of these formats, or in 16 bits (on a CPU weight_dtype='int8' quantizes it)"
+_INSTEAD = "load a checkpoint in a supported format, or in 16 bits (on a CPU weight_dtype='int8' quantizes it)"
 
 
 def parse(config: Mapping[str, Any]) -> Quantisation | None:

@@ -258,7 +258,7 @@ def test_garbage_collected_program_is_closed_and_its_futures_resolve(join: Join)
 
 @pytest.mark.parametrize("is_cancelled", in_short([True], [False, True]))
 def test_programs_that_have_ended_need_no_garbage_collection(is_cancelled: bool, join: Join) -> None:
-    """Otherwise a batch's memory grows until the next collection, which comes the later the more objects there are."""
+    """Otherwise a batch's memory grows until the next collection, and many objects delay that."""
     c = join()
     gc.collect()
     gc.disable()

@@ -1,6 +1,6 @@
-"""Lookahead: the loop launches the next step while the device still computes the current one, with unknown tokens.
+"""Lookahead: the loop launches the next step before it has read the tokens of the step that the device computes.
 
-The device is that of `late.py`, which computes only when a result is waited for.
+The device is that of `late.py`, which computes a result only when the loop waits for it.
 """
 
 from __future__ import annotations

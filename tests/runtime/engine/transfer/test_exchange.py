@@ -376,7 +376,7 @@ def test_pull_that_ends_early_does_not_keep_the_engine_awake(fake: ModuleType) -
 
 @pytest.mark.parametrize("kv_dtype", ["int8", "k8v4"])
 def test_scales_move_with_their_numbers(tiny_engine: Callable[..., Any], kv_dtype: str) -> None:
-    """With several tensors per pool, all parts of a page arrive: checked on the bytes."""
+    """A page's numbers and scales are separate tensors; all of them arrive, and other pages stay."""
     first, second = (tiny_engine(kv_dtype) for _ in range(2))
     for e in (first, second):
         for part in e._pools:
